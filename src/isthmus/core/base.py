@@ -1,0 +1,23 @@
+"""The base of every model that users write or that crosses a process boundary."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Frozen(BaseModel):
+    """Immutable, keyword-only; an unknown field is an error, so that a typo never passes silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+"""A name: letters, digits, `.`, `_`, `-`; at most 63 characters."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]

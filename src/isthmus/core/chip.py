@@ -1,0 +1,63 @@
+"""`Chip`: an accelerator model, and the catalogue of those known by data sheet."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import yaml
+
+from isthmus.core.base import Count, Frozen, Name, NotNegative, Positive
+from isthmus.core.units import Bytes
+
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
+
+
+class InNodeLink(Frozen):
+    """What joins the chips of one node: `bandwidth_bytes_per_s` per chip and direction."""
+
+    name: str
+    bandwidth_bytes_per_s: Positive
+
+
+class Chip(Frozen):
+    """One device as a training framework sees it: the unit that is scheduled and reserved.
+
+    `peak_flop_per_s` maps a precision to dense (not sparse) peak operations a second;
+    `chips_per_card` is 2 where one card carries two such devices (throughput per card then counts both).
+    """
+
+    name: Name
+    vendor: str = "unknown"
+    peak_flop_per_s: dict[Precision, Positive]
+    memory_bytes: Bytes
+    memory_bandwidth_bytes_per_s: Positive
+    in_node_link: InNodeLink
+    collective_library: str = "gloo"
+    chips_per_card: Count = 1
+    power_w: NotNegative = 0
+    source: str = "user"
+
+    def flop_per_s(self, precision: Precision) -> float:
+        """Return the peak at `precision`, or at the nearest wider format the chip has."""
+        wider: dict[str, tuple[Precision, ...]] = {
+            "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
+            "int8": ("int8", "fp16", "bf16", "fp32"),
+            "fp16": ("fp16", "bf16", "tf32", "fp32"),
+            "bf16": ("bf16", "fp16", "tf32", "fp32"),
+            "tf32": ("tf32", "fp32", "fp64"),
+            "fp32": ("fp32", "fp64", "tf32", "bf16"),
+            "fp64": ("fp64", "fp32"),
+        }
+        for candidate in wider[precision]:
+            if candidate in self.peak_flop_per_s:
+                return self.peak_flop_per_s[candidate]
+        return max(self.peak_flop_per_s.values())
+
+
+@cache
+def catalogue() -> dict[str, Chip]:
+    """Return the chips known by data sheet, by name (`chips.yaml` beside this file names each source)."""
+    text = resources.files("isthmus.core").joinpath("chips.yaml").read_text(encoding="utf-8")
+    return {name: Chip(name=name, **fields) for name, fields in yaml.safe_load(text).items()}

@@ -1,0 +1,102 @@
+"""`Job`: what the user asks for. `job.yaml` is its file form; see `docs/formats.md`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from isthmus.core.base import Count, Fraction, Frozen, Index, Name, NotNegative, Positive
+
+JOB_VERSION = 1
+Task = Literal["pretrain", "continue", "finetune"]
+
+
+class Data(Frozen):
+    """Training text: folders, files or globs, local or any fsspec URL.
+
+    `format` `auto` takes `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
+    `messages` list. `tokenizer` is `bytes` or the path of a `tokenizer.json`.
+    """
+
+    paths: tuple[str, ...] = Field(min_length=1)
+    format: Literal["auto", "text", "jsonl", "chat"] = "auto"
+    text_field: str = "text"
+    tokenizer: str = "bytes"
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    max_bytes: Count | None = None
+
+
+class Training(Frozen):
+    """Hyper-parameters of the optimisation; a sample is one sequence of `sequence_length` tokens."""
+
+    steps: Count
+    sequence_length: Count = 2048
+    micro_batch_size: Count = 1
+    global_batch_size: Count = 8
+    learning_rate: Positive = 3e-4
+    min_learning_rate: NotNegative = 0.0
+    warmup_steps: Index = 0
+    weight_decay: NotNegative = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    epsilon: Positive = 1e-8
+    clip_norm: NotNegative = 1.0
+    precision: Literal["bf16", "fp32"] = "bf16"
+    seed: Index = 0
+    evaluate_every: Index = 0
+    evaluate_samples: Count = 16
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> Training:
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of "
+                f"micro_batch_size {self.micro_batch_size}"
+            )
+        return self
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches in one step of one replica."""
+        return self.global_batch_size // self.micro_batch_size
+
+
+class Checkpoints(Frozen):
+    """Where and how often the state of training is written; `every_steps` 0 means only at the end."""
+
+    folder: str
+    every_steps: Index = 100
+    keep: Count = 2
+
+
+class Placement(Frozen):
+    """Where the job may run. The switches are those of the report's Tables 3 to 19."""
+
+    clusters: tuple[Name, ...] = ()
+    owners: tuple[Name, ...] = ()
+    chips: tuple[Name, ...] = ()
+    max_chips: Count | None = None
+    several_owners: bool = True
+    mixed_chips: bool = True
+
+
+class Job(Frozen):
+    """A training job: one model, one data set, one result.
+
+    `output` is the folder that becomes a Hugging Face model. `policy` says who chooses among the candidate
+    plans: `manual` waits for the user, `auto` takes the one predicted fastest. `max_restarts` bounds how often
+    a job that lost a worker is started again from its last checkpoint.
+    """
+
+    version: Literal[1] = JOB_VERSION
+    name: Name
+    model: str
+    task: Task = "pretrain"
+    data: Data
+    training: Training
+    checkpoints: Checkpoints
+    output: str
+    placement: Placement = Placement()
+    policy: Literal["auto", "manual"] = "manual"
+    max_restarts: Index = 3

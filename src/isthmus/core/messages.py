@@ -1,0 +1,125 @@
+"""What the server and a site's agent say to each other.
+
+The protocol is level-triggered: in every exchange the agent reports what it *has* (`AgentReport`), and the
+server answers with what it *should have* (`AgentOrders`). A lost, repeated or delayed exchange is mended by
+the next one; nothing is ever ordered twice, since a part is named by (job, attempt, cluster).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+from isthmus.core.job import Job
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Cluster
+
+PROTOCOL_VERSION = 1
+
+PartState = Literal["prepared", "refused", "running", "succeeded", "failed", "released"]
+"""What an agent observes. `prepared`: cards are held under a lease; `refused`: they could not be had;
+`released`: nothing of the part is left at the site, not a process and not a card."""
+
+Desired = Literal["prepared", "running", "released"]
+"""What the server wants of a part."""
+
+
+class WorkerAddress(Frozen):
+    """Where a rank listens inside its cluster."""
+
+    rank: Index
+    cluster: Name
+    host: str
+    port: Count
+
+
+class RankMap(Frozen):
+    """Every rank of a run with its address, once all have checked in."""
+
+    workers: tuple[WorkerAddress, ...]
+
+
+class ObservedPart(Frozen):
+    """What an agent has of one part."""
+
+    job: Name
+    attempt: Count
+    state: PartState
+    detail: str = ""
+    workers: tuple[WorkerAddress, ...] = ()
+
+
+class PartOrder(Frozen):
+    """What an agent should have of one part. `lease_s` bounds how long `prepared` may hold cards unrenewed."""
+
+    job: Name
+    attempt: Count
+    desired: Desired
+    lease_s: NotNegative = 30.0
+    spec: Job | None = None
+    plan: Plan | None = None
+    rank_map: RankMap | None = None
+
+
+class AgentReport(Frozen):
+    """One agent's half of an exchange. `incarnation` is new at each start of the agent."""
+
+    protocol: Count = PROTOCOL_VERSION
+    cluster: Cluster
+    incarnation: str
+    free_chips: dict[Name, Index]
+    parts: tuple[ObservedPart, ...] = ()
+    metrics: tuple[StepMetrics, ...] = ()
+    logs: tuple[LogChunk, ...] = ()
+
+
+class AgentOrders(Frozen):
+    """The server's half: every part that should exist at the site, and what was durably taken over.
+
+    `stored` maps `job/attempt/rank` to the number of bytes of each stream already stored, so that the
+    agent sends nothing twice and loses nothing.
+    """
+
+    protocol: Count = PROTOCOL_VERSION
+    parts: tuple[PartOrder, ...] = ()
+    poll_after_s: NotNegative = 0.2
+
+
+class StepMetrics(Frozen):
+    """One rank's figures of one step. Loss is set by the last stage only; WAN bytes are those sent."""
+
+    job: Name
+    attempt: Count
+    rank: Index
+    step: Index
+    values: dict[str, float | None]
+    spans: tuple[Span, ...] = ()
+
+
+class Span(Frozen):
+    """One thing a stage did in a step, for the timeline: seconds since the epoch."""
+
+    kind: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class LogChunk(Frozen):
+    """Text of a worker's log from byte `offset` on."""
+
+    job: Name
+    attempt: Count
+    rank: Index
+    offset: Index
+    text: str
+
+
+def parse_protocol(message: dict[str, Any]) -> int:
+    """Return the protocol version a message claims, 0 where it claims none."""
+    version = message.get("protocol")
+    return version if isinstance(version, int) else 0
+
+
+AgentReport.model_rebuild()
+StepMetrics.model_rebuild()

@@ -1,0 +1,142 @@
+"""`Plan`: one candidate answer to a job; `Part`: the piece of it at one cluster. See `docs/formats.md`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+
+PLAN_VERSION = 1
+LayerRange = Annotated[tuple[Index, Index], Field(description="first layer, last layer exclusive")]
+
+
+class Stage(Frozen):
+    """One pipeline stage of one replica: decoder layers `[first, last)` on `tp` chips of one node group.
+
+    The first stage of a replica also holds the embedding, the last one the final norm and the head.
+    """
+
+    replica: Index = 0
+    cluster: Name
+    node_group: Name
+    layers: LayerRange
+    tp: Count = 1
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers of the stage."""
+        return self.layers[1] - self.layers[0]
+
+
+class StageTime(Frozen):
+    """Predicted seconds of one micro-batch on one stage."""
+
+    forward_s: NotNegative
+    backward_s: NotNegative
+
+
+class Prediction(Frozen):
+    """What the planner expects of a plan; `assumptions` says on what basis. Lists are by stage (WAN: by hop)."""
+
+    iteration_s: NotNegative
+    tgs_tokens_per_card_s: NotNegative
+    samples_per_s: NotNegative
+    peak_memory_bytes: tuple[Index, ...]
+    wan_gbps: tuple[NotNegative, ...] = ()
+    cost_per_iteration: NotNegative = 0.0
+    stage_times: tuple[StageTime, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+class Plan(Frozen):
+    """A way to run a job: who computes which layers, in which order, and what that should take."""
+
+    version: Literal[1] = PLAN_VERSION
+    id: Name
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    dp: Count = 1
+    micro_batches: Count
+    micro_batch_size: Count
+    sequence_length: Count
+    schedule: Name = "1f1b"
+    predicted: Prediction | None = None
+    why: str = ""
+
+    @model_validator(mode="after")
+    def _layers_follow(self) -> Plan:
+        replicas = sorted({stage.replica for stage in self.stages})
+        if replicas != list(range(self.dp)):
+            raise ValueError(f"dp is {self.dp}, but the stages name the replicas {replicas}")
+        ends = set()
+        for replica in replicas:
+            expected = 0
+            for stage in self.pipeline(replica):
+                first, last = stage.layers
+                if first != expected or last <= first:
+                    raise ValueError(
+                        f"replica {replica}: layers {[first, last]} do not follow {expected}; "
+                        "each stage holds at least one layer and starts where the one before it ended"
+                    )
+                expected = last
+            ends.add(expected)
+        if len(ends) != 1:
+            raise ValueError(f"replicas end at different layers: {sorted(ends)}")
+        return self
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers of the model."""
+        return max(stage.layers[1] for stage in self.stages)
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Clusters in the order in which the stages use them, each once."""
+        return tuple(dict.fromkeys(stage.cluster for stage in self.stages))
+
+    def pipeline(self, replica: int = 0) -> tuple[Stage, ...]:
+        """Return the stages of one replica, first to last."""
+        return tuple(stage for stage in self.stages if stage.replica == replica)
+
+    def hops(self, replica: int = 0) -> tuple[tuple[str, str], ...]:
+        """Return the cluster pairs that neighbouring stages of `replica` cross, in pipeline order."""
+        stages = self.pipeline(replica)
+        pairs = zip(stages, stages[1:], strict=False)
+        return tuple((a.cluster, b.cluster) for a, b in pairs if a.cluster != b.cluster)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Cut the plan into its parts, one per cluster."""
+        return tuple(Part.of(self, cluster) for cluster in self.clusters)
+
+
+class Part(Frozen):
+    """The piece of a plan at one cluster. A rank is a stage's index in `Plan.stages` (tp = 1)."""
+
+    cluster: Name
+    ranks: tuple[Index, ...]
+    chips: dict[Name, Count]
+
+    @classmethod
+    def of(cls, plan: Plan, cluster: str) -> Part:
+        """Return the part of `plan` at `cluster`: its ranks, and the chips it needs by node group."""
+        here = [(rank, stage) for rank, stage in enumerate(plan.stages) if stage.cluster == cluster]
+        chips: dict[str, int] = {}
+        for _, stage in here:
+            chips[stage.node_group] = chips.get(stage.node_group, 0) + stage.tp
+        return cls(cluster=cluster, ranks=tuple(rank for rank, _ in here), chips=chips)
+
+
+class Refusal(Frozen):
+    """Why a combination of clusters gives no plan."""
+
+    clusters: tuple[Name, ...]
+    reason: str
+
+
+class PlanSet(Frozen):
+    """The planner's answer: candidate plans, fastest first, and the reasons for what was refused."""
+
+    plans: tuple[Plan, ...]
+    refused: tuple[Refusal, ...] = ()

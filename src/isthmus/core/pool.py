@@ -1,0 +1,203 @@
+"""What is there to train on: `NodeGroup`, `Cluster`, `Owner`, `Link`, `Pool`.
+
+`pool.yaml` is the file form of `Pool`; see `docs/formats.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from isthmus.core.base import Count, Fraction, Frozen, Name, NotNegative, Positive
+from isthmus.core.chip import Chip, catalogue
+from isthmus.core.units import TB, Bytes
+
+POOL_VERSION = 1
+
+
+class VirtualChip(Frozen):
+    """Emulation: a chip `compute_scale` times as fast and with `memory_scale` times the memory of the real one.
+
+    A worker on a virtual chip computes for real and then waits until the time the virtual chip
+    would have taken has passed; the smaller memory binds the planner and the site as a real one would.
+    """
+
+    compute_scale: Positive = 1.0
+    memory_scale: Positive = 1.0
+
+
+class NodeGroup(Frozen):
+    """Equal nodes of one chip type in a cluster; the unit of placement inside a cluster."""
+
+    name: Name
+    chip: Name
+    nodes: Count
+    chips_per_node: Count
+    network_gbps: Positive = 400.0
+    virtual: VirtualChip | None = None
+    price_per_chip_hour: NotNegative = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_name(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "name" not in data and isinstance(data.get("chip"), str):
+            return {**data, "name": data["chip"].lower()}
+        return data
+
+    @property
+    def chips(self) -> int:
+        """Number of chips in the group."""
+        return self.nodes * self.chips_per_node
+
+
+class Cluster(Frozen):
+    """One site under one local scheduler."""
+
+    name: Name
+    owner: Name
+    region: str = ""
+    node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
+    storage_bytes: Bytes = 10 * TB
+
+    @model_validator(mode="after")
+    def _unique_groups(self) -> Cluster:
+        _require_unique((group.name for group in self.node_groups), f"node groups of cluster {self.name}")
+        return self
+
+    def group(self, name: str) -> NodeGroup:
+        """Return the node group called `name`; raise `KeyError` if there is none."""
+        return {group.name: group for group in self.node_groups}[name]
+
+
+class Owner(Frozen):
+    """Who runs clusters and is paid for them."""
+
+    name: Name
+    title: str = ""
+
+
+class Link(Frozen):
+    """One direction of a WAN path between two clusters.
+
+    `delay_ms` is one way (half the round trip); `jitter_ms` the standard deviation of the one-way delay;
+    `loss` the probability that a packet is lost; `congestion_control` what TCP flows across it use.
+    """
+
+    source: Name = Field(alias="from")
+    target: Name = Field(alias="to")
+    bandwidth_gbps: Positive
+    delay_ms: NotNegative
+    jitter_ms: NotNegative = 0.0
+    loss: Fraction = 0.0
+    link_class: Literal["best-effort", "reserved"] = Field("best-effort", alias="class")
+    congestion_control: Literal["cubic", "bbr"] = "bbr"
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth in bytes a second."""
+        return self.bandwidth_gbps * 1e9 / 8
+
+    @property
+    def delay_s(self) -> float:
+        """One-way delay in seconds."""
+        return self.delay_ms / 1e3
+
+
+class Pool(Frozen):
+    """A snapshot of clusters, owners and links."""
+
+    version: Literal[1] = POOL_VERSION
+    owners: tuple[Owner, ...] = ()
+    chips: tuple[Chip, ...] = ()
+    clusters: tuple[Cluster, ...] = Field(min_length=1)
+    links: tuple[Link, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        links = data.get("links") or []
+        if isinstance(links, list | tuple):
+            data = {**data, "links": tuple(one for link in links for one in expand_link(link))}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pool:
+        names = [cluster.name for cluster in self.clusters]
+        _require_unique(names, "clusters")
+        _require_unique(((link.source, link.target) for link in self.links), "links")
+        for link in self.links:
+            for end in (link.source, link.target):
+                if end not in names:
+                    raise UnknownNameError("cluster", end, names)
+            if link.source == link.target:
+                raise ValueError(f"a link joins two clusters; this one joins {link.source} to itself")
+        known = [*catalogue(), *(chip.name for chip in self.chips)]
+        for cluster in self.clusters:
+            for group in cluster.node_groups:
+                if group.chip not in known:
+                    raise UnknownNameError("chip", group.chip, known)
+        if self.owners:
+            owners = [owner.name for owner in self.owners]
+            for cluster in self.clusters:
+                if cluster.owner not in owners:
+                    raise UnknownNameError("owner", cluster.owner, owners)
+        return self
+
+    def cluster(self, name: str) -> Cluster:
+        """Return the cluster called `name`; raise `KeyError` if there is none."""
+        return {cluster.name: cluster for cluster in self.clusters}[name]
+
+    def chip(self, group: NodeGroup) -> Chip:
+        """Return the chip of `group` as it performs there: scaled where it is virtual."""
+        chip = {**catalogue(), **{chip.name: chip for chip in self.chips}}[group.chip]
+        if group.virtual is None:
+            return chip
+        scale = group.virtual
+        return chip.model_copy(
+            update={
+                "peak_flop_per_s": {k: v * scale.compute_scale for k, v in chip.peak_flop_per_s.items()},
+                "memory_bandwidth_bytes_per_s": chip.memory_bandwidth_bytes_per_s * scale.compute_scale,
+                "memory_bytes": round(chip.memory_bytes * scale.memory_scale),
+            }
+        )
+
+    def link(self, source: str, target: str) -> Link | None:
+        """Return the link from `source` to `target`, or None where the two are not joined."""
+        return next((x for x in self.links if (x.source, x.target) == (source, target)), None)
+
+
+class UnknownNameError(ValueError):
+    """A reference to a thing that is not there, with the words that would have been right."""
+
+    def __init__(self, kind: str, value: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} '{value}'")
+        self.kind, self.value, self.known = kind, value, sorted(set(known))
+
+
+def expand_link(link: Any) -> list[Any]:
+    """Turn `between: [a, b]` with `round_trip_ms` into the two directed links it stands for."""
+    if not isinstance(link, dict):
+        return [link]
+    fields = {key: value for key, value in link.items() if key not in ("between", "round_trip_ms")}
+    if "round_trip_ms" in link and "delay_ms" not in link and isinstance(link["round_trip_ms"], int | float):
+        fields["delay_ms"] = link["round_trip_ms"] / 2
+    elif "round_trip_ms" in link:
+        fields["round_trip_ms"] = link["round_trip_ms"]
+    ends = link.get("between")
+    if ends is None:
+        return [fields]
+    if not (isinstance(ends, list | tuple) and len(ends) == 2):
+        return [{**fields, "between": ends}]
+    return [{**fields, "from": ends[0], "to": ends[1]}, {**fields, "from": ends[1], "to": ends[0]}]
+
+
+def _require_unique(names: Iterable[Any], what: str) -> None:
+    seen: set[Any] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what}: {name!r} appears twice")
+        seen.add(name)

@@ -1,0 +1,56 @@
+"""Units: what a suffix means, and how sizes are read from and shown to people.
+
+`_s` seconds, `_ms` milliseconds, `_bytes` bytes, `_flops` floating-point operations,
+`_flop_per_s` operations a second, `_gbps` 1e9 bit/s, `_bytes_per_s` bytes a second.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_FACTORS = {
+    "": 1, "b": 1, "k": KB, "m": MB, "g": GB, "t": TB, "kb": KB, "mb": MB, "gb": GB, "tb": TB,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([kmgt]?i?b?)\s*", re.IGNORECASE)
+
+
+def parse_bytes(value: Any) -> Any:
+    """Read `"64 MiB"`, `"96GB"`, `"1e9"` or a number as bytes; anything else is returned as it is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.fullmatch(value)
+    if match is None or match.group(2).lower() not in _FACTORS:
+        return value
+    return round(float(match.group(1)) * _FACTORS[match.group(2).lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+"""A number of bytes; a file may also say `64 MiB` or `96 GB`."""
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Show bytes for people, in binary units: `format_bytes(2**20)` is `"1.0 MiB"`."""
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(num_bytes) >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Show a duration for people: `0.0123` is `"12.3 ms"`, `75` is `"1 min 15 s"`."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"
