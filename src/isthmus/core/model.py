@@ -6,36 +6,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.base import Count, Frozen, Index
+from isthmus.core.base import Count, Frozen
 from isthmus.core.errors import ModelError
 
 TRAINABLE = ("LlamaForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-"""Architectures that the runtime cuts by layers and trains."""
+"""Architectures that the runtime cuts by layers and trains. Planning and simulation know more."""
 
 
 class Model(Frozen):
-    """The dimensions of a decoder-only transformer, as its `config.json` states them."""
+    """A decoder-only transformer as its `config.json` states it; `config` is that file, whole.
+
+    The layer-by-layer profile (parameters, FLOPs, bytes) is made from `config` in `isthmus.plan`.
+    """
 
     path: str
     architecture: str
     num_layers: Count
     hidden_size: Count
-    num_heads: Count
-    num_kv_heads: Count
-    head_dim: Count
-    intermediate_size: Count
     vocab_size: Count
-    tied_embeddings: bool = False
-    num_experts: Index = 0
-    experts_per_token: Index = 0
-    moe_intermediate_size: Index = 0
-    dense_layers: tuple[Index, ...] = ()
-    qk_norm: bool = False
-    attention_bias: bool = False
+    config: dict[str, Any]
 
-    def is_moe(self, layer: int) -> bool:
-        """Tell whether decoder layer `layer` has experts instead of one feed-forward block."""
-        return self.num_experts > 0 and layer not in self.dense_layers
+    @property
+    def tied_embeddings(self) -> bool:
+        """Whether the head shares the embedding's weights."""
+        return bool(self.config.get("tie_word_embeddings", False))
 
 
 def config_path(path: str | Path) -> Path:
@@ -65,49 +59,33 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def load_model(path: str | Path) -> Model:
     """Read a `Model` from a Hugging Face folder or `config.json`.
 
-    Raises `ModelError` where the file is missing, is not JSON, lacks a dimension, or names an
-    architecture that is not in `TRAINABLE`.
+    Raises `ModelError` where the file is missing, is not JSON, or lacks a dimension that every model has.
     """
-    config = read_config(path)
-    file = config_path(path)
-    architecture = (config.get("architectures") or ["(none)"])[0]
-    if architecture not in TRAINABLE:
-        raise ModelError(
-            f"{file}: architecture '{architecture}' is not supported",
-            hint="supported: " + ", ".join(TRAINABLE),
-        )
-    try:
-        return _from_config(config, path=str(path), architecture=architecture)
-    except KeyError as error:
-        raise ModelError(f"{file}: {error.args[0]} is missing") from error
-    except ValueError as error:
-        raise ModelError(f"{file}: {error}") from error
-
-
-def _from_config(config: dict[str, Any], *, path: str, architecture: str) -> Model:
-    num_layers, num_heads = config["num_hidden_layers"], config["num_attention_heads"]
-    num_experts = config.get("num_local_experts") or config.get("num_experts") or 0
-    moe = architecture in ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
-    dense: tuple[int, ...] = ()
-    if architecture == "Qwen3MoeForCausalLM":
-        step = config.get("decoder_sparse_step", 1)
-        only = set(config.get("mlp_only_layers") or ())
-        dense = tuple(i for i in range(num_layers) if i in only or (i + 1) % step != 0)
+    config, file = read_config(path), config_path(path)
+    text = config.get("text_config", config)  # multimodal folders keep the decoder's dimensions one level down
+    architectures = config.get("architectures") or []
+    if not architectures:
+        raise ModelError(f"{file}: 'architectures' is missing", hint='for example ["LlamaForCausalLM"]')
+    sizes = {}
+    for field in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        value = text.get(field)
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{file}: {field} is {value!r}", hint="a whole number of at least 1 is needed")
+        sizes[field] = value
     return Model(
-        path=path,
-        architecture=architecture,
-        num_layers=num_layers,
-        hidden_size=config["hidden_size"],
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
-        intermediate_size=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        num_experts=num_experts if moe else 0,
-        experts_per_token=config.get("num_experts_per_tok", 2) if moe else 0,
-        moe_intermediate_size=(config.get("moe_intermediate_size") or config["intermediate_size"]) if moe else 0,
-        dense_layers=dense,
-        qk_norm=architecture.startswith("Qwen3"),
-        attention_bias=bool(config.get("attention_bias", False)),
+        path=str(path),
+        architecture=str(architectures[0]),
+        num_layers=sizes["num_hidden_layers"],
+        hidden_size=sizes["hidden_size"],
+        vocab_size=sizes["vocab_size"],
+        config=text,
     )
+
+
+def require_trainable(model: Model) -> None:
+    """Raise `ModelError` unless the runtime can cut and train `model`."""
+    if model.architecture not in TRAINABLE:
+        raise ModelError(
+            f"{model.path}: the runtime does not train '{model.architecture}'",
+            hint="it trains " + ", ".join(TRAINABLE),
+        )
