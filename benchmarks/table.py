@@ -1,0 +1,59 @@
+"""The rows every benchmark prints: ours, a peer's figure where there is one, the target, and if it is met."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+COLUMNS = ("what", "ours", "unit", "peer", "peer_value", "ratio", "target", "met")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured figure. `ratio` is ours over the peer's; `target` says in words what `met` judges.
+
+    None in `peer`, `peer_value`, `ratio` or `met` means that there is none.
+    """
+
+    what: str
+    ours: float
+    unit: str
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
+    target: str = ""
+    met: bool | None = None
+
+
+def compared(what: str, ours: float, unit: str, peer: str, peer_value: float, **more: Any) -> Row:
+    """Return a row beside a peer's figure, with `ratio` worked out (None where the peer's figure is 0)."""
+    ratio = ours / peer_value if peer_value else None
+    return Row(what=what, ours=ours, unit=unit, peer=peer, peer_value=peer_value, ratio=ratio, **more)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(_cell(value) for value in asdict(row).values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def print_rows(rows: Sequence[Row], as_json: bool) -> None:
+    """Print the rows on standard output: one JSON object a line, or one Markdown table."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(asdict(row)), flush=True)
+    else:
+        print(markdown(rows), flush=True)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+    return str(value).replace("|", "\\|")

@@ -1,0 +1,1 @@
+"""Wide-area links: dialling across them, and emulating them on one machine, with or without root."""

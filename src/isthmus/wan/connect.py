@@ -1,0 +1,111 @@
+"""`dial`: a TCP connection to a worker, directly or through the route (an HTTP CONNECT proxy) to its site."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from isthmus.core.errors import InputError, PeerError, UnavailableError
+
+MAX_HEAD_BYTES = 8192
+"""Longest head of a CONNECT request or answer that is read before the other side is taken to be no proxy."""
+
+_END = b"\r\n\r\n"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Read `"host:port"` or `"[v6]:port"`; raise `InputError` on anything else."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise InputError(f"{text!r} is not an address", hint="write host:port, such as 127.0.0.1:7001")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def dial(address: tuple[str, int], proxy: str | None = None, timeout_s: float = 10.0) -> socket.socket:
+    """Return a connected, blocking socket (TCP_NODELAY) to `address`, through `proxy` `"host:port"` if given.
+
+    `timeout_s` bounds the whole: connecting, asking the proxy, and its answer. Raises `UnavailableError`
+    when the route itself cannot be had, `PeerError` when the peer behind it (or dialled directly) cannot.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    target = format_address(*address)
+    if proxy is None:
+        try:
+            return _open(address, timeout_s)
+        except OSError as error:
+            hint = "check that its worker runs and that its cluster needs no route from here"
+            raise PeerError(f"peer {target} cannot be reached: {_why(error)}", hint=hint) from error
+    try:
+        connection = _open(parse_address(proxy), timeout_s)
+    except OSError as error:
+        hint = "start the gateway or link emulator of this site, or correct the route in `routes`"
+        raise UnavailableError(
+            f"route {proxy} to peer {target} cannot be reached: {_why(error)}", hint=hint
+        ) from error
+    try:
+        _ask(connection, target, proxy, deadline_s)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(address: tuple[str, int], timeout_s: float) -> socket.socket:
+    connection = socket.create_connection(address, timeout=max(timeout_s, 1e-3))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(None)
+    return connection
+
+
+def _ask(connection: socket.socket, target: str, proxy: str, deadline_s: float) -> None:
+    """Send the CONNECT request and read exactly the head of its answer; leave what follows in the socket."""
+    try:
+        connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+        connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode("ascii"))
+        head = _read_head(connection, deadline_s)
+    except OSError as error:
+        hint = "the link may be cut; look at the link emulator or gateway, then try again"
+        raise UnavailableError(
+            f"route {proxy} gave no answer for peer {target}: {_why(error)}", hint=hint
+        ) from error
+    status_line = head.split(b"\r\n", 1)[0].decode("latin-1")
+    words = status_line.split(maxsplit=2)
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+        raise UnavailableError(
+            f"route {proxy} is no HTTP CONNECT proxy: it answered {status_line[:80]!r}",
+            hint="correct the route in `routes`",
+        )
+    if not words[1].startswith("2"):
+        hint = "check that the peer's worker still runs and listens; its cluster's agent and log say why not"
+        raise PeerError(
+            f"peer {target} cannot be reached through route {proxy}: {' '.join(words[1:])}", hint=hint
+        )
+
+
+def _read_head(connection: socket.socket, deadline_s: float) -> bytes:
+    """Read up to and including the empty line, and not one byte more: the peer may already be sending."""
+    head = b""
+    while not head.endswith(_END):
+        connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+        seen = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+        if not seen:
+            raise ConnectionResetError("closed before it answered")
+        joined = head + seen
+        end = joined.find(_END)
+        wanted = len(seen) if end < 0 else end + len(_END) - len(head)
+        head += connection.recv(wanted)
+        if len(head) > MAX_HEAD_BYTES:
+            return head
+    return head
+
+
+def _why(error: OSError) -> str:
+    return "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error))
