@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from isthmus.core.base import Count, Frozen, Index, Name, Positive
 from isthmus.core.errors import InputError, ProtocolError
@@ -19,18 +19,19 @@ from isthmus.core.job import Job
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
-WORKER_VERSION = 1
+WORKER_VERSION: Literal[1] = 1
 _Model = TypeVar("_Model", bound=Frozen)
 
 
 class WorkerSpec(Frozen):
     """All that one rank of a run is told at its start.
 
-    `run` is the job's id at the server, under which metrics are reported. `host` is where the worker listens;
-    `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that leads there. `stage_time` makes the
-    chip virtual: every forward and backward is computed and then padded by waiting to that time. `trace_steps` are the
-    steps whose spans are recorded. A rank map must come within `rendezvous_timeout_s`; peers exchange a sign of life
-    every `heartbeat_s`, and one that is silent for `peer_timeout_s` counts as lost.
+    `run` is the job's id at the server, under which metrics are reported. `host` is where the worker
+    listens; `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that leads there.
+    `stage_time` makes the chip virtual: every forward and backward is computed and then padded by waiting
+    to that time. `trace_steps` are the steps whose spans are recorded. A rank map must come within
+    `rendezvous_timeout_s`; peers exchange a sign of life every `heartbeat_s`, and one that is silent for
+    `peer_timeout_s` counts as lost.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -40,7 +41,7 @@ class WorkerSpec(Frozen):
     job: Job
     plan: Plan
     host: str = "127.0.0.1"
-    routes: dict[Name, str] = {}
+    routes: dict[Name, str] = Field(default_factory=dict)
     backend: Name = "isthmus"
     stage_time: StageTime | None = None
     trace_steps: tuple[Index, ...] = ()
@@ -103,7 +104,7 @@ class WorkerFolder:
         return self.path / "exit"
 
     def read_spec(self) -> WorkerSpec:
-        """Return the spec; raise `InputError` if missing or malformed, `ProtocolError` if of another version."""
+        """Return the spec; raise `InputError` if it is missing or malformed, `ProtocolError` if too new."""
         spec = _read(self.spec, WorkerSpec)
         if spec is None:
             raise InputError(f"no {self.spec}", hint="the agent writes it before it starts the worker")
@@ -142,7 +143,7 @@ class WorkerFolder:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old content or the new, never a part; make its folder."""
+    """Write `text` to `path` so that a reader sees it whole or not at all; make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
