@@ -84,9 +84,9 @@ class Placement(Frozen):
 class Job(Frozen):
     """A training job: one model, one data set, one result.
 
-    `output` is the folder that becomes a Hugging Face model. `policy` says who chooses among the candidate
-    plans: `manual` waits for the user, `auto` takes the one predicted fastest. `max_restarts` bounds how often
-    a job that lost a worker is started again from its last checkpoint.
+    `output` is the folder that becomes a Hugging Face model. `policy` says who chooses among the
+    candidate plans: `manual` waits for the user, `auto` takes the one predicted fastest. `max_restarts` bounds
+    how often a job that lost a worker is started again from its last checkpoint.
     """
 
     version: Literal[1] = JOB_VERSION

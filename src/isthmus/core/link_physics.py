@@ -39,7 +39,7 @@ def effective_bytes_per_s(link: Link, reverse: Link | None = None) -> float:
 
 
 def loss_delay_s(link: Link, reverse: Link | None = None) -> float:
-    """Return the mean extra delay that one lost packet costs a reliable stream: a round trip for the resend."""
+    """Return the extra delay that one lost packet costs a reliable stream: a round trip for the resend."""
     return link.delay_s + (reverse or link).delay_s
 
 

@@ -50,7 +50,7 @@ class ObservedPart(Frozen):
 
 
 class PartOrder(Frozen):
-    """What an agent should have of one part. `lease_s` bounds how long `prepared` may hold cards unrenewed."""
+    """What an agent should have of one part. `lease_s` bounds how long `prepared` holds cards unrenewed."""
 
     job: Name
     attempt: Count

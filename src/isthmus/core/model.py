@@ -62,7 +62,7 @@ def load_model(path: str | Path) -> Model:
     Raises `ModelError` where the file is missing, is not JSON, or lacks a dimension that every model has.
     """
     config, file = read_config(path), config_path(path)
-    text = config.get("text_config", config)  # multimodal folders keep the decoder's dimensions one level down
+    text = config.get("text_config", config)  # a multimodal folder keeps its decoder one level down
     architectures = config.get("architectures") or []
     if not architectures:
         raise ModelError(f"{file}: 'architectures' is missing", hint='for example ["LlamaForCausalLM"]')

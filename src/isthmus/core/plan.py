@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -39,7 +40,7 @@ class StageTime(Frozen):
 
 
 class Prediction(Frozen):
-    """What the planner expects of a plan; `assumptions` says on what basis. Lists are by stage (WAN: by hop)."""
+    """What the planner expects of a plan and on what basis. Lists are by stage, `wan_gbps` by hop."""
 
     iteration_s: NotNegative
     tgs_tokens_per_card_s: NotNegative
@@ -103,7 +104,7 @@ class Plan(Frozen):
     def hops(self, replica: int = 0) -> tuple[tuple[str, str], ...]:
         """Return the cluster pairs that neighbouring stages of `replica` cross, in pipeline order."""
         stages = self.pipeline(replica)
-        pairs = zip(stages, stages[1:], strict=False)
+        pairs = itertools.pairwise(stages)
         return tuple((a.cluster, b.cluster) for a, b in pairs if a.cluster != b.cluster)
 
     def parts(self) -> tuple[Part, ...]:

@@ -18,7 +18,7 @@ POOL_VERSION = 1
 
 
 class VirtualChip(Frozen):
-    """Emulation: a chip `compute_scale` times as fast and with `memory_scale` times the memory of the real one.
+    """Emulation: a chip `compute_scale` times as fast as the real one, with `memory_scale` times its memory.
 
     A worker on a virtual chip computes for real and then waits until the time the virtual chip
     would have taken has passed; the smaller memory binds the planner and the site as a real one would.
