@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from isthmus.core.base import Count, Fraction, Frozen, Index, Name, NotNegative, Positive
 
-JOB_VERSION = 1
 Task = Literal["pretrain", "continue", "finetune"]
 
 
@@ -85,11 +84,11 @@ class Job(Frozen):
     """A training job: one model, one data set, one result.
 
     `output` is the folder that becomes a Hugging Face model. `policy` says who chooses among the
-    candidate plans: `manual` waits for the user, `auto` takes the one predicted fastest. `max_restarts` bounds
-    how often a job that lost a worker is started again from its last checkpoint.
+    candidate plans: `manual` waits for the user, `auto` takes the one predicted fastest. A job that lost a
+    worker is started again from its last checkpoint, at most `max_restarts` times.
     """
 
-    version: Literal[1] = JOB_VERSION
+    version: Literal[1] = 1
     name: Name
     model: str
     task: Task = "pretrain"

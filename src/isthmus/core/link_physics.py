@@ -22,7 +22,7 @@ def cubic_bytes_per_s(round_trip_s: float, loss: float) -> float:
     """
     segments_cubic = 1.054 * (round_trip_s**0.75) / (loss**0.75)
     segments_reno = math.sqrt(1.5 / loss)
-    return max(segments_cubic, segments_reno) / round_trip_s * SEGMENT_BYTES
+    return float(max(segments_cubic, segments_reno) / round_trip_s * SEGMENT_BYTES)
 
 
 def effective_bytes_per_s(link: Link, reverse: Link | None = None) -> float:

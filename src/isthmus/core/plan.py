@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
 
-PLAN_VERSION = 1
 LayerRange = Annotated[tuple[Index, Index], Field(description="first layer, last layer exclusive")]
 
 
@@ -55,7 +54,7 @@ class Prediction(Frozen):
 class Plan(Frozen):
     """A way to run a job: who computes which layers, in which order, and what that should take."""
 
-    version: Literal[1] = PLAN_VERSION
+    version: Literal[1] = 1
     id: Name
     stages: tuple[Stage, ...] = Field(min_length=1)
     dp: Count = 1

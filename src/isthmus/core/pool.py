@@ -14,8 +14,6 @@ from isthmus.core.base import Count, Fraction, Frozen, Name, NotNegative, Positi
 from isthmus.core.chip import Chip, catalogue
 from isthmus.core.units import TB, Bytes
 
-POOL_VERSION = 1
-
 
 class VirtualChip(Frozen):
     """Emulation: a chip `compute_scale` times as fast as the real one, with `memory_scale` times its memory.
@@ -108,7 +106,7 @@ class Link(Frozen):
 class Pool(Frozen):
     """A snapshot of clusters, owners and links."""
 
-    version: Literal[1] = POOL_VERSION
+    version: Literal[1] = 1
     owners: tuple[Owner, ...] = ()
     chips: tuple[Chip, ...] = ()
     clusters: tuple[Cluster, ...] = Field(min_length=1)
