@@ -1,0 +1,159 @@
+"""`check_schedule`: is a schedule complete, in order, free of deadlock, and what does it keep in flight?"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from isthmus.core.errors import PlanError
+from isthmus.schedule.operation import Kind, Operation, Schedule
+
+
+def check_schedule(schedule: Schedule) -> tuple[int, ...]:
+    """Return the peak number of micro-batches in flight (forward done, backward not) per stage.
+
+    Raises `PlanError`, naming stage, operation and reason, unless
+    - each stage does everything that its place asks for exactly once per micro-batch, and nothing else;
+    - it computes only on what has arrived, sends only what it has computed, updates after all backwards;
+    - the k-th send of a stage to another is what that one receives k-th from it;
+    - no stage waits for ever, even if a send completes only once its receive was posted (no buffers).
+    """
+    for stage, operations in enumerate(schedule.stages):
+        _check_complete(schedule, stage, operations)
+        _check_order(stage, operations)
+    _check_matching(schedule)
+    _check_progress(schedule)
+    return tuple(_peak_in_flight(operations) for operations in schedule.stages)
+
+
+def _refuse(stage: int, what: object, why: str) -> PlanError:
+    return PlanError(f"schedule, stage {stage}, {what}: {why}")
+
+
+def _required(schedule: Schedule, stage: int, chunk: int) -> list[Kind]:
+    """Return the kinds that `stage` must do once per micro-batch for `chunk`."""
+    virtual = chunk * schedule.num_stages + stage
+    first, last = virtual == 0, virtual == schedule.num_virtual_stages - 1
+    kinds: list[Kind] = ["forward"]
+    if not first:
+        kinds += ["receive_forward", "wait_receive_forward"]
+    if not last:
+        kinds += ["send_forward", "wait_send_forward"]
+    if not schedule.trains:
+        return kinds
+    kinds.append("backward")
+    if not last:
+        kinds += ["receive_backward", "wait_receive_backward"]
+    if not first:
+        kinds += ["send_backward", "wait_send_backward"]
+    return kinds
+
+
+def _check_complete(schedule: Schedule, stage: int, operations: Iterable[Operation]) -> None:
+    wanted = Counter(
+        Operation(kind, m, chunk)
+        for chunk in range(schedule.num_chunks)
+        for kind in _required(schedule, stage, chunk)
+        for m in range(schedule.num_micro_batches)
+    )
+    if schedule.trains:
+        wanted[Operation("update", 0)] = 1
+    found = Counter(operations)
+    for one in found:
+        if one not in wanted:
+            raise _refuse(stage, one, "has no place there")
+        if found[one] > 1:
+            raise _refuse(stage, one, f"appears {found[one]} times")
+    for one in wanted:
+        if one not in found:
+            raise _refuse(stage, one, "is missing")
+
+
+_AFTER: dict[Kind, tuple[Kind, ...]] = {
+    "forward": ("wait_receive_forward",),
+    "send_forward": ("forward",),
+    "backward": ("forward", "wait_receive_backward"),
+    "send_backward": ("backward",),
+    "wait_send_forward": ("send_forward",),
+    "wait_receive_forward": ("receive_forward",),
+    "wait_send_backward": ("send_backward",),
+    "wait_receive_backward": ("receive_backward",),
+}
+"""What must come before an operation of the same micro-batch and chunk, where the stage does it at all."""
+
+
+def _check_order(stage: int, operations: tuple[Operation, ...]) -> None:
+    place = {one: index for index, one in enumerate(operations)}
+    for one, index in place.items():
+        for kind in _AFTER.get(one.kind, ()):
+            earlier = Operation(kind, one.micro_batch, one.chunk)
+            if earlier in place and place[earlier] > index:
+                raise _refuse(stage, one, f"comes before {earlier}")
+        if one.kind == "backward" and place[Operation("update", 0)] < index:
+            raise _refuse(stage, one, "comes after the update")
+
+
+Exchange = tuple[Kind, int, int]
+"""An exchange as both ends know it: the sender's kind, micro-batch, virtual stage of the sender."""
+
+
+def _exchange(schedule: Schedule, stage: int, one: Operation) -> Exchange:
+    virtual = schedule.virtual(stage, one)
+    if one.kind.endswith("send_forward"):
+        return "send_forward", one.micro_batch, virtual
+    if one.kind.endswith("send_backward"):
+        return "send_backward", one.micro_batch, virtual
+    if one.kind.endswith("receive_forward"):
+        return "send_forward", one.micro_batch, virtual - 1
+    return "send_backward", one.micro_batch, virtual + 1
+
+
+def _check_matching(schedule: Schedule) -> None:
+    """The order of sends from a to b is the order of receives at b from a."""
+    sends: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    receives: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    for stage, one in schedule:
+        if one.kind.startswith("send_"):
+            sends[stage, schedule.peer(stage, one)].append(one)
+        elif one.kind.startswith("receive_"):
+            receives[schedule.peer(stage, one), stage].append(one)
+    for (source, target), sent in sends.items():
+        for out, back in zip(sent, receives[source, target], strict=True):
+            if _exchange(schedule, source, out) != _exchange(schedule, target, back):
+                raise _refuse(source, out, f"meets {back} of stage {target}, which expects another message")
+
+
+def _check_progress(schedule: Schedule) -> None:
+    """Let every stage run as far as it can, over and over: what then remains waits for ever."""
+    place = [0] * schedule.num_stages
+    sent: set[Exchange] = set()
+    posted: set[Exchange] = set()
+    moved = True
+    while moved:
+        moved = False
+        for stage, operations in enumerate(schedule.stages):
+            while place[stage] < len(operations):
+                one = operations[place[stage]]
+                if one.kind.startswith("wait_send") and _exchange(schedule, stage, one) not in posted:
+                    break
+                if one.kind.startswith("wait_receive") and _exchange(schedule, stage, one) not in sent:
+                    break
+                if one.kind.startswith("send_"):
+                    sent.add(_exchange(schedule, stage, one))
+                elif one.kind.startswith("receive_"):
+                    posted.add(_exchange(schedule, stage, one))
+                place[stage] += 1
+                moved = True
+    stuck = [s for s, operations in enumerate(schedule.stages) if place[s] < len(operations)]
+    if stuck:
+        first = stuck[0]
+        story = "; ".join(f"stage {s} at {schedule.stages[s][place[s]]}" for s in stuck)
+        raise _refuse(first, schedule.stages[first][place[first]], f"waits for ever (deadlock: {story})")
+
+
+def _peak_in_flight(operations: Iterable[Operation]) -> int:
+    now = peak = 0
+    for one in operations:
+        now += (one.kind == "forward") - (one.kind == "backward")
+        peak = max(peak, now)
+    return peak

@@ -1,0 +1,130 @@
+"""The schedules there are: `1f1b` and `gpipe` with blocking exchanges, and `forward_only` for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from isthmus.core.errors import PlanError
+from isthmus.schedule.operation import Kind, Operation, Schedule
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
+    """One forward, one backward, with blocking exchanges, as Megatron-LM runs it.
+
+    Stage `s` warms up with `min(num_stages - s - 1, num_micro_batches)` forwards. In the steady state it
+    exchanges with a neighbour in both directions at once and waits for both, so that no two stages wait to
+    send to each other. Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters", SC 2021, section 2.2.
+    """
+    _require_counts(num_stages, num_micro_batches)
+    stages = tuple(
+        tuple(
+            _one_f_one_b_stage(
+                _Ends(s, num_stages), min(num_stages - s - 1, num_micro_batches), num_micro_batches
+            )
+        )
+        for s in range(num_stages)
+    )
+    return Schedule("1f1b", num_micro_batches, stages)
+
+
+def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
+    """All forwards, then all backwards in the same order of micro-batches, with blocking exchanges.
+
+    Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
+    Parallelism", 2019.
+    """
+    _require_counts(num_stages, num_micro_batches)
+    stages = []
+    for s in range(num_stages):
+        ends = _Ends(s, num_stages)
+        forwards = (one for m in range(num_micro_batches) for one in ends.whole_forward(m))
+        backwards = (one for m in range(num_micro_batches) for one in ends.whole_backward(m))
+        stages.append((*forwards, *backwards, Operation("update", 0)))
+    return Schedule("gpipe", num_micro_batches, tuple(stages))
+
+
+def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
+    """Forwards alone, with blocking exchanges: how a held-out set is evaluated."""
+    _require_counts(num_stages, num_micro_batches)
+    stages = tuple(
+        tuple(one for m in range(num_micro_batches) for one in _Ends(s, num_stages).whole_forward(m))
+        for s in range(num_stages)
+    )
+    return Schedule("forward_only", num_micro_batches, stages, trains=False)
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+"""Schedules a plan may name: `f(num_stages, num_micro_batches) -> Schedule`."""
+
+
+def make_schedule(name: str, num_stages: int, num_micro_batches: int) -> Schedule:
+    """Return the schedule called `name`; raise `PlanError` for an unknown name or a count below 1."""
+    if name not in SCHEDULES:
+        raise PlanError(f"unknown schedule '{name}'", hint="known: " + ", ".join(sorted(SCHEDULES)))
+    return SCHEDULES[name](num_stages, num_micro_batches)
+
+
+class _Ends:
+    """What one stage does, less the exchanges that its place at an end of the pipeline spares it."""
+
+    def __init__(self, stage: int, num_stages: int) -> None:
+        self.first, self.last = stage == 0, stage == num_stages - 1
+
+    def exchange(self, *pairs: tuple[Kind, int]) -> list[Operation]:
+        """Start all exchanges at once, then wait for each: (kind, micro_batch) pairs."""
+        kept = [Operation(kind, m) for kind, m in pairs if not self._spared(kind)]
+        return kept + [Operation(_WAIT[one.kind], one.micro_batch) for one in kept]
+
+    def whole_forward(self, m: int) -> list[Operation]:
+        """Receive, compute, send."""
+        return [
+            *self.exchange(("receive_forward", m)),
+            Operation("forward", m),
+            *self.exchange(("send_forward", m)),
+        ]
+
+    def whole_backward(self, m: int) -> list[Operation]:
+        """Receive, compute, send."""
+        return [
+            *self.exchange(("receive_backward", m)),
+            Operation("backward", m),
+            *self.exchange(("send_backward", m)),
+        ]
+
+    def _spared(self, kind: Kind) -> bool:
+        before = kind in ("receive_forward", "send_backward")
+        return self.first if before else self.last
+
+
+_WAIT: dict[Kind, Kind] = {
+    "send_forward": "wait_send_forward",
+    "receive_forward": "wait_receive_forward",
+    "send_backward": "wait_send_backward",
+    "receive_backward": "wait_receive_backward",
+}
+
+
+def _one_f_one_b_stage(ends: _Ends, warm_up: int, total: int) -> Iterator[Operation]:
+    steady = total - warm_up
+    for m in range(warm_up):
+        yield from ends.whole_forward(m)
+    if steady:
+        yield from ends.exchange(("receive_forward", warm_up))
+    for i in range(steady):
+        yield Operation("forward", warm_up + i)
+        yield from ends.exchange(("send_forward", warm_up + i), ("receive_backward", i))
+        yield Operation("backward", i)
+        if i + 1 < steady:
+            yield from ends.exchange(("send_backward", i), ("receive_forward", warm_up + i + 1))
+        else:
+            yield from ends.exchange(("send_backward", i))
+    for m in range(steady, total):
+        yield from ends.whole_backward(m)
+    yield Operation("update", 0)
+
+
+def _require_counts(num_stages: int, num_micro_batches: int) -> None:
+    for what, count in (("stages", num_stages), ("micro-batches", num_micro_batches)):
+        if count < 1:
+            raise PlanError(f"a schedule of {count} {what}", hint="both counts must be at least 1")
