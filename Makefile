@@ -1,0 +1,39 @@
+# One entry for people and CI alike. `make` lists the targets.
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: help setup demo test unit lint docs bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh
+
+setup: $(READY)  ## make .venv with isthmus in it
+
+demo: $(READY)  ## train a small model across three emulated clusters and show the result
+	@$(BIN)/isthmus demo
+
+test: $(READY) lint  ## lint, types, layer contracts, and all tests
+	$(BIN)/python -m pytest
+
+unit: $(READY)  ## the fast tests only
+	$(BIN)/python -m pytest -m 'not slow and not root and not gpu'
+
+lint: $(READY)  ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+docs: $(READY)  ## generate the references, run the examples in the docs, and build the site
+	$(BIN)/python -m scripts.docs
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(READY)  ## run every benchmark and write docs/benchmarks.md
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what setup and runs made
+	rm -rf $(VENV) .isthmus site .mypy_cache .ruff_cache .hypothesis .pytest_cache

@@ -1,0 +1,5 @@
+"""What a plan will do: schedules run on a virtual clock."""
+
+from isthmus.sim.pipeline import PipelineRun, Wire, run_pipeline
+
+__all__ = ["PipelineRun", "Wire", "run_pipeline"]
