@@ -3,6 +3,12 @@
 The protocol is level-triggered: in every exchange the agent reports what it *has* (`AgentReport`), and the
 server answers with what it *should have* (`AgentOrders`). A lost, repeated or delayed exchange is mended by
 the next one; nothing is ever ordered twice, since a part is named by (job, attempt, cluster).
+
+A part's life at its site only moves forward (prepared or refused, running, succeeded or failed, released),
+so a late or repeated report can never take it back. Two duties of the agent follow. It reports every part it
+knows until the orders no longer name it. And it answers an order `released` for a part that it does not know
+by reporting it `released`: silence about a part proves nothing, since the report may be older than the order.
+Of one set of orders it carries out those to release first.
 """
 
 from __future__ import annotations

@@ -1,0 +1,193 @@
+"""What happens to the coordinator (`Event`) and what it asks for (`Instruction`): frozen data, nothing else.
+
+Events are facts. The server's shell appends them to the store and only then hands them to the coordinator,
+so that the state of the pool is always the fold of the log. Every event carries the time at which it was
+taken in, `now_s` (seconds since the epoch); the coordinator has no clock of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from isthmus.core.base import Count, Frozen, Index, Name
+from isthmus.core.errors import ProtocolError
+from isthmus.core.messages import AgentReport, ObservedPart
+from isthmus.core.plan import PlanSet
+from isthmus.core.pool import Cluster
+from isthmus.core.views import Submission
+
+EVENT_VERSION = 1
+"""Version of the written form of events. A change that an older server would misread raises it."""
+
+
+class _Fact(Frozen):
+    now_s: float
+
+
+class JobSubmitted(_Fact):
+    """A user asked for a job; `job_id` was drawn by the shell. The same user and key mean the same job."""
+
+    kind: Literal["job-submitted"] = "job-submitted"
+    job_id: Name
+    user: Name
+    submission: Submission
+
+
+class PlansMade(_Fact):
+    """The planner answered the request `MakePlans` of this `round`."""
+
+    kind: Literal["plans-made"] = "plans-made"
+    job_id: Name
+    round: Count
+    plans: PlanSet
+
+
+class PlanningFailed(_Fact):
+    """The planner could not work on this job at all (not: found no plan); the job ends with `reason`."""
+
+    kind: Literal["planning-failed"] = "planning-failed"
+    job_id: Name
+    round: Count
+    reason: str
+
+
+class PlanChosen(_Fact):
+    """The user chose one of the candidate plans."""
+
+    kind: Literal["plan-chosen"] = "plan-chosen"
+    job_id: Name
+    plan_id: Name
+
+
+class JobCancelled(_Fact):
+    """The user wants the job stopped."""
+
+    kind: Literal["job-cancelled"] = "job-cancelled"
+    job_id: Name
+
+
+class JobDeleted(_Fact):
+    """The user wants an ended job forgotten."""
+
+    kind: Literal["job-deleted"] = "job-deleted"
+    job_id: Name
+
+
+class AgentReported(_Fact):
+    """What a site's agent has: its inventory, its free chips by node group, its parts."""
+
+    kind: Literal["agent-reported"] = "agent-reported"
+    cluster: Cluster
+    incarnation: str
+    free_chips: dict[Name, Index]
+    parts: tuple[ObservedPart, ...] = ()
+
+    @classmethod
+    def of(cls, report: AgentReport, now_s: float) -> AgentReported:
+        """Return the event of a report: what bears on decisions, without metrics and logs."""
+        return cls(
+            now_s=now_s,
+            cluster=report.cluster,
+            incarnation=report.incarnation,
+            free_chips=report.free_chips,
+            parts=report.parts,
+        )
+
+
+class AgentLost(_Fact):
+    """A site has not reported for longer than the rules allow."""
+
+    kind: Literal["agent-lost"] = "agent-lost"
+    cluster: Name
+
+
+class DeadlinePassed(_Fact):
+    """A job has been in `state` of `attempt` for as long as the rules allow."""
+
+    kind: Literal["deadline-passed"] = "deadline-passed"
+    job_id: Name
+    state: Literal["preparing", "starting", "waiting"]
+    attempt: Index
+
+
+class Restarted(_Fact):
+    """The server came up and rebuilt its state: nothing has happened, so it is never logged.
+
+    It answers with the instructions whose answers may have been lost with the old process.
+    """
+
+    kind: Literal["restarted"] = "restarted"
+
+
+Event = Annotated[
+    JobSubmitted
+    | PlansMade
+    | PlanningFailed
+    | PlanChosen
+    | JobCancelled
+    | JobDeleted
+    | AgentReported
+    | AgentLost
+    | DeadlinePassed
+    | Restarted,
+    Field(discriminator="kind"),
+]
+"""Everything that can happen to the coordinator."""
+
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+KINDS = frozenset(_EVENTS.json_schema()["discriminator"]["mapping"])
+"""The kinds of event this version knows."""
+
+
+class MakePlans(Frozen):
+    """Ask the planner for plans of a job on what is free now; answer with `PlansMade` or `PlanningFailed`.
+
+    `clusters` are those connected; `free_chips` maps cluster and node group to the chips that neither a
+    job of the pool nor the owner's own work holds or has been promised.
+    """
+
+    job_id: Name
+    round: Count
+    submission: Submission
+    clusters: tuple[Cluster, ...]
+    free_chips: dict[Name, dict[Name, Index]]
+
+
+class JobChanged(Frozen):
+    """Tell whoever watches the job that its view has changed."""
+
+    job_id: Name
+
+
+class ForgetJob(Frozen):
+    """Drop the metrics and logs of a deleted job."""
+
+    job_id: Name
+
+
+Instruction = MakePlans | JobChanged | ForgetJob
+"""Everything the coordinator can ask of its shell."""
+
+
+def encode(event: Event) -> str:
+    """Return the written form of an event: one line of JSON that names its version and kind."""
+    return json.dumps({"version": EVENT_VERSION, **event.model_dump(mode="json", by_alias=True)})
+
+
+def decode(text: str) -> Event:
+    """Read an event back; raise `ProtocolError` where this version does not know its kind or form."""
+    fields = json.loads(text)
+    version, kind = fields.pop("version", 0), fields.get("kind")
+    if version != EVENT_VERSION or kind not in KINDS:
+        raise ProtocolError(
+            f"the event log holds an event of kind '{kind}', version {version}; "
+            f"this server knows version {EVENT_VERSION} of {', '.join(sorted(KINDS))}",
+            hint="start the version of isthmus that wrote the log, or a newer one",
+        )
+    try:
+        return _EVENTS.validate_python(fields)
+    except ValidationError as error:
+        raise ProtocolError(f"the event log holds a '{kind}' that does not read: {error}") from error
