@@ -34,7 +34,7 @@ def test_without_delay_the_bubble_is_the_textbook_one(stages, micro_batches, for
 def test_a_step_lies_between_the_critical_path_and_the_serial_sum(
     stages, micro_batches, delay_s, bytes_per_s
 ):
-    """Never faster than the busiest stage or one micro-batch's round; never slower than everything in a row."""
+    """Never faster than the busiest stage or one micro-batch's round; never slower than all in a row."""
     stage_times = [StageTime(forward_s=f, backward_s=b) for f, b in stages]
     wires = both_ways(len(stages), bytes_per_s, delay_s)
     run = run_pipeline(make_schedule("1f1b", len(stages), micro_batches), stage_times, wires, 1e5)
@@ -62,7 +62,7 @@ def test_more_delay_never_makes_a_step_faster(stages, micro_batches, delay_s, mo
 
 
 def test_boundaries_on_one_wire_share_its_rate():
-    """Two boundaries over the same wire take longer than over two wires of that rate, and carry the same bytes."""
+    """Two boundaries over one wire take longer than over two such wires, and carry the same bytes."""
     schedule = make_schedule("gpipe", 3, 4)
     own = {
         (a, b): Wire(name=f"{a}{b}", bytes_per_s=1e6, delay_s=0) for a, b in [(0, 1), (1, 2), (1, 0), (2, 1)]

@@ -1,8 +1,8 @@
 """`run_pipeline`: let a schedule run on a virtual clock, over wires that have a rate and a delay.
 
-Computation takes the stage's time. A message occupies its wire for its bytes over the wire's rate, after the
-messages handed to that wire before it, and arrives a delay later; its sender's wait ends when the last byte has
-left, its receiver's when the last byte has arrived. Stages start together at time 0.
+Computation takes the stage's time. A message occupies its wire for its bytes over the wire's rate, after
+the messages handed to that wire before it, and arrives a delay later; its sender's wait ends when the last
+byte has left, its receiver's when the last byte has arrived. Stages start together at time 0.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def run_pipeline(
 ) -> PipelineRun:
     """Return what one step of `schedule` takes.
 
-    `stage_times` holds one entry per stage (seconds per micro-batch). `wires` maps (from stage, to stage) to the
-    wire between them; a missing pair exchanges in no time. Each exchange carries `message_bytes`. The schedule
-    must have passed `check_schedule`: one that waits for ever raises `RuntimeError`.
+    `stage_times` holds one entry per stage (seconds per micro-batch). `wires` maps (from stage, to stage) to
+    the wire between them; a missing pair exchanges in no time. Each exchange carries `message_bytes`. The
+    schedule must have passed `check_schedule`: one that waits for ever raises `RuntimeError`.
     """
     count = schedule.num_stages
     state = _State([0.0] * count, [0] * count, [0.0] * count, [0.0] * count)
@@ -99,13 +99,10 @@ def run_pipeline(
 def _message(schedule: Schedule, stage: int, one: Operation) -> tuple[int, int, str, int]:
     """Name an exchange alike at both ends: (sender, receiver, direction, micro-batch and chunk)."""
     peer = schedule.peer(stage, one)
-    sends = "send_" in one.kind
-    chunk = (
-        one.chunk
-        if sends
-        else (schedule.virtual(stage, one) + (-1 if "forward" in one.kind else 1)) // len(schedule.stages)
-    )
-    direction = "forward" if one.kind.endswith("forward") else "backward"
+    sends, forward = "send_" in one.kind, one.kind.endswith("forward")
+    sender = schedule.virtual(stage, one) + (0 if sends else -1 if forward else 1)
+    chunk = sender // schedule.num_stages
+    direction = "forward" if forward else "backward"
     ends = (stage, peer) if sends else (peer, stage)
     return (*ends, direction, one.micro_batch * schedule.num_chunks + chunk)
 
