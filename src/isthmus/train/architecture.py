@@ -1,0 +1,76 @@
+"""From a `config.json` to the transformers model it describes, without allocating a single weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from isthmus.core.errors import ModelError
+from isthmus.core.model import config_path, load_model, read_config
+
+
+def model_class(model: str | Path) -> type[PreTrainedModel]:
+    """Return the transformers class that `model` (a folder or a `config.json`) names.
+
+    Raises `ModelError` where the file cannot be read or the architecture is not one that Isthmus trains.
+    """
+    cls: type[PreTrainedModel] = getattr(transformers, load_model(model).architecture)
+    return cls
+
+
+def read_architecture(model: str | Path) -> PretrainedConfig:
+    """Return the complete configuration of `model`, defaults filled in, set to attention through sdpa.
+
+    Raises `ModelError` where transformers refuses a value.
+    """
+    config_class = model_class(model).config_class
+    try:
+        config = config_class.from_dict(read_config(model))
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{config_path(model)}: {reason}", hint="compare it with a published model"
+        ) from error
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def meta_model(model: str | Path) -> PreTrainedModel:
+    """Return the whole of `model` on the meta device: every name, shape and module, and no memory.
+
+    Raises `ModelError` where the dimensions of the configuration contradict each other.
+    """
+    config = read_architecture(model)
+    try:
+        with torch.device("meta"):
+            return model_class(model)(config)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"{config_path(model)}: {error}", hint="compare it with a published model"
+        ) from error
+
+
+def rotary_embedding(full: PreTrainedModel, device: torch.device | str) -> nn.Module:
+    """Return the rotary embedding of `full` with real buffers on `device` (those of `full` may be on meta)."""
+    with torch.device("cpu"):
+        rotary: nn.Module = type(full.model.rotary_emb)(config=full.config)
+    return rotary.to(device)
+
+
+def sliding_layers(config: PretrainedConfig) -> frozenset[int]:
+    """Return the layers whose attention sees a window of `config.sliding_window` tokens only.
+
+    Mixtral and Qwen3-MoE use the window in every layer as soon as it is set, Qwen3 where `layer_types` says
+    so, Llama nowhere.
+    """
+    num_layers = config.num_hidden_layers
+    if config.model_type == "qwen3":
+        return frozenset(i for i in range(num_layers) if config.layer_types[i] == "sliding_attention")
+    if config.model_type == "llama" or getattr(config, "sliding_window", None) is None:
+        return frozenset()
+    return frozenset(range(num_layers))

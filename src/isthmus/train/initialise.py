@@ -1,0 +1,48 @@
+"""Weights of a model that starts from scratch: each tensor from its own name, whoever holds it.
+
+A tensor's values depend on (seed, full name, shape) alone, so any cut by layers, on any chip, starts from the
+same model. numpy's PCG64 is used rather than torch's generator because the latter gives other values on other
+processors, and the clusters of one job differ in theirs.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+_SLICE_ELEMENTS = 1 << 24
+"""Elements drawn at a time (64 MiB in fp32): bounds the memory beyond the tensor itself."""
+
+
+@torch.no_grad()
+def initialise(
+    name: str, parameter: torch.Tensor, *, seed: int, std: float, zero_row: int | None = None
+) -> None:
+    """Fill `parameter`, called `name` in the full model, in place by the rule of its architecture.
+
+    Norms are one and biases zero; everything else (projections, embedding, router, experts) is normal with
+    mean 0 and standard deviation `std`, the configuration's `initializer_range`. `zero_row` is the row of the
+    padding token in the embedding, which is then set to zero.
+    """
+    if name.endswith(".bias"):
+        parameter.zero_()
+    elif parameter.dim() == 1:
+        parameter.fill_(1.0)
+    else:
+        _fill_normal(parameter.view(-1), _generator(name, seed), std)
+    if zero_row is not None:
+        parameter[zero_row].zero_()
+
+
+def _generator(name: str, seed: int) -> np.random.Generator:
+    key = blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+
+
+def _fill_normal(flat: torch.Tensor, generator: np.random.Generator, std: float) -> None:
+    for start in range(0, flat.numel(), _SLICE_ELEMENTS):
+        part = flat[start : start + _SLICE_ELEMENTS]
+        drawn = torch.from_numpy(generator.standard_normal(part.numel(), dtype=np.float32))
+        part.copy_(drawn.mul_(std))

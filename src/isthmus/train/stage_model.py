@@ -1,0 +1,168 @@
+"""`StageModel`: the layers of a transformer that one pipeline stage holds, and the loss after the last.
+
+A stage is cut out of the model on the meta device and only then given memory: a worker never holds more than
+its own layers. Chained, the stages of any cut compute what the whole model of transformers computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from isthmus.core.errors import PlanError
+from isthmus.train.architecture import meta_model, rotary_embedding, sliding_layers
+from isthmus.train.initialise import initialise
+from isthmus.train.load_weights import load_weights
+
+IGNORED = -100
+"""The label of a position that does not count in the loss."""
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class StageModel(nn.Module):
+    """Decoder layers `[first, last)` of a model; the first stage adds the embedding, the last norm and head.
+
+    Made by `build_stage`. Submodules keep the names and layer numbers of the whole model. `tied` says that
+    head and embedding are one parameter in the model: then the first and the last stage hold a copy each
+    (whose gradients the runtime adds), and a single stage holds one parameter that it uses twice.
+    """
+
+    def __init__(self, full: PreTrainedModel, layers: tuple[int, int], device: torch.device | str) -> None:
+        super().__init__()
+        self.config = full.config
+        self.layers = layers
+        self.is_first = layers[0] == 0
+        self.is_last = layers[1] == full.config.num_hidden_layers
+        self.hidden_size: int = full.config.hidden_size
+        self.vocab_size: int = full.config.vocab_size
+        self.tied = bool(full.config.tie_word_embeddings)
+        self.model = nn.Module()
+        if self.is_first:
+            self.model.embed_tokens = full.model.embed_tokens
+        self.model.layers = nn.ModuleDict({str(i): full.model.layers[i] for i in range(*layers)})
+        if self.is_last:
+            self.model.norm = full.model.norm
+            self.lm_head = full.lm_head
+            if self.tied and self.is_first:
+                self.lm_head.weight = self.model.embed_tokens.weight
+        self.rotary = rotary_embedding(full, device)
+        self._sliding = sliding_layers(full.config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else hidden states `[B, S, H]`.
+
+        Returns hidden states `[B, S, H]`, or logits `[B, S, V]` on the last stage.
+        """
+        hidden = self.model.embed_tokens(x) if self.is_first else x
+        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        rotation = self.rotary(hidden, position_ids=positions)
+        masks = self._masks(hidden)
+        for index, layer in self.model.layers.items():
+            mask = masks[int(index) in self._sliding]
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=rotation,
+                use_cache=False,
+            )
+        return self.lm_head(self.model.norm(hidden)) if self.is_last else hidden
+
+    def _masks(self, hidden: torch.Tensor) -> dict[bool, torch.Tensor | None]:
+        """Return the causal masks this stage needs, by whether they are cut to the sliding window."""
+        makers = {False: create_causal_mask, True: create_sliding_window_causal_mask}
+        needed = {i in self._sliding for i in range(*self.layers)}
+        return {
+            sliding: makers[sliding](
+                config=self.config, inputs_embeds=hidden, attention_mask=None, past_key_values=None
+            )
+            for sliding in needed
+        }
+
+    def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter of the stage once with its name in the whole model.
+
+        A tied head is the embedding there: the last stage yields its copy as `model.embed_tokens.weight`.
+        """
+        for name, parameter in self.named_parameters():
+            yield (EMBEDDING if self.tied and name == HEAD else name), parameter
+
+    def tied_parameter(self) -> nn.Parameter | None:
+        """Return this stage's copy of the tied embedding, or None where it holds none or nothing is tied."""
+        if self.tied and self.is_first:
+            return self.model.embed_tokens.weight
+        if self.tied and self.is_last:
+            return self.lm_head.weight
+        return None
+
+
+def build_stage(
+    model: str | Path,
+    layers: tuple[int, int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+    weights: Literal["random", "load"],
+) -> StageModel:
+    """Build decoder layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
+
+    Parameters have `dtype` and lie on `device`. `random` draws them from (`seed`, full name), equally for any
+    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. Peak memory
+    is the stage itself and one tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that cannot
+    be used and `PlanError` for a layer range that the model does not have.
+    """
+    full = meta_model(model)
+    _check_range(layers, full.config.num_hidden_layers, model)
+    stage = StageModel(full, layers, device)
+    del full
+    _materialise(stage, dtype, device)
+    if weights == "load":
+        load_weights(stage.global_named_parameters(), model)
+        return stage
+    std, padding = stage.config.initializer_range or 0.02, stage.config.pad_token_id
+    for name, parameter in stage.global_named_parameters():
+        zero_row = padding if name == EMBEDDING else None
+        initialise(name, parameter, seed=seed, std=std, zero_row=zero_row)
+    return stage
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum (fp32, in nats) of cross entropies over the labels that are not -100.
+
+    `logits` is `[B, S, V]`, `labels` `[B, S]` with `labels[b, t]` the token that follows position t.
+    """
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    return nn.functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED, reduction="sum")
+
+
+def _check_range(layers: tuple[int, int], num_layers: int, model: str | Path) -> None:
+    first, last = layers
+    if last <= first:
+        raise PlanError(
+            f"stage of layers [{first}, {last}) holds no layer of {model}",
+            hint=f"the model has {num_layers} layers: plan at most {num_layers} stages",
+        )
+    if first < 0 or last > num_layers:
+        raise PlanError(
+            f"layers [{first}, {last}) are not in {model}, which has layers 0 to {num_layers - 1}",
+            hint="make the plan again from this model",
+        )
+
+
+def _materialise(stage: StageModel, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Give each meta parameter its memory, uninitialised; one that is used twice stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for module in stage.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device))
+            setattr(module, name, made[id(parameter)])

@@ -1,0 +1,69 @@
+"""Which tensors of a published checkpoint make up a parameter in memory.
+
+transformers keeps the experts of a layer as two 3-D parameters, `gate_up_proj` [E, 2I, H] and `down_proj`
+[E, H, I]. Published checkpoints, and what other tools read, have three 2-D tensors per expert. Every other
+parameter is stored under its own name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_FUSED = re.compile(r"(model\.layers\.\d+)\.mlp\.(experts\.(?:gate_up_proj|down_proj)|gate\.weight)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One stored tensor: it is `parameter[expert, rows]`, or all of the parameter where both are None."""
+
+    name: str
+    shape: tuple[int, ...]
+    expert: int | None = None
+    rows: slice | None = None
+
+
+def published_pieces(architecture: str, name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    """Yield the published tensors that make up parameter `name` of `shape`, in the order of the experts.
+
+    `architecture` is the class name in `config.json`. The pieces cover the parameter once and only once.
+    """
+    match = _FUSED.fullmatch(name)
+    mixtral = architecture == "MixtralForCausalLM"
+    if match is None or (match[2] == "gate.weight" and not mixtral):
+        yield Piece(name=name, shape=shape)
+        return
+    if match[2] == "gate.weight":
+        yield Piece(name=f"{match[1]}.block_sparse_moe.gate.weight", shape=shape)
+        return
+    num_experts, num_rows, num_columns = shape
+    parts = _expert_parts(match[2], num_rows, mixtral=mixtral)
+    block = "block_sparse_moe" if mixtral else "mlp"
+    for expert in range(num_experts):
+        for word, rows in parts:
+            yield Piece(
+                name=f"{match[1]}.{block}.experts.{expert}.{word}.weight",
+                shape=(rows.stop - rows.start, num_columns),
+                expert=expert,
+                rows=rows,
+            )
+
+
+def alternatives(architecture: str, name: str, shape: tuple[int, ...], *, tied: bool) -> list[list[Piece]]:
+    """Return the ways in which a source may hold parameter `name`, the published layout first.
+
+    Where head and embedding are tied, a source may hold them under either name.
+    """
+    ways = [list(published_pieces(architecture, name, shape)), [Piece(name=name, shape=shape)]]
+    if tied and name == "model.embed_tokens.weight":
+        ways.append([Piece(name="lm_head.weight", shape=shape)])
+    return ways
+
+
+def _expert_parts(word: str, num_rows: int, *, mixtral: bool) -> list[tuple[str, slice]]:
+    """Return the published word and the rows of the fused parameter for each tensor of one expert."""
+    if word.endswith("down_proj"):
+        return [("w2" if mixtral else "down_proj", slice(0, num_rows))]
+    gate, up = ("w1", "w3") if mixtral else ("gate_proj", "up_proj")
+    return [(gate, slice(0, num_rows // 2)), (up, slice(num_rows // 2, num_rows))]
