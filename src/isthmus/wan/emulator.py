@@ -1,0 +1,104 @@
+"""`run_links`: one process that emulates all links of a pool and says in files where and what they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.pool import Pool
+from isthmus.wan.clock import precise_event_loop
+from isthmus.wan.relay import Relay
+
+ROUTES = "routes.json"
+"""{cluster: {other cluster: "host:port"}}; present while the links can be dialled."""
+
+STATISTICS = "links.json"
+"""What each direction carried, once a second."""
+
+STATISTICS_S = 1.0
+
+
+def run_links(pool: Pool, state: Path, seed: int = 0) -> None:
+    """Emulate the links of `pool` until SIGTERM or SIGINT; call it in the main thread.
+
+    Writes `routes.json` in `state` when the links listen and removes it at the end; writes `links.json`
+    every second. Raises `InputError` if the pool has no links, `UnavailableError` if the folder cannot be
+    written or a port cannot be had.
+    """
+    if not pool.links:
+        raise InputError("the pool has no links to emulate", hint="give them under `links` in pool.yaml")
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        with asyncio.Runner(loop_factory=precise_event_loop) as runner:
+            runner.run(_serve(pool, state, seed))
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot keep the links' files in {state}: {error.strerror}",
+            hint="free space, or give another folder",
+        ) from error
+
+
+async def _serve(pool: Pool, state: Path, seed: int) -> None:
+    relay, stop = Relay(pool, seed=seed), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await relay.start()
+    try:
+        write_atomically(state / ROUTES, relay.routes())
+        await _report(relay, state / STATISTICS, stop)
+    finally:
+        (state / ROUTES).unlink(missing_ok=True)
+        await relay.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _report(relay: Relay, file: Path, stop: asyncio.Event) -> None:
+    start_s, last_s, last_bytes = time.monotonic(), time.monotonic(), dict.fromkeys(relay.directions, 0)
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), STATISTICS_S)
+        now_s = time.monotonic()
+        write_atomically(file, statistics(relay, last_bytes, now_s - last_s, now_s - start_s))
+        last_s = now_s
+        last_bytes = {ends: direction.bytes_delivered for ends, direction in relay.directions.items()}
+
+
+def statistics(
+    relay: Relay, last_bytes: dict[tuple[str, str], int], period_s: float, total_s: float
+) -> dict[str, Any]:
+    """Return what each direction did: payload in all, goodput in the last `period_s` and over `total_s`.
+
+    `late_ms` is the worst lateness of a delivery since the last call: time the machine added to the link's.
+    """
+    links = []
+    for ends, direction in relay.directions.items():
+        link, num_bytes = relay.links[ends], direction.bytes_delivered
+        links.append(
+            link.model_dump(by_alias=True)
+            | {
+                "loss_is": "modelled" if link.loss else "none",
+                "cut": direction.is_cut,
+                "bytes": num_bytes,
+                "goodput_gbps": (num_bytes - last_bytes[ends]) * 8e-9 / max(period_s, 1e-9),
+                "mean_goodput_gbps": num_bytes * 8e-9 / max(total_s, 1e-9),
+                "late_ms": direction.late_s * 1e3,
+            }
+        )
+        direction.late_s = 0.0
+    return {"pid": os.getpid(), "running_s": total_s, "links": links}
+
+
+def write_atomically(file: Path, content: Any) -> None:
+    """Write `content` as JSON to a temporary name and rename it: a reader sees the old or the new file."""
+    temporary = file.with_name(file.name + ".new")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(file)

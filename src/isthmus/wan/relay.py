@@ -1,0 +1,251 @@
+"""Emulated links without root: HTTP CONNECT proxies whose bytes go through the link's two shaped directions.
+
+A pair of clusters has two listeners, one that each side dials, and one `Direction` each way that all their
+connections share. The handshake crosses the link as well, so dialling takes a round trip, as it would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from itertools import combinations
+from random import Random
+
+from isthmus.core.errors import InputError, NotFoundError, UnavailableError
+from isthmus.core.pool import Link, Pool
+from isthmus.wan.connect import MAX_HEAD_BYTES, format_address, parse_address
+from isthmus.wan.pump import Direction, Half, close_with_reset
+from isthmus.wan.shaper import Flow, Shaper
+
+CONNECT_TIMEOUT_S = 10.0
+"""How long the far end of the link tries to reach the worker, and how long a client may take to ask."""
+
+
+class _RefusedError(UnavailableError):
+    """A status line to answer a CONNECT with, before anything is connected."""
+
+
+class Connection:
+    """One proxied connection: the handshake over the link, then two halves until both ends are through."""
+
+    def __init__(self, client: socket.socket, there: Direction, back: Direction) -> None:
+        self.client, self.there, self.back = client, there, back
+        self.worker: socket.socket | None = None
+        self._halves: list[Half] = []
+        self._done = asyncio.Event()
+        self._broken = False
+
+    async def run(self) -> None:
+        """Serve the connection until it ends, or with a reset when cancelled; both sockets are closed."""
+        flows = Flow(), Flow()
+        try:
+            try:
+                rest = await self._open(flows)
+            except _RefusedError as refusal:
+                await self._answer(refusal.message)
+                return
+            await self._answer("200 OK")
+            await self._carry(flows, rest)
+        except OSError:
+            self._broken = True  # the client went away during the handshake: nobody is left to tell
+        except asyncio.CancelledError:
+            self._broken = True
+            raise
+        finally:
+            self._close()
+
+    async def _open(self, flows: tuple[Flow, Flow]) -> bytes:
+        """Read the request, cross, connect to the worker, cross back; return what followed the request."""
+        if self.there.is_cut:
+            raise _RefusedError("503 Link Cut")
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            head, rest = await self._read_head()
+        host, port = _target(head)
+        await self.there.cross(0, flows[0])
+        try:
+            self.worker = await _reach(host, port)
+        except _RefusedError:
+            await self.back.cross(0, flows[1])
+            raise
+        await self.back.cross(0, flows[1])
+        return rest
+
+    async def _read_head(self) -> tuple[bytes, bytes]:
+        loop, head = asyncio.get_running_loop(), b""
+        while b"\r\n\r\n" not in head:
+            data = await loop.sock_recv(self.client, MAX_HEAD_BYTES)
+            if not data or len(head) > MAX_HEAD_BYTES:
+                raise _RefusedError("400 Bad Request")
+            head += data
+        head, _, rest = head.partition(b"\r\n\r\n")
+        return head, rest
+
+    async def _answer(self, status: str) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.client, f"HTTP/1.1 {status}\r\n\r\n".encode())
+
+    async def _carry(self, flows: tuple[Flow, Flow], rest: bytes) -> None:
+        if self.worker is None:
+            return
+        self._halves = [
+            Half(self.there, self.client, self.worker, flows[0], self._ended),
+            Half(self.back, self.worker, self.client, flows[1], self._ended),
+        ]
+        if rest:
+            self._halves[0].send(rest)
+        for half in self._halves:
+            half.listen(True)
+        await self._done.wait()
+
+    def _ended(self, error: OSError | None) -> None:
+        if error is not None:
+            self._broken = True
+        if self._broken or all(half.ended for half in self._halves):
+            self._done.set()
+
+    def _close(self) -> None:
+        for half in self._halves:
+            half.end(None)
+        for end in (self.client, self.worker):
+            if end is not None and self._broken:
+                close_with_reset(end)
+            elif end is not None:
+                end.close()
+
+
+class Relay:
+    """All links of a pool on the running event loop (`wan.clock.precise_event_loop` keeps the times exact).
+
+    `await start()`, then `routes()` says which address each cluster dials for each other one; `await close()`
+    ends every connection. A pair with a link in one direction only gets the same back. Seeded by `seed`.
+    """
+
+    def __init__(self, pool: Pool, *, seed: int = 0, host: str = "127.0.0.1") -> None:
+        self.pool, self.host = pool, host
+        self.links = _both_ways(pool)
+        self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}
+        self.directions: dict[tuple[str, str], Direction] = {}
+        self._listeners: dict[tuple[str, str], socket.socket] = {}
+        self._acceptors: list[asyncio.Task[None]] = []
+        self._connections: dict[asyncio.Task[None], frozenset[str]] = {}
+
+    async def start(self) -> None:
+        """Listen for every pair; raise `UnavailableError` if a port cannot be had (then nothing listens)."""
+        loop = asyncio.get_running_loop()
+        try:
+            for ends, link in self.links.items():
+                shaper = Shaper(link, self._rngs[ends], self.links[ends[::-1]])
+                self.directions[ends] = Direction(shaper, loop)
+                self._listeners[ends] = socket.create_server((self.host, 0), backlog=128)
+                self._listeners[ends].setblocking(False)
+        except OSError as error:
+            await self.close()
+            raise UnavailableError(
+                f"cannot listen on {self.host} for the link from {ends[0]} to {ends[1]}: {error.strerror}",
+                hint="give a host of this machine, or raise the limit on open files",
+            ) from error
+        self._acceptors = [loop.create_task(self._accept(ends)) for ends in self.links]
+
+    def routes(self) -> dict[str, dict[str, str]]:
+        """Return {cluster: {other cluster: "host:port"}}: what a worker of `cluster` dials for the other."""
+        found: dict[str, dict[str, str]] = {}
+        for (source, target), listener in self._listeners.items():
+            found.setdefault(source, {})[target] = format_address(*listener.getsockname()[:2])
+        return found
+
+    def cut(self, a: str, b: str, *, reset: bool = False) -> None:
+        """Cut the link both ways: refuse new connections; stall the present ones, or `reset` them."""
+        for ends in ((a, b), (b, a)):
+            self._direction(ends).cut()
+        if reset:
+            for connection, joined in self._connections.items():
+                if joined == {a, b}:
+                    connection.cancel()
+
+    def restore(self, a: str, b: str) -> None:
+        """Mend a cut link: what was stalled goes on where it stopped."""
+        for ends in ((a, b), (b, a)):
+            self._direction(ends).restore()
+
+    async def close(self) -> None:
+        """Stop listening and break every connection; returns when all sockets are closed."""
+        tasks = [*self._acceptors, *self._connections]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in self._listeners.values():
+            listener.close()
+        for direction in self.directions.values():
+            direction.forget()
+        self._listeners.clear()
+
+    def _direction(self, ends: tuple[str, str]) -> Direction:
+        if ends not in self.directions:
+            known = ", ".join(" to ".join(pair) for pair in sorted(self.directions))
+            raise NotFoundError(f"no link from {ends[0]} to {ends[1]}", hint=f"there are: {known}")
+        return self.directions[ends]
+
+    async def _accept(self, ends: tuple[str, str]) -> None:
+        loop, there, back = asyncio.get_running_loop(), self.directions[ends], self.directions[ends[::-1]]
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._listeners[ends])
+            except OSError:  # out of descriptors, or the client left already: the listener itself is well
+                await asyncio.sleep(0.1)
+                continue
+            _prepare(client)
+            task = loop.create_task(Connection(client, there, back).run())
+            self._connections[task] = frozenset(ends)
+            task.add_done_callback(self._connections.pop)
+
+
+def _both_ways(pool: Pool) -> dict[tuple[str, str], Link]:
+    """Return the links of every joined pair in both directions; a missing one mirrors the other."""
+    links: dict[tuple[str, str], Link] = {}
+    for a, b in combinations([cluster.name for cluster in pool.clusters], 2):
+        there, back = pool.link(a, b), pool.link(b, a)
+        if there is not None or back is not None:
+            links[a, b] = there or back.model_copy(update={"source": a, "target": b})  # type: ignore[union-attr]
+            links[b, a] = back or there.model_copy(update={"source": b, "target": a})  # type: ignore[union-attr]
+    return links
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _target(head: bytes) -> tuple[str, int]:
+    """Return host and port that a CONNECT request asks for; only this machine's workers may be asked for."""
+    method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
+    if method != "CONNECT":
+        raise _RefusedError("405 Only CONNECT")
+    try:
+        host, port = parse_address(rest.rpartition(" ")[0])
+    except InputError:
+        raise _RefusedError("400 Bad Request") from None
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise _RefusedError("403 Emulated links join workers on loopback addresses of this machine only")
+    return host, port
+
+
+async def _reach(host: str, port: int) -> socket.socket:
+    """Return a connection to the worker, made at the far end of the link."""
+    address = "127.0.0.1" if host == "localhost" else host
+    worker = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _prepare(worker)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await asyncio.get_running_loop().sock_connect(worker, (address, port))
+    except OSError as error:
+        worker.close()
+        why = "timed out" if isinstance(error, TimeoutError) else error.strerror
+        raise _RefusedError(f"502 {why} at {format_address(host, port)}") from error
+    except BaseException:
+        worker.close()
+        raise
+    return worker
