@@ -56,7 +56,7 @@ def meta_model(model: str | Path) -> PreTrainedModel:
 
 
 def rotary_embedding(full: PreTrainedModel, device: torch.device | str) -> nn.Module:
-    """Return the rotary embedding of `full` with real buffers on `device` (those of `full` may be on meta)."""
+    """Return the rotary embedding of `full` with real buffers on `device` (those of `full` are on meta)."""
     with torch.device("cpu"):
         rotary: nn.Module = type(full.model.rotary_emb)(config=full.config)
     return rotary.to(device)

@@ -71,7 +71,7 @@ class _Source:
         if piece.name not in self.file_of:
             raise ModelError(
                 f"{self.folder} has no tensor '{piece.name}' (it has {len(self.file_of)} tensors)",
-                hint="check that config.json and the weights belong to the same model and every file is there",
+                hint="check that config.json and the weights belong to the same model and no file is missing",
             )
         file = self.file_of[piece.name]
         if file not in self._open:

@@ -57,7 +57,7 @@ class StageModel(nn.Module):
         self._sliding = sliding_layers(full.config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else hidden states `[B, S, H]`.
+        """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
 
         Returns hidden states `[B, S, H]`, or logits `[B, S, V]` on the last stage.
         """
@@ -113,12 +113,12 @@ def build_stage(
     seed: int,
     weights: Literal["random", "load"],
 ) -> StageModel:
-    """Build decoder layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
+    """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
     Parameters have `dtype` and lie on `device`. `random` draws them from (`seed`, full name), equally for any
-    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. Peak memory
-    is the stage itself and one tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that cannot
-    be used and `PlanError` for a layer range that the model does not have.
+    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. Peak
+    memory is the stage itself and one tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that
+    cannot be used and `PlanError` for a layer range that the model does not have.
     """
     full = meta_model(model)
     _check_range(layers, full.config.num_hidden_layers, model)

@@ -1,0 +1,165 @@
+"""`Dataset`: samples by number, the same on every worker, before and after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from isthmus.core.errors import DataError
+from isthmus.core.job import Data, Task
+from isthmus.data.chat import check_messages, conversation_pieces
+from isthmus.data.chat_template import open_template
+from isthmus.data.documents import file_kind, json_lines, read_documents
+from isthmus.data.files import DataFile, read_files
+from isthmus.data.holdout import hold_out_tokens, hold_out_whole
+from isthmus.data.order import sample_order
+from isthmus.data.samples import PackedSamples, Samples, StreamSamples
+from isthmus.data.tokenizer import Tokenizer, open_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """`input_ids` and `labels`, int64 `[n, S]`.
+
+    `labels[i, t]` is the token that follows `input_ids[i, t]`, or -100 where the loss ignores it.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+class Dataset:
+    """Training and validation samples of one job; made by `open_dataset`.
+
+    Training sample k is the k-th of an endless sequence in which each epoch shuffles all samples anew: a
+    run that resumes after k samples goes on with `train_batch(k, ...)`, and a worker that wants a share of a
+    batch asks for that share.
+    """
+
+    def __init__(
+        self, *, train: Samples, validation: Samples, vocab_size: int, seed: int, num_skipped_files: int = 0
+    ) -> None:
+        self._train, self._validation, self._seed = train, validation, seed
+        self.vocab_size = vocab_size
+        self.num_samples = len(train)
+        self.num_validation_samples = len(validation)
+        self.num_skipped_files = num_skipped_files
+
+    def train_batch(self, first_sample: int, num_samples: int) -> Batch:
+        """Return training samples `first_sample` to `first_sample + num_samples - 1`; epochs follow on.
+
+        Raises `DataError` where the whole data set has fewer than `num_samples`.
+        """
+        self.require(num_samples=num_samples)
+        return _batch(self._train, sample_order(first_sample, num_samples, self.num_samples, self._seed))
+
+    def validation_batch(self, num_samples: int) -> Batch:
+        """Return `num_samples` held-out samples, always the same; they repeat where fewer are held out.
+
+        Raises `DataError` where nothing is held out.
+        """
+        if self.num_validation_samples == 0:
+            raise DataError(
+                "no data is held out for validation",
+                hint="set data.validation_fraction above 0, or training.evaluate_every to 0",
+            )
+        return _batch(self._validation, sample_order(0, num_samples, self.num_validation_samples, seed=0))
+
+    def require(self, *, num_samples: int = 1, vocab_size: int | None = None) -> None:
+        """Check the data set against a job: a batch of `num_samples`, a model of `vocab_size` tokens.
+
+        Raises `DataError` where it has fewer samples than one batch, or more tokens than the model knows.
+        """
+        if self.num_samples < num_samples:
+            raise DataError(
+                f"the data makes {self.num_samples} samples, one batch needs {num_samples}",
+                hint="give more data, a smaller global_batch_size or a shorter sequence_length",
+            )
+        if vocab_size is not None and self.vocab_size > vocab_size:
+            raise DataError(
+                f"the tokenizer has {self.vocab_size} tokens, the model only {vocab_size}",
+                hint="use the tokenizer of the model, or a model with a larger vocab_size",
+            )
+
+
+def open_dataset(data: Data, *, task: Task, sequence_length: int, seed: int) -> Dataset:
+    """Read, tokenise and pack `data` into samples of `sequence_length` tokens (S).
+
+    Text is laid end to end, with the tokenizer's end token after each document. Conversations (task
+    `finetune`) are rendered by the chat template, packed whole where they fit, and only the answers have
+    labels. The content of the result follows from the
+    arguments and the files alone. Raises `DataError` for data that is missing, empty or malformed.
+    """
+    found = read_files(data.paths, data.max_bytes)
+    tokenizer = open_tokenizer(data.tokenizer)
+    pack = _pack_conversations if task == "finetune" else _pack_text
+    train, validation = pack(found.files, data, task, tokenizer, sequence_length)
+    dataset = Dataset(
+        train=train,
+        validation=validation,
+        vocab_size=tokenizer.vocab_size,
+        seed=seed,
+        num_skipped_files=found.num_skipped,
+    )
+    dataset.require()
+    return dataset
+
+
+def _pack_text(
+    files: Sequence[DataFile], data: Data, task: Task, tokenizer: Tokenizer, sequence_length: int
+) -> tuple[Samples, Samples]:
+    documents = tokenizer.encode(read_documents(files, data, task))
+    training, held_out = hold_out_tokens(documents, data.validation_fraction, sequence_length + 1)
+    train, validation = (
+        StreamSamples(_stream(part, tokenizer), sequence_length, tokenizer.padding)
+        for part in (training, held_out)
+    )
+    return train, validation
+
+
+def _stream(documents: Sequence[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
+    """Return the documents end to end, each followed by the end token, in the smallest type that fits."""
+    total = sum(len(document) + 1 for document in documents)
+    stream = np.empty(total, dtype=np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
+    start = 0
+    for document in documents:
+        stream[start : start + len(document)] = document
+        start += len(document) + 1
+        stream[start - 1] = tokenizer.end
+    return stream
+
+
+def _pack_conversations(
+    files: Sequence[DataFile], data: Data, task: Task, tokenizer: Tokenizer, sequence_length: int
+) -> tuple[Samples, Samples]:
+    render = open_template(data.tokenizer)
+    conversations = []
+    for file in files:
+        file_kind(file.name, data, task)
+        for where, value in json_lines(file):
+            messages = check_messages(value, where)
+            conversations.append(conversation_pieces(messages, render, tokenizer, sequence_length + 1))
+    tokens = [np.concatenate([piece.tokens for piece in pieces]) for pieces in conversations]
+    held_out = hold_out_whole(tokens, data.validation_fraction)
+    train, validation = (
+        PackedSamples(
+            [
+                piece
+                for i, pieces in enumerate(conversations)
+                if (i in held_out) == wanted
+                for piece in pieces
+            ],
+            sequence_length,
+            tokenizer.padding,
+        )
+        for wanted in (False, True)
+    )
+    return train, validation
+
+
+def _batch(samples: Samples, numbers: np.ndarray) -> Batch:
+    input_ids, labels = samples.rows(numbers)
+    return Batch(input_ids=torch.from_numpy(input_ids.copy()), labels=torch.from_numpy(labels.copy()))

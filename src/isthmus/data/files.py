@@ -1,0 +1,109 @@
+"""Which files a data set consists of, in which order, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+from isthmus.core.errors import DataError
+
+_PROBE_BYTES = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """A file that was read: its name as fsspec gives it, and its content (perhaps cut by the byte limit)."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files of a data set in order, and how many were passed over as hidden or binary."""
+
+    files: tuple[DataFile, ...]
+    num_skipped: int
+
+
+def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
+    """Read the files that `paths` name: files, folders (recursively) or globs, local or any fsspec URL.
+
+    Files come in the order of `paths`, within one of them sorted by name; one named twice is read once.
+    In folders and globs, hidden files (a name that starts with a dot, also of a folder on the way) and binary
+    ones (a zero byte in the first 8 KiB) are passed over and counted. At most `max_bytes` are read: the file
+    that crosses the limit is cut there, at the end of a line where it has one. Raises `DataError` where a
+    path does not exist, matches nothing, cannot be read, or all it holds is hidden, binary or empty.
+    """
+    files: dict[str, DataFile] = {}
+    left_bytes, num_skipped = max_bytes, 0
+    for path in paths:
+        num_read = 0
+        for filesystem, name, visible in _resolve(path):
+            if name in files:
+                num_read += 1
+                continue
+            if left_bytes is not None and left_bytes <= 0:
+                return Files(files=tuple(files.values()), num_skipped=num_skipped)
+            content = _read(filesystem, name, left_bytes) if visible else None
+            if content is None:
+                num_skipped += 1
+                continue
+            files[name] = DataFile(name=name, content=content)
+            num_read += bool(content)
+            left_bytes = None if left_bytes is None else left_bytes - len(content)
+        if num_read == 0:
+            raise DataError(
+                f"{path} holds no text ({num_skipped} hidden or binary files were passed over)",
+                hint="name the files themselves, or unpack archives first",
+            )
+    return Files(files=tuple(files.values()), num_skipped=num_skipped)
+
+
+def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
+    """Yield (file system, name, whether it is visible) of each file that `path` names, sorted by name."""
+    try:
+        filesystem, root = fsspec.url_to_fs(path)
+        is_glob = any(sign in root for sign in "*?[") and not filesystem.exists(root)
+        if is_glob:
+            names = [name for name in filesystem.glob(root) if filesystem.isfile(name)]
+        elif filesystem.isfile(root):
+            yield filesystem, root, True
+            return
+        else:
+            names = filesystem.find(root)
+    except (ImportError, OSError, ValueError) as error:
+        raise DataError(f"data path {path} cannot be opened: {error}") from error
+    if not names:
+        raise DataError(
+            f"no data at {path}" if not is_glob else f"no file matches {path}",
+            hint="check the path on the machine of the workers; a folder is read recursively",
+        )
+    base = len(root[: _first_sign(root)].rpartition("/")[0]) if is_glob else len(root)
+    for name in sorted(names):
+        yield filesystem, name, not any(part.startswith(".") for part in name[base:].split("/"))
+
+
+def _first_sign(pattern: str) -> int:
+    return min(pattern.index(sign) for sign in "*?[" if sign in pattern)
+
+
+def _read(filesystem: AbstractFileSystem, name: str, limit_bytes: int | None) -> bytes | None:
+    """Return the first `limit_bytes` of a file, cut after its last whole line; None where it is binary."""
+    try:
+        with filesystem.open(name, "rb") as file:
+            content: bytes = file.read(_PROBE_BYTES)
+            if b"\0" in content:
+                return None
+            content += (
+                file.read() if limit_bytes is None else file.read(max(0, limit_bytes + 1 - len(content)))
+            )
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error}") from error
+    if limit_bytes is None or len(content) <= limit_bytes:
+        return content
+    cut = content.rfind(b"\n", 0, limit_bytes) + 1
+    return content[: cut or limit_bytes]

@@ -1,0 +1,45 @@
+"""The held-out split: which documents, or conversations, are kept out of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+
+def hold_out_tokens(
+    documents: Sequence[np.ndarray], fraction: float, minimum: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Divide `documents` (token arrays) into training and validation, in their order.
+
+    Validation gets `fraction` of the tokens, but at least `minimum` where that leaves half for training.
+    Whole documents are taken in the order of a hash of their content, which neither the seed nor a file's
+    name changes; of the last one only the tail that is still needed. Nothing is on both sides.
+    """
+    total = sum(len(document) for document in documents)
+    needed = min(max(round(fraction * total), minimum), total // 2) if fraction > 0 else 0
+    cuts = [len(document) for document in documents]
+    for index in _hash_order(documents) if needed else ():
+        taken = min(needed, cuts[index])
+        cuts[index] -= taken
+        needed -= taken
+        if needed == 0:
+            break
+    parts = list(zip(documents, cuts, strict=True))
+    training = [document[:cut] for document, cut in parts if cut > 0]
+    return training, [document[cut:] for document, cut in parts if cut < len(document)]
+
+
+def hold_out_whole(items: Sequence[np.ndarray], fraction: float) -> frozenset[int]:
+    """Return the numbers of the `items` (token arrays) that are held out: `fraction` of them, at least one.
+
+    With a single item, or `fraction` 0, none is.
+    """
+    wanted = min(max(round(fraction * len(items)), 1), len(items) // 2) if fraction > 0 else 0
+    return frozenset(_hash_order(items)[:wanted]) if wanted else frozenset()
+
+
+def _hash_order(arrays: Sequence[np.ndarray]) -> list[int]:
+    digests = [blake2b(array.tobytes(), digest_size=16).digest() for array in arrays]
+    return sorted(range(len(arrays)), key=digests.__getitem__)

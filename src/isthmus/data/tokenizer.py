@@ -1,0 +1,117 @@
+"""Text to token ids: the byte tokenizer that needs no file, or any `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from isthmus.core.errors import DataError
+
+_END_WORDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+_BATCH_TEXTS = 512
+
+
+class Tokenizer(Protocol):
+    """What a data set needs of a tokenizer: `end` closes a document or an answer, `padding` fills samples."""
+
+    vocab_size: int
+    end: int
+    padding: int
+
+    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """Return the ids (int32, one array per text) of UTF-8 `texts`, without special tokens."""
+        ...
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8: ids 0 to 255, then begin (256), end (257) and padding (258)."""
+
+    vocab_size = 259
+    begin = 256
+    end = 257
+    padding = 258
+
+    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """Return the bytes of each text as ids."""
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+
+class FileTokenizer:
+    """A `tokenizer.json`, as the tokenizers library reads it.
+
+    `end` is `eos_token` of the `tokenizer_config.json` beside it, or else a word that is known to end a text;
+    `padding` is `pad_token`, or else `end` (padding never counts in the loss).
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+            raise DataError(f"tokenizer {file} cannot be read: {error}") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        settings = tokenizer_settings(file.parent)
+        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(ids.values()) + 1
+        ends = (word for word in (_word(settings.get("eos_token")), *_END_WORDS) if word in ids)
+        end = next(ends, None)
+        if end is None:
+            raise DataError(
+                f"tokenizer {file} has no token that ends a document",
+                hint="name one as eos_token in a tokenizer_config.json beside it",
+            )
+        self.end = ids[end]
+        self.padding = ids.get(_word(settings.get("pad_token")) or end, self.end)
+
+    def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """Return the ids of each text; bytes that are no UTF-8 become the replacement character."""
+        arrays: list[np.ndarray] = []
+        for start in range(0, len(texts), _BATCH_TEXTS):
+            batch = [text.decode("utf-8", errors="replace") for text in texts[start : start + _BATCH_TEXTS]]
+            encodings = self._tokenizer.encode_batch(batch, add_special_tokens=False)
+            arrays.extend(np.array(encoding.ids, dtype=np.int32) for encoding in encodings)
+        return arrays
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer `name`: `bytes`, a `tokenizer.json`, or a folder that holds one.
+
+    Raises `DataError` where the file is missing, cannot be read, or knows no end of a document.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    file = tokenizer_file(name)
+    if not file.is_file():
+        raise DataError(
+            f"no tokenizer at {name}",
+            hint="give 'bytes', a tokenizer.json, or a folder that holds one",
+        )
+    return FileTokenizer(file)
+
+
+def tokenizer_file(name: str) -> Path:
+    """Return the `tokenizer.json` that a file or folder name means."""
+    given = Path(name).expanduser()
+    return given / "tokenizer.json" if given.is_dir() else given
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Return what `tokenizer_config.json` in `folder` says; empty where there is none."""
+    file = folder / "tokenizer_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON: {error}") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _word(token: Any) -> str | None:
+    """Return a special token's text; settings write it as a string or as an object with `content`."""
+    return token.get("content") if isinstance(token, dict) else token
