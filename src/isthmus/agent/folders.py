@@ -1,0 +1,134 @@
+"""Where a site keeps things, and what a worker's folder is filled with and tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from isthmus.agent.parts import HeldPart, LocalJob
+from isthmus.core.base import Count, Frozen, Name
+from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.pool import Cluster
+from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
+
+_ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])
+_TAIL_BYTES = 8192
+_MOST_WORDS = 300
+
+
+class StateFolder:
+    """The layout of an agent's state folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.runs = self.path / "runs"
+        self.local = self.path / "local"
+
+    def of(self, part: HeldPart, rank: int) -> Path:
+        """Return the folder of one worker."""
+        if part.local:
+            return self.local / part.job
+        return self.runs / part.job / str(part.attempt) / f"rank-{rank}"
+
+
+def worker_spec(
+    part: HeldPart, rank: int, cluster: Cluster, *, host: str, routes: dict[str, str]
+) -> WorkerSpec:
+    """Return what the worker of `rank` is told; on a virtual chip it gets the plan's times for its stage."""
+    if part.plan is None or part.spec is None:
+        raise UnavailableError(f"part {part.job}/{part.attempt} has no plan to start rank {rank} by")
+    stage, predicted = part.plan.stages[rank], part.plan.predicted
+    stage_time = None
+    if predicted is not None and rank < len(predicted.stage_times):
+        stage_time = predicted.stage_times[rank] if cluster.group(stage.node_group).virtual else None
+    steps = part.spec.training.steps
+    return WorkerSpec(
+        run=part.job,
+        attempt=part.attempt,
+        rank=rank,
+        job=part.spec,
+        plan=part.plan,
+        host=host,
+        routes=routes,
+        stage_time=stage_time,
+        trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
+    )
+
+
+def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
+    """Return what the file `{cluster: {other: "host:port"}}` says of `cluster`; without a file, nothing."""
+    if path is None:
+        return {}
+    try:
+        return _ROUTES.validate_json(path.read_bytes()).get(cluster, {})
+    except OSError as error:
+        raise FileError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    except ValidationError as error:
+        raise FileError(
+            error.errors()[0]["msg"],
+            file=str(path),
+            hint='routes are JSON: {"hangzhou": {"nanjing": "127.0.0.1:7001"}}',
+        ) from error
+
+
+def last_words(folder: Path) -> str:
+    """Return the last line of the log that names an error, or else its last line; at most 300 characters."""
+    try:
+        with (folder / "log").open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            text = stream.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "error:" in line]
+    return (errors or lines or [""])[-1][:_MOST_WORDS]
+
+
+class LocalJobFile(Frozen):
+    """`job.json` of a site's own job: the command to run and the cards it needs."""
+
+    command: tuple[str, ...]
+    node_group: Name
+    chips: Count = 1
+
+
+def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
+    """Return the site's own jobs that should exist: a folder with `job.json`, without `exit` and `cancel`.
+
+    A job that can never run gets its reason in `log` and the status 2 in `exit`.
+    """
+    found = []
+    for file in sorted(state.local.glob("*/job.json"), key=lambda file: (file.stat().st_mtime_ns, file)):
+        folder = file.parent
+        if (folder / "exit").exists() or (folder / "cancel").exists():
+            continue
+        try:
+            job = LocalJobFile.model_validate_json(file.read_bytes())
+            _check_fits(job, cluster)
+        except (ValidationError, ValueError) as error:
+            write_atomically(folder / "log", f"{error}\n")
+            WorkerFolder(folder).write_exit(2)
+            continue
+        found.append(
+            LocalJob(name=folder.name, command=job.command, node_group=job.node_group, chips=job.chips)
+        )
+    return tuple(found)
+
+
+def submit_local(state: Path, name: str, job: LocalJobFile) -> Path:
+    """Queue a job of the site's own users with the agent whose state folder this is; return its folder."""
+    folder = StateFolder(state).local / name
+    write_atomically(folder / "job.json", json.dumps(job.model_dump(mode="json")))
+    return folder
+
+
+def _check_fits(job: LocalJobFile, cluster: Cluster) -> None:
+    groups = {group.name: group.chips for group in cluster.node_groups}
+    if job.chips > groups.get(job.node_group, 0):
+        raise ValueError(
+            f"{job.chips} cards of node group '{job.node_group}' wanted; {cluster.name} has "
+            + ", ".join(f"{num} of '{name}'" for name, num in groups.items())
+        )

@@ -1,0 +1,191 @@
+"""The agent's shell: saves what the machine decided, then does it; looks at workers and tells the machine.
+
+The order is the promise: the part table is on disk before a worker is started or stopped and before the
+server is told of it, so that an agent killed anywhere goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from isthmus.agent.adapter import Adapter
+from isthmus.agent.folders import StateFolder, last_words, local_jobs, read_routes, worker_spec
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.outbox import Batch, Outbox
+from isthmus.agent.parts import (
+    Event,
+    HeldPart,
+    Instruction,
+    LocalJobsSeen,
+    OrdersReceived,
+    SeenWorker,
+    ShutdownAsked,
+    StartWorker,
+    StopWorker,
+    WorkersSeen,
+    WriteRanks,
+)
+from isthmus.agent.table import PartTable
+from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.messages import AgentOrders, AgentReport
+from isthmus.core.pool import Cluster
+from isthmus.core.worker import WorkerFolder
+
+_NOT_STARTED = 126
+"""Exit status reported for a worker that could not be started."""
+
+_log = logging.getLogger("isthmus.agent")
+
+
+class AgentShell:
+    """One site: its machine, adapter and state folder. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        adapter: Adapter,
+        state: Path,
+        clock: Callable[[], float],
+        host: str = "127.0.0.1",
+        routes: Path | None = None,
+    ) -> None:
+        self.cluster, self.adapter, self.folders = cluster, adapter, StateFolder(state)
+        self._clock, self._host, self._routes = clock, host, routes
+        read_routes(routes, cluster.name)
+        self._table = PartTable(self.folders.path)
+        inventory = adapter.inventory()
+        self.machine = AgentMachine(cluster.name, inventory, self._table.load(), now_s=clock())
+        self.outbox = Outbox(self.folders.runs)
+        self._waiting: list[Instruction] = []
+        self._table.save(self.machine.parts.values())
+
+    @property
+    def ended(self) -> bool:
+        """Whether, after `shut_down`, nothing is left at the site."""
+        return self.machine.ending and not any(part.live for part in self.machine.parts.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a part is about to change, so that looking again soon is worth it."""
+        return any(_about_to_change(part) for part in self.machine.parts.values())
+
+    def tick(self) -> None:
+        """Look at every live worker and every local job; let the machine decide; clear what is forgotten."""
+        self._apply(WorkersSeen(now_s=self._clock(), workers=tuple(self._look())))
+        self._apply(LocalJobsSeen(now_s=self._clock(), jobs=local_jobs(self.folders, self.cluster)))
+        self._clear()
+
+    def obey(self, orders: AgentOrders) -> None:
+        """Carry out the server's orders."""
+        self._apply(OrdersReceived(now_s=self._clock(), orders=orders))
+
+    def shut_down(self) -> None:
+        """Begin to stop every worker and to give every card back."""
+        self._apply(ShutdownAsked(now_s=self._clock()))
+
+    def report(self, incarnation: str) -> tuple[AgentReport, Batch]:
+        """Return what the server is told, and the batch to hand to `outbox.stored` once it has answered.
+
+        Raises `UnavailableError` while what would be told is not on disk.
+        """
+        self._table.save(self.machine.parts.values())
+        batch = self.outbox.collect()
+        report = AgentReport(
+            cluster=self.cluster,
+            incarnation=incarnation,
+            free_chips=self.machine.free_chips(),
+            parts=self.machine.observed(),
+            metrics=tuple(batch.metrics),
+            logs=tuple(batch.logs),
+        )
+        return report, batch
+
+    def _apply(self, event: Event) -> None:
+        """Decide, save, act. Where saving fails nothing is done; it is tried again with the next event."""
+        self._waiting += self.machine.handle(event)
+        try:
+            self._table.save(self.machine.parts.values())
+        except UnavailableError as error:
+            _log.error("%s", error)
+            return
+        waiting, self._waiting = self._waiting, []
+        for instruction in waiting:
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case StartWorker(part=part, rank=rank):
+                self._start(part, rank)
+            case StopWorker(part=part, rank=rank, force=force):
+                self.adapter.stop(self.folders.of(part, rank), force=force)
+            case WriteRanks(part=part, rank_map=rank_map):
+                for rank in part.workers:
+                    WorkerFolder(self.folders.of(part, rank)).write_ranks(rank_map)
+
+    def _start(self, part: HeldPart, rank: int) -> None:
+        folder, worker = self.folders.of(part, rank), part.workers.get(rank)
+        if worker is None or not worker.live:
+            return
+        try:
+            if not part.local:
+                routes = read_routes(self._routes, self.cluster.name)
+                spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes)
+                WorkerFolder(folder).write_spec(spec)
+            self.adapter.start(folder, worker.cards, part.command)
+        except (IsthmusError, OSError, ValueError) as error:
+            _log.error("%s: %s", folder, error)
+            self.adapter.stop(folder, force=True)
+            seen = SeenWorker(
+                job=part.job,
+                attempt=part.attempt,
+                rank=rank,
+                state="exited",
+                exit_status=_NOT_STARTED,
+                last_words=str(error),
+            )
+            self._apply(WorkersSeen(now_s=self._clock(), workers=(seen,)))
+
+    def _look(self) -> list[SeenWorker]:
+        seen = []
+        for part in self.machine.parts.values():
+            for rank, worker in part.workers.items():
+                if worker.live:
+                    seen.append(self._look_at(part, rank, known=worker.address is not None))
+        return seen
+
+    def _look_at(self, part: HeldPart, rank: int, *, known: bool) -> SeenWorker:
+        folder = self.folders.of(part, rank)
+        status = self.adapter.poll(folder)
+        try:
+            address = None if known or part.local else WorkerFolder(folder).read_checkin()
+        except IsthmusError as error:
+            _log.error("%s", error)
+            address = None
+        return SeenWorker(
+            job=part.job,
+            attempt=part.attempt,
+            rank=rank,
+            state=status.state,
+            exit_status=status.exit_status,
+            address=address,
+            last_words=last_words(folder) if status.state == "exited" else "",
+        )
+
+    def _clear(self) -> None:
+        """Remove the folders of attempts that the server no longer names and has all lines of."""
+        for attempt in self.folders.runs.glob("*/*"):
+            key = attempt.parent.name, int(attempt.name)
+            if key not in self.machine.parts and self.outbox.drained(attempt):
+                shutil.rmtree(attempt, ignore_errors=True)
+                if not any(attempt.parent.iterdir()):
+                    attempt.parent.rmdir()
+
+
+def _about_to_change(part: HeldPart) -> bool:
+    if part.state == "running":
+        return part.rank_map is None
+    return part.state in ("prepared", "refused", "stopping", "failed", "succeeded", "released")

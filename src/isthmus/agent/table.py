@@ -1,0 +1,87 @@
+"""The agent's part table on disk: written whole, synced and renamed before anything is started or stopped."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from isthmus.agent.parts import HeldPart
+from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.worker import write_atomically
+
+_PARTS: TypeAdapter[list[HeldPart]] = TypeAdapter(list[HeldPart])
+_OF_THIS_LIFE = {"since_s", "force_at_s", "rank_map"}
+"""Fields that mean nothing to the agent's next life."""
+
+
+class PartTable:
+    """The file `parts.json` of an agent's state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / "parts.json"
+        self._written = b""
+
+    def load(self) -> list[HeldPart]:
+        """Return the parts of the agent's last life; raise `FileError` where the file does not read."""
+        try:
+            return _PARTS.validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except ValidationError as error:
+            raise FileError(
+                f"not a part table of this version: {error.errors()[0]['msg']}",
+                file=str(self.path),
+                hint="start the version of isthmus that wrote it, or end its workers and remove the folder",
+            ) from error
+
+    def save(self, parts: Iterable[HeldPart]) -> None:
+        """Write `parts` durably unless they are what was last written; raise `UnavailableError` if not."""
+        data = _PARTS.dump_json(list(parts), exclude={"__all__": _OF_THIS_LIFE}, by_alias=True)
+        if data == self._written:
+            return
+        try:
+            write_atomically(self.path, data.decode())
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            raise unwritable(self.path.parent, error) from error
+        self._written = data
+
+
+@contextmanager
+def locked(state: Path) -> Iterator[None]:
+    """Hold the state folder for this process; raise `UnavailableError` where another has it."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise unwritable(state, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UnavailableError(
+            f"another agent runs with the state folder {state}",
+            hint="stop it first, or give this one a folder of its own",
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def unwritable(folder: Path, error: OSError) -> UnavailableError:
+    """Return the error of a folder that takes no files, with what to do about it."""
+    hint = "free space on that disk" if error.errno == errno.ENOSPC else "choose a folder you may write to"
+    return UnavailableError(f"cannot write to {folder}: {error.strerror or error}", hint=hint)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
