@@ -10,41 +10,49 @@ A shell uses it like this (the server and the tests' simulated pool both do):
 On every report the shell also calls `hear(cluster, now_s)`, and now and then it passes each event of
 `due(now_s)` through the same three lines. After a restart: `Coordinator.replay(events)`, then
 `act_on(coordinator.handle(Restarted(now_s=...)))`.
+
+Jobs are tried in the order of their submission. One that does not fit is passed over, so that a small job
+may run on what a large one cannot use; an order that keeps large jobs from starving is a later concern.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from isthmus.control.events import Event, Instruction
+from isthmus.control import outlook
+from isthmus.control.admission import admit, find
+from isthmus.control.advance import schedule
+from isthmus.control.events import (
+    Event,
+    ForgetJob,
+    Instruction,
+    JobChanged,
+    JobDeleted,
+    MakePlans,
+    Restarted,
+)
+from isthmus.control.handlers import HANDLERS
+from isthmus.control.records import JobRecord, Rules, State
 from isthmus.core.messages import PartOrder
 from isthmus.core.pool import Link
 from isthmus.core.views import JobView, PoolView
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """The coordinator's times, in seconds."""
-
-    reservation_s: float = 30.0
-    start_s: float = 120.0
-    lease_s: float = 30.0
-    agent_lost_s: float = 10.0
-    retry_s: float = 2.0
-    retry_most_s: float = 60.0
+__all__ = ["Coordinator", "Rules"]
 
 
 class Coordinator:
-    """The state of the pool and what follows from it."""
+    """The state of the pool and what follows from it. `state` is for validators and tests: read only."""
 
-    def __init__(self, rules: Rules = Rules()) -> None:
-        self.rules = rules
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.state = State(rules=rules or Rules())
 
     @classmethod
-    def replay(cls, events: Iterable[Event], rules: Rules = Rules()) -> Coordinator:
-        """Rebuild the state from the log."""
-        raise NotImplementedError
+    def replay(cls, events: Iterable[Event], rules: Rules | None = None) -> Coordinator:
+        """Rebuild the state from the log. `rules` need not be those under which the log was written."""
+        coordinator = cls(rules)
+        for event in events:
+            coordinator.handle(event)
+        return coordinator
 
     def admit(self, event: Event) -> bool:
         """Tell whether `event` changes anything and so must be logged and handled.
@@ -52,36 +60,65 @@ class Coordinator:
         Raises `NotFoundError` for an unknown job or plan and `ConflictError` for a step that is not
         allowed now. Changes nothing. `Restarted` is never admitted: hand it to `handle` unlogged.
         """
-        raise NotImplementedError
+        return admit(self.state, event)
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take an admitted event in; return what the shell must do."""
-        raise NotImplementedError
+        """Take an event in; return what the shell must do. Raises as `admit` does, before any change."""
+        state = self.state
+        if isinstance(event, Restarted):
+            return self._restart(event.now_s)
+        if not admit(state, event):
+            return []
+        state.touched.clear()
+        HANDLERS[type(event)](state, event)
+        asked = schedule(state, event.now_s)
+        forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
+        changed = [JobChanged(job_id=job_id) for job_id in sorted(state.touched)]
+        return [*forget, *changed, *(self._ask(job) for job in asked)]
 
     def hear(self, cluster: str, now_s: float) -> None:
         """Note that the cluster's agent has just reported (not logged: it is only about being alive)."""
-        raise NotImplementedError
+        record = self.state.clusters.get(cluster)
+        if record is not None:
+            record.heard_s = now_s
 
     def due(self, now_s: float) -> tuple[Event, ...]:
         """Return what time alone has brought about: `AgentLost` and `DeadlinePassed` events."""
-        raise NotImplementedError
+        return outlook.due(self.state, now_s)
 
     def job_of_key(self, user: str, key: str) -> str | None:
         """Return the job that this user already submitted with `key`; None for a new or an empty key."""
-        raise NotImplementedError
+        return self.state.keys.get((user, key)) if key else None
 
     def orders(self, cluster: str) -> tuple[PartOrder, ...]:
         """Return every part that should exist at the cluster, or should no longer exist there."""
-        raise NotImplementedError
+        return outlook.orders(self.state, cluster)
 
     def job(self, job_id: str) -> JobView:
         """Return a job with its plans; raise `NotFoundError` if there is none."""
-        raise NotImplementedError
+        return outlook.job_view(self.state, find(self.state, job_id), plans=True)
 
     def jobs(self, user: str | None = None) -> tuple[JobView, ...]:
         """Return all jobs (of one user), oldest first, without their plans."""
-        raise NotImplementedError
+        wanted = (job for job in self.state.jobs.values() if user is None or job.user == user)
+        return tuple(outlook.job_view(self.state, job, plans=False) for job in wanted)
 
     def pool(self, links: tuple[Link, ...] = ()) -> PoolView:
         """Return the clusters that have ever reported, with `links` as the shell knows them."""
-        raise NotImplementedError
+        return outlook.pool_view(self.state, links)
+
+    def _restart(self, now_s: float) -> list[Instruction]:
+        """Give every agent time to report again, and ask the planner again what it was being asked."""
+        for record in self.state.clusters.values():
+            record.heard_s = now_s
+        return [self._ask(job) for job in self.state.live.values() if job.asked]
+
+    def _ask(self, job: JobRecord) -> MakePlans:
+        connected = (record for record in self.state.clusters.values() if record.connected)
+        return MakePlans(
+            job_id=job.id,
+            round=job.round,
+            submission=job.submission,
+            clusters=tuple(record.cluster for record in connected),
+            free_chips=self.state.free(),
+        )

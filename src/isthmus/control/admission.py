@@ -1,0 +1,135 @@
+"""Which events may be taken in, and which change anything: pure questions, asked before the log is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isthmus.control.events import (
+    AgentLost,
+    AgentReported,
+    DeadlinePassed,
+    Event,
+    JobCancelled,
+    JobDeleted,
+    JobSubmitted,
+    PlanChosen,
+    PlanningFailed,
+    PlansMade,
+    Restarted,
+)
+from isthmus.control.records import ENDED, JobRecord, State
+from isthmus.core.errors import ConflictError, NotFoundError
+
+
+def admit(state: State, event: Event) -> bool:
+    """Tell whether `event` changes anything in `state`; raise where it is not allowed."""
+    return _QUESTIONS[type(event)](state, event)
+
+
+def find(state: State, job_id: str) -> JobRecord:
+    """Return a job; raise `NotFoundError` if there is none."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NotFoundError(f"no job '{job_id}'", hint="`isthmus jobs` lists them")
+    return job
+
+
+def _submitted(state: State, event: JobSubmitted) -> bool:
+    known = state.jobs.get(event.job_id)
+    if event.submission.key:
+        known = state.jobs.get(state.keys.get((event.user, event.submission.key), event.job_id))
+    if known is None:
+        return True
+    if known.user != event.user or known.submission != event.submission:
+        raise ConflictError(
+            f"job {known.id} was submitted under the same key or id with other content",
+            hint="give the new job a key of its own",
+        )
+    return False
+
+
+def _plans_made(state: State, event: PlansMade | PlanningFailed) -> bool:
+    job = state.jobs.get(event.job_id)
+    return job is not None and job.state == "planning" and job.asked and job.round == event.round
+
+
+def _chosen(state: State, event: PlanChosen) -> bool:
+    job = find(state, event.job_id)
+    offered = [plan.id for plan in job.plans.plans] if job.plans else []
+    if event.plan_id not in offered:
+        raise NotFoundError(
+            f"job {job.id} has no plan '{event.plan_id}'",
+            hint=f"its plans: {', '.join(offered) or 'none yet'}",
+        )
+    if job.state == "choosing" or (job.state == "waiting" and not job.ran):
+        return not (job.pinned and job.plan is not None and job.plan.id == event.plan_id)
+    if job.state not in ENDED and job.plan is not None and job.plan.id == event.plan_id:
+        return False
+    raise ConflictError(f"job {job.id} is {job.state}: its plan cannot be changed now")
+
+
+def _cancelled(state: State, event: JobCancelled) -> bool:
+    job = find(state, event.job_id)
+    if job.state == "cancelled" or (job.state == "stopping" and job.ending == "cancelled"):
+        return False
+    if job.state in ENDED or (job.state == "stopping" and job.ending == "succeeded"):
+        ended = job.state if job.state in ENDED else job.ending
+        raise ConflictError(f"job {job.id} has {ended} already")
+    return True
+
+
+def _deleted(state: State, event: JobDeleted) -> bool:
+    job = find(state, event.job_id)
+    if job.state not in ENDED:
+        raise ConflictError(f"job {job.id} is {job.state}", hint=f"end it first: isthmus cancel {job.id}")
+    held = [part.cluster for part in job.unreleased()]
+    if held:
+        raise ConflictError(
+            f"job {job.id}: {', '.join(held)} has not yet confirmed that nothing is left of it",
+            hint="try again when the site is connected",
+        )
+    return True
+
+
+def _reported(state: State, event: AgentReported) -> bool:
+    """A report is news unless it says word for word what the last one said."""
+    record = state.clusters.get(event.cluster.name)
+    if record is None or not record.connected:
+        return True
+    return (
+        record.incarnation != event.incarnation
+        or record.free_chips != event.free_chips
+        or record.cluster != event.cluster
+        or record.reported != {(part.job, part.attempt): part for part in event.parts}
+    )
+
+
+def _lost(state: State, event: AgentLost) -> bool:
+    record = state.clusters.get(event.cluster)
+    return record is not None and record.connected
+
+
+def _deadline(state: State, event: DeadlinePassed) -> bool:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.deadline_s is None:
+        return False
+    return job.state == event.state and job.attempt == event.attempt
+
+
+def _restarted(_state: State, _event: Restarted) -> bool:
+    return False
+
+
+_QUESTIONS: Mapping[type[Any], Callable[[State, Any], bool]] = {
+    JobSubmitted: _submitted,
+    PlansMade: _plans_made,
+    PlanningFailed: _plans_made,
+    PlanChosen: _chosen,
+    JobCancelled: _cancelled,
+    JobDeleted: _deleted,
+    AgentReported: _reported,
+    AgentLost: _lost,
+    DeadlinePassed: _deadline,
+    Restarted: _restarted,
+}

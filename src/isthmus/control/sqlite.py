@@ -1,0 +1,275 @@
+"""The embedded store: one SQLite file in WAL mode, flushed to disk before anything is acknowledged.
+
+Writers queue; whoever gets the write lock commits all that has queued up meanwhile in one transaction with
+one flush (group commit). No thread of its own, so nothing to stop. A second server on the same file is
+turned away by a lock on `FILE.lock`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from isthmus.control.events import Event, decode, encode
+from isthmus.control.store import StoredToken, cut_overlap
+from isthmus.core.errors import IsthmusError, ProtocolError, UnavailableError
+from isthmus.core.messages import LogChunk, StepMetrics
+from isthmus.core.views import LogPage, MetricsPage
+
+MIGRATIONS = (
+    (
+        "CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)",
+        "CREATE TABLE metrics (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, "
+        "attempt INTEGER NOT NULL, rank INTEGER NOT NULL, step INTEGER NOT NULL, body TEXT NOT NULL, "
+        "UNIQUE (job, attempt, rank, step))",
+        "CREATE INDEX metrics_of_job ON metrics (job, number)",
+        "CREATE TABLE logs (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, "
+        "attempt INTEGER NOT NULL, rank INTEGER NOT NULL, start INTEGER NOT NULL, "
+        "stop INTEGER NOT NULL, body TEXT NOT NULL)",
+        "CREATE INDEX logs_of_job ON logs (job, number)",
+        "CREATE INDEX logs_of_rank ON logs (job, attempt, rank, stop)",
+        "CREATE TABLE tokens (digest TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, "
+        "created_s REAL NOT NULL)",
+    ),
+)
+"""What takes a database from each schema version to the next; version 1 is the first."""
+
+PAGE = 1000
+BUSY_S = 5.0
+Write = Callable[[sqlite3.Connection], Any]
+
+
+class _Ticket:
+    """One queued write and, once done, its result or error."""
+
+    def __init__(self, write: Write) -> None:
+        self.write, self.done = write, False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class SqliteStore:
+    """A `Store` in one file; `path` is made, with mode 0600, where it is not there.
+
+    Raises `UnavailableError` where the file cannot be had or written, `ProtocolError` where a newer
+    version of isthmus has changed its schema.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._queue: list[_Ticket] = []
+        self._queue_lock, self._write_lock, self._read_lock = (threading.Lock() for _ in range(3))
+        self._lock_file = self._claim()
+        try:
+            with self._named():
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+                self.path.chmod(0o600)
+                self._writer = self._connect()
+                self._reader = self._connect()
+            self._write(_migrate)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, events: Sequence[Event]) -> int:
+        """Append events; see `Store`."""
+        rows = [(encode(event),) for event in events]
+
+        def write(db: sqlite3.Connection) -> int:
+            db.executemany("INSERT INTO events (body) VALUES (?)", rows)
+            return int(db.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()[0])
+
+        return int(self._write(write))
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield events; see `Store`."""
+        while True:
+            rows = self._read(
+                "SELECT number, body FROM events WHERE number > ? ORDER BY number LIMIT ?", after, PAGE
+            )
+            for number, body in rows:
+                yield number, decode(body)
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        """Take over metrics; see `Store`."""
+        rows = [(one.job, one.attempt, one.rank, one.step, one.model_dump_json()) for one in metrics]
+        sql = "INSERT OR IGNORE INTO metrics (job, attempt, rank, step, body) VALUES (?, ?, ?, ?, ?)"
+        self._write(lambda db: db.executemany(sql, rows))
+
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
+        """Return metrics; see `Store`."""
+        sql = "SELECT number, body FROM metrics WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
+        rows = self._read(sql, job_id, after, limit)
+        found = tuple(StepMetrics.model_validate_json(body) for _, body in rows)
+        return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
+
+    def append_logs(self, chunks: Sequence[LogChunk]) -> None:
+        """Take over log text; see `Store`."""
+
+        def write(db: sqlite3.Connection) -> None:
+            for chunk in chunks:
+                of_rank = (chunk.job, chunk.attempt, chunk.rank)
+                sql = "SELECT coalesce(max(stop), 0) FROM logs WHERE job = ? AND attempt = ? AND rank = ?"
+                fresh = cut_overlap(chunk, db.execute(sql, of_rank).fetchone()[0])
+                if fresh is not None:
+                    stop = fresh.offset + len(fresh.text.encode("utf-8"))
+                    sql = "INSERT INTO logs (job, attempt, rank, start, stop, body) VALUES (?, ?, ?, ?, ?, ?)"
+                    db.execute(sql, (*of_rank, fresh.offset, stop, fresh.text))
+
+        self._write(write)
+
+    def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
+        """Return log text; see `Store`."""
+        sql = (
+            "SELECT number, job, attempt, rank, start, body FROM logs "
+            "WHERE job = ? AND number > ? AND (? IS NULL OR rank = ?) ORDER BY number LIMIT ?"
+        )
+        rows = self._read(sql, job_id, after, rank, rank, limit)
+        chunks = tuple(
+            LogChunk(job=job, attempt=attempt, rank=of, offset=start, text=body)
+            for _, job, attempt, of, start, body in rows
+        )
+        return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job's metrics and logs; see `Store`."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM metrics WHERE job = ?", (job_id,))
+            db.execute("DELETE FROM logs WHERE job = ?", (job_id,))
+
+        self._write(write)
+
+    def put_token(self, token: StoredToken) -> None:
+        """Keep a token; see `Store`."""
+        row = (token.digest, token.role, token.name, token.created_s)
+        sql = "INSERT OR REPLACE INTO tokens (digest, role, name, created_s) VALUES (?, ?, ?, ?)"
+        self._write(lambda db: db.execute(sql, row))
+
+    def find_token(self, digest: str) -> StoredToken | None:
+        """Return a token; see `Store`."""
+        rows = self._read("SELECT digest, role, name, created_s FROM tokens WHERE digest = ?", digest)
+        return _token(rows[0]) if rows else None
+
+    def tokens(self) -> tuple[StoredToken, ...]:
+        """Return every token; see `Store`."""
+        rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
+        return tuple(_token(row) for row in rows)
+
+    def close(self) -> None:
+        """Close the file and give up the claim on it; see `Store`."""
+        for name in ("_writer", "_reader"):
+            connection: sqlite3.Connection | None = getattr(self, name, None)
+            if connection is not None:
+                connection.close()
+        self._lock_file.close()
+
+    def _claim(self) -> Any:
+        """Take the lock that makes this the only server on the file."""
+        lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            file = os.fdopen(os.open(lock, os.O_CREAT | os.O_RDWR, 0o600), "w")
+        except OSError as error:
+            raise self._unavailable(error) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise UnavailableError(
+                f"{self.path} is in use by another server", hint="stop it, or give this one another store"
+            ) from error
+        return file
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        return db
+
+    def _read(self, sql: str, *values: Any) -> list[Any]:
+        with self._read_lock, self._named():
+            return self._reader.execute(sql, values).fetchall()
+
+    def _write(self, write: Write) -> Any:
+        """Queue `write`, see it committed by whoever holds the lock, return its result."""
+        ticket = _Ticket(write)
+        with self._queue_lock:
+            self._queue.append(ticket)
+        with self._write_lock:
+            if not ticket.done:
+                self._commit_queue()
+        if ticket.error is not None:
+            raise self._unavailable(ticket.error) from ticket.error
+        return ticket.result
+
+    def _commit_queue(self) -> None:
+        """Commit all queued writes in one transaction; a failure fails them all, and none is kept."""
+        with self._queue_lock:
+            batch, self._queue = self._queue, []
+        error: BaseException | None = None
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+            for ticket in batch:
+                ticket.result = ticket.write(self._writer)
+            self._writer.execute("COMMIT")
+        except (sqlite3.Error, IsthmusError) as caught:
+            error = caught
+            if self._is_open() and self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+        for ticket in batch:
+            ticket.done, ticket.error = True, error
+
+    def _is_open(self) -> bool:
+        try:
+            self._writer.total_changes  # noqa: B018 - raises where the connection is closed
+        except sqlite3.ProgrammingError:
+            return False
+        return True
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turn what SQLite and the system raise into an error that names the file."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: BaseException) -> BaseException:
+        if isinstance(error, IsthmusError):
+            return error
+        return UnavailableError(
+            f"the store {self.path} cannot be used: {error}",
+            hint="check the path, its permissions and the space left on its disk",
+        )
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    """Bring the schema up to date; raise `ProtocolError` where it is newer than this version knows."""
+    db.execute(
+        "CREATE TABLE IF NOT EXISTS migrations "
+        "(version INTEGER PRIMARY KEY, applied TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+    )
+    present = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]
+    if present > len(MIGRATIONS):
+        raise ProtocolError(
+            f"the store has schema version {present}; this server knows versions up to {len(MIGRATIONS)}",
+            hint="start the version of isthmus that wrote it, or a newer one",
+        )
+    for version, statements in enumerate(MIGRATIONS[present:], start=present + 1):
+        for statement in statements:
+            db.execute(statement)
+        db.execute("INSERT INTO migrations (version) VALUES (?)", (version,))
+
+
+def _token(row: tuple[str, str, str, float]) -> StoredToken:
+    digest, role, name, created_s = row
+    return StoredToken(digest=digest, role=role, name=name, created_s=created_s)
