@@ -52,7 +52,7 @@ class StreamSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Tokens that belong together (int32 `[L]`) and which of them, the answers, are `learned` (bool `[L]`)."""
+    """Tokens that belong together (int32 `[L]`); those of answers are `learned` (bool `[L]`)."""
 
     tokens: np.ndarray
     learned: np.ndarray

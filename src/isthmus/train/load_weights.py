@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,16 @@ from isthmus.train.tensor_names import Piece, alternatives
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """What the header of a safetensors file says of a tensor; `dtype` in the format's words (`BF16`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
 
 
 @torch.no_grad()
@@ -35,7 +47,7 @@ def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Pa
             )
             pieces = next((way for way in ways if way[0].name in source.file_of), ways[0])
             for piece in pieces:
-                _part(parameter, piece).copy_(source.tensor(piece))
+                piece.part_of(parameter).copy_(source.tensor(piece))
     finally:
         source.close()
 
@@ -56,6 +68,17 @@ def weight_files(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is no index of safetensors files: {error!r}") from error
+
+
+def shard_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by name, read from its header alone."""
+    with _open(file) as opened:
+        return {name: _stored(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+
+
+def _stored(header: Any) -> StoredTensor:
+    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+    return StoredTensor(shape=shape, dtype=dtype, num_bytes=prod(shape) * _DTYPE_BYTES[dtype])
 
 
 class _Source:
@@ -101,7 +124,3 @@ def _open(file: Path) -> Any:
         return safe_open(file, framework="pt", device="cpu").__enter__()
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read: {error}", hint="is the download complete?") from error
-
-
-def _part(parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return parameter if piece.expert is None else parameter[piece.expert, piece.rows]

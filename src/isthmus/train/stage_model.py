@@ -38,6 +38,7 @@ class StageModel(nn.Module):
     def __init__(self, full: PreTrainedModel, layers: tuple[int, int], device: torch.device | str) -> None:
         super().__init__()
         self.config = full.config
+        self.architecture = type(full).__name__
         self.layers = layers
         self.is_first = layers[0] == 0
         self.is_last = layers[1] == full.config.num_hidden_layers

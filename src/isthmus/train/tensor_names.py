@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 _FUSED = re.compile(r"(model\.layers\.\d+)\.mlp\.(experts\.(?:gate_up_proj|down_proj)|gate\.weight)")
 
 
@@ -22,6 +24,10 @@ class Piece:
     shape: tuple[int, ...]
     expert: int | None = None
     rows: slice | None = None
+
+    def part_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the view of `parameter` (the whole one) that this tensor is."""
+        return parameter if self.expert is None else parameter[self.expert, self.rows]
 
 
 def published_pieces(architecture: str, name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
