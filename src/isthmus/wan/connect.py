@@ -83,6 +83,11 @@ def _ask(connection: socket.socket, target: str, proxy: str, deadline_s: float) 
             f"route {proxy} is no HTTP CONNECT proxy: it answered {status_line[:80]!r}",
             hint="correct the route in `routes`",
         )
+    if words[1] == "503":
+        raise UnavailableError(
+            f"route {proxy} cannot carry anything to peer {target}: {' '.join(words[1:])}",
+            hint="the link is down; try again when it is mended",
+        )
     if not words[1].startswith("2"):
         hint = "check that the peer's worker still runs and listens; its cluster's agent and log say why not"
         raise PeerError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 from itertools import combinations
 from random import Random
@@ -243,7 +244,7 @@ async def _reach(host: str, port: int) -> socket.socket:
             await asyncio.get_running_loop().sock_connect(worker, (address, port))
     except OSError as error:
         worker.close()
-        why = "timed out" if isinstance(error, TimeoutError) else error.strerror
+        why = os.strerror(error.errno) if error.errno else "timed out"
         raise _RefusedError(f"502 {why} at {format_address(host, port)}") from error
     except BaseException:
         worker.close()

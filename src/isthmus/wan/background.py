@@ -1,0 +1,62 @@
+"""Emulated links inside the caller's process, in a thread of their own: for tests and notebooks.
+
+They share the interpreter lock with the caller; where rates matter use `run_links` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from isthmus.core.pool import Pool
+from isthmus.wan.clock import precise_event_loop
+from isthmus.wan.emulator import statistics
+from isthmus.wan.relay import Relay
+
+
+class BackgroundLinks:
+    """Links that run in another thread; every method may be called from any thread."""
+
+    def __init__(self, relay: Relay, loop: asyncio.AbstractEventLoop) -> None:
+        self._relay, self._loop = relay, loop
+        self.routes = relay.routes()
+
+    def cut(self, a: str, b: str, *, reset: bool = False) -> None:
+        """Cut the link both ways: refuse new connections; stall the present ones, or `reset` them."""
+        self._call(lambda: self._relay.cut(a, b, reset=reset))
+
+    def restore(self, a: str, b: str) -> None:
+        """Mend a cut link: what was stalled goes on where it stopped."""
+        self._call(lambda: self._relay.restore(a, b))
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """Return what each direction did so far, as in `links.json` (rates are given there only)."""
+        zero = dict.fromkeys(self._relay.directions, 0)
+        links: list[dict[str, Any]] = self._call(lambda: statistics(self._relay, zero, 1.0, 1.0))["links"]
+        rates = ("goodput_gbps", "mean_goodput_gbps")
+        return [{key: value for key, value in link.items() if key not in rates} for link in links]
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+
+@contextmanager
+def links_in_background(pool: Pool, seed: int = 0) -> Iterator[BackgroundLinks]:
+    """Emulate the links of `pool` until the block is left; connections still open are reset then."""
+    loop, relay = precise_event_loop(), Relay(pool, seed=seed)
+    thread = threading.Thread(target=loop.run_forever, name="links", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(relay.start(), loop).result()
+        yield BackgroundLinks(relay, loop)
+    finally:
+        asyncio.run_coroutine_threadsafe(relay.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

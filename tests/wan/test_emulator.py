@@ -1,0 +1,68 @@
+"""The process of all links: its files while it runs, its end, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+from pathlib import Path
+
+import pytest
+
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.pool import Pool
+from isthmus.wan.connect import dial
+from isthmus.wan.emulator import ROUTES, STATISTICS, run_links
+from tests.wan.lab import a_worker, pool_of, round_trips_s, wait_until
+
+LINK = {"between": ["a", "b"], "bandwidth_gbps": 0.5, "round_trip_ms": 8, "loss": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    """Routes appear when they can be dialled; statistics follow; a signal ends all with status 0."""
+    pool = pool_of(LINK, {**LINK, "between": ["c", "b"]})
+    process = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool, tmp_path / "s", 0))
+    process.start()
+    try:
+        wait_until((tmp_path / "s" / ROUTES).exists)
+        routes = json.loads((tmp_path / "s" / ROUTES).read_text())
+        assert {cluster: sorted(others) for cluster, others in routes.items()} == {
+            "a": ["b"], "b": ["a", "c"], "c": ["b"],
+        }  # fmt: skip
+        with a_worker() as worker, dial(worker.address, routes["a"]["b"]) as connection:
+            connection.sendall(b"e")
+            times_s = round_trips_s(connection, 20)
+            assert statistics.median(times_s) == pytest.approx(0.008, abs=0.002)
+            wait_until(lambda: carried(tmp_path / "s" / STATISTICS).get(("a", "b")) == 20 * 64 + 1)
+        found = carried(tmp_path / "s" / STATISTICS)
+        assert found == {("a", "b"): 1281, ("b", "a"): 1280, ("b", "c"): 0, ("c", "b"): 0}
+    finally:
+        assert process.pid is not None
+        os.kill(process.pid, number)
+        process.join(10)
+    assert process.exitcode == 0
+    assert not (tmp_path / "s" / ROUTES).exists()
+
+
+def carried(file: Path) -> dict[tuple[str, str], int]:
+    if not file.exists():
+        return {}
+    return {(link["from"], link["to"]): link["bytes"] for link in json.loads(file.read_text())["links"]}
+
+
+def test_a_pool_without_links_is_refused(tmp_path: Path) -> None:
+    """There is nothing to emulate; the error says where links are given."""
+    pool = pool_of(LINK)
+    with pytest.raises(InputError, match="no links"):
+        run_links(Pool(clusters=pool.clusters), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The error names the folder; nothing is left listening (else the test run warns of open sockets)."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match=r"cannot keep the links' files in .*file/state"):
+        run_links(pool_of(LINK), tmp_path / "file" / "state")

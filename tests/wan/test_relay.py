@@ -1,0 +1,242 @@
+"""Emulated links with real sockets: rate, round trip, sharing, back-pressure, ends, cuts, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from isthmus.core.errors import NotFoundError, PeerError, UnavailableError
+from isthmus.core.link_physics import WIRE_OVERHEAD
+from isthmus.core.pool import Pool
+from isthmus.wan.background import BackgroundLinks, links_in_background
+from isthmus.wan.connect import dial, format_address, parse_address
+from tests.wan.lab import Worker, a_worker, closed_port, pool_of, receive, round_trips_s, swallow, wait_until
+
+pytestmark = pytest.mark.slow
+
+GOODPUT = 1 / WIRE_OVERHEAD
+
+
+def joined(gbps: float, round_trip_ms: float) -> Pool:
+    return pool_of({"between": ["a", "b"], "bandwidth_gbps": gbps, "round_trip_ms": round_trip_ms})
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with a_worker() as one:
+        yield one
+
+
+def send_until_stuck(connection: socket.socket) -> int:
+    connection.settimeout(0.5)
+    sent_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        while sent_bytes < 1 << 30:
+            sent_bytes += connection.send(bytes(1 << 18))
+    return sent_bytes
+
+
+def a_to_b(links: BackgroundLinks, worker: Worker) -> socket.socket:
+    connection = dial(worker.address, links.routes["a"]["b"])
+    connection.settimeout(20)
+    return connection
+
+
+@pytest.mark.parametrize("gbps", [0.05, 0.2, 0.6])
+def test_a_transfer_reaches_the_stated_rate_and_not_more(worker: Worker, gbps: float) -> None:
+    """Goodput with its headers is within 5 % of the bandwidth."""
+    with links_in_background(joined(gbps, 20)) as links:
+        num_bytes = int(gbps * 1e9 / 8 * GOODPUT)
+        with a_to_b(links, worker) as connection:
+            took_s = swallow(connection, num_bytes) - 0.020
+    assert took_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_small_message_takes_the_stated_round_trip(worker: Worker) -> None:
+    """Round trip and dialling are within 2 ms of what is stated; unequal directions add up."""
+    there = {"from": "a", "to": "b", "bandwidth_gbps": 1, "delay_ms": 30}
+    back = {"from": "b", "to": "a", "bandwidth_gbps": 0.1, "delay_ms": 5}
+    with links_in_background(pool_of(there, back)) as links:
+        start_s = time.monotonic()
+        with a_to_b(links, worker) as connection:
+            dialled_ms = (time.monotonic() - start_s) * 1e3
+            connection.sendall(b"e")
+            found_ms = statistics.median(round_trips_s(connection, 20)) * 1e3
+    assert found_ms == pytest.approx(35, abs=2)
+    assert dialled_ms == pytest.approx(35, abs=5)
+
+
+def test_what_is_in_flight_holds_back_nothing(worker: Worker) -> None:
+    """Twenty messages sent at once come back one round trip later, not twenty."""
+    with links_in_background(joined(1, 40)) as links, a_to_b(links, worker) as connection:
+        connection.sendall(b"e")
+        start_s = time.monotonic()
+        for _ in range(20):
+            connection.sendall(bytes(100))
+        receive(connection, 2000)
+        assert time.monotonic() - start_s < 0.060
+
+
+def test_two_flows_share_a_link_whichever_side_dialled(worker: Worker) -> None:
+    """A flow dialled from a and one dialled from b, both sending a to b, get half the link each."""
+    with (
+        links_in_background(joined(0.2, 10)) as links,
+        ThreadPoolExecutor() as pool,
+    ):
+        num_bytes = int(0.1e9 / 8 * GOODPUT)
+        with a_to_b(links, worker) as first, a_to_b(links, worker) as second:
+            took_s = list(pool.map(swallow, [first, second], [num_bytes, num_bytes]))
+        assert took_s == pytest.approx([1.0, 1.0], rel=0.08)
+        by_b = {link["to"]: link["bytes"] for link in links.statistics()}
+        assert by_b["b"] == 2 * (num_bytes + 1)
+        assert by_b["a"] == 16
+
+
+def test_a_peer_that_does_not_read_stops_its_sender_and_nobody_else(worker: Worker) -> None:
+    """Back-pressure: what is taken from a flow is bounded; another flow on the link is not held up."""
+    with (
+        links_in_background(joined(2, 4)) as links,
+        a_to_b(links, worker) as stuck,
+        a_to_b(links, worker) as free,
+    ):
+        stuck.sendall(b"q")
+        sent_bytes = send_until_stuck(stuck)
+        held_by_the_kernel_bytes = 4 * (32 << 20)  # two sockets' buffers at each side of the relay
+        assert sent_bytes < held_by_the_kernel_bytes + 3 * 2e9 / 8 * 0.03
+        free.sendall(b"e")
+        assert statistics.median(round_trips_s(free, 5)) < 0.010
+        worker.go.set()
+        stuck.settimeout(20)
+        stuck.shutdown(socket.SHUT_WR)
+        assert int.from_bytes(receive(stuck, 8), "big") == sent_bytes
+
+
+def test_every_byte_arrives_in_order_under_jitter_and_loss(worker: Worker) -> None:
+    """Modelled loss and jitter delay bytes; they change, reorder and lose none."""
+    link = {"between": ["a", "b"], "bandwidth_gbps": 0.4, "round_trip_ms": 6, "jitter_ms": 2, "loss": 0.02}
+    content = os.urandom(4_000_000)
+    with links_in_background(pool_of(link)) as links, a_to_b(links, worker) as connection:
+        connection.sendall(b"e")
+        sender = threading.Thread(target=connection.sendall, args=(content,))
+        sender.start()
+        assert receive(connection, len(content)) == content
+        sender.join()
+        assert {link["loss_is"] for link in links.statistics()} == {"modelled"}
+
+
+def test_half_close_leaves_the_other_half_open(worker: Worker) -> None:
+    """The end of what is sent crosses behind the last byte; what comes back still comes, then its end."""
+    with links_in_background(joined(1, 10)) as links, a_to_b(links, worker) as connection:
+        connection.sendall(b"ehello")
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as file:
+            assert file.read() == b"hello"
+
+
+def test_a_peer_that_breaks_off_is_seen_as_broken(worker: Worker) -> None:
+    """A reset at one end is a reset at the other, not an orderly end."""
+    with links_in_background(joined(1, 4)) as links:
+        connection = a_to_b(links, worker)
+        connection.sendall(b"sx")
+        wait_until(lambda: sum(link["bytes"] for link in links.statistics()) == 2)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        connection.close()
+        wait_until(lambda: worker.errors)
+        assert isinstance(worker.errors[0], ConnectionResetError)
+
+
+def test_a_refused_peer_is_a_502_and_a_peer_error() -> None:
+    """The proxy says that and why the worker could not be reached; `dial` names the peer and what to do."""
+    target = closed_port()
+    with (
+        links_in_background(joined(1, 4)) as links,
+        pytest.raises(PeerError, match=f"peer {target} .*502 Connection refused.*check"),
+    ):
+        dial(parse_address(target), links.routes["a"]["b"])
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET / HTTP/1.1", "405"),
+        ("CONNECT nowhere HTTP/1.1", "400"),
+        ("CONNECT 10.1.2.3:80 HTTP/1.1", "403"),
+        ("CONNECT example.org:80 HTTP/1.1", "403"),
+    ],
+)
+def test_only_a_connect_to_this_machine_is_served(request_line: str, status: str) -> None:
+    """Anything else is answered with its HTTP status, and closed."""
+    with (
+        links_in_background(pool_of({"between": ["a", "b"], "bandwidth_gbps": 1, "delay_ms": 1})) as links,
+        socket.create_connection(parse_address(links.routes["b"]["a"]), timeout=10) as connection,
+    ):
+        connection.sendall(f"{request_line}\r\n\r\n".encode())
+        with connection.makefile("rb") as file:
+            assert file.read().startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_cut_link_stalls_and_goes_on_where_it_stopped(worker: Worker) -> None:
+    """1. a message is under way; 2. cut: it does not arrive, a new dial is refused; 3. restored: it comes."""
+    with links_in_background(joined(1, 100)) as links:
+        with a_to_b(links, worker) as connection:
+            connection.sendall(b"ehello")
+            links.cut("b", "a")
+            assert all(link["cut"] for link in links.statistics())
+            with pytest.raises(UnavailableError, match="503 Link Cut") as caught:
+                a_to_b(links, worker)
+            assert not isinstance(caught.value, PeerError)
+            connection.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                connection.recv(5)
+            links.restore("a", "b")
+            connection.settimeout(10)
+            assert receive(connection, 5) == b"hello"
+        a_to_b(links, worker).close()
+
+
+def test_a_link_cut_with_reset_breaks_its_connections_and_no_others(worker: Worker) -> None:
+    """Only what crosses the cut link gets an error, the worker's side too."""
+    fields = {"bandwidth_gbps": 1, "round_trip_ms": 4}
+    with links_in_background(
+        pool_of({"between": ["a", "b"], **fields}, {"between": ["a", "c"], **fields})
+    ) as links:
+        with a_to_b(links, worker) as broken, dial(worker.address, links.routes["a"]["c"]) as whole:
+            for connection in (broken, whole):
+                connection.sendall(b"e")
+                round_trips_s(connection, 1)
+            links.cut("a", "b", reset=True)
+            with pytest.raises(ConnectionResetError):
+                broken.recv(1)
+            wait_until(lambda: worker.errors)
+            round_trips_s(whole, 1)
+        with pytest.raises(NotFoundError, match="no link from b to c"):
+            links.cut("b", "c")
+
+
+def test_a_pair_with_one_link_gets_the_same_back(worker: Worker) -> None:
+    """TCP needs both directions: a missing one mirrors the given one."""
+    with links_in_background(pool_of({"from": "b", "to": "a", "bandwidth_gbps": 1, "delay_ms": 12})) as links:
+        assert {link["from"]: link["delay_ms"] for link in links.statistics()} == {"a": 12, "b": 12}
+        with a_to_b(links, worker) as connection:
+            connection.sendall(b"e")
+            assert statistics.median(round_trips_s(connection, 10)) == pytest.approx(0.024, abs=0.002)
+
+
+def test_ending_the_links_breaks_what_is_open_and_frees_the_ports(worker: Worker) -> None:
+    """After the end nobody listens, and no open connection waits for ever."""
+    with links_in_background(joined(1, 4)) as links:
+        route = links.routes["a"]["b"]
+        connection = a_to_b(links, worker)
+        connection.sendall(b"e")
+    with connection, pytest.raises(ConnectionResetError):
+        connection.recv(1)
+    with pytest.raises(UnavailableError, match="start the gateway or link emulator"):
+        dial(worker.address, format_address(*parse_address(route)))
