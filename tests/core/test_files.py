@@ -1,0 +1,136 @@
+"""Rules of the files users write: short, with defaults, and every mistake answered with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.core.errors import FileError
+from isthmus.core.files import FILE_KINDS, json_schema, load_job, load_plan, load_pool
+
+POOL = """\
+clusters:
+  - name: a
+    owner: o
+    node_groups:
+      - {chip: H20, nodes: 2, chips_per_node: 8}
+  - name: b
+    owner: p
+    node_groups:
+      - {chip: BI-V150, nodes: 1, chips_per_node: 16}
+links:
+  - between: [a, b]
+    bandwidth_gbps: 1
+    round_trip_ms: 20
+"""
+
+JOB = """\
+name: first
+model: model
+data:
+  paths: [text]
+training:
+  steps: 10
+checkpoints: {folder: checkpoints}
+output: out
+"""
+
+PLAN = """\
+version: 1
+id: by-hand
+stages:
+  - {cluster: a, node_group: h20, layers: [0, 3]}
+  - {cluster: b, node_group: bi-v150, layers: [3, 4]}
+micro_batches: 8
+micro_batch_size: 1
+sequence_length: 128
+"""
+
+LOADERS = {"pool": (load_pool, POOL), "job": (load_job, JOB), "plan": (load_plan, PLAN)}
+
+
+def write(tmp_path, text, name="file.yaml"):
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_short_file_is_enough(tmp_path, kind):
+    """The examples above load, and everything not said has a default."""
+    load, text = LOADERS[kind]
+    assert isinstance(load(write(tmp_path, text)), FILE_KINDS[kind])
+
+
+def test_between_names_both_directions_and_a_node_group_is_named_after_its_chip(tmp_path):
+    """`between` with `round_trip_ms` gives two links of half the delay each."""
+    pool = load_pool(write(tmp_path, POOL))
+    assert [(x.source, x.target, x.delay_ms) for x in pool.links] == [("a", "b", 10.0), ("b", "a", 10.0)]
+    assert pool.clusters[1].node_groups[0].name == "bi-v150"
+    assert pool.link("b", "a") is not None
+    assert pool.link("a", "a") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "line", "words"),
+    [
+        ("pool", "H20", "H2O", 5, ["clusters[0].node_groups[0].chip", "unknown chip 'H2O'", "'H20'"]),
+        ("pool", "bandwidth_gbps: 1", "bandwidth_gbps: -1", 12, ["links[0].bandwidth_gbps", "-1"]),
+        ("pool", "bandwidth_gbps", "bandwith_gbps", 12, ["'bandwith_gbps'", "'bandwidth_gbps'"]),
+        ("pool", "[a, b]", "[a, c]", 11, ["links[0].between[1]", "unknown cluster 'c'", "known: a, b"]),
+        ("pool", "round_trip_ms: 20", "round_trip_ms: -20", 13, ["links[0].round_trip_ms"]),
+        ("pool", "owner: p", "ownr: p", 7, ["'ownr'", "'owner'"]),
+        ("pool", "nodes: 2", "nodes: two", 5, ["nodes", "'two'"]),
+        ("pool", "name: b", "name: a", 1, ["'a' appears twice"]),
+        ("pool", "- name: a", " name: a", 3, ["is not YAML"]),
+        ("pool", "    owner: o", "    owner: o\n    owner: q", 4, ["clusters[0].owner", "appears twice"]),
+        ("job", "steps: 10", "steps: 0", 6, ["training.steps", "0"]),
+        ("job", "steps: 10", "stepz: 10", 6, ["'stepz'", "'steps'"]),
+        ("job", "name: first", "policy: autom", 1, ["policy", "'autom'", "'auto'"]),
+        ("job", "steps: 10", "steps: 10\n  micro_batch_size: 3", 5, ["training", "not a multiple"]),
+        ("plan", "[3, 4]", "[2, 4]", 1, ["do not follow 3"]),
+        ("plan", "version: 1", "version: 2", 1, ["version"]),
+    ],
+)
+def test_a_mistake_is_answered_with_file_line_field_value_and_nearest_word(
+    tmp_path, kind, old, new, line, words
+):
+    """What is wrong, where, and what would have been right."""
+    load, text = LOADERS[kind]
+    assert old in text
+    with pytest.raises(FileError) as caught:
+        load(write(tmp_path, text.replace(old, new, 1)))
+    assert caught.value.line == line
+    assert str(tmp_path / "file.yaml") in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    """A missing, empty or binary file gives a clear error."""
+    with pytest.raises(FileError, match="No such file"):
+        load_pool(tmp_path / "none.yaml")
+    with pytest.raises(FileError, match="holds no fields"):
+        load_pool(write(tmp_path, ""))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileError, match="not UTF-8"):
+        load_pool(tmp_path / "binary")
+
+
+def test_relative_paths_of_a_job_start_where_the_job_file_is(tmp_path):
+    """A job file can be submitted from anywhere; URLs and absolute paths stay as they are."""
+    job = load_job(write(tmp_path, JOB.replace("[text]", "[text, s3://bucket/x, /abs]")))
+    base = str(tmp_path)
+    assert job.model == str(Path(base) / "model")
+    assert job.data.paths == (str(Path(base) / "text"), "s3://bucket/x", "/abs")
+    assert (job.output, job.checkpoints.folder) == (f"{base}/out", f"{base}/checkpoints")
+    assert job.data.tokenizer == "bytes"
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_schema_names_every_top_level_field(kind):
+    """`isthmus schema` describes the file form: its fields, and for a pool the short forms of links."""
+    schema = json_schema(kind)
+    assert set(schema["properties"]) == set(FILE_KINDS[kind].model_fields)
+    if kind == "pool":
+        assert {"between", "round_trip_ms", "from", "to"} <= set(schema["$defs"]["Link"]["properties"])
+        assert "name" not in schema["$defs"]["NodeGroup"]["required"]
