@@ -1,0 +1,38 @@
+"""The Typer app: every command, gathered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isthmus import __version__
+from isthmus.cli import file_commands, follow, job_commands, pool_commands, process_commands, report_commands
+
+app = typer.Typer(
+    name="isthmus",
+    help="Train one large model on clusters that differ in owner, chip and place, as though one machine.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Try it on this machine: [bold]isthmus demo[/bold]. More on one: [bold]isthmus COMMAND --help[/bold].",
+)
+def isthmus(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Take the options that stand before a command; without a command, print the help."""
+    if version:
+        typer.echo(f"isthmus {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+for module in (job_commands, follow, report_commands, pool_commands, process_commands, file_commands):
+    app.add_typer(module.commands)

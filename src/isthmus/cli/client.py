@@ -1,0 +1,266 @@
+"""`Client`: the REST interface as typed methods. A refusal by the server becomes the error it names."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from isthmus.core import errors
+from isthmus.core.errors import (
+    AuthError,
+    ConflictError,
+    InputError,
+    IsthmusError,
+    NotFoundError,
+    ProtocolError,
+    UnavailableError,
+)
+from isthmus.core.messages import PROTOCOL_VERSION
+from isthmus.core.plan import PlanSet
+from isthmus.core.views import (
+    Health,
+    JobView,
+    LogPage,
+    MetricsPage,
+    PoolView,
+    Submission,
+    TokenRequest,
+    TokenView,
+)
+
+RETRY_DELAYS_S = (0.1, 0.3, 0.9)
+"""Waits between the attempts at a server that cannot be reached: a server being restarted is back by then."""
+
+_Answer = TypeVar("_Answer")
+_BY_STATUS: dict[int, type[IsthmusError]] = {
+    401: AuthError, 403: AuthError, 404: NotFoundError, 409: ConflictError, 422: InputError,
+    426: ProtocolError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
+}  # fmt: skip
+
+
+class Client:
+    """A connection to the server at URL `server`, as the holder of `token`; a context manager.
+
+    `ca` is the PEM file of the authority that signed the server's certificate (None: the system's).
+    Every method raises `UnavailableError` where the server cannot be reached, `ProtocolError` where it speaks
+    another version, and otherwise the error that the server names.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        token: str | None = None,
+        ca: Path | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.server = server.rstrip("/")
+        url = _parse(self.server)
+        local = is_loopback(url.host)
+        if token:
+            require_private(self.server)
+        self._sleep = sleep
+        self._greeted = False
+        self._http = httpx.Client(
+            base_url=self.server,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            verify=_authority(ca) if url.scheme == "https" else False,
+            timeout=httpx.Timeout(30, connect=5),
+            transport=transport,
+            trust_env=not local,  # a proxy of the environment cannot reach this machine's loopback
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def health(self) -> Health:
+        """Return the server's version; raise `ProtocolError` where it is not ours."""
+        health = self._call(Health, "GET", "/v1/health", greet=False)
+        if health.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the server at {self.server} (version {health.version}) speaks protocol {health.protocol}, "
+                f"this command line speaks {PROTOCOL_VERSION}",
+                hint="install the server's version: pip install 'isthmus==" + health.version + "'",
+            )
+        return health
+
+    def submit(self, submission: Submission) -> JobView:
+        """Submit a job; with the same `submission.key` a repetition returns the first one's job."""
+        return self._call(JobView, "POST", "/v1/jobs", json=_body(submission))
+
+    def jobs(self) -> list[JobView]:
+        """Return the caller's jobs, without their candidate plans."""
+        return self._call(list[JobView], "GET", "/v1/jobs")
+
+    def job(self, job: str) -> JobView:
+        """Return one job by its full id."""
+        return self._call(JobView, "GET", f"/v1/jobs/{_segment(job)}")
+
+    def plans(self, job: str) -> PlanSet:
+        """Return the candidate plans of a job and the combinations that were refused."""
+        return self._call(PlanSet, "GET", f"/v1/jobs/{_segment(job)}/plans")
+
+    def choose(self, job: str, plan: str) -> JobView:
+        """Choose the plan that the job runs by."""
+        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/choose", json={"plan": plan})
+
+    def cancel(self, job: str) -> JobView:
+        """Ask the job to stop; everything it holds is released."""
+        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/cancel")
+
+    def delete(self, job: str) -> None:
+        """Forget a job that has ended, with its metrics and logs."""
+        self._call(type(None), "DELETE", f"/v1/jobs/{_segment(job)}")
+
+    def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> MetricsPage:
+        """Return up to `limit` step metrics after the cursor `after`."""
+        query = {"after": after, "limit": limit}
+        return self._call(MetricsPage, "GET", f"/v1/jobs/{_segment(job)}/metrics", params=query)
+
+    def logs(self, job: str, *, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
+        """Return up to `limit` pieces of log after the cursor `after`, of one rank or of all."""
+        query = {"after": after, "limit": limit} | ({} if rank is None else {"rank": rank})
+        return self._call(LogPage, "GET", f"/v1/jobs/{_segment(job)}/logs", params=query)
+
+    def pool(self) -> PoolView:
+        """Return the pool as it stands."""
+        return self._call(PoolView, "GET", "/v1/pool")
+
+    def create_token(self, request: TokenRequest) -> TokenView:
+        """Make a token; only an admin may."""
+        return self._call(TokenView, "POST", "/v1/tokens", json=_body(request))
+
+    def _call(
+        self, kind: type[_Answer], method: str, path: str, *, greet: bool = True, **arguments: Any
+    ) -> _Answer:
+        if greet and not self._greeted:
+            self.health()
+            self._greeted = True
+        response = self._send(method, path, arguments)
+        if response.is_error:
+            raise _named_error(response, self.server)
+        try:
+            return TypeAdapter(kind).validate_json(response.content or b"null")
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the body"
+            raise ProtocolError(
+                f"{method} {self.server}{path}: {place} of the answer: {first['msg']}",
+                hint="server and command line should be of one version; is this an Isthmus server?",
+            ) from error
+
+    def _send(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
+        """Send, again after each of `RETRY_DELAYS_S` while nobody answers.
+
+        A connection that was never made is always tried again; one that broke, where a repetition is
+        harmless: everything but DELETE, whose repetition would be answered "no such job".
+        """
+        for delay_s in (*RETRY_DELAYS_S, None):
+            try:
+                return self._http.request(method, path, **arguments)
+            except httpx.TransportError as error:
+                unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error):
+                    raise UnavailableError(
+                        f"{self.server}: {error}", hint="name the authority's certificate with --ca FILE"
+                    ) from error
+                if delay_s is None or (method == "DELETE" and not unsent):
+                    raise _unreachable(self.server, error, unsent=unsent) from error
+                self._sleep(delay_s)
+        raise AssertionError("the last delay is None")  # pragma: no cover
+
+
+def require_private(server: str) -> None:
+    """Raise `InputError` where a token sent to URL `server` could be read on its way."""
+    url = _parse(server)
+    if url.scheme == "http" and not is_loopback(url.host):
+        raise InputError(
+            f"{server} would receive the token unencrypted",
+            hint="use https (`isthmus serve --tls-cert … --tls-key …`), or a tunnel to a loopback address",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` names this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _parse(server: str) -> httpx.URL:
+    try:
+        url = httpx.URL(server)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InputError(f"'{server}' is not a server address: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise InputError(f"'{server}' is not a server address", hint="for example http://127.0.0.1:7400")
+    return url
+
+
+def _authority(ca: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"the certificate file {ca} cannot be used: {error}") from error
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _body(model: Submission | TokenRequest) -> Any:
+    return model.model_dump(mode="json", by_alias=True)
+
+
+def _unreachable(server: str, error: httpx.TransportError, *, unsent: bool) -> UnavailableError:
+    if unsent:
+        return UnavailableError(
+            f"no server at {server}: {error}",
+            hint="start one with `isthmus serve`, or name another with --server or ISTHMUS_SERVER",
+        )
+    return UnavailableError(
+        f"the server at {server} did not answer: {error or type(error).__name__}",
+        hint="it may be restarting; the same command can be given again",
+    )
+
+
+def _named_error(response: httpx.Response, server: str) -> IsthmusError:
+    """Return the error that a response's body names, or the one nearest to its status."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("message"), str):
+        kind = _BY_STATUS.get(response.status_code, IsthmusError)
+        return kind(f"{server} answered {response.status_code} {response.reason_phrase}")
+    named = getattr(errors, str(body.get("error")), None)
+    if not (isinstance(named, type) and issubclass(named, IsthmusError)):
+        named = _BY_STATUS.get(response.status_code, IsthmusError)
+    if issubclass(named, errors.FileError):  # its message already names the place
+        named = InputError
+    hint = body.get("hint")
+    if issubclass(named, AuthError) and not hint and response.status_code == 401:
+        hint = "set ISTHMUS_TOKEN_FILE, or give --token-file"
+    return named(body["message"], hint=hint if isinstance(hint, str) else None)

@@ -1,0 +1,189 @@
+"""Commands that follow a job: watch, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from isthmus.cli.client import Client
+from isthmus.cli.command import JobArgument, verb
+from isthmus.cli.dashboard import as_line, as_record
+from isthmus.cli.figures import Figures
+from isthmus.cli.finding import ENDED, find_id
+from isthmus.cli.shell import Shell
+from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.messages import LogChunk
+from isthmus.core.views import JobView, PoolView
+
+commands = typer.Typer()
+PANEL = "Jobs"
+OUTAGE_S = 60.0
+"""How long a server may be away before following it is given up."""
+
+IntervalOption = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A job at one look: its view, all figures so far, and whether the server was away just now."""
+
+    view: JobView
+    figures: Figures
+    away: bool = False
+
+
+def snapshots(shell: Shell, client: Client, job: str, interval_s: float) -> Iterator[Snapshot]:
+    """Look at job id `job` every `interval_s` seconds until it has ended and its last metrics are in.
+
+    A server that goes away is waited for, `OUTAGE_S` at most; then `UnavailableError` is raised.
+    """
+    figures, cursor = Figures(), 0
+    view = client.job(job)
+    seen_s = shell.now()
+    while True:
+        try:
+            view = client.job(job)
+            cursor = _drain_metrics(client, job, cursor, figures)
+            seen_s = shell.now()
+        except UnavailableError:
+            if shell.now() - seen_s > OUTAGE_S:
+                raise
+            yield Snapshot(view, figures, away=True)
+        else:
+            yield Snapshot(view, figures)
+            if view.state in ENDED:
+                return
+        shell.sleep(interval_s)
+
+
+def _drain_metrics(client: Client, job: str, cursor: int, figures: Figures) -> int:
+    """Add all metrics after `cursor` to `figures` and return the new cursor."""
+    while True:
+        page = client.metrics(job, after=cursor)
+        figures.add(page.metrics)
+        if not page.metrics:
+            return cursor
+        cursor = page.next
+
+
+def watch_job(shell: Shell, client: Client, job: str, interval_s: float = 1.0) -> None:
+    """Show job id `job` until it ends; raise `IsthmusError` unless it succeeded."""
+    looks = snapshots(shell, client, job, interval_s)
+    if shell.as_json:
+        last = _print_changes(looks, lambda look: shell.line(as_record(look.view, look.figures)))
+    elif shell.stdout.isatty():
+        last = _show_live(shell, client, looks)
+    else:
+        last = _print_changes(looks, lambda look: shell.print(as_line(look.view, look.figures)))
+    if last.view.state != "succeeded":
+        reason = f": {last.view.reason}" if last.view.reason else ""
+        raise IsthmusError(f"job {job} {last.view.state}{reason}", hint=f"its logs: `isthmus logs {job}`")
+
+
+def _print_changes(looks: Iterator[Snapshot], emit: Callable[[Snapshot], None]) -> Snapshot:
+    """Emit each look whose state or step differs from the one before, and return the last."""
+    told: Any = None
+    for look in looks:
+        state = (look.view.state, look.view.reason, look.view.attempt, look.figures.steps[-1:])
+        if state != told:
+            emit(look)
+            told = state
+    return look
+
+
+def _show_live(shell: Shell, client: Client, looks: Iterator[Snapshot]) -> Snapshot:
+    from rich.live import Live
+
+    from isthmus.cli.dashboard import dashboard
+
+    pool = _pool_if_allowed(client)
+    with Live(console=shell.console(), auto_refresh=False, vertical_overflow="visible") as live:
+        for look in looks:
+            live.update(dashboard(look.view, look.figures, pool, away=look.away), refresh=True)
+    return look
+
+
+def _pool_if_allowed(client: Client) -> PoolView | None:
+    try:
+        return client.pool()
+    except IsthmusError:  # links are then shown without their capacity
+        return None
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=["isthmus watch my-job", "isthmus watch my-job --json | jq -c '{step, loss}'"],
+)
+def watch(shell: Shell, client: Client, job: JobArgument, interval_s: IntervalOption = 1.0) -> None:
+    """Follow a job until it ends: state, stages, loss, links.
+
+    The exit status is 0 only if it succeeded. A server that restarts meanwhile is waited for.
+    """
+    watch_job(shell, client, find_id(client, job), interval_s)
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=["isthmus logs my-job", "isthmus logs my-job -f --rank 0", "isthmus logs my-job --json"],
+)
+def logs(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's log.")] = None,
+    interval_s: IntervalOption = 1.0,
+) -> None:
+    """Print what the workers wrote.
+
+    Lines of several ranks are told apart by the rank before them.
+    """
+    found = find_id(client, job)
+    lines = _Lines(shell, named=rank is None)
+    cursor = 0
+    while True:
+        ended = not follow or client.job(found).state in ENDED
+        page = client.logs(found, after=cursor, rank=rank)
+        while page.chunks:
+            lines.take(page.chunks)
+            cursor = page.next
+            page = client.logs(found, after=cursor, rank=rank)
+        if ended:
+            break
+        shell.sleep(interval_s)
+    lines.finish()
+
+
+class _Lines:
+    """Turns pieces of log, which may end anywhere, into whole lines."""
+
+    def __init__(self, shell: Shell, *, named: bool) -> None:
+        self._shell, self._named = shell, named
+        self._begun: dict[tuple[int, int], str] = {}
+
+    def take(self, chunks: Sequence[LogChunk]) -> None:
+        """Print the lines that `chunks` complete (with `--json` the chunks themselves)."""
+        for chunk in chunks:
+            if self._shell.as_json:
+                self._shell.line(chunk)
+                continue
+            key = (chunk.attempt, chunk.rank)
+            *whole, self._begun[key] = (self._begun.get(key, "") + chunk.text).split("\n")
+            for line in whole:
+                self._print(chunk.rank, line)
+        self._shell.stdout.flush()
+
+    def finish(self) -> None:
+        """Print what never got its line's end."""
+        for (_, rank), line in sorted(self._begun.items()):
+            if line:
+                self._print(rank, line)
+        self._shell.stdout.flush()
+
+    def _print(self, rank: int, line: str) -> None:
+        self._shell.stdout.write((f"{rank} | " if self._named else "") + line + "\n")

@@ -1,0 +1,155 @@
+"""Commands on jobs: submit, jobs, plans, choose, cancel, delete."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.cli.client import Client
+from isthmus.cli.command import JobArgument, verb
+from isthmus.cli.finding import find_id, find_job
+from isthmus.cli.follow import watch_job
+from isthmus.cli.shell import Shell
+from isthmus.core.errors import ConflictError
+from isthmus.core.files import load_job
+from isthmus.core.model import load_model, require_trainable
+from isthmus.core.plan import PlanSet
+from isthmus.core.views import JobView, Submission
+
+commands = typer.Typer()
+PANEL = "Jobs"
+PLANNING_POLL_S = 0.3
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus submit job.yaml",
+        "isthmus submit job.yaml --watch",
+        "isthmus submit job.yaml --json | jq -r .id",
+        "isthmus submit job.yaml --key nightly-2026-11-20   (again: the same job, not a second one)",
+    ],
+)
+def submit(
+    shell: Shell,
+    client: Client,
+    file: Annotated[
+        Path, typer.Argument(metavar="JOB.yaml", help="What to train: see `isthmus schema job`.")
+    ],
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="Repeating a submission with the same key gives the same job.")
+    ] = None,
+) -> None:
+    """Submit a job.
+
+    The job file and the model's config.json are read here; relative paths start at the file.
+    """
+    job = load_job(file)
+    model = load_model(job.model)
+    require_trainable(model)
+    view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
+    shell.answer(view, lambda: _what_next(view, watching=watch))
+    if watch:
+        watch_job(shell, client, view.id)
+
+
+def _what_next(view: JobView, *, watching: bool) -> str:
+    lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    if view.job.policy == "manual":
+        lines.append(f"  isthmus plans {view.id}           lists the candidate plans")
+        lines.append(f"  isthmus choose {view.id} PLAN     starts it by one of them")
+    if not watching:
+        lines.append(f"  isthmus watch {view.id}           follows it")
+    return "\n".join(lines)
+
+
+@verb(commands, panel=PANEL, examples=["isthmus jobs", "isthmus jobs --json | jq '.[] | {id, state}'"])
+def jobs(shell: Shell, client: Client) -> None:
+    """List your jobs, the latest first."""
+    found = client.jobs()
+
+    def show() -> object:
+        from isthmus.cli.tables import jobs_table
+
+        return jobs_table(found, shell.now())
+
+    shell.answer(found, show)
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=["isthmus plans my-job", "isthmus plans 3f --json | jq '.plans[0].stages'"],
+)
+def plans(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="How long to wait for the planner, in seconds.")
+    ] = 30.0,
+) -> None:
+    """List a job's candidate plans.
+
+    With the predicted time, traffic and cost of each, and why other combinations were refused.
+    """
+    found = find_job(client, job)
+    deadline_s = shell.now() + wait_s
+    while found.state == "planning" and shell.now() < deadline_s:
+        shell.sleep(PLANNING_POLL_S)
+        found = client.job(found.id)
+    if found.state == "planning":
+        raise ConflictError(f"job {found.id} is still being planned", hint="ask again in a moment")
+    answer = client.plans(found.id)
+    shell.answer(answer, lambda: _show_plans(found, answer))
+
+
+def _show_plans(job: JobView, answer: PlanSet) -> object:
+    from rich.console import Group
+
+    from isthmus.cli.tables import plans_table
+
+    shown = [plans_table(answer)]
+    if job.plan is not None:
+        shown.append(f"\njob {job.id} uses plan {job.plan.id}")
+    elif job.state == "choosing" and answer.plans:
+        shown.append(f"\nisthmus choose {job.id} {answer.plans[0].id}   starts the first")
+    return Group(*shown)
+
+
+@verb(commands, panel=PANEL, examples=["isthmus choose my-job p1", "isthmus choose my-job p1 --json"])
+def choose(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan's id, from `isthmus plans JOB`.")],
+) -> None:
+    """Choose the plan that a job runs by, and start it."""
+    view = client.choose(find_id(client, job), plan)
+    shell.answer(view, lambda: f"job {view.id} runs by plan {plan}: {view.state}\n  isthmus watch {view.id}")
+
+
+@verb(commands, panel=PANEL, examples=["isthmus cancel my-job"])
+def cancel(shell: Shell, client: Client, job: JobArgument) -> None:
+    """Stop a job.
+
+    Every site releases what it held; checkpoints stay.
+    """
+    view = client.cancel(find_id(client, job))
+    shell.answer(view, lambda: f"job {view.id} is {view.state}")
+
+
+@verb(commands, panel=PANEL, examples=["isthmus delete my-job"])
+def delete(shell: Shell, client: Client, job: JobArgument) -> None:
+    """Forget a job that has ended, with its metrics and logs.
+
+    Checkpoints and the trained model stay.
+    """
+    found = find_id(client, job)
+    client.delete(found)
+    shell.answer({"deleted": found}, lambda: f"job {found} is forgotten")

@@ -1,0 +1,165 @@
+"""Commands that are long-lived processes: serve, agent, links. Their extras are imported late."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from isthmus.cli.client import require_private
+from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
+from isthmus.cli.settings import DEFAULT_PORT, resolve
+from isthmus.cli.shell import Shell
+from isthmus.core.errors import AuthError, InputError, NotFoundError
+from isthmus.core.files import load_pool
+from isthmus.core.pool import Cluster, Pool
+
+commands = typer.Typer()
+PANEL = "Processes"
+
+PoolOption = Annotated[
+    Path, typer.Option("--pool", metavar="POOL.yaml", help="The pool: see `isthmus schema pool`.")
+]
+StateOption = Annotated[
+    Path, typer.Option("--state", metavar="DIR", help="The folder that survives restarts.")
+]
+HostOption = Annotated[str, typer.Option(help="The address to listen on; other than loopback needs TLS.")]
+CertificateOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")
+]
+KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus serve --state /var/lib/isthmus --pool pool.yaml",
+        "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
+    ],
+)
+def serve(
+    shell: Shell,
+    state: StateOption,
+    pool: PoolOption,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
+) -> None:
+    """Run the control plane: the one process that agents and users connect to.
+
+    Ctrl-C ends it; jobs that run go on, and a later start takes them up again.
+    """
+    server = import_extra("isthmus.control.server", "server")
+    _log_to(shell)
+    server.run_server(
+        server.ServerConfig(
+            pool=load_pool(pool), state=state, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key
+        )
+    )
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus agent --cluster hangzhou --pool pool.yaml --state agent-state --token-file owner.token",
+        "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
+    ],
+)
+def agent(
+    shell: Shell,
+    pool: PoolOption,
+    state: StateOption,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which cluster of the pool this site is; if it has several."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where the site's workers listen.")] = "127.0.0.1",
+    routes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
+    ] = None,
+    server: ServerOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Run a site's agent: it starts and watches the workers.
+
+    It connects outward only. Ctrl-C stops the agent and its workers.
+    """
+    site = import_extra("isthmus.agent", "agent")
+    settings = resolve(shell.environ, server=server, token_file=token_file, ca=ca)
+    if settings.token is None:
+        raise AuthError(
+            "an agent needs a token of its cluster's owner",
+            hint="`isthmus token create --owner NAME` makes one; give it with --token-file",
+        )
+    require_private(settings.server)
+    here = _cluster(load_pool(pool), cluster)
+    _log_to(shell)
+    site.run_agent(
+        site.AgentConfig(
+            server=settings.server, token=settings.token, cluster=here,
+            state=state, host=host, routes=routes, ca=settings.ca,
+        )
+    )  # fmt: skip
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=["isthmus links pool.yaml --state links", "isthmus links pool.yaml --state l --seed 7"],
+)
+def links(
+    shell: Shell,
+    pool: Annotated[Path, typer.Argument(metavar="POOL.yaml", help="The pool whose links are emulated.")],
+    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="Gets routes.json and links.json.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of jitter and loss.")] = 0,
+) -> None:
+    """Emulate the pool's wide-area links on this machine, without root.
+
+    Each direction gets its own bandwidth, delay, jitter and loss, shared by all that crosses it.
+    """
+    from isthmus.wan.emulator import run_links
+
+    _log_to(shell)
+    run_links(load_pool(pool), state, seed)
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import `module`; raise `InputError` naming the extra where a package outside Isthmus is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "isthmus":
+            raise
+        raise InputError(
+            f"this command needs the package '{error.name}', which is not installed",
+            hint=f"pip install 'isthmus[{extra}]'",
+        ) from error
+
+
+def _cluster(pool: Pool, name: str | None) -> Cluster:
+    known = [cluster.name for cluster in pool.clusters]
+    if name is None and len(known) > 1:
+        raise InputError(
+            "the pool has several clusters", hint="say which is this one: --cluster " + "|".join(known)
+        )
+    if name is not None and name not in known:
+        raise NotFoundError(f"the pool has no cluster '{name}'", hint="it has " + ", ".join(known))
+    return pool.cluster(name or known[0])
+
+
+def _log_to(shell: Shell) -> None:
+    """Let the process's log go to standard error."""
+    stream = shell.stderr if shell.stderr is not sys.stderr else None
+    logging.basicConfig(
+        stream=stream, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )

@@ -1,0 +1,290 @@
+"""The tables and texts of the report, as HTML. Every value from a user or a site goes through `escape`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import PurePath
+from typing import Any
+
+from isthmus.cli.figures import Figures, predicted_tokens_per_s
+from isthmus.cli.finding import ENDED
+from isthmus.core.plan import Plan
+from isthmus.core.pool import NodeGroup
+from isthmus.core.units import format_bytes, format_seconds
+from isthmus.core.views import JobView, PoolView
+
+
+def header(view: JobView, pool: PoolView | None) -> str:
+    """Return the top of the page: name, state, model, where, when, and what was virtual."""
+    facts = [
+        ("job", view.id),
+        ("user", view.user),
+        ("model", _model_name(view.job.model)),
+        ("task", view.job.task),
+    ]
+    if view.plan:
+        owners = _owners(view, pool)
+        sites = (f"{name} ({owners[name]})" if name in owners else name for name in view.plan.clusters)
+        facts.append(("clusters", ", ".join(sites)))
+    facts.append(("submitted", _moment(view.submitted_s)))
+    if view.state in ENDED:
+        facts.append(("ended", _moment(view.changed_s)))
+    listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
+    reason = f'<p class="reason">{escape(view.reason)}</p>' if view.reason else ""
+    return (
+        f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
+        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view.plan, pool)}'
+    )
+
+
+def tiles(view: JobView, figures: Figures) -> str:
+    """Return the figures that one looks for first."""
+    losses = figures.series("loss")
+    shown: list[tuple[str, str, str]] = []
+    if losses:
+        last = f"{losses[-1][1]:.3f}"
+        shown.append(("training loss", last, f"from {losses[0][1]:.3f} at step {losses[0][0]}"))
+    held_out = figures.last("validation_loss")
+    if held_out is not None:
+        shown.append(("validation loss", f"{held_out:.3f}", "nats per token, held-out text"))
+    if figures.steps:
+        restarts = f"{view.restarts} restarts" if view.restarts != 1 else "1 restart"
+        total = view.job.training.steps
+        shown.append(("steps done", f"{figures.done(total):,}", f"of {total:,}, {restarts}"))
+    rate, pace_s = figures.tokens_per_s(), figures.iteration_s()
+    if rate is not None:
+        shown.append(("tokens a second", f"{rate:,.0f}", "median over steps"))
+    if pace_s is not None:
+        shown.append(("time of a step", format_seconds(pace_s), "median"))
+    sent = sum(value for _, value in figures.series("wan_bytes", combine=sum))
+    if sent:
+        shown.append(("sent between clusters", format_bytes(sent), "all steps reported"))
+    return "".join(
+        f'<div class="tile"><div class="what">{escape(what)}</div><div class="value">{escape(value)}</div>'
+        f'<div class="note">{escape(note)}</div></div>'
+        for what, value, note in shown
+    )
+
+
+def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    """Return the table of stages: where, what, and how each spent a step."""
+    if view.plan is None:
+        return _none("No plan has been chosen.")
+    groups = _groups(pool)
+    rows = []
+    for rank, stage in enumerate(view.plan.stages):
+        share = figures.share(rank)
+        cells = ["–", "–", "–", ""]
+        if share is not None:
+            parts = (share.compute_s, share.exposed_communication_s, share.idle_s)
+            cells = [*map(format_seconds, parts), _share_bar(parts)]
+        group = groups.get((stage.cluster, stage.node_group))
+        chip = group.chip + (" (virtual)" if group.virtual else "") if group else stage.node_group
+        memory = view.plan.predicted.peak_memory_bytes if view.plan.predicted else ()
+        predicted = format_bytes(memory[rank]) if rank < len(memory) else "–"
+        layers = f"{stage.layers[0]}–{stage.layers[1] - 1}"
+        rows.append([str(rank), stage.cluster, chip, layers, *cells[:3], predicted, cells[3]])
+    columns = (
+        "rank",
+        "cluster",
+        "chip",
+        "layers",
+        "compute",
+        "exposed communication",
+        "idle",
+        "memory predicted",
+    )
+    return _table((*columns, "share of a step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
+
+
+def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    """Return the table of links: traffic, capacity, what the plan foresaw."""
+    traffic = figures.link_mbps(view.plan) if view.plan else {}
+    if not traffic:
+        return _none("The job crosses no wide-area link.")
+    known = {(link.source, link.target): link for link in (pool.links if pool else ())}
+    foreseen = _predicted_mbps(view.plan) if view.plan else {}
+    rows = []
+    for (source, target), rate in traffic.items():
+        link = known.get((source, target))
+        capacity = link.bandwidth_gbps * 1e3 if link else None
+        rows.append(
+            [
+                f"{source} → {target}",
+                f"{rate:.1f}",
+                f"{foreseen[source, target]:.1f}" if (source, target) in foreseen else "–",
+                f"{capacity:g}" if capacity else "–",
+                f"{rate / capacity:.0%}" if capacity else "–",
+                f"{link.delay_ms:g} ms" if link else "–",
+                f"{link.jitter_ms:g} ms" if link else "–",
+                f"{link.loss:.2%}" if link else "–",
+            ]
+        )
+    columns = (
+        "link",
+        "Mbit/s, mean",
+        "demand predicted",
+        "capacity",
+        "used",
+        "delay, one way",
+        "jitter",
+        "loss",
+    )
+    return _table(columns, rows, numbers=range(1, 8))
+
+
+def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
+    """Return the plan in words, predicted against measured, and the assumptions behind."""
+    pieces = []
+    if view.plan is not None:
+        chosen = view.plan
+        layout = f"{len(chosen.pipeline())} stages" + (f", {chosen.dp} replicas" if chosen.dp > 1 else "")
+        pieces.append(
+            f"<p>Plan <b>{escape(chosen.id)}</b>: {layout}, {chosen.micro_batches} micro-batches of "
+            f"{chosen.micro_batch_size} × {chosen.sequence_length} tokens, schedule "
+            f"{escape(chosen.schedule)}." + (f" {escape(chosen.why)}" if chosen.why else "") + "</p>"
+        )
+        pieces.append(_compared(chosen, figures))
+    if extra:
+        lines = [[str(label), _value(value)] for label, value in extra.items()]
+        pieces.append("<h3>Also measured</h3>" + _table(("what", "value"), lines, numbers=(1,)))
+    if view.plan is not None and view.plan.predicted and view.plan.predicted.assumptions:
+        items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
+        pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
+    return "".join(pieces) or _none("No plan has been chosen.")
+
+
+def refused(view: JobView) -> str:
+    """Return the other candidates and the combinations that were refused, with the reasons."""
+    if view.plans is None:
+        return _none("Not recorded.")
+    pieces = []
+    others = [one for one in view.plans.plans if view.plan is None or one.id != view.plan.id]
+    if others:
+        rows = [
+            [
+                one.id,
+                " + ".join(one.clusters),
+                _seconds(one.predicted.iteration_s if one.predicted else None),
+                one.why,
+            ]
+            for one in others
+        ]
+        pieces.append(
+            "<h3>Other candidates</h3>" + _table(("plan", "clusters", "step predicted", "why"), rows, (2,))
+        )
+    if view.plans.refused:
+        rows = [[" + ".join(one.clusters), one.reason] for one in view.plans.refused]
+        pieces.append("<h3>Refused</h3>" + _table(("clusters", "reason"), rows))
+    return "".join(pieces) or _none("Nothing was refused, and there was no other candidate.")
+
+
+def settings(view: JobView) -> str:
+    """Return what the user asked for."""
+    asked = view.job.training.model_dump(mode="json")
+    rows = [[key.replace("_", " "), _value(value)] for key, value in asked.items()]
+    return _table(("training", "value"), rows, numbers=(1,))
+
+
+def _compared(chosen: Plan, figures: Figures) -> str:
+    foreseen_s = chosen.predicted.iteration_s if chosen.predicted else None
+    foreseen_rate = predicted_tokens_per_s(chosen)
+    pace_s, rate = figures.iteration_s(), figures.tokens_per_s()
+    rows = [
+        ["time of a step", _seconds(foreseen_s), _seconds(pace_s), _ratio(pace_s, foreseen_s)],
+        ["tokens a second", _rate(foreseen_rate), _rate(rate), _ratio(rate, foreseen_rate)],
+    ]
+    return _table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
+
+
+def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:
+    """Return the demand that the plan foresaw for each link; a hop's figure holds for both directions."""
+    if plan_.predicted is None:
+        return {}
+    found = {}
+    for (source, target), gbps in zip(plan_.hops(), plan_.predicted.wan_gbps, strict=False):
+        found[source, target] = found[target, source] = gbps * 1e3
+    return found
+
+
+def _owners(view: JobView, pool: PoolView | None) -> dict[str, str]:
+    listed = {one.cluster.name: one.cluster.owner for one in (pool.clusters if pool else ())}
+    return listed | {part.cluster: part.owner for part in view.parts}
+
+
+def _groups(pool: PoolView | None) -> dict[tuple[str, str], NodeGroup]:
+    clusters = [one.cluster for one in pool.clusters] if pool else []
+    return {(one.name, group.name): group for one in clusters for group in one.node_groups}
+
+
+def _virtual_note(chosen: Plan | None, pool: PoolView | None) -> str:
+    groups = _groups(pool)
+    used = dict.fromkeys((stage.cluster, stage.node_group) for stage in chosen.stages) if chosen else {}
+    virtual = [f"{groups[key].chip} at {key[0]}" for key in used if key in groups and groups[key].virtual]
+    if not virtual:
+        return ""
+    return (
+        '<p class="virtual"><b>Virtual chips:</b> '
+        f"{escape(', '.join(virtual))}. Each stage computed for real and then waited until the time that its "
+        "virtual chip would have taken; all bytes between stages were really sent.</p>"
+    )
+
+
+def _share_bar(parts: Sequence[float]) -> str:
+    total = sum(parts) or 1.0
+    kinds = ("compute", "exposed", "idle")
+    pieces = "".join(
+        f'<i class="{kind}" style="width:{100 * part / total:.2f}%" title="{kind} {part / total:.0%}"></i>'
+        for kind, part in zip(kinds, parts, strict=True)
+    )
+    return f'<span class="share">{pieces}</span>'
+
+
+def _table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Iterable[int] = (),
+    raw: Sequence[int] = (),
+) -> str:
+    """Return a table; columns in `numbers` align right, those in `raw` are HTML already."""
+    right = set(numbers)
+
+    def cell(tag: str, index: int, text: str) -> str:
+        kind = ' class="number"' if index in right else ""
+        return f"<{tag}{kind}>{text if tag == 'td' and index in raw else escape(text)}</{tag}>"
+
+    head = "".join(cell("th", i, text) for i, text in enumerate(columns))
+    body = "".join("<tr>" + "".join(cell("td", i, x) for i, x in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _none(text: str) -> str:
+    return f'<p class="none">{escape(text)}</p>'
+
+
+def _model_name(path: str) -> str:
+    """Return the folder's name, also where the path names the `config.json` in it."""
+    pure = PurePath(path)
+    return pure.parent.name if pure.name == "config.json" and pure.parent.name else pure.name
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else format_seconds(value)
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _ratio(measured: float | None, foreseen: float | None) -> str:
+    return f"{measured / foreseen:.2f}" if measured is not None and foreseen else "–"
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,156 @@
+"""Tables for the terminal: plans, jobs, pool, chips; from views to what rich can print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.cli.figures import predicted_tokens_per_s
+from isthmus.core.chip import Chip
+from isthmus.core.plan import Plan, PlanSet
+from isthmus.core.pool import Link
+from isthmus.core.units import format_bytes, format_seconds
+from isthmus.core.views import JobView, PoolView
+
+_STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Table:
+    """Return a plain table; columns named in `right` (separated by `|`) are aligned to the right."""
+    made = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        last = column == columns[-1]
+        made.add_column(
+            column,
+            justify="right" if column in right.split("|") else "left",
+            header_style="dim",
+            overflow="fold",
+            no_wrap=not last and column not in ("stages", "where", "chips free"),
+        )
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
+
+
+def state_text(state: str) -> Text:
+    """Return a job's state in its colour."""
+    return Text(state, style=_STATE_STYLE.get(state, "blue"))
+
+
+def stages_text(plan: Plan) -> str:
+    """Describe the stages of a plan: `qingyang 0-5 > hangzhou 6-11`, replicas beyond the first counted."""
+    pieces = []
+    for stage in plan.pipeline():
+        first, last = stage.layers
+        layers = f"{first}" if last == first + 1 else f"{first}-{last - 1}"
+        pieces.append(f"{stage.cluster} {layers}" + (f" (tp {stage.tp})" if stage.tp > 1 else ""))
+    return " > ".join(pieces) + (f"  × {plan.dp} replicas" if plan.dp > 1 else "")
+
+
+def plans_table(plans: PlanSet) -> RenderableType:
+    """Return the candidate plans, fastest first, and below them what was refused and why."""
+    rows = [_plan_row(plan) for plan in plans.plans]
+    columns = ("plan", "where", "stages: layers", "iteration", "tokens/s", "WAN Gbit/s", "cost/step", "why")
+    shown: list[RenderableType] = [
+        table("Candidate plans, fastest first", columns, rows, "iteration|tokens/s|WAN Gbit/s|cost/step")
+        if rows
+        else Text("No candidate plan.")
+    ]
+    if plans.refused:
+        refused = [(" + ".join(one.clusters), one.reason) for one in plans.refused]
+        shown += [Text(""), table("Refused", ("clusters", "reason"), refused)]
+    return Group(*shown)
+
+
+def _plan_row(plan: Plan) -> tuple[str, ...]:
+    predicted = plan.predicted
+    where, stages = " + ".join(plan.clusters), stages_text(plan)
+    if predicted is None:
+        return (plan.id, where, stages, "-", "-", "-", "-", plan.why)
+    rate = predicted_tokens_per_s(plan)
+    return (
+        plan.id,
+        where,
+        stages,
+        format_seconds(predicted.iteration_s),
+        f"{rate:,.0f}" if rate is not None else "-",
+        " ".join(f"{gbps:.3g}" for gbps in predicted.wan_gbps) or "-",
+        f"{predicted.cost_per_iteration:.4g}",
+        plan.why,
+    )
+
+
+def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
+    """Return the jobs, latest first; `now_s` is seconds since the epoch."""
+    if not jobs:
+        return Text("No jobs. Submit one with `isthmus submit job.yaml`.")
+    rows = [
+        (
+            job.id,
+            job.name,
+            job.user,
+            state_text(job.state),
+            format_seconds(max(0.0, now_s - job.submitted_s)) + " ago",
+            " + ".join(job.plan.clusters) if job.plan else "-",
+            job.reason,
+        )
+        for job in sorted(jobs, key=lambda job: -job.submitted_s)
+    ]
+    return table("", ("job", "name", "user", "state", "submitted", "where", "reason"), rows)
+
+
+def pool_table(pool: PoolView) -> RenderableType:
+    """Return the clusters with their free chips, and the links between them."""
+    rows = []
+    for view in pool.clusters:
+        groups = [
+            f"{view.free_chips.get(group.name, 0)}/{group.chips} {group.chip}"
+            + (" (virtual)" if group.virtual else "")
+            for group in view.cluster.node_groups
+        ]
+        connected = Text("connected", style="green") if view.connected else Text("away", style="red")
+        rows.append(
+            (view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups))
+        )
+    clusters = table("Clusters", ("cluster", "owner", "region", "agent", "free/total chips"), rows)
+    if not pool.links:
+        return clusters
+    columns = ("link", "Gbit/s", "delay one way", "jitter", "loss", "class")
+    links = table("Links", columns, map(_link_row, pool.links), "Gbit/s|delay one way|jitter|loss")
+    return Group(clusters, Text(""), links)
+
+
+def _link_row(link: Link) -> tuple[str, ...]:
+    return (
+        f"{link.source} > {link.target}",
+        f"{link.bandwidth_gbps:g}",
+        f"{link.delay_ms:g} ms",
+        f"{link.jitter_ms:g} ms",
+        f"{link.loss:.3g}",
+        link.link_class,
+    )
+
+
+def chips_table(chips: Iterable[Chip]) -> RenderableType:
+    """Return the chip catalogue with the source of its figures."""
+    rows = [
+        (
+            chip.name,
+            chip.vendor,
+            f"{chip.flop_per_s('bf16') / 1e12:,.4g}",
+            f"{chip.flop_per_s('fp32') / 1e12:,.4g}",
+            format_bytes(chip.memory_bytes),
+            f"{chip.memory_bandwidth_bytes_per_s / 1e12:.3g}",
+            f"{chip.in_node_link.name} {chip.in_node_link.bandwidth_bytes_per_s / 1e9:g}",
+            chip.collective_library,
+            chip.source,
+        )
+        for chip in chips
+    ]
+    columns = (
+        "chip", "vendor", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory", "TB/s", "in-node GB/s", "library", "source",
+    )  # fmt: skip
+    return table("", columns, rows, "bf16 TFLOP/s|fp32 TFLOP/s|memory|TB/s")
