@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from isthmus.core.chip import catalogue
 from isthmus.core.errors import IsthmusError, ModelError
-from isthmus.core.link_physics import cubic_bytes_per_s, effective_bytes_per_s, transfer_s
+from isthmus.core.link_physics import WIRE_OVERHEAD, cubic_bytes_per_s, effective_bytes_per_s, transfer_s
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool, VirtualChip
@@ -151,8 +151,8 @@ def test_loss_and_distance_never_make_a_flow_faster(loss, round_trip_s):
 
 
 def test_a_transfer_takes_its_bytes_and_one_delay():
-    """125 MB on 1 Gbit/s at 20 ms one way: 1.02 s."""
-    assert math.isclose(transfer_s(link(), 125e6), 1.02)
+    """125 MB on 1 Gbit/s at 20 ms one way: the delay, and a second for payload that fills the wire."""
+    assert math.isclose(transfer_s(link(), 125e6), 0.02 + WIRE_OVERHEAD)
 
 
 def test_units_are_read_and_shown():
