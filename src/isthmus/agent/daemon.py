@@ -16,9 +16,9 @@ from pathlib import Path
 from isthmus.agent.exchange import Exchange
 from isthmus.agent.local import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.shell import AgentShell
-from isthmus.agent.table import locked
 from isthmus.core.errors import ConflictError, UnavailableError
 from isthmus.core.pool import Cluster
+from isthmus.core.state_folder import locked
 
 QUICK_S = 0.05
 """Between two looks, and two reports, while something is about to change."""
@@ -122,7 +122,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     stop = stop or threading.Event()
     with (
         _stopped_by_signals(stop),
-        locked(config.state),
+        locked(config.state, "agent"),
         Exchange(config.server, config.token, config.cluster.name, config.ca) as exchange,
     ):
         shell = AgentShell(

@@ -183,16 +183,16 @@ class AgentMachine:
             self._move(part, "succeeded", now_s)
 
     def _see_absent(self, part: HeldPart, rank: int, now_s: float) -> None:
-        """A worker that should live was never started: by this agent's last life, or in spite of this one."""
+        """Start what the agent's last life was to start; stop for ever what is not to run."""
         worker = part.workers[rank]
         if part.state == "running" and not worker.started:
             worker.started = True
             self._out.append(StartWorker(part=part, rank=rank))
             return
-        worker.live = False
         if part.state == "running":
             why = f"rank {rank} could not be started: its folder takes no files"
             self._move(part, "failed", now_s, why)
+        self._out.append(StopWorker(part=part, rank=rank, force=True))
 
     def _pass_time(self, now_s: float) -> None:
         for part in list(self.parts.values()):

@@ -121,7 +121,7 @@ class AgentShell:
             case StartWorker(part=part, rank=rank):
                 self._start(part, rank)
             case StopWorker(part=part, rank=rank, force=force):
-                self.adapter.stop(self.folders.of(part, rank), force=force)
+                self._stop(self.folders.of(part, rank), force=force)
             case WriteRanks(part=part, rank_map=rank_map):
                 for rank in part.workers:
                     WorkerFolder(self.folders.of(part, rank)).write_ranks(rank_map)
@@ -138,7 +138,7 @@ class AgentShell:
             self.adapter.start(folder, worker.cards, part.command)
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
-            self.adapter.stop(folder, force=True)
+            self._stop(folder, force=True)
             seen = SeenWorker(
                 job=part.job,
                 attempt=part.attempt,
@@ -148,6 +148,13 @@ class AgentShell:
                 last_words=str(error),
             )
             self._apply(WorkersSeen(now_s=self._clock(), workers=(seen,)))
+
+    def _stop(self, folder: Path, *, force: bool) -> None:
+        """Stop a worker; where a full disk keeps its folder from being claimed, the machine asks again."""
+        try:
+            self.adapter.stop(folder, force=force)
+        except OSError as error:
+            _log.error("%s: cannot be stopped now: %s", folder, error)
 
     def _look(self) -> list[SeenWorker]:
         seen = []

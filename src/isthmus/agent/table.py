@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from isthmus.agent.parts import HeldPart
-from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.errors import FileError
+from isthmus.core.state_folder import sync_folder, unwritable
 from isthmus.core.worker import write_atomically
 
 _PARTS: TypeAdapter[list[HeldPart]] = TypeAdapter(list[HeldPart])
@@ -47,41 +44,7 @@ class PartTable:
             return
         try:
             write_atomically(self.path, data.decode())
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise unwritable(self.path.parent, error) from error
         self._written = data
-
-
-@contextmanager
-def locked(state: Path) -> Iterator[None]:
-    """Hold the state folder for this process; raise `UnavailableError` where another has it."""
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise unwritable(state, error) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise UnavailableError(
-            f"another agent runs with the state folder {state}",
-            hint="stop it first, or give this one a folder of its own",
-        ) from error
-    finally:
-        os.close(descriptor)
-
-
-def unwritable(folder: Path, error: OSError) -> UnavailableError:
-    """Return the error of a folder that takes no files, with what to do about it."""
-    hint = "free space on that disk" if error.errno == errno.ENOSPC else "choose a folder you may write to"
-    return UnavailableError(f"cannot write to {folder}: {error.strerror or error}", hint=hint)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,289 @@
+"""The REST interface as a FastAPI application: `create_app(shell)`. Bodies are those of `isthmus.core`.
+
+Every error, FastAPI's own included, is answered as `IsthmusError.as_dict()` with the error's HTTP status.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import isthmus
+from isthmus.control import auth
+from isthmus.control.auth import Caller, UnknownCallerError
+from isthmus.control.shell import ControlShell
+from isthmus.core.base import Frozen, Index, Name
+from isthmus.core.errors import (
+    AuthError,
+    ConflictError,
+    InputError,
+    IsthmusError,
+    NotFoundError,
+    ProtocolError,
+)
+from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
+from isthmus.core.plan import PlanSet
+from isthmus.core.views import (
+    Health,
+    JobView,
+    LogPage,
+    MetricsPage,
+    PoolView,
+    Submission,
+    TokenRequest,
+    TokenView,
+)
+
+MAX_BODY_BYTES = 16 * 2**20
+"""Largest body of a request."""
+
+
+class Choice(Frozen):
+    """The candidate plan that a job shall run by."""
+
+    plan: Name
+
+
+class ErrorBody(Frozen):
+    """How every error is answered: its name in the tree of `isthmus.core.errors`, and what to do next."""
+
+    error: str
+    message: str
+    hint: str | None = None
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who sent the request; raise `UnknownCallerError` without a valid token."""
+    shell: ControlShell = request.app.state.shell
+    return auth.identify(shell.store, request.headers.get("authorization"))
+
+
+def shell_of(request: Request) -> ControlShell:
+    """Return the shell that the application drives."""
+    shell: ControlShell = request.app.state.shell
+    return shell
+
+
+By = Annotated[Caller, Depends(caller_of)]
+Shell = Annotated[ControlShell, Depends(shell_of)]
+After = Annotated[Index, Query(description="cursor: `next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=10_000, description="most entries of a page")]
+
+
+def _documented(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]]:
+    found: dict[int | str, dict[str, Any]] = {}
+    errors: tuple[type[IsthmusError], ...] = (*more, UnknownCallerError, AuthError, InputError)
+    for error in errors:
+        name = "AuthError" if issubclass(error, AuthError) else error.__name__
+        found[error.http_status] = {"model": ErrorBody, "description": name}
+    return found
+
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/health")
+def health() -> Health:
+    """Say that the server answers, and which protocol it speaks. Needs no token."""
+    return Health(protocol=PROTOCOL_VERSION, version=isthmus.__version__)
+
+
+@router.post("/jobs", status_code=201, responses=_documented(ConflictError))
+def submit(submission: Submission, caller: By, shell: Shell) -> JobView:
+    """Submit a job; answered once it is on disk. The same key again returns the same job."""
+    auth.require(caller, "user")
+    return shell.submit(caller.name, submission)
+
+
+@router.get("/jobs", responses=_documented())
+def list_jobs(caller: By, shell: Shell) -> list[JobView]:
+    """List the caller's jobs (an admin: all), oldest first, without their plans."""
+    auth.require(caller, "user")
+    return list(shell.jobs(None if caller.role == "admin" else caller.name))
+
+
+@router.get("/jobs/{job_id}", responses=_documented(NotFoundError))
+def get_job(job_id: str, caller: By, shell: Shell) -> JobView:
+    """Return a job with its candidate plans and the state of its parts."""
+    return _own_job(shell, caller, job_id)
+
+
+@router.get("/jobs/{job_id}/plans", responses=_documented(NotFoundError))
+def get_plans(job_id: str, caller: By, shell: Shell) -> PlanSet:
+    """Return a job's candidate plans, and why other combinations of clusters were refused."""
+    return _own_job(shell, caller, job_id).plans or PlanSet(plans=())
+
+
+@router.post("/jobs/{job_id}/choose", responses=_documented(NotFoundError, ConflictError))
+def choose(job_id: str, choice: Choice, caller: By, shell: Shell) -> JobView:
+    """Let the job run by one of its candidate plans."""
+    _own_job(shell, caller, job_id)
+    return shell.choose(job_id, choice.plan)
+
+
+@router.post("/jobs/{job_id}/cancel", responses=_documented(NotFoundError, ConflictError))
+def cancel(job_id: str, caller: By, shell: Shell) -> JobView:
+    """Stop the job at all sites."""
+    _own_job(shell, caller, job_id)
+    return shell.cancel(job_id)
+
+
+@router.delete("/jobs/{job_id}", status_code=204, responses=_documented(NotFoundError, ConflictError))
+def delete(job_id: str, caller: By, shell: Shell) -> None:
+    """Forget an ended job with its metrics and logs."""
+    _own_job(shell, caller, job_id)
+    shell.delete(job_id)
+
+
+@router.get("/jobs/{job_id}/metrics", responses=_documented(NotFoundError))
+def get_metrics(job_id: str, caller: By, shell: Shell, after: After = 0, limit: Limit = 1000) -> MetricsPage:
+    """Return step metrics of all ranks, in the order in which they arrived."""
+    _own_job(shell, caller, job_id)
+    return shell.metrics(job_id, after, limit)
+
+
+@router.get("/jobs/{job_id}/logs", responses=_documented(NotFoundError))
+def get_logs(
+    job_id: str,
+    caller: By,
+    shell: Shell,
+    after: After = 0,
+    rank: Index | None = None,
+    limit: Limit = 1000,
+) -> LogPage:
+    """Return the workers' output (of one rank), in the order in which it arrived."""
+    _own_job(shell, caller, job_id)
+    return shell.logs(job_id, after, rank, limit)
+
+
+@router.get("/pool", responses=_documented())
+def get_pool(caller: By, shell: Shell) -> PoolView:
+    """Return clusters, free chips and links; an owner sees its own clusters only."""
+    return auth.visible_pool(caller, shell.pool())
+
+
+@router.post("/agents/{cluster}/sync", responses=_documented(ConflictError, ProtocolError))
+def sync(cluster: str, report: AgentReport, caller: By, shell: Shell) -> AgentOrders:
+    """One exchange with a site's agent: what it has, against what it should have."""
+    _check_protocol(report.protocol)
+    auth.require_own_cluster(caller, cluster, report.cluster, shell.owner_of(cluster))
+    return shell.sync(report)
+
+
+@router.post("/tokens", status_code=201, responses=_documented())
+def make_token(request: TokenRequest, caller: By, shell: Shell) -> TokenView:
+    """Make a token of an owner, a user or an admin. It is shown this once."""
+    auth.require(caller)
+    return auth.make_token(shell.store, request, shell.clock())
+
+
+def _own_job(shell: ControlShell, caller: Caller, job_id: str) -> JobView:
+    auth.require(caller, "user")
+    job = shell.job(job_id)
+    auth.require_own_job(caller, job)
+    return job
+
+
+def _check_protocol(theirs: int) -> None:
+    if theirs != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the agent speaks protocol {theirs}, this server {PROTOCOL_VERSION}",
+            hint="run agent and server of one release; running workers go on meanwhile",
+        )
+
+
+def create_app(shell: ControlShell) -> FastAPI:
+    """Return the application that answers for `shell` (whose life is the caller's business)."""
+    app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
+    app.state.shell = shell
+    app.include_router(router)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_exception_handler(IsthmusError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    return app
+
+
+async def _answer_error(_request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, IsthmusError):
+        raise error
+    return _as_json(error, error.http_status)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Answer what pydantic refused: the first field that is wrong, or another protocol version."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    try:
+        if request.url.path.endswith("/sync") and isinstance(error.body, dict):
+            _check_protocol(parse_protocol(error.body))
+    except ProtocolError as other:
+        return _as_json(other, other.http_status)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return _as_json(InputError(f"{where}: {first['msg']}", hint="/docs describes every body"), 422)
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        raise error
+    kind = NotFoundError if error.status_code == 404 else InputError
+    answer = _as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _as_json(error: IsthmusError, status: int) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(error.as_dict(), status_code=status, headers=headers)
+
+
+class BodyLimit:
+    """ASGI middleware: answers 413 as soon as a body is, or says it will be, larger than `max_bytes`."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting the bytes of its body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        claimed = dict(scope["headers"]).get(b"content-length", b"0")
+        if not claimed.isdigit() or int(claimed) > self._max_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        num_bytes, begun = 0, False
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise _TooLargeError
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except _TooLargeError:
+            if begun:
+                raise
+            await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = InputError(f"the body is larger than {self._max_bytes} bytes")
+        await _as_json(error, 413)(scope, receive, send)
+
+
+class _TooLargeError(Exception):
+    """A body turned out larger than allowed while it was read."""
