@@ -1,0 +1,1 @@
+"""Communication between workers: the `isthmus` process group of torch.distributed and its transport."""

@@ -1,0 +1,173 @@
+"""The bytes between two workers: greetings as one line of JSON, then frames of a fixed head and a payload.
+
+Head (network order): kind (1 byte), label length (1), tag (8, signed), sent at (8, seconds since the epoch
+on the sender's clock), payload length (8); then the label in UTF-8, then the payload.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.core.errors import PeerError, ProtocolError
+
+FORMAT_VERSION = 1
+DATA, HEARTBEAT, LEAVE = 1, 2, 3
+"""Kinds of frame. The payload of `LEAVE` is the reason, empty at an orderly end."""
+
+_HEAD = struct.Struct("!BBqdQ")
+_MAX_LINE_BYTES = 4096
+_CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of one frame."""
+
+    kind: int
+    tag: int
+    sent_s: float
+    label: str
+    num_bytes: int
+
+
+def pack_head(head: Head) -> bytes:
+    """Return head and label as bytes."""
+    label = head.label.encode()
+    return _HEAD.pack(head.kind, len(label), head.tag, head.sent_s, head.num_bytes) + label
+
+
+def read_head(connection: socket.socket) -> Head:
+    """Read one head; `ConnectionResetError` where the peer is gone, `TimeoutError` where it is silent."""
+    fixed = bytearray(_HEAD.size)
+    read_into(connection, memoryview(fixed))
+    kind, label_bytes, tag, sent_s, num_bytes = _HEAD.unpack(fixed)
+    label = bytearray(label_bytes)
+    read_into(connection, memoryview(label))
+    return Head(kind, tag, sent_s, label.decode(), num_bytes)
+
+
+def read_into(connection: socket.socket, buffer: memoryview) -> None:
+    """Fill `buffer`; the socket's time-out bounds each piece, not the whole."""
+    while len(buffer):
+        count = connection.recv_into(buffer[:_CHUNK_BYTES])
+        if count == 0:
+            raise ConnectionResetError("closed its connection")
+        buffer = buffer[count:]
+
+
+def write(connection: socket.socket, data: memoryview, stopped: Callable[[], bool]) -> None:
+    """Send `data`; a peer that takes nothing may be computing: it is waited for until `stopped()`."""
+    while len(data):
+        try:
+            data = data[connection.send(data[:_CHUNK_BYTES]) :]
+        except TimeoutError:
+            if stopped():
+                raise
+
+
+def write_line(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Send one line of JSON."""
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def read_line(connection: socket.socket) -> dict[str, Any]:
+    """Read one line of JSON and not a byte more; raise `ProtocolError` if it is none."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte:
+            raise ConnectionResetError("closed its connection while greeting")
+        line += byte
+        if len(line) > _MAX_LINE_BYTES:
+            raise ProtocolError("a worker was greeted by something that is no worker")
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise ProtocolError("a worker was greeted by something that is no worker") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("a worker was greeted by something that is no worker")
+    return message
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Who greets: `rank` of attempt `attempt` of run `run` with `size` ranks."""
+
+    run: str
+    attempt: int
+    rank: int
+    size: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the greeting as it is sent, with format version and byte order."""
+        return {"isthmus": FORMAT_VERSION, "byteorder": sys.byteorder, **self.__dict__}
+
+
+def refusal(mine: Greeting, theirs: dict[str, Any]) -> str:
+    """Return why a greeting is not answered by `mine`, or nothing where it is."""
+    for key, value in mine.as_dict().items():
+        if key != "rank" and theirs.get(key) != value:
+            return f"{key} is {theirs.get(key)!r} there and {value!r} here"
+    rank = theirs.get("rank")
+    if not isinstance(rank, int) or not 0 <= rank < mine.size or rank == mine.rank:
+        return f"rank {rank!r} is none of the {mine.size} ranks, or mine"
+    return ""
+
+
+_PINGS = 4
+_TIMES = struct.Struct("!dd")
+
+
+def greet(connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time) -> float:
+    """Greet as the one who dialled; return the peer's clock minus mine in seconds.
+
+    The offset is that of the shortest of a few round trips, half of each being taken for either way
+    (D. Mills, RFC 5905, section 8). Raises `PeerError` or `ProtocolError` where the peer refuses.
+    """
+    write_line(connection, mine.as_dict())
+    answer = read_line(connection)
+    why = answer.get("refused")
+    if why:
+        error = ProtocolError if str(why).startswith("isthmus ") else PeerError
+        raise error(f"the worker dialled by rank {mine.rank} refused: {why}")
+    best = (float("inf"), 0.0)
+    for _ in range(_PINGS):
+        start_s = clock()
+        connection.sendall(_TIMES.pack(start_s, 0.0))
+        received_s, answered_s = _read_times(connection)
+        end_s = clock()
+        round_trip_s = (end_s - start_s) - (answered_s - received_s)
+        best = min(best, (round_trip_s, ((received_s - start_s) + (answered_s - end_s)) / 2))
+    connection.sendall(_TIMES.pack(best[1], 0.0))
+    return best[1]
+
+
+def answer(
+    connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time
+) -> tuple[int, float]:
+    """Answer a greeting as the one who was dialled; return the peer's rank, and its clock minus mine."""
+    theirs = read_line(connection)
+    why = refusal(mine, theirs)
+    write_line(connection, {"refused": why})
+    if why:
+        raise ProtocolError(f"a greeting was refused: {why}")
+    for _ in range(_PINGS):
+        _read_times(connection)
+        received_s = clock()
+        connection.sendall(_TIMES.pack(received_s, clock()))
+    offset_s, _ = _read_times(connection)
+    return int(theirs["rank"]), -offset_s
+
+
+def _read_times(connection: socket.socket) -> tuple[float, float]:
+    data = bytearray(_TIMES.size)
+    read_into(connection, memoryview(data))
+    first_s, second_s = _TIMES.unpack(data)
+    return first_s, second_s

@@ -1,0 +1,63 @@
+"""`local_group`: gloo among the ranks of one cluster; they meet in a TCPStore at the lowest of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from isthmus.comm.transport import Transport
+from isthmus.core.errors import PeerError
+
+_PORT_TAG = -1
+_WHERE_BYTES = 280
+"""Longest host name (255), a blank, a port."""
+
+
+def local_group(
+    transport: Transport, clusters: Sequence[str], host: str, timeout: timedelta
+) -> dist.ProcessGroupGloo | None:
+    """Return the gloo group of the ranks in our cluster, in the order of ranks; None for a rank alone there.
+
+    `clusters[r]` is the cluster of rank `r`, `host` our address inside it. The lowest rank listens on a free
+    port of its host and tells the others by the transport. Raises `PeerError` where one does not come.
+    """
+    mine = clusters[transport.rank]
+    near = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
+    if len(near) == 1:
+        return None
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timeout
+    try:
+        store = _meet(transport, near, host, timeout)
+        return dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
+    except RuntimeError as error:
+        why = str(error).splitlines()[0]
+        raise PeerError(f"rank {transport.rank} could not join gloo in cluster {mine}: {why}") from error
+
+
+def _meet(transport: Transport, near: Sequence[int], host: str, timeout: timedelta) -> dist.TCPStore:
+    """Return the store of our cluster; the lowest rank serves it."""
+    lowest, limit_s = near[0], timeout.total_seconds()
+    if transport.rank == lowest:
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
+        where = f"{host} {port}".encode()
+        store = dist.TCPStore(
+            host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        sends = [transport.send(rank, _PORT_TAG, "store", _padded(where)) for rank in near[1:]]
+        for one in sends:
+            one.result(limit_s)
+        return store
+    told = bytearray(_WHERE_BYTES)
+    transport.receive(lowest, _PORT_TAG, "store", memoryview(told)).result(limit_s)
+    name, _, number = told.rstrip(b"\0").decode().rpartition(" ")
+    return dist.TCPStore(name, int(number), None, False, timeout, wait_for_workers=False)
+
+
+def _padded(where: bytes) -> memoryview:
+    return memoryview(where.ljust(_WHERE_BYTES, b"\0"))

@@ -1,0 +1,138 @@
+"""`connect`: meet every other worker of the run: dial the lower ranks, answer the higher ones."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from isthmus.comm.frame import Greeting, answer, greet
+from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
+from isthmus.wan.connect import dial, format_address
+
+GREETING_S = 10.0
+"""How long one who connects may take to say who it is."""
+
+_POLL_S = 0.2
+Connection = tuple[socket.socket, float]
+"""A greeted connection, and how far the peer's clock is ahead of ours in seconds."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a peer listens, and the route (`host:port` of an HTTP CONNECT proxy) to it, if one is needed."""
+
+    host: str
+    port: int
+    route: str | None = None
+
+
+def listen(host: str, port: int = 0, backlog: int = 256) -> socket.socket:
+    """Return a listening socket at `host` (port 0: any free one); `UnavailableError` if there is none."""
+    try:
+        return socket.create_server((host, port), backlog=backlog)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
+            hint="the site's host must be an address of this machine, and the port free",
+        ) from error
+
+
+def connect(
+    greeting: Greeting,
+    endpoints: Sequence[Endpoint],
+    listener: socket.socket,
+    timeout_s: float,
+    clock: Callable[[], float] = time.time,
+) -> dict[int, Connection]:
+    """Connect to every other rank; `endpoints[r]` is where rank `r` listens, `listener` our own socket there.
+
+    Of two ranks the higher one dials. A stranger that connects is turned away. Raises `PeerError` naming
+    the rank that refused, could not be reached, or did not come within `timeout_s`; `ProtocolError` where it
+    is of another format version.
+    """
+    meeting = _Meeting(greeting, time.monotonic() + timeout_s, clock)
+    with ThreadPoolExecutor(greeting.rank + 1, thread_name_prefix="isthmus-meet") as pool:
+        tasks = [pool.submit(meeting.accept, listener)]
+        tasks += [pool.submit(meeting.dial, rank, endpoints[rank]) for rank in range(greeting.rank)]
+        for task in tasks:
+            task.add_done_callback(meeting.note)
+    if meeting.errors:
+        for connection, _ in meeting.connections.values():
+            connection.close()
+        raise meeting.errors[0]
+    return meeting.connections
+
+
+@dataclass
+class _Meeting:
+    """One rank's side of the meeting; the first error ends all of it."""
+
+    greeting: Greeting
+    deadline_s: float
+    clock: Callable[[], float]
+    connections: dict[int, Connection] = field(default_factory=dict)
+    errors: list[BaseException] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def left_s(self) -> float:
+        return max(self.deadline_s - time.monotonic(), 0.01)
+
+    def note(self, task: Future[None]) -> None:
+        error = task.exception()
+        if error is not None:
+            self.errors.append(error)
+            self.over.set()
+
+    def dial(self, rank: int, endpoint: Endpoint) -> None:
+        """Reach and greet a lower rank. A route may still be starting: tried again; a peer has checked in."""
+        while True:
+            try:
+                connection = dial((endpoint.host, endpoint.port), endpoint.route, self.left_s)
+                break
+            except PeerError as error:
+                raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error
+            except UnavailableError:
+                if self.over.wait(_POLL_S) or self.left_s <= _POLL_S:
+                    raise
+        try:
+            connection.settimeout(self.left_s)
+            offset_s = greet(connection, self.greeting, self.clock)
+        except OSError as error:
+            connection.close()
+            where = format_address(endpoint.host, endpoint.port)
+            raise PeerError(f"rank {rank} at {where} did not answer: {error}") from error
+        except IsthmusError:
+            connection.close()
+            raise
+        self.connections[rank] = (connection, offset_s)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Answer the higher ranks until all are there."""
+        expected = set(range(self.greeting.rank + 1, self.greeting.size))
+        listener.settimeout(_POLL_S)
+        while missing := expected - self.connections.keys():
+            if self.over.is_set():
+                return
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError as error:
+                if self.left_s <= _POLL_S:
+                    ranks = ", ".join(map(str, sorted(missing)))
+                    raise PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected") from error
+                continue
+            self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(min(self.left_s, GREETING_S))
+            rank, offset_s = answer(connection, self.greeting, self.clock)
+        except (IsthmusError, OSError):
+            connection.close()
+            return
+        self.connections[rank] = (connection, offset_s)

@@ -1,0 +1,65 @@
+"""A small HTTP CONNECT proxy for tests: it relays bytes and can cut or hold what it carries."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+
+class Relay:
+    """Listens on a free port of this machine; `address` is what a route names. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self.num_carried = 0
+
+    def __enter__(self) -> Relay:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.flowing.set()
+        self.cut()
+        for thread in list(self._threads):
+            thread.join()
+        for one in self._sockets:
+            one.close()
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += near.recv(1)
+                host, port = head.split()[1].decode().rsplit(":", 1)
+                far = socket.create_connection((host, int(port)))
+                near.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                self._sockets += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pump, args=(source, target)))
+                    self._threads[-1].start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                self.flowing.wait()
+                self.num_carried += len(data)
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)

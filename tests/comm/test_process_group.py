@@ -1,0 +1,159 @@
+"""Rules of the process group: gloo and isthmus pass one kit, whatever clusters the ranks are in."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.conformance import check_process_group
+from isthmus.comm.group import IsthmusGroup, IsthmusOptions, create_group, register_backend
+from isthmus.comm.memory import memory_transports
+from isthmus.core.errors import PeerError, PlanError
+from tests.comm.ranks import LIMIT, isthmus_groups
+from tests.comm.relay import Relay
+
+
+def gloo_groups(size: int) -> list[dist.ProcessGroupGloo]:
+    """Return one plain gloo group per rank."""
+    store = dist.HashStore()
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = LIMIT
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, size, options), range(size)))
+
+
+def test_gloo_conforms() -> None:
+    """The kit asks for nothing that gloo does not do."""
+    check_process_group(gloo_groups(3))
+
+
+@pytest.mark.parametrize("clusters", ["ab", "abc", "aab", "aba", "aabb", "aaa"])
+def test_isthmus_conforms(clusters: str) -> None:
+    """The rules hold for any spread of ranks over clusters, gloo inside and TCP between them."""
+    with isthmus_groups(clusters) as groups:
+        check_process_group(groups)
+
+
+def test_isthmus_conforms_through_a_proxy() -> None:
+    """They hold through a route as well."""
+    with Relay() as relay, isthmus_groups("aab", relay.address) as groups:
+        check_process_group(groups)
+
+
+def test_isthmus_conforms_over_the_fake() -> None:
+    """The group needs nothing of a transport but the seam."""
+    groups = [IsthmusGroup(one, ["a", "b", "c"]) for one in memory_transports(3)]
+    check_process_group(groups)
+    for group in groups:
+        group.shutdown()
+
+
+def test_a_receive_tells_when_its_message_was_under_way() -> None:
+    """Over the transport, a receive knows when it was sent and when it had arrived, on its own clock."""
+    now_s = [100.0]
+    a, b = (IsthmusGroup(one, ["a", "b"]) for one in memory_transports(2, lambda: now_s[0]))
+    a.send([torch.ones(1)], 1, 0).wait()
+    now_s[0] = 103.0
+    work = b.recv([torch.zeros(1)], 0, 0)
+    work.wait()
+    assert (work.sent_s, work.arrived_s) == (100.0, 100.0)
+    for group in (a, b):
+        group.shutdown()
+
+
+def test_reduction_has_the_same_bits_everywhere() -> None:
+    """An allreduce adds in the order of ranks on every rank, so that copies of a parameter never drift."""
+    groups = [IsthmusGroup(one, ["a", "b", "c"]) for one in memory_transports(3)]
+    tensors = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    expected = tensors[0] + tensors[1] + tensors[2]
+    works = [group.allreduce([tensor]) for group, tensor in zip(groups, tensors, strict=True)]
+    for work in works:
+        work.wait()
+    assert all(torch.equal(tensor, expected) for tensor in tensors)
+    for group in groups:
+        group.shutdown()
+
+
+def test_a_lost_peer_is_named_with_the_operation() -> None:
+    """What waits for a lost peer raises `PeerError` with operation, peer and reason; so does a collective."""
+    transports = memory_transports(2)
+    a = IsthmusGroup(transports[0], ["a", "b"])
+    waiting, collective = a.recv([torch.zeros(1)], 1, 4), a.allreduce([torch.zeros(1)])
+    transports[1].kill()
+    with pytest.raises(PeerError, match=r"receive from rank 1 \(tag 4\): peer 1 closed its connection"):
+        waiting.wait()
+    with pytest.raises(PeerError, match="peer 1 closed its connection"):
+        collective.wait()
+    with pytest.raises(PeerError, match="send to rank 1"):
+        a.send([torch.zeros(1)], 1, 0).wait()
+    a.give_up("over")
+
+
+def test_shape_and_type_must_be_those_that_were_sent() -> None:
+    """A tensor of another type is refused at the receiver and named."""
+    a, b = (IsthmusGroup(one, ["a", "b"]) for one in memory_transports(2))
+    a.send([torch.ones(2, 3)], 1, 0).wait()
+    with pytest.raises(PeerError, match=r"sent float32\[2,3\] where bfloat16\[2,3\] was expected"):
+        b.recv([torch.ones(2, 3, dtype=torch.bfloat16)], 0, 0).wait()
+    for group in (a, b):
+        group.shutdown()
+
+
+def test_what_the_group_cannot_do_is_refused() -> None:
+    """Foreign devices, odd reductions, tags out of range and sub-groups get a `PlanError`."""
+    register_backend()
+    register_backend()
+    group = IsthmusGroup(memory_transports(1)[0], ["a"])
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.PRODUCT
+    with pytest.raises(PlanError, match="cannot reduce"):
+        group.allreduce([torch.ones(1)], options)
+    with pytest.raises(PlanError, match="CPU tensor"):
+        group.send([torch.ones(1, device="meta")], 0, 0)
+    with pytest.raises(PlanError, match="tag -1"):
+        group.recv([torch.ones(1)], 0, -1)
+    with pytest.raises(PlanError, match="sub-groups"):
+        create_group(SimpleNamespace(timeout=LIMIT), None)
+    group.shutdown()
+
+
+def test_futures_carry_result_and_error() -> None:
+    """`get_future` gives the tensors, or the error, without a wait."""
+    transports = memory_transports(2)
+    a, b = (IsthmusGroup(one, ["a", "b"]) for one in transports)
+    got = torch.zeros(2)
+    future = b.recv([got], 0, 0).get_future()
+    a.send([torch.ones(2)], 1, 0)
+    assert torch.equal(future.wait()[0], torch.ones(2))
+    lost = b.recv([got], 0, 0).get_future()
+    transports[0].kill()
+    with pytest.raises(Exception, match="peer 0 closed"):
+        lost.wait()
+    a.give_up("over")
+    b.give_up("over")
+
+
+@pytest.mark.slow
+def test_torch_distributed_finds_the_backend() -> None:
+    """`init_process_group("isthmus")` makes the group the default one, and `dist.*` calls reach it."""
+    register_backend()
+    dist.init_process_group(
+        "isthmus",
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        pg_options=IsthmusOptions(memory_transports(1)[0], ("a",)),
+    )
+    try:
+        tensor = torch.full((2,), 3.0)
+        dist.all_reduce(tensor)
+        dist.barrier()
+        assert tensor.tolist() == [3.0, 3.0]
+        assert dist.get_backend() == "isthmus"
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,227 @@
+"""Rules of the transport: the fake and TCP pass one kit; TCP also meets strangers, silence and cut lines."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.comm.conformance import check_transport
+from isthmus.comm.frame import Greeting, refusal, write_line
+from isthmus.comm.mailbox import Mailbox
+from isthmus.comm.memory import memory_transports
+from isthmus.comm.mesh import Endpoint, connect, listen
+from isthmus.comm.transport import Arrival
+from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
+from tests.comm.ranks import tcp_transports
+from tests.comm.relay import Relay
+
+
+def test_the_fake_conforms() -> None:
+    """The in-memory transport keeps every rule of the seam."""
+    check_transport(memory_transports)
+
+
+def test_tcp_conforms() -> None:
+    """The TCP transport keeps every rule of the seam."""
+    check_transport(tcp_transports)
+
+
+def test_tcp_conforms_through_a_proxy() -> None:
+    """A route (an HTTP CONNECT proxy) changes nothing but the path."""
+    with Relay() as relay:
+        check_transport(lambda size: tcp_transports(size, relay.address))
+        assert relay.num_carried > 3 * 2**20
+
+
+def test_a_cut_line_breaks_the_transport_for_all() -> None:
+    """A peer lost without notice wakes every waiter, and the error names peer and reason."""
+    with Relay() as relay:
+        transports = tcp_transports(2, relay.address)
+        waiting = transports[1].receive(0, 1, "x", memoryview(bytearray(1)))
+        relay.cut()
+        error = waiting.exception(10)
+        assert isinstance(error, PeerError)
+        assert "peer 0" in str(error)
+        assert transports[1].lost is not None
+        for one in transports:
+            one.close("the test is over")
+
+
+def test_silence_is_loss() -> None:
+    """A line that carries nothing for the peer time-out counts as lost, though no connection was closed."""
+    with Relay() as relay:
+        transports = tcp_transports(2, relay.address, heartbeat_s=0.05, peer_timeout_s=0.4)
+        waiting = [one.receive(1 - one.rank, 1, "x", memoryview(bytearray(1))) for one in transports]
+        relay.flowing.clear()
+        errors = [str(one.exception(10)) for one in waiting]
+        assert any("silent for 0.4 s" in error for error in errors), errors
+        relay.flowing.set()
+        for one in transports:
+            one.close("the test is over")
+
+
+def test_heartbeats_keep_an_idle_line() -> None:
+    """Peers that have nothing to say for longer than the time-out stay connected."""
+    transports = tcp_transports(2, heartbeat_s=0.05, peer_timeout_s=0.4)
+    assert not threading.Event().wait(0.8)
+    transports[0].send(1, 1, "x", memoryview(b"y"))
+    transports[1].receive(0, 1, "x", memoryview(bytearray(1))).result(10)
+    for one in transports:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        ({"isthmus": 99}, "isthmus is 99"),
+        ({"attempt": 2}, "attempt is 2"),
+        ({"run": "other"}, "run is 'other'"),
+        ({"size": 4}, "size is 4"),
+        ({"rank": 3}, "rank 3 is none"),
+        ({"rank": 0}, "rank 0 is none"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_a_greeting_of_another_run_is_refused(theirs: dict[str, object], why: str) -> None:
+    """Version, run, attempt, size and rank must fit; the refusal says which does not."""
+    mine = Greeting("job-1", 1, 0, 3)
+    answer = refusal(mine, Greeting("job-1", 1, 1, 3).as_dict() | theirs)
+    assert answer.startswith(why)
+    assert bool(answer) == bool(why)
+
+
+def meet(greetings: list[Greeting], timeout_s: float = 10) -> list[object]:
+    """Let the ranks meet; return what each got, an error included."""
+    listeners = [listen("127.0.0.1") for _ in greetings]
+    endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in listeners]
+
+    def run(place: int) -> object:
+        try:
+            met = connect(greetings[place], endpoints, listeners[place], timeout_s)
+        except (PeerError, ProtocolError) as error:
+            return error
+        for connection, _ in met.values():
+            connection.close()
+        return sorted(met)
+
+    with ThreadPoolExecutor(len(greetings)) as pool:
+        results = list(pool.map(run, range(len(greetings))))
+    for one in listeners:
+        one.close()
+    return results
+
+
+def test_all_ranks_meet() -> None:
+    """After the meeting each rank is connected to every other."""
+    assert meet([Greeting("j", 1, rank, 4) for rank in range(4)]) == [
+        [1, 2, 3],
+        [0, 2, 3],
+        [0, 1, 3],
+        [0, 1, 2],
+    ]
+
+
+def test_a_rank_of_another_attempt_is_turned_away() -> None:
+    """Neither side of a mismatched pair starts: one is refused, the other waits in vain for the right one."""
+    waiting, refused = meet([Greeting("j", 1, 0, 2), Greeting("j", 2, 1, 2)], timeout_s=1)
+    assert isinstance(refused, PeerError)
+    assert "attempt is 2 there and 1 here" in str(refused)
+    assert isinstance(waiting, PeerError)
+    assert "rank 1 never connected" in str(waiting)
+
+
+def test_a_stranger_does_not_disturb_the_meeting() -> None:
+    """A connection that says something else is closed, and the right peer is still awaited."""
+    with listen("127.0.0.1") as first, listen("127.0.0.1") as second:
+        endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in (first, second)]
+        with socket.create_connection(first.getsockname()) as stranger, ThreadPoolExecutor(2) as pool:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            low = pool.submit(connect, Greeting("j", 1, 0, 2), endpoints, first, 10)
+            high = pool.submit(connect, Greeting("j", 1, 1, 2), endpoints, second, 10)
+            for met in (low.result(), high.result()):
+                for connection, _ in met.values():
+                    connection.close()
+
+
+def test_a_peer_that_refuses_connections_is_an_error_at_once() -> None:
+    """A rank that has checked in and is gone ends the meeting without waiting for the others."""
+    with listen("127.0.0.1") as gone:
+        port = gone.getsockname()[1]
+    with listen("127.0.0.1") as own:
+        endpoints = [Endpoint("127.0.0.1", port)] * 3
+        with pytest.raises(PeerError, match="rank 0: peer 127"):
+            connect(Greeting("j", 1, 1, 3), endpoints, own, timeout_s=60)
+
+
+def test_a_peer_of_another_version_is_a_protocol_error() -> None:
+    """The one who dialled a worker of another format version is told so."""
+    with listen("127.0.0.1") as other, listen("127.0.0.1") as own, ThreadPoolExecutor(1) as pool:
+        endpoints = [Endpoint("127.0.0.1", other.getsockname()[1])] * 2
+        dialling = pool.submit(connect, Greeting("j", 1, 1, 2), endpoints, own, 10)
+        with other.accept()[0] as connection:
+            connection.recv(4096)
+            write_line(connection, {"refused": "isthmus is 1 there and 2 here"})
+            assert isinstance(dialling.exception(10), ProtocolError)
+
+
+def test_a_port_in_use_is_unavailable() -> None:
+    """A worker that cannot listen says where."""
+    with listen("127.0.0.1") as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UnavailableError, match=str(port)):
+            listen("127.0.0.1", port)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=40))
+def test_a_mailbox_loses_and_doubles_nothing(steps: list[tuple[bool, int]]) -> None:
+    """Whatever the order of asking and arriving, the k-th request of a tag gets the k-th message of it."""
+    mailbox = Mailbox(0)
+    asked: dict[int, list[bytearray]] = {0: [], 1: [], 2: []}
+    futures: dict[int, list[object]] = {0: [], 1: [], 2: []}
+    sent = {0: 0, 1: 0, 2: 0}
+    for arrives, tag in steps:
+        if arrives:
+            slot = mailbox.open(tag, "x", 1)
+            slot.buffer[0] = sent[tag]
+            sent[tag] += 1
+            mailbox.complete(slot, Arrival(0, 0))
+        else:
+            asked[tag].append(bytearray(1))
+            futures[tag].append(mailbox.ask(tag, "x", memoryview(asked[tag][-1])))
+    mailbox.fail(PeerError("over"))
+    for tag in asked:
+        for place, (buffer, future) in enumerate(zip(asked[tag], futures[tag], strict=True)):
+            if place < sent[tag]:
+                assert future.result(0)
+                assert buffer[0] == place
+            else:
+                assert isinstance(future.exception(0), PeerError)
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_message_cut_off_fails_its_receive(asked_first: bool) -> None:
+    """A line lost in the middle of a message fails the receive that it was for; it never hangs."""
+    mailbox = Mailbox(0)
+    if asked_first:
+        future = mailbox.ask(1, "x", memoryview(bytearray(4)))
+        mailbox.open(1, "x", 4)
+    else:
+        mailbox.open(1, "x", 4)
+        future = mailbox.ask(1, "x", memoryview(bytearray(4)))
+    mailbox.fail(PeerError("cut"))
+    assert isinstance(future.exception(0), PeerError)
+
+
+def test_a_full_mailbox_holds_the_reader_until_someone_asks() -> None:
+    """Unasked-for messages beyond the bound stop reading, unless a receive waits for one further behind."""
+    mailbox = Mailbox(0, max_unclaimed_bytes=4)
+    slot = mailbox.open(1, "x", 8)
+    mailbox.complete(slot, Arrival(0, 0))
+    assert not mailbox.wait_for_room(0)
+    mailbox.ask(2, "x", memoryview(bytearray(1)))
+    assert mailbox.wait_for_room(0)
