@@ -11,7 +11,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isthmus.core.errors import ModelError
-from isthmus.core.model import config_path, load_model, read_config
+from isthmus.core.model import config_path, load_model, read_config, require_trainable
+
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError)
+"""What transformers raises for a configuration that makes no sense."""
 
 
 def model_class(model: str | Path) -> type[PreTrainedModel]:
@@ -19,7 +22,9 @@ def model_class(model: str | Path) -> type[PreTrainedModel]:
 
     Raises `ModelError` where the file cannot be read or the architecture is not one that Isthmus trains.
     """
-    cls: type[PreTrainedModel] = getattr(transformers, load_model(model).architecture)
+    described = load_model(model)
+    require_trainable(described)
+    cls: type[PreTrainedModel] = getattr(transformers, described.architecture)
     return cls
 
 
@@ -31,7 +36,7 @@ def read_architecture(model: str | Path) -> PretrainedConfig:
     config_class = model_class(model).config_class
     try:
         config = config_class.from_dict(read_config(model))
-    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+    except (*_REFUSALS, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"{config_path(model)}: {reason}", hint="compare it with a published model"
@@ -49,7 +54,7 @@ def meta_model(model: str | Path) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             return model_class(model)(config)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+    except _REFUSALS as error:
         raise ModelError(
             f"{config_path(model)}: {error}", hint="compare it with a published model"
         ) from error
