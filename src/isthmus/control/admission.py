@@ -1,4 +1,4 @@
-"""Which events may be taken in, and which change anything: pure questions, asked before the log is written."""
+"""Which events may be taken in, and which change anything: pure questions, asked before a fact is logged."""
 
 from __future__ import annotations
 

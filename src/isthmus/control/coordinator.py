@@ -114,11 +114,12 @@ class Coordinator:
         return [self._ask(job) for job in self.state.live.values() if job.asked]
 
     def _ask(self, job: JobRecord) -> MakePlans:
-        connected = (record for record in self.state.clusters.values() if record.connected)
+        """Return the request as it was first made: its answer is judged by what was free then."""
+        free = job.tried_on or {}
         return MakePlans(
             job_id=job.id,
             round=job.round,
             submission=job.submission,
-            clusters=tuple(record.cluster for record in connected),
-            free_chips=self.state.free(),
+            clusters=tuple(self.state.clusters[name].cluster for name in free),
+            free_chips=free,
         )

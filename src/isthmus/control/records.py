@@ -75,7 +75,8 @@ class JobRecord:
 
     `round` counts requests to the planner, `asked` says that one is out, `tried_on` what was free when it
     was made. A `pinned` plan stays the job's plan: its user chose it, or the job has trained under it
-    (`ran`). `setback` is why it last started again. `ending` is where `stopping` leads. `deadline_s` is when the present state has lasted too long.
+    (`ran`). `setback` is why it last started again. `ending` is where `stopping` leads. `deadline_s` is
+    when the present state has lasted too long.
     """
 
     id: str

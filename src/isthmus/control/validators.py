@@ -53,7 +53,7 @@ def attempts_apart(state: State) -> Iterator[str]:
 
 
 def books_balance(state: State) -> Iterator[str]:
-    """The ledger of each cluster lists exactly the unreleased parts of the jobs, and an ended job runs nothing."""
+    """Each cluster's ledger lists exactly the unreleased parts of the jobs, and an ended job runs nothing."""
     owed = {
         (part.cluster, part.job, part.attempt) for job in state.jobs.values() for part in job.unreleased()
     }

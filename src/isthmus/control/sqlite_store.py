@@ -23,20 +23,25 @@ from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.views import LogPage, MetricsPage
 
 MIGRATIONS = (
-    (
-        "CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)",
-        "CREATE TABLE metrics (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, "
-        "attempt INTEGER NOT NULL, rank INTEGER NOT NULL, step INTEGER NOT NULL, body TEXT NOT NULL, "
-        "UNIQUE (job, attempt, rank, step))",
-        "CREATE INDEX metrics_of_job ON metrics (job, number)",
-        "CREATE TABLE logs (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, "
-        "attempt INTEGER NOT NULL, rank INTEGER NOT NULL, start INTEGER NOT NULL, "
-        "stop INTEGER NOT NULL, body TEXT NOT NULL)",
-        "CREATE INDEX logs_of_job ON logs (job, number)",
-        "CREATE INDEX logs_of_rank ON logs (job, attempt, rank, stop)",
-        "CREATE TABLE tokens (digest TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, "
-        "created_s REAL NOT NULL)",
-    ),
+    """
+    CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL);
+    CREATE TABLE metrics (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        job TEXT NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, step INTEGER NOT NULL,
+        body TEXT NOT NULL, UNIQUE (job, attempt, rank, step)
+    );
+    CREATE INDEX metrics_of_job ON metrics (job, number);
+    CREATE TABLE logs (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        job TEXT NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL,
+        start INTEGER NOT NULL, stop INTEGER NOT NULL, body TEXT NOT NULL
+    );
+    CREATE INDEX logs_of_job ON logs (job, number);
+    CREATE INDEX logs_of_rank ON logs (job, attempt, rank, stop);
+    CREATE TABLE tokens (
+        digest TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, created_s REAL NOT NULL
+    );
+    """,
 )
 """What takes a database from each schema version to the next; version 1 is the first."""
 
@@ -51,7 +56,7 @@ class _Ticket:
     def __init__(self, write: Write) -> None:
         self.write, self.done = write, False
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
 
 class SqliteStore:
@@ -65,13 +70,14 @@ class SqliteStore:
         self.path = Path(path)
         self._queue: list[_Ticket] = []
         self._queue_lock, self._write_lock, self._read_lock = (threading.Lock() for _ in range(3))
+        self._closed = False
+        self._connections: list[sqlite3.Connection] = []
         self._lock_file = self._claim()
         try:
             with self._named():
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
                 self.path.chmod(0o600)
-                self._writer = self._connect()
-                self._reader = self._connect()
+                self._writer, self._reader = self._connect(), self._connect()
             self._write(_migrate)
         except BaseException:
             self.close()
@@ -167,11 +173,11 @@ class SqliteStore:
 
     def close(self) -> None:
         """Close the file and give up the claim on it; see `Store`."""
-        for name in ("_writer", "_reader"):
-            connection: sqlite3.Connection | None = getattr(self, name, None)
-            if connection is not None:
+        with self._write_lock, self._read_lock:
+            self._closed = True
+            for connection in self._connections:
                 connection.close()
-        self._lock_file.close()
+            self._lock_file.close()
 
     def _claim(self) -> Any:
         """Take the lock that makes this the only server on the file."""
@@ -191,6 +197,7 @@ class SqliteStore:
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+        self._connections.append(db)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         return db
@@ -215,25 +222,20 @@ class SqliteStore:
         """Commit all queued writes in one transaction; a failure fails them all, and none is kept."""
         with self._queue_lock:
             batch, self._queue = self._queue, []
-        error: BaseException | None = None
+        outcome: Exception | None = UnavailableError(f"a write to {self.path} was interrupted")
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             for ticket in batch:
                 ticket.result = ticket.write(self._writer)
             self._writer.execute("COMMIT")
-        except (sqlite3.Error, IsthmusError) as caught:
-            error = caught
-            if self._is_open() and self._writer.in_transaction:
+            outcome = None
+        except (sqlite3.Error, IsthmusError) as error:
+            outcome = error
+        finally:
+            if outcome is not None and not self._closed and self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-        for ticket in batch:
-            ticket.done, ticket.error = True, error
-
-    def _is_open(self) -> bool:
-        try:
-            self._writer.total_changes  # noqa: B018 - raises where the connection is closed
-        except sqlite3.ProgrammingError:
-            return False
-        return True
+            for ticket in batch:
+                ticket.done, ticket.error = True, outcome
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -243,7 +245,7 @@ class SqliteStore:
         except (sqlite3.Error, OSError) as error:
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: BaseException) -> BaseException:
+    def _unavailable(self, error: Exception) -> IsthmusError:
         if isinstance(error, IsthmusError):
             return error
         return UnavailableError(
@@ -264,8 +266,8 @@ def _migrate(db: sqlite3.Connection) -> None:
             f"the store has schema version {present}; this server knows versions up to {len(MIGRATIONS)}",
             hint="start the version of isthmus that wrote it, or a newer one",
         )
-    for version, statements in enumerate(MIGRATIONS[present:], start=present + 1):
-        for statement in statements:
+    for version, script in enumerate(MIGRATIONS[present:], start=present + 1):
+        for statement in script.split(";"):
             db.execute(statement)
         db.execute("INSERT INTO migrations (version) VALUES (?)", (version,))
 

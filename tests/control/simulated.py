@@ -1,0 +1,435 @@
+"""A pool in virtual time for tests: the real coordinator and the real agents' machines, a world that fails.
+
+Everything that happens follows from one seed. Whoever reaches a kill point may die there: the server before,
+in the middle of and after an append, and before its reply; an agent before it saves its table, before and
+between its acts. What dies loses its memory and keeps its disk; workers outlive their agent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import (
+    HeldPart,
+    Instruction,
+    OrdersReceived,
+    SeenWorker,
+    StartWorker,
+    StopWorker,
+    WorkersSeen,
+    WriteRanks,
+)
+from isthmus.agent.parts import Event as AgentEvent
+from isthmus.control.coordinator import Coordinator, Rules
+from isthmus.control.events import (
+    AgentReported,
+    Event,
+    JobCancelled,
+    JobDeleted,
+    JobSubmitted,
+    MakePlans,
+    PlanChosen,
+    PlansMade,
+    Restarted,
+)
+from isthmus.control.records import ENDED
+from isthmus.control.validators import violations
+from isthmus.core.errors import ConflictError
+from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.messages import AgentOrders, AgentReport, WorkerAddress
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
+from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.views import Submission
+
+STEP_S = 0.5
+RULES = Rules(reservation_s=6, start_s=20, lease_s=5, agent_lost_s=3, retry_s=1, retry_most_s=8)
+MODEL = Model(
+    path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={}
+)
+
+
+def cluster(name: str, chips: int = 4) -> Cluster:
+    """A cluster of one node group `g`, owned by `owner-NAME`."""
+    group = NodeGroup(name="g", chip="H20", nodes=1, chips_per_node=chips)
+    return Cluster(name=name, owner=f"owner-{name}", node_groups=(group,))
+
+
+def submission(name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3) -> Submission:
+    """A small job."""
+    job = Job(
+        name=name, model="m", data=Data(paths=("d",)), training=Training(steps=1),
+        checkpoints=Checkpoints(folder="c"), output="o", policy=policy, max_restarts=restarts,
+    )  # fmt: skip
+    return Submission(job=job, model=MODEL, key=key)
+
+
+def plan(*sites: str, id: str = "p") -> Plan:
+    """A plan of one single-chip stage per name in `sites`, in that order."""
+    stages = tuple(Stage(cluster=site, node_group="g", layers=(i, i + 1)) for i, site in enumerate(sites))
+    return Plan(id=id, stages=stages, micro_batches=1, micro_batch_size=1, sequence_length=1)
+
+
+def plan_for(request: MakePlans, chips: int) -> PlanSet:
+    """Plan greedily: fill the clusters forwards, and backwards as a second candidate."""
+    found = []
+    for name, order in (("fore", list(request.free_chips)), ("back", list(request.free_chips)[::-1])):
+        sites = [site for site in order for _ in range(request.free_chips[site].get("g", 0))][:chips]
+        if len(sites) == chips:
+            found.append(plan(*sites, id=name))
+    refused = () if found else (Refusal(clusters=(), reason=f"fewer than {chips} chips are free"),)
+    return PlanSet(plans=tuple(found), refused=refused)
+
+
+class Killed(Exception):  # noqa: N818 - it is what happens, not an error
+    """The process in whose code this is raised is gone."""
+
+
+class Away(Exception):  # noqa: N818
+    """No answer."""
+
+
+class Disk(Protocol):
+    """What the server's store keeps when its process dies."""
+
+    def append(self, events: Sequence[Event]) -> None: ...
+    def tear(self, events: Sequence[Event], rng: random.Random) -> None: ...
+    def events(self) -> Iterable[Event]: ...
+
+
+class ListDisk:
+    """The simplest disk: an interrupted append is there or it is not."""
+
+    def __init__(self) -> None:
+        self.log: list[Event] = []
+
+    def append(self, events: Sequence[Event]) -> None:
+        self.log.extend(events)
+
+    def tear(self, events: Sequence[Event], rng: random.Random) -> None:
+        self.log.extend(events if rng.random() < 0.5 else ())
+
+    def events(self) -> Iterable[Event]:
+        return tuple(self.log)
+
+
+@dataclass
+class Chaos:
+    """Where, when and how often things go wrong."""
+
+    rng: random.Random
+    on: bool = True
+    every: int = 25
+    countdown: int = 10
+    kills: Counter[str] = field(default_factory=Counter)
+
+    def point(self, name: str) -> bool:
+        """Tell whether to die here."""
+        self.countdown -= 1
+        if not self.on or self.countdown > 0:
+            return False
+        self.countdown = self.rng.randint(1, 2 * self.every)
+        self.kills[name] += 1
+        return True
+
+    def hit(self, probability: float) -> bool:
+        return self.on and self.rng.random() < probability
+
+
+@dataclass
+class Worker:
+    """One rank's process, as the site's system sees it."""
+
+    state: str = "absent"
+    exit_status: int | None = None
+    checkin_s: float = 0.0
+    finish_s: float | None = None
+    fails: bool = False
+
+
+class World:
+    """Every worker of every site, and the truths that must hold of them whatever the software believes."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        self.chaos, self.now_s = chaos, 0.0
+        self.workers: dict[tuple[str, str, int, int], Worker] = {}
+        self.starts: Counter[tuple[str, int, int]] = Counter()
+
+    def worker(self, site: str, job: str, attempt: int, rank: int) -> Worker:
+        return self.workers.setdefault((site, job, attempt, rank), Worker())
+
+    def start(self, site: str, job: str, attempt: int, rank: int) -> None:
+        worker = self.worker(site, job, attempt, rank)
+        if worker.state != "absent":
+            return
+        self.starts[job, attempt, rank] += 1
+        assert self.starts[job, attempt, rank] == 1, f"{job}/{attempt}/{rank} was started twice"
+        for (_, other, their, _), one in self.workers.items():
+            overlap = other == job and their != attempt and one.state == "running"
+            assert not overlap, f"attempts {their} and {attempt} of {job} overlap"
+        worker.state, worker.fails = "running", self.chaos.hit(0.15)
+        worker.checkin_s = self.now_s + self.chaos.rng.uniform(0, 2)
+
+    def stop(self, site: str, job: str, attempt: int, rank: int, *, force: bool) -> None:
+        worker = self.worker(site, job, attempt, rank)
+        if worker.state == "absent" or (worker.state == "running" and (force or not self.chaos.hit(0.5))):
+            worker.state, worker.exit_status = "exited", 137 if force else 143
+
+    def give_ranks(self, site: str, job: str, attempt: int, rank: int) -> None:
+        worker = self.worker(site, job, attempt, rank)
+        if worker.finish_s is None:
+            worker.finish_s = self.now_s + self.chaos.rng.uniform(1, 6)
+
+    def pass_time(self, now_s: float) -> None:
+        self.now_s = now_s
+        broken = {(j, a) for (_, j, a, _), w in self.workers.items() if w.state == "exited" and w.exit_status}
+        for (_, job, attempt, _), worker in self.workers.items():
+            if worker.state == "running" and worker.finish_s is not None and worker.finish_s <= now_s:
+                worker.state, worker.exit_status = "exited", int(worker.fails)
+            elif worker.state == "running" and (job, attempt) in broken and worker.finish_s is not None:
+                worker.state, worker.exit_status = "exited", 1
+
+    def running(self, site: str) -> int:
+        return sum(key[0] == site and worker.state == "running" for key, worker in self.workers.items())
+
+
+class Server:
+    """The shell around the coordinator, in as few lines as it takes."""
+
+    def __init__(self, disk: Disk, chaos: Chaos, needs: dict[str, int]) -> None:
+        self.disk, self.chaos, self.needs = disk, chaos, needs
+        self.acknowledged: set[str] = set()
+        self.boot(0.0)
+
+    def boot(self, now_s: float) -> None:
+        self.coordinator = Coordinator.replay(self.disk.events(), RULES)
+        self.down_until_s, self.pending = 0.0, list[tuple[float, MakePlans]]()
+        self._act(self.coordinator.handle(Restarted(now_s=now_s)), now_s)
+        self._check(now_s)
+
+    def die(self, now_s: float) -> None:
+        self.down_until_s = now_s + self.chaos.rng.uniform(STEP_S, 5)
+
+    def step(self, now_s: float) -> None:
+        """Restart, answer the planner's requests, take in what is due."""
+        if self.down_until_s:
+            if now_s < self.down_until_s:
+                return
+            self.boot(now_s)
+        try:
+            ready = [(at, ask) for at, ask in self.pending if at <= now_s]
+            self.pending = [(at, ask) for at, ask in self.pending if at > now_s]
+            for _, ask in ready:
+                plans = plan_for(ask, self.needs[ask.submission.key])
+                self._commit(PlansMade(now_s=now_s, job_id=ask.job_id, round=ask.round, plans=plans))
+            for event in self.coordinator.due(now_s):
+                self._commit(event)
+            self._check(now_s, grace_s=STEP_S)
+        except Killed:
+            self.die(now_s)
+
+    def tell(self, event: Event) -> None:
+        """Let a user's event in; raise `Away` where the server dies before it has answered."""
+        self._alive(event.now_s)
+        try:
+            self._commit(event)
+            self._maybe_die("server: before the answer")
+        except Killed:
+            self.die(event.now_s)
+            raise Away from None
+
+    def exchange(self, report: AgentReport, now_s: float) -> AgentOrders:
+        """Take a report in and answer with orders; raise `Away` where the server is or goes away."""
+        self._alive(now_s)
+        try:
+            self._commit(AgentReported.of(report, now_s))
+            self.coordinator.hear(report.cluster.name, now_s)
+            orders = AgentOrders(parts=self.coordinator.orders(report.cluster.name))
+            self._maybe_die("server: before the orders go out")
+        except Killed:
+            self.die(now_s)
+            raise Away from None
+        return orders
+
+    def _alive(self, now_s: float) -> None:
+        if self.down_until_s:
+            raise Away
+
+    def _commit(self, event: Event) -> None:
+        if not self.coordinator.admit(event):
+            return
+        self._maybe_die("server: before the append")
+        if self.chaos.point("server: between write and flush"):
+            self.disk.tear([event], self.chaos.rng)
+            raise Killed
+        self.disk.append([event])
+        self._maybe_die("server: between append and handle")
+        self._act(self.coordinator.handle(event), event.now_s)
+        self._check(event.now_s)
+
+    def _act(self, instructions: Iterable[object], now_s: float) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, MakePlans):
+                self.pending.append((now_s + self.chaos.rng.uniform(0, 1), instruction))
+
+    def _check(self, now_s: float, grace_s: float = 1e9) -> None:
+        found = violations(self.coordinator.state, now_s, grace_s=grace_s, job_ids=self.acknowledged)
+        assert found == []
+
+    def _maybe_die(self, name: str) -> None:
+        if self.chaos.point(name):
+            raise Killed
+
+
+class Site:
+    """One agent around its machine: saves, then acts, then reports; and the network between it and the server."""
+
+    def __init__(self, name: str, chips: int, world: World) -> None:
+        self.cluster, self.world, self.chaos = cluster(name, chips), world, world.chaos
+        self.chips, self.table, self.lives = chips, list[HeldPart](), 0
+        self.late: list[tuple[float, AgentReport]] = []
+        self.boot(0.0)
+
+    def boot(self, now_s: float) -> None:
+        self.lives += 1
+        self.down_until_s = 0.0
+        cards = {"g": [str(card) for card in range(self.chips)]}
+        self.machine = AgentMachine(self.cluster.name, cards, _copy(self.table), now_s=now_s)
+
+    def step(self, server: Server, now_s: float) -> None:
+        """Look at the workers, report, carry the orders out; late reports arrive whatever the agent does."""
+        arrived = [report for at, report in self.late if at <= now_s]
+        self.late = [(at, report) for at, report in self.late if at > now_s]
+        for report in arrived:
+            self._send(server, report, now_s)
+        if self.down_until_s > now_s:
+            return
+        if self.down_until_s:
+            self.boot(now_s)
+        try:
+            self._live(server, now_s)
+        except Killed:
+            self.down_until_s = now_s + self.chaos.rng.uniform(STEP_S, 7)
+        running = self.world.running(self.cluster.name)
+        assert running <= self.chips, f"{running} workers on {self.chips} cards"
+
+    def _live(self, server: Server, now_s: float) -> None:
+        self._apply(WorkersSeen(now_s=now_s, workers=tuple(self._look(now_s))))
+        self.table = _copy(self.machine.parts.values())
+        report = AgentReport(
+            cluster=self.cluster,
+            incarnation=f"{self.cluster.name}-{self.lives}",
+            free_chips=self.machine.free_chips(),
+            parts=self.machine.observed(),
+        )
+        if self.chaos.hit(0.1):
+            self.late.append((now_s + self.chaos.rng.uniform(0, 6), report))
+        if self.chaos.hit(0.1):
+            return
+        orders = self._send(server, report, now_s)
+        if orders is not None and not self.chaos.hit(0.1):
+            self._apply(OrdersReceived(now_s=now_s, orders=orders))
+
+    def _send(self, server: Server, report: AgentReport, now_s: float) -> AgentOrders | None:
+        try:
+            return server.exchange(report, now_s)
+        except Away:
+            return None
+
+    def _apply(self, event: AgentEvent) -> None:
+        instructions = self.machine.handle(event)
+        if instructions and self.chaos.point("agent: before it saves"):
+            raise Killed
+        self.table = _copy(self.machine.parts.values())
+        for instruction in instructions:
+            if self.chaos.point("agent: between saving and acting"):
+                raise Killed
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        name, part = self.cluster.name, instruction.part
+        match instruction:
+            case StartWorker(rank=rank):
+                self.world.start(name, part.job, part.attempt, rank)
+            case StopWorker(rank=rank, force=force):
+                self.world.stop(name, part.job, part.attempt, rank, force=force)
+            case WriteRanks():
+                for rank in part.workers:
+                    self.world.give_ranks(name, part.job, part.attempt, rank)
+
+    def _look(self, now_s: float) -> Iterator[SeenWorker]:
+        for part in self.machine.parts.values():
+            for rank, held in part.workers.items():
+                if held.live:
+                    yield self._look_at(part, rank, now_s)
+
+    def _look_at(self, part: HeldPart, rank: int, now_s: float) -> SeenWorker:
+        worker = self.world.worker(self.cluster.name, part.job, part.attempt, rank)
+        address = WorkerAddress(rank=rank, cluster=self.cluster.name, host="h", port=rank + 1)
+        here = worker.state == "running" and worker.checkin_s <= now_s
+        return SeenWorker(
+            job=part.job,
+            attempt=part.attempt,
+            rank=rank,
+            state=worker.state,  # type: ignore[arg-type]
+            exit_status=worker.exit_status,
+            address=address if here else None,
+        )
+
+
+def _copy(parts: Iterable[HeldPart]) -> list[HeldPart]:
+    """Copy a part table as its file would keep it."""
+    return [replace(p, workers={rank: replace(w) for rank, w in p.workers.items()}) for p in parts]
+
+
+@dataclass
+class User:
+    """Who wants one job: submits until it is acknowledged, then chooses, cancels and deletes as told."""
+
+    wish: Submission
+    at_s: float
+    cancel_at_s: float | None = None
+    deletes: bool = False
+    tries: int = 0
+    job_id: str | None = None
+    asked_to_cancel: bool = False
+
+    def step(self, server: Server, now_s: float, rng: random.Random) -> None:
+        try:
+            self._act(server, now_s, rng)
+        except (Away, ConflictError):
+            return
+
+    def _act(self, server: Server, now_s: float, rng: random.Random) -> None:
+        if now_s < self.at_s or server.down_until_s:
+            return
+        if self.job_id is None:
+            self.tries += 1
+            name = f"{self.wish.key}-{self.tries}"
+            server.tell(JobSubmitted(now_s=now_s, job_id=name, user="u", submission=self.wish))
+            self.job_id = server.coordinator.job_of_key("u", self.wish.key)
+            assert self.job_id is not None
+            server.acknowledged.add(self.job_id)
+            return
+        if self.job_id not in server.coordinator.state.jobs:
+            return
+        job = server.coordinator.job(self.job_id)
+        if self.cancel_at_s is not None and now_s >= self.cancel_at_s and job.state not in ENDED:
+            self.asked_to_cancel = True
+            server.tell(JobCancelled(now_s=now_s, job_id=self.job_id))
+        elif job.state == "choosing" and job.plans is not None:
+            chosen = rng.choice(job.plans.plans).id
+            server.tell(PlanChosen(now_s=now_s, job_id=self.job_id, plan_id=chosen))
+        elif job.state in ENDED and self.deletes and not job_held(server, self.job_id):
+            server.acknowledged.discard(self.job_id)
+            server.tell(JobDeleted(now_s=now_s, job_id=self.job_id))
+
+
+def job_held(server: Server, job_id: str) -> bool:
+    """Tell whether some site has not yet confirmed that nothing is left of the job."""
+    return bool(server.coordinator.state.jobs[job_id].unreleased())

@@ -1,0 +1,155 @@
+"""kill -9 of anybody at any point: no acknowledged job lost, none doubled, every card back. In virtual time.
+
+The script of every run: (1) a few users submit jobs to a pool of three sites; (2) for the first 60 s messages
+are lost, repeated and late, workers fail, and about every 25th kill point kills whoever reached it; (3) then
+the world is kind, and everything must come to its end.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from isthmus.control.coordinator import Coordinator
+from isthmus.control.events import Event
+from isthmus.control.records import ENDED, State
+from isthmus.control.sqlite_store import SqliteStore
+from tests.control.simulated import RULES, STEP_S, Chaos, Disk, ListDisk, Server, Site, User, World, submission
+
+CHAOS_S, END_S = 60.0, 600.0
+
+
+class SqliteDisk:
+    """The real store. An append that is torn leaves its write-ahead log cut at any byte behind the last flush."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.copies = folder, 0
+        self.store = SqliteStore(folder / "0.db")
+
+    def append(self, events: Sequence[Event]) -> None:
+        self.store.append(events)
+
+    def tear(self, events: Sequence[Event], rng: random.Random) -> None:
+        wal = Path(f"{self.store.path}-wal")
+        flushed_bytes = wal.stat().st_size
+        self.store.append(events)
+        self.copies += 1
+        copy = self.folder / f"{self.copies}.db"
+        shutil.copy(self.store.path, copy)
+        written = wal.read_bytes()
+        cut = rng.randint(min(flushed_bytes, len(written)), len(written))
+        Path(f"{copy}-wal").write_bytes(written[:cut])
+        self.store.close()
+        self.store = SqliteStore(copy)
+
+    def events(self) -> Iterable[Event]:
+        path = self.store.path
+        self.store.close()
+        self.store = SqliteStore(path)
+        return [event for _, event in self.store.events()]
+
+
+def run(seed: int, disk: Disk) -> Counter[str]:
+    """Run the script; assert its end; return how often each kill point killed."""
+    rng = random.Random(seed)
+    chaos = Chaos(rng=rng, every=rng.choice((8, 25, 60)))
+    world = World(chaos)
+    users, needs = _users(rng)
+    server = Server(disk, chaos, needs)
+    sites = [Site(name, chips, world) for name, chips in (("north", 3), ("east", 4), ("west", 2))]
+    now_s = 0.0
+    while now_s < END_S:
+        now_s += STEP_S
+        chaos.on = now_s < CHAOS_S
+        world.pass_time(now_s)
+        server.step(now_s)
+        for site in rng.sample(sites, len(sites)):
+            site.step(server, now_s)
+        for user in users:
+            user.step(server, now_s, rng)
+        if not chaos.on and _quiet(server, sites, users):
+            break
+    _check_end(server, sites, users, world)
+    return chaos.kills
+
+
+def _users(rng: random.Random) -> tuple[list[User], dict[str, int]]:
+    users, needs = [], {}
+    for index in range(rng.randint(2, 5)):
+        key = f"k{index}"
+        needs[key] = rng.randint(1, 9)
+        wish = submission(policy=rng.choice(("auto", "manual")), key=key, restarts=rng.randint(0, 4))
+        cancel_at_s = rng.uniform(0, CHAOS_S) if rng.random() < 0.3 else None
+        at_s = rng.uniform(0, CHAOS_S / 2)
+        users.append(User(wish=wish, at_s=at_s, cancel_at_s=cancel_at_s, deletes=rng.random() < 0.3))
+    return users, needs
+
+
+def _quiet(server: Server, sites: Sequence[Site], users: Sequence[User]) -> bool:
+    jobs = server.coordinator.state.jobs
+    ended = all(job.state in ENDED and not job.unreleased() for job in jobs.values())
+    return ended and all(user.job_id for user in users) and not any(site.machine.parts for site in sites)
+
+
+def _check_end(server: Server, sites: Sequence[Site], users: Sequence[User], world: World) -> None:
+    jobs = server.coordinator.state.jobs
+    for user in users:
+        assert user.job_id is not None, "the pool never took the job in"
+        mine = [job for job in jobs.values() if job.submission.key == user.wish.key]
+        if user.deletes and not mine:
+            continue
+        assert [job.id for job in mine] == [user.job_id], "lost or doubled"
+        job = mine[0]
+        assert job.state in ENDED, f"{job.id} is still {job.state}: {list(job.story)}"
+        assert job.state != "cancelled" or user.asked_to_cancel
+        assert job.state != "failed" or job.restarts == job.submission.job.max_restarts
+    for site in sites:
+        assert site.machine.free_chips() == {"g": site.chips}, "a card was not given back"
+        assert not site.machine.parts
+        assert world.running(site.cluster.name) == 0
+    assert all(not record.promised for record in server.coordinator.state.clusters.values())
+    again = Coordinator.replay(server.disk.events(), RULES)
+    assert _durable(again.state) == _durable(server.coordinator.state), "the state is not the fold of the log"
+
+
+def _durable(state: State) -> State:
+    for record in state.clusters.values():
+        record.heard_s = None
+    state.touched.clear()
+    return state
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_lose_and_double_nothing(seed: int) -> None:
+    """Whoever dies at whichever point, every acknowledged job comes to its end once, and all cards are free."""
+    assert sum(run(seed, ListDisk()).values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(1000, 1003))
+def test_kills_with_the_real_store_lose_nothing(seed: int, tmp_path: Path) -> None:
+    """The same with SQLite on a disk, its write-ahead log torn where the server dies between write and flush."""
+    disk = SqliteDisk(tmp_path)
+    run(seed, disk)
+    disk.store.close()
+
+
+@pytest.mark.slow
+def test_two_hundred_seeds_reach_every_kill_point(tmp_path: Path) -> None:
+    """200 seeded runs, one in ten on the real store: each kind of kill point has killed at least 200 times."""
+    kills: Counter[str] = Counter()
+    for seed in range(2000, 2200):
+        if seed % 10:
+            kills += run(seed, ListDisk())
+            continue
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        disk = SqliteDisk(folder)
+        kills += run(seed, disk)
+        disk.store.close()
+    assert len(kills) == 7, kills
+    assert min(kills.values()) >= 200, kills
