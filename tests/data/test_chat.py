@@ -1,0 +1,183 @@
+"""Rules of fine-tuning data: the loss is on the answers only, and an answer is cut only where it must be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from isthmus.core.errors import DataError
+from isthmus.data.chat import conversation_pieces, plain_template
+from isthmus.data.tokenizer import ByteTokenizer
+from tests.data.corpora import conversation, opened, write_lines, write_tokenizer
+
+END, PADDING = 257, 258
+on_disk = settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+words = st.text("abcdefgh \n", min_size=1, max_size=30)
+conversations = st.lists(
+    st.lists(words, min_size=2, max_size=6).map(lambda texts: conversation(*texts[: len(texts) // 2 * 2])),
+    min_size=1,
+    max_size=6,
+)
+
+
+def learned(batch):
+    """Return the label tokens that count, row by row."""
+    return [[token for token in row if token != -100] for row in batch.labels.tolist()]
+
+
+def answers(lines):
+    return [m["content"] for line in lines for m in line["messages"] if m["role"] == "assistant"]
+
+
+def test_the_plain_template_is_the_one_that_is_stated(tmp_path):
+    """Roles head their messages, an answer ends with the end token, and only answers have labels."""
+    line = {"messages": [{"role": "system", "content": "Terse."}, *conversation("Hi?", "Yes.")["messages"]]}
+    batch = opened(
+        write_lines(tmp_path / "a.jsonl", [line]), task="finetune", sequence_length=60
+    ).train_batch(0, 1)
+    ids = batch.input_ids[0].tolist()
+    text = b"<|system|>\nTerse.\n<|user|>\nHi?\n<|assistant|>\nYes."
+    assert bytes(ids[: len(text)]) == text
+    assert set(ids[len(text) + 1 :]) == {PADDING}
+    assert learned(batch) == [[*b"Yes.", END]]
+
+
+@given(lines=conversations)
+@on_disk
+def test_every_token_of_every_answer_is_learned_once(tmp_path_factory, lines):
+    """Over an epoch the labels are exactly the answers with their ends, however they are packed."""
+    path = write_lines(tmp_path_factory.mktemp("data") / "a.jsonl", lines)
+    dataset = opened(path, task="finetune", sequence_length=40)
+    labels = sorted(token for row in learned(dataset.train_batch(0, dataset.num_samples)) for token in row)
+    assert labels == sorted(token for text in answers(lines) for token in (*text.encode(), END))
+
+
+@given(lines=conversations, width=st.integers(2, 120))
+@on_disk
+def test_pieces_fit_and_cut_only_what_is_too_long(tmp_path_factory, lines, width):
+    """A piece never exceeds the width, and an exchange that fits is never divided."""
+    for line in lines:
+        pieces = conversation_pieces(line["messages"], plain_template, ByteTokenizer(), width)
+        assert all(len(piece.tokens) <= width for piece in pieces)
+        whole = [bytes(token for token in piece.tokens if token < 256).decode() for piece in pieces]
+        for exchange in plain_template(line["messages"])[0]:
+            text = exchange.prompt + exchange.answer
+            if len(text) + 1 <= width:
+                assert any(text in piece for piece in whole)
+
+
+def test_labels_follow_their_inputs(tmp_path):
+    """Where a label counts it is the next input, also across packed conversations."""
+    lines = [conversation(f"question {i}", f"answer {i}") for i in range(12)]
+    dataset = opened(write_lines(tmp_path / "a.jsonl", lines), task="finetune", sequence_length=100)
+    batch = dataset.train_batch(0, dataset.num_samples)
+    assert dataset.num_samples < 12
+    following, labels = batch.input_ids[:, 1:], batch.labels[:, :-1]
+    assert bool(((labels == -100) | (labels == following)).all())
+
+
+def test_held_out_conversations_are_whole_and_apart(tmp_path):
+    """Validation holds whole conversations, at least one, none of which is trained on."""
+    lines = [conversation("q", f"<{i:02d}>") for i in range(20)]
+    path = write_lines(tmp_path / "a.jsonl", lines)
+    dataset = opened(path, task="finetune", sequence_length=31, validation_fraction=0.2)
+    training, held_out = (
+        {bytes(row[:-1]).decode() for row in learned(batch)}
+        for batch in (
+            dataset.train_batch(0, dataset.num_samples),
+            dataset.validation_batch(dataset.num_validation_samples),
+        )
+    )
+    assert len(held_out) == 4
+    assert training | held_out == {f"<{i:02d}>" for i in range(20)}
+    assert not training & held_out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"text": "x"}, r"a\.jsonl:2: no 'messages' list, only \['text'\]"),
+        ({"messages": []}, r"a\.jsonl:2: no 'messages' list"),
+        ({"messages": ["hello"]}, r"a\.jsonl:2: message 'hello' has no role"),
+        ({"messages": [{"role": "user", "content": None}]}, r"a\.jsonl:2: message .* has no role"),
+        ({"messages": [{"role": "user", "content": "x"}]}, r"a\.jsonl:2: no message of role 'assistant'"),
+    ],
+)
+def test_a_malformed_conversation_is_named(tmp_path, line, message):
+    """A bad conversation is answered with file, line and what a good one looks like."""
+    path = write_lines(tmp_path / "a.jsonl", [conversation("q", "a"), line])
+    with pytest.raises(DataError, match=message) as caught:
+        opened(path, task="finetune")
+    assert caught.value.hint
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIALS = ("<|im_end|>", "<|im_start|>")
+
+
+def chat_tokenizer(folder, template=CHATML):
+    settings = {
+        "eos_token": "<|im_end|>",
+        "chat_template": template,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    return str(write_tokenizer(folder, specials=SPECIALS, settings=settings))
+
+
+def decoded(folder, ids):
+    from tokenizers import Tokenizer, decoders
+
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_the_tokenizers_own_template_is_obeyed(tmp_path):
+    """With a chat template in the folder, prompt and answer are what it renders; its turn end is learned."""
+    folder = chat_tokenizer(tmp_path / "tokenizer")
+    path = write_lines(tmp_path / "a.jsonl", [conversation("hello", "world", "the capital", "Lanzhou")])
+    batch = opened(path, task="finetune", sequence_length=100, tokenizer=folder).train_batch(0, 1)
+    text = decoded(folder, batch.input_ids[0].tolist())
+    assert text.startswith(
+        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nworld<|im_end|>\n"
+        "<|im_start|>user\nthe capital<|im_end|>\n<|im_start|>assistant\nLanzhou<|im_end|>\n"
+    )
+    assert decoded(folder, learned(batch)[0]) == "world<|im_end|>\nLanzhou<|im_end|>\n"
+
+
+def test_a_template_that_rewrites_earlier_turns_gives_each_answer_its_own_prompt(tmp_path):
+    """Where earlier answers lose their reasoning, each answer is learned after its own prompt."""
+    folder = chat_tokenizer(tmp_path / "tokenizer")
+    path = write_lines(
+        tmp_path / "a.jsonl", [conversation("hello", "so</think>world", "user", "no</think>Gansu")]
+    )
+    batch = opened(path, task="finetune", sequence_length=200, tokenizer=folder).train_batch(0, 1)
+    text = decoded(folder, batch.input_ids[0].tolist())
+    assert text.count("hello") == 2
+    assert decoded(folder, learned(batch)[0]) == "so</think>world<|im_end|>\nno</think>Gansu<|im_end|>\n"
+    assert "assistant\nworld<|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses .*roles must alternate"),
+        ("{{ messages | length }}", "does not put the answer after its prompt"),
+        ("{% if %}", "refuses"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(tmp_path, template, message):
+    """A template that fails, or hides the answer, is a `DataError` that names its folder."""
+    folder = chat_tokenizer(tmp_path / "tokenizer", template)
+    path = write_lines(tmp_path / "a.jsonl", [conversation("hello", "world")])
+    with pytest.raises(DataError, match=message) as caught:
+        opened(path, task="finetune", tokenizer=folder)
+    assert folder in caught.value.message
