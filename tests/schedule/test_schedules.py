@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
 from isthmus.schedule import (
-    SCHEDULES,
     Operation,
     Schedule,
     check_schedule,
@@ -23,7 +22,7 @@ from isthmus.schedule import (
 
 stages = st.integers(1, 6)
 micro_batches = st.integers(1, 10)
-names = st.sampled_from(sorted(SCHEDULES))
+names = st.sampled_from(["1f1b", "gpipe", "overlapped"])
 
 
 @given(names, stages, micro_batches)

@@ -1,8 +1,13 @@
 """Pipeline schedules as pure data, and their checker: read by the simulator and the runtime alike."""
 
 from isthmus.schedule.check import check_schedule
+from isthmus.schedule.dualpipe import dualpipe
+from isthmus.schedule.exchanges import lay_exchanges
 from isthmus.schedule.generate import SCHEDULES, forward_only, gpipe, make_schedule, one_f_one_b
+from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import Kind, Operation, Schedule
+from isthmus.schedule.overlapped import overlapped, warm_up_counts
+from isthmus.schedule.zero_bubble import zero_bubble
 
 __all__ = [
     "SCHEDULES",
@@ -10,8 +15,14 @@ __all__ = [
     "Operation",
     "Schedule",
     "check_schedule",
+    "dualpipe",
     "forward_only",
     "gpipe",
+    "interleaved",
+    "lay_exchanges",
     "make_schedule",
     "one_f_one_b",
+    "overlapped",
+    "warm_up_counts",
+    "zero_bubble",
 ]

@@ -12,14 +12,16 @@ from isthmus.schedule.operation import Kind, Operation, Schedule
 def check_schedule(schedule: Schedule) -> tuple[int, ...]:
     """Return the peak number of micro-batches in flight (forward done, backward not) per stage.
 
-    Raises `PlanError`, naming stage, operation and reason, unless
+    With chunks it is that of the chunks' micro-batches together; a backward cut in two ends with its
+    `backward_weight`, which needs the stage's inputs. Raises `PlanError`, naming stage, operation and reason,
+    unless
     - each stage does everything that its place asks for exactly once per micro-batch, and nothing else;
     - it computes only on what has arrived, sends only what it has computed, updates after all backwards;
     - the k-th send of a stage to another is what that one receives k-th from it;
     - no stage waits for ever, even if a send completes only once its receive was posted (no buffers).
     """
-    for stage, operations in enumerate(schedule.stages):
-        _check_complete(schedule, stage, operations)
+    for stage, (wanted, operations) in enumerate(zip(_wanted(schedule), schedule.stages, strict=True)):
+        _check_complete(stage, wanted, operations)
         _check_order(stage, operations)
     _check_matching(schedule)
     _check_progress(schedule)
@@ -30,9 +32,8 @@ def _refuse(stage: int, what: object, why: str) -> PlanError:
     return PlanError(f"schedule, stage {stage}, {what}: {why}")
 
 
-def _required(schedule: Schedule, stage: int, chunk: int) -> list[Kind]:
-    """Return the kinds that `stage` must do once per micro-batch for `chunk`."""
-    virtual = chunk * schedule.num_stages + stage
+def _required(schedule: Schedule, virtual: int) -> list[Kind]:
+    """Return what virtual stage `virtual` must do once per micro-batch; `backward` may be cut in two."""
     first, last = virtual == 0, virtual == schedule.num_virtual_stages - 1
     kinds: list[Kind] = ["forward"]
     if not first:
@@ -49,16 +50,27 @@ def _required(schedule: Schedule, stage: int, chunk: int) -> list[Kind]:
     return kinds
 
 
-def _check_complete(schedule: Schedule, stage: int, operations: Iterable[Operation]) -> None:
-    wanted = Counter(
-        Operation(kind, m, chunk)
-        for chunk in range(schedule.num_chunks)
-        for kind in _required(schedule, stage, chunk)
-        for m in range(schedule.num_micro_batches)
-    )
+def _wanted(schedule: Schedule) -> list[set[Operation]]:
+    """Return what each stage must do, with every backward in one piece."""
+    wanted: list[set[Operation]] = [set() for _ in schedule.stages]
+    required = [_required(schedule, v) for v in range(schedule.num_virtual_stages)]
+    for m in range(schedule.num_micro_batches):
+        for (stage, chunk), kinds in zip(schedule.route(m), required, strict=True):
+            wanted[stage].update(Operation(kind, m, chunk) for kind in kinds)
     if schedule.trains:
-        wanted[Operation("update", 0)] = 1
+        for stage_wanted in wanted:
+            stage_wanted.add(Operation("update", 0))
+    return wanted
+
+
+def _check_complete(stage: int, wanted: set[Operation], operations: Iterable[Operation]) -> None:
     found = Counter(operations)
+    for one in found:
+        if one.kind == "backward_input":
+            whole = Operation("backward", one.micro_batch, one.chunk)
+            if whole in wanted:
+                wanted.discard(whole)
+                wanted |= {one, Operation("backward_weight", one.micro_batch, one.chunk)}
     for one in found:
         if one not in wanted:
             raise _refuse(stage, one, "has no place there")
@@ -73,13 +85,18 @@ _AFTER: dict[Kind, tuple[Kind, ...]] = {
     "forward": ("wait_receive_forward",),
     "send_forward": ("forward",),
     "backward": ("forward", "wait_receive_backward"),
-    "send_backward": ("backward",),
+    "backward_input": ("forward", "wait_receive_backward"),
+    "backward_weight": ("backward_input",),
+    "send_backward": ("backward", "backward_input"),
     "wait_send_forward": ("send_forward",),
     "wait_receive_forward": ("receive_forward",),
     "wait_send_backward": ("send_backward",),
     "wait_receive_backward": ("receive_backward",),
 }
 """What must come before an operation of the same micro-batch and chunk, where the stage does it at all."""
+
+
+_BACKWARDS = ("backward", "backward_input", "backward_weight")
 
 
 def _check_order(stage: int, operations: tuple[Operation, ...]) -> None:
@@ -89,7 +106,7 @@ def _check_order(stage: int, operations: tuple[Operation, ...]) -> None:
             earlier = Operation(kind, one.micro_batch, one.chunk)
             if earlier in place and place[earlier] > index:
                 raise _refuse(stage, one, f"comes before {earlier}")
-        if one.kind == "backward" and place[Operation("update", 0)] < index:
+        if one.kind in _BACKWARDS and place[Operation("update", 0)] < index:
             raise _refuse(stage, one, "comes after the update")
 
 
@@ -154,6 +171,6 @@ def _check_progress(schedule: Schedule) -> None:
 def _peak_in_flight(operations: Iterable[Operation]) -> int:
     now = peak = 0
     for one in operations:
-        now += (one.kind == "forward") - (one.kind == "backward")
+        now += (one.kind == "forward") - (one.kind in ("backward", "backward_weight"))
         peak = max(peak, now)
     return peak

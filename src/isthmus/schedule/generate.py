@@ -1,11 +1,16 @@
-"""The schedules there are: `1f1b` and `gpipe` with blocking exchanges, and `forward_only` for evaluation."""
+"""All schedules by name, and those whose exchanges block: `1f1b`, `gpipe`, `forward_only`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from isthmus.core.errors import PlanError
+from isthmus.schedule.dualpipe import dualpipe
+from isthmus.schedule.exchanges import require_counts
+from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import Kind, Operation, Schedule
+from isthmus.schedule.overlapped import overlapped
+from isthmus.schedule.zero_bubble import zero_bubble
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -16,7 +21,7 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
     send to each other. Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
     Clusters", SC 2021, section 2.2.
     """
-    _require_counts(num_stages, num_micro_batches)
+    require_counts(num_stages, num_micro_batches)
     stages = tuple(
         tuple(
             _one_f_one_b_stage(
@@ -34,7 +39,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
     Parallelism", 2019.
     """
-    _require_counts(num_stages, num_micro_batches)
+    require_counts(num_stages, num_micro_batches)
     stages = []
     for s in range(num_stages):
         ends = _Ends(s, num_stages)
@@ -46,7 +51,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
 
 def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
     """Forwards alone, with blocking exchanges: how a held-out set is evaluated."""
-    _require_counts(num_stages, num_micro_batches)
+    require_counts(num_stages, num_micro_batches)
     stages = tuple(
         tuple(one for m in range(num_micro_batches) for one in _Ends(s, num_stages).whole_forward(m))
         for s in range(num_stages)
@@ -54,8 +59,15 @@ def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
     return Schedule("forward_only", num_micro_batches, stages, trains=False)
 
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
-"""Schedules a plan may name: `f(num_stages, num_micro_batches) -> Schedule`."""
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "1f1b": one_f_one_b,
+    "dualpipe": dualpipe,
+    "gpipe": gpipe,
+    "interleaved": interleaved,
+    "overlapped": overlapped,
+    "zero_bubble": zero_bubble,
+}
+"""Schedules a plan may name: `f(num_stages, num_micro_batches) -> Schedule`; some take more by keyword."""
 
 
 def make_schedule(name: str, num_stages: int, num_micro_batches: int) -> Schedule:
@@ -122,9 +134,3 @@ def _one_f_one_b_stage(ends: _Ends, warm_up: int, total: int) -> Iterator[Operat
     for m in range(steady, total):
         yield from ends.whole_backward(m)
     yield Operation("update", 0)
-
-
-def _require_counts(num_stages: int, num_micro_batches: int) -> None:
-    for what, count in (("stages", num_stages), ("micro-batches", num_micro_batches)):
-        if count < 1:
-            raise PlanError(f"a schedule of {count} {what}", hint="both counts must be at least 1")

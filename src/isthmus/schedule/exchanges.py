@@ -1,0 +1,136 @@
+"""`lay_exchanges`: turn what every stage computes into a schedule whose exchanges overlap computing.
+
+The rules, for every stage:
+- before a computation, the receives of its own input and of the next `receive_ahead` inputs from every peer
+  are posted, so that a stage holds at most `1 + receive_ahead` receive buffers per peer;
+- a computation's output is sent as soon as it is there, and no computation waits for a send;
+- the wait that frees a send's buffer comes when a message from the same peer proves that the send has arrived
+  (the peer computed it after it had used what was sent): it bounds the buffers and never blocks. Sends
+  without such a proof are waited for before the update.
+
+Source: cross-domain pooling report, section 4.2.1, which starts the sends later (`docs/design/simulator.md`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from isthmus.core.errors import PlanError
+from isthmus.schedule.operation import Kind, Operation, Schedule
+
+_INPUT: dict[Kind, Kind] = {
+    "forward": "receive_forward",
+    "backward": "receive_backward",
+    "backward_input": "receive_backward",
+}
+_OUTPUT: dict[Kind, Kind] = {
+    "forward": "send_forward",
+    "backward": "send_backward",
+    "backward_input": "send_backward",
+}
+_WAIT: dict[Kind, Kind] = {
+    "send_forward": "wait_send_forward",
+    "receive_forward": "wait_receive_forward",
+    "send_backward": "wait_send_backward",
+    "receive_backward": "wait_receive_backward",
+}
+
+
+def require_counts(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> None:
+    """Raise `PlanError` for a count below 1."""
+    counts = (("stages", num_stages), ("micro-batches", num_micro_batches), ("chunks", num_chunks))
+    for what, count in counts:
+        if count < 1:
+            raise PlanError(f"a schedule of {count} {what}", hint="all counts must be at least 1")
+
+
+def lay_exchanges(computing: Schedule, receive_ahead: int = 1) -> Schedule:
+    """Return `computing`, whose stages hold computing operations alone, with exchanges and update laid in.
+
+    `receive_ahead` is the number of receives posted beyond the one that is needed next, per peer (at least
+    0).
+    """
+    if receive_ahead < 0:
+        raise PlanError(f"receive_ahead is {receive_ahead}", hint="it must be at least 0")
+    flow = _Flow(computing)
+    stages = tuple(tuple(_lay_stage(flow, stage, receive_ahead)) for stage in range(computing.num_stages))
+    return Schedule(
+        computing.name, computing.num_micro_batches, stages, computing.num_chunks, routes=computing.routes
+    )
+
+
+class _Flow:
+    """Who feeds whom: per stage and computing operation its input's peer and place in that peer's order."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.orders = schedule.stages
+        self.place = [{one: i for i, one in enumerate(order)} for order in schedule.stages]
+        self.source: list[dict[Operation, int]] = [{} for _ in schedule.stages]
+        self.target: list[dict[Operation, tuple[int, Operation]]] = [{} for _ in schedule.stages]
+        self.queues: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+        """By (sender, receiver): the receiver's operations that the messages feed, in the order sent."""
+        self.sent_at: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """By (sender, receiver): at which place of the sender's order each message is made."""
+        for stage, one in schedule:
+            if one.kind in _OUTPUT and (step := self._next(schedule, stage, one)) is not None:
+                peer, fed = step
+                self.target[stage][one] = step
+                self.source[peer][fed] = stage
+                self.queues[stage, peer].append(fed)
+                self.sent_at[stage, peer].append(self.place[stage][one])
+
+    def _next(self, schedule: Schedule, stage: int, one: Operation) -> tuple[int, Operation] | None:
+        virtual = schedule.virtual(stage, one) + (1 if one.kind == "forward" else -1)
+        if not 0 <= virtual < schedule.num_virtual_stages:
+            return None
+        peer, chunk = schedule.route(one.micro_batch)[virtual]
+        if one.kind == "forward":
+            return peer, Operation("forward", one.micro_batch, chunk)
+        whole = Operation("backward", one.micro_batch, chunk)
+        cut = Operation("backward_input", one.micro_batch, chunk)
+        return peer, whole if whole in self.place[peer] else cut
+
+    def proof(self, stage: int, one: Operation) -> Operation | None:
+        """Return the operation of `stage` whose input proves that the peer used the output of `one`."""
+        peer, fed = self.target[stage][one]
+        used_at = self.place[peer][fed]
+        for made_at, proven in zip(self.sent_at[peer, stage], self.queues[peer, stage], strict=True):
+            if made_at >= used_at and self.place[stage][proven] > self.place[stage][one]:
+                return proven
+        return None
+
+
+def _exchange(kinds: dict[Kind, Kind], one: Operation) -> Operation:
+    return Operation(kinds[one.kind], one.micro_batch, one.chunk)
+
+
+def _wait(one: Operation) -> Operation:
+    return Operation(_WAIT[one.kind], one.micro_batch, one.chunk)
+
+
+def _lay_stage(flow: _Flow, stage: int, ahead: int) -> Iterator[Operation]:
+    peers = sorted({peer for peer, receiver in flow.queues if receiver == stage})
+    queues: dict[int, Sequence[Operation]] = {peer: flow.queues[peer, stage] for peer in peers}
+    number = {one: i for queue in queues.values() for i, one in enumerate(queue)}
+    posted, needed = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
+    proven: dict[Operation | None, list[Operation]] = defaultdict(list)
+    for one in flow.orders[stage]:
+        source = flow.source[stage].get(one)
+        if source is not None:
+            needed[source] = max(needed[source], number[one] + 1)
+        for peer in peers:
+            end = min(needed[peer] + ahead, len(queues[peer]))
+            yield from (_exchange(_INPUT, fed) for fed in queues[peer][posted[peer] : end])
+            posted[peer] = max(posted[peer], end)
+        if source is not None:
+            yield _wait(_exchange(_INPUT, one))
+            yield from proven.pop(one, ())
+        yield one
+        if one in flow.target[stage]:
+            send = _exchange(_OUTPUT, one)
+            yield send
+            proven[flow.proof(stage, one)].append(_wait(send))
+    for waits in proven.values():
+        yield from waits
+    yield Operation("update", 0)
