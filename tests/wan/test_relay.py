@@ -35,6 +35,12 @@ def worker() -> Iterator[Worker]:
         yield one
 
 
+def dial_ms(links: BackgroundLinks, worker: Worker) -> float:
+    start_s = time.monotonic()
+    a_to_b(links, worker).close()
+    return (time.monotonic() - start_s) * 1e3
+
+
 def send_until_stuck(connection: socket.socket) -> int:
     connection.settimeout(0.5)
     sent_bytes = 0
@@ -61,17 +67,16 @@ def test_a_transfer_reaches_the_stated_rate_and_not_more(worker: Worker, gbps: f
 
 
 def test_a_small_message_takes_the_stated_round_trip(worker: Worker) -> None:
-    """Round trip and dialling are within 2 ms of what is stated; unequal directions add up."""
+    """Within 2 ms, dialling too; unequal directions add up."""
     there = {"from": "a", "to": "b", "bandwidth_gbps": 1, "delay_ms": 30}
     back = {"from": "b", "to": "a", "bandwidth_gbps": 0.1, "delay_ms": 5}
     with links_in_background(pool_of(there, back)) as links:
-        start_s = time.monotonic()
+        dialled_ms = min(dial_ms(links, worker) for _ in range(5))
         with a_to_b(links, worker) as connection:
-            dialled_ms = (time.monotonic() - start_s) * 1e3
             connection.sendall(b"e")
             found_ms = statistics.median(round_trips_s(connection, 20)) * 1e3
     assert found_ms == pytest.approx(35, abs=2)
-    assert dialled_ms == pytest.approx(35, abs=5)
+    assert dialled_ms == pytest.approx(35, abs=2)
 
 
 def test_what_is_in_flight_holds_back_nothing(worker: Worker) -> None:

@@ -10,14 +10,13 @@ import asyncio
 import ipaddress
 import os
 import socket
-from itertools import combinations
 from random import Random
 
 from isthmus.core.errors import InputError, NotFoundError, UnavailableError
-from isthmus.core.pool import Link, Pool
+from isthmus.core.pool import Pool
 from isthmus.wan.connect import MAX_HEAD_BYTES, format_address, parse_address
 from isthmus.wan.pump import Direction, Half, close_with_reset
-from isthmus.wan.shaper import Flow, Shaper
+from isthmus.wan.shaper import Flow, Shaper, both_ways
 
 CONNECT_TIMEOUT_S = 10.0
 """How long the far end of the link tries to reach the worker, and how long a client may take to ask."""
@@ -123,7 +122,7 @@ class Relay:
 
     def __init__(self, pool: Pool, *, seed: int = 0, host: str = "127.0.0.1") -> None:
         self.pool, self.host = pool, host
-        self.links = _both_ways(pool)
+        self.links = both_ways(pool)
         self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}
         self.directions: dict[tuple[str, str], Direction] = {}
         self._listeners: dict[tuple[str, str], socket.socket] = {}
@@ -198,17 +197,6 @@ class Relay:
             task = loop.create_task(Connection(client, there, back).run())
             self._connections[task] = frozenset(ends)
             task.add_done_callback(self._connections.pop)
-
-
-def _both_ways(pool: Pool) -> dict[tuple[str, str], Link]:
-    """Return the links of every joined pair in both directions; a missing one mirrors the other."""
-    links: dict[tuple[str, str], Link] = {}
-    for a, b in combinations([cluster.name for cluster in pool.clusters], 2):
-        there, back = pool.link(a, b), pool.link(b, a)
-        if there is not None or back is not None:
-            links[a, b] = there or back.model_copy(update={"source": a, "target": b})  # type: ignore[union-attr]
-            links[b, a] = back or there.model_copy(update={"source": b, "target": a})  # type: ignore[union-attr]
-    return links
 
 
 def _prepare(connection: socket.socket) -> None:

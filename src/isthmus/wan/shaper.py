@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 
 from isthmus.core.errors import InputError
 from isthmus.core.link_physics import SEGMENT_BYTES, effective_bytes_per_s, wire_bytes
-from isthmus.core.pool import Link
+from isthmus.core.pool import Link, Pool
 
 CHUNK_S = 1e-3
 """Seconds of a link's rate that are handled as one chunk: the grain of sharing and of the emulator's work."""
@@ -139,3 +140,14 @@ class Shaper:
             round_trips += 1
             lost = loss
         return round_trips * self.round_trip_s
+
+
+def both_ways(pool: Pool) -> dict[tuple[str, str], Link]:
+    """Return the links of every joined pair in both directions; a missing one mirrors the other."""
+    links: dict[tuple[str, str], Link] = {}
+    for a, b in combinations([cluster.name for cluster in pool.clusters], 2):
+        there, back = pool.link(a, b), pool.link(b, a)
+        if there is not None or back is not None:
+            links[a, b] = there or back.model_copy(update={"source": a, "target": b})  # type: ignore[union-attr]
+            links[b, a] = back or there.model_copy(update={"source": b, "target": a})  # type: ignore[union-attr]
+    return links

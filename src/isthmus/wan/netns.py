@@ -1,0 +1,222 @@
+"""Emulated links with packets that are really lost: one network namespace per cluster (Linux, root).
+
+Each namespace has one TUN device; the process of `wan.packets` relays IP packets between them. Namespaces are
+named `isthmus-PID-...`: those of a process that is gone are removed at the next start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isthmus.core.errors import NotFoundError, UnavailableError
+from isthmus.core.pool import Pool
+from isthmus.wan.shaper import both_ways
+
+TUN = Path("/dev/net/tun")
+NAMESPACES = Path("/run/netns")
+MTU_BYTES = 1500
+_SET_INTERFACE = 0x400454CA  # TUNSETIFF
+_TUN_WITHOUT_HEADER = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
+_OURS = re.compile(r"isthmus-(\d+)-\d+-\d+")
+_BUFFERS = "4096 131072 33554432"
+_SETTINGS = {
+    "net.ipv6.conf.all.disable_ipv6": "1",
+    "net.ipv4.tcp_rmem": _BUFFERS,
+    "net.ipv4.tcp_wmem": _BUFFERS,
+    "net.ipv4.tcp_no_metrics_save": "1",
+}
+"""Buffers that hold a long link's round trip; and no connection learns from the one before."""
+
+_counter = itertools.count()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster's namespace and its IPv4 address there."""
+
+    namespace: str
+    address: str
+
+
+@dataclass
+class Namespaces:
+    """The emulated sites by cluster, while `emulated_namespaces` is open."""
+
+    sites: dict[str, Site]
+    relay: subprocess.Popen[bytes]
+    _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    def run_in(self, cluster: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start `argv` at `cluster`; `options` are those of `subprocess.Popen`. It is killed at the end."""
+        if cluster not in self.sites:
+            raise NotFoundError(f"no cluster {cluster!r}", hint=f"there are: {', '.join(sorted(self.sites))}")
+        command = ["ip", "netns", "exec", self.sites[cluster].namespace, *argv]
+        process = subprocess.Popen(command, **options)
+        self._processes.append(process)
+        return process
+
+    def counters(self) -> list[dict[str, Any]]:
+        """Return per direction packets and bytes delivered, packets `lost` and `dropped` by the queue."""
+        if self.relay.stdin is None or self.relay.stdout is None or self.relay.poll() is not None:
+            raise UnavailableError("the packet relay has ended", hint="its standard error says why")
+        self.relay.stdin.write(b"counters\n")
+        self.relay.stdin.flush()
+        found: list[dict[str, Any]] = json.loads(self.relay.stdout.readline())
+        return found
+
+    def end_processes(self) -> None:
+        """Kill what `run_in` started and still runs, and reap it."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def why_unavailable(user: int, tun: Path = TUN) -> str | None:
+    """Return why namespaces cannot be emulated here by the user with that id, or None if they can."""
+    if sys.platform != "linux" or user != 0:
+        return "network namespaces need Linux and root"
+    if not tun.exists():
+        return f"{tun} is missing"
+    return None if shutil.which("ip") else "the command `ip` (iproute2) is missing"
+
+
+@contextmanager
+def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
+    """Emulate `pool` in namespaces until the block is left; then processes, relay and namespaces are gone.
+
+    Should this process die instead, the relay notices and deletes the namespaces. TCP across a link uses the
+    link's congestion control. Raises `UnavailableError` without root, `/dev/net/tun` or iproute2.
+    """
+    if why := why_unavailable(os.geteuid()):
+        raise UnavailableError(why, hint="run as root, or use the links without root: `isthmus links`")
+    delete_namespaces(stale_namespaces())
+    start = next(_counter)
+    sites = {
+        cluster.name: Site(f"isthmus-{os.getpid()}-{start}-{i}", f"10.213.{i // 250}.{i % 250 + 1}")
+        for i, cluster in enumerate(pool.clusters)
+    }
+    with ExitStack() as stack:
+        stack.callback(delete_namespaces, [site.namespace for site in sites.values()])
+        descriptors = {}
+        for site in sites.values():
+            descriptors[site.namespace] = _add_site(site.namespace, site.address)
+            stack.callback(os.close, descriptors[site.namespace])
+        _add_routes(pool, sites)
+        relay = _start_relay(pool, seed, sites, descriptors)
+        stack.enter_context(relay)
+        stack.callback(_end_relay, relay)
+        namespaces = Namespaces(sites, relay)
+        stack.callback(namespaces.end_processes)
+        yield namespaces
+
+
+def stale_namespaces() -> list[str]:
+    """Return the namespaces that a process left which is no more."""
+    names = [path.name for path in NAMESPACES.iterdir()] if NAMESPACES.is_dir() else []
+    owners = {name: found.group(1) for name in names if (found := _OURS.fullmatch(name))}
+    return [name for name, pid in owners.items() if not Path("/proc", pid).exists()]
+
+
+def delete_namespaces(names: Sequence[str]) -> None:
+    """Delete namespaces and kill what still runs in them; those that are gone already are no error."""
+    for name in names:
+        if not (NAMESPACES / name).exists():
+            continue
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        for pid in pids.stdout.split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _add_site(namespace: str, address: str) -> int:
+    """Make the namespace with its TUN device `wan` up at `address`; return the device's descriptor."""
+    _ip("netns", "add", namespace)
+    descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        request = struct.pack("16sH22x", b"isthmus%d", _TUN_WITHOUT_HEADER)
+        device = fcntl.ioctl(descriptor, _SET_INTERFACE, request)[:16].rstrip(b"\0").decode()
+        _ip("link", "set", device, "netns", namespace, "name", "wan")
+        _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("-n", namespace, "link", "set", "wan", "mtu", str(MTU_BYTES), "txqueuelen", "10000", "up")
+        _ip("-n", namespace, "address", "add", f"{address}/32", "dev", "wan")
+        settings = [f"{name}={value}" for name, value in _SETTINGS.items()]
+        _checked(["ip", "netns", "exec", namespace, "sysctl", "-qw", *settings])
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _add_routes(pool: Pool, sites: dict[str, Site]) -> None:
+    for (source, target), link in both_ways(pool).items():
+        route = (f"{sites[target].address}/32", "dev", "wan", "src", sites[source].address)
+        _ip("-n", sites[source].namespace, "route", "add", *route, "congctl", link.congestion_control)
+
+
+def _start_relay(
+    pool: Pool, seed: int, sites: dict[str, Site], descriptors: dict[str, int]
+) -> subprocess.Popen[bytes]:
+    devices = {name: (site.address, descriptors[site.namespace]) for name, site in sites.items()}
+    config = {"pool": pool.model_dump(mode="json", by_alias=True), "devices": devices, "seed": seed}
+    config["namespaces"] = [site.namespace for site in sites.values()]
+    relay = subprocess.Popen(
+        [sys.executable, "-m", "isthmus.wan.packets"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=list(descriptors.values()),
+        start_new_session=True,
+    )
+    if relay.stdin is None or relay.stdout is None:
+        raise UnavailableError("the packet relay has no pipes")
+    try:
+        relay.stdin.write(json.dumps(config).encode() + b"\n")
+        relay.stdin.flush()
+        ready = relay.stdout.readline() == b"ready\n"
+    except BrokenPipeError:
+        ready = False
+    if not ready:
+        _end_relay(relay)
+        raise UnavailableError("the packet relay did not start", hint="its standard error says why")
+    return relay
+
+
+def _end_relay(relay: subprocess.Popen[bytes]) -> None:
+    if relay.stdin is not None:
+        relay.stdin.close()
+    try:
+        relay.wait(5)
+    except subprocess.TimeoutExpired:
+        relay.kill()
+        relay.wait()
+    if relay.stdout is not None:
+        relay.stdout.close()
+
+
+def _ip(*arguments: str) -> None:
+    _checked(["ip", *arguments])
+
+
+def _checked(argv: list[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UnavailableError(
+            f"`{' '.join(argv)}` failed: {done.stderr.strip()}",
+            hint="network namespaces need root and iproute2",
+        )

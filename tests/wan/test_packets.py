@@ -1,0 +1,109 @@
+"""The packet relay without root: socket pairs stand for the sites' devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from random import Random
+
+import pytest
+
+from isthmus.wan.packets import PacketLink, PacketRelay
+from tests.wan.lab import link_of, pool_of
+
+A, B = "10.213.0.1", "10.213.0.2"
+
+
+def packet(to: str, number: int = 0, size: int = 1500) -> bytes:
+    """An IPv4 packet as far as the relay looks: version, target, and a number to know it by."""
+    return bytes([0x45]) + bytes(15) + socket.inet_aton(to) + number.to_bytes(4, "big") + bytes(size - 24)
+
+
+@pytest.fixture
+def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with left, right:
+        left.setblocking(False)
+        yield left, right
+
+
+def test_packets_come_when_due_and_in_order(wire: tuple[socket.socket, socket.socket]) -> None:
+    """Two packets of 1500 bytes at 1 Gbit/s are 12 microseconds apart, after the one-way delay."""
+    link = PacketLink(link_of(delay_ms=10), link_of(delay_ms=10), Random(0), wire[0].fileno())
+    link.offer(1.0, packet(B, 1))
+    link.offer(1.0, packet(B, 2))
+    link.deliver(1.010011)
+    assert link.packets == 0
+    link.deliver(1.010013)
+    assert (link.packets, link.num_bytes) == (1, 1500)
+    link.deliver(1.010025)
+    assert [wire[1].recv(2000)[20:24] for _ in range(2)] == [b"\0\0\0\1", b"\0\0\0\2"]
+
+
+def test_a_full_queue_drops_the_tail(wire: tuple[socket.socket, socket.socket]) -> None:
+    """The queue holds one round trip of the rate; what comes on top is dropped and counted, not delayed."""
+    link = PacketLink(link_of(bandwidth_gbps=0.12), link_of(), Random(0), wire[0].fileno())
+    for number in range(1000):
+        link.offer(0.0, packet(B, number))
+    in_round_trip = round(0.12e9 / 8 * 0.020 / 1500)
+    assert len(link.due) == pytest.approx(in_round_trip, abs=2)
+    assert link.dropped == 1000 - len(link.due)
+
+
+def test_the_stated_share_of_packets_is_lost(wire: tuple[socket.socket, socket.socket]) -> None:
+    """Loss is Bernoulli per packet, seeded, and takes its time on the wire all the same."""
+    counts = []
+    for seed in (1, 1, 2):
+        link = PacketLink(link_of(loss=0.05), link_of(), Random(seed), wire[0].fileno())
+        for number in range(20_000):
+            link.offer(number * 1e-3, packet(B, number, 100))
+        counts.append(link.lost)
+    assert counts[0] / 20_000 == pytest.approx(0.05, rel=0.1)
+    assert counts[0] == counts[1] != counts[2]
+
+
+def test_a_device_that_is_down_costs_the_packet_and_not_the_relay() -> None:
+    """A write that fails counts as a drop."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    right.close()
+    with left:
+        link = PacketLink(link_of(), link_of(), Random(0), left.fileno())
+        link.offer(0.0, packet(B))
+        link.deliver(1.0)
+    assert (link.packets, link.dropped) == (0, 1)
+
+
+@pytest.mark.slow
+def test_the_relay_routes_by_address_and_ends_with_its_control() -> None:
+    """Packets for a joined site arrive after the delay, others vanish; a line on control gets counters."""
+    with ExitStack() as stack:
+        sites = {}
+        for name in "ab":
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.enter_context(near), stack.enter_context(far)
+            far.setblocking(False)
+            near.settimeout(10)
+            sites[name] = near, far
+        control, answer = os.pipe(), os.pipe()
+        pool = pool_of({"between": ["a", "b"], "bandwidth_gbps": 1, "delay_ms": 20})
+        relay = PacketRelay(pool, {"a": (A, sites["a"][1].fileno()), "b": (B, sites["b"][1].fileno())}, 0)
+        thread = threading.Thread(target=relay.run, args=(control[0], answer[1]))
+        thread.start()
+        start_s = time.monotonic()
+        for data in (b"\x60" + bytes(40), packet("10.9.9.9"), packet(B, 7)):
+            sites["a"][0].send(data)
+        assert sites["b"][0].recv(2000) == packet(B, 7)
+        assert time.monotonic() - start_s == pytest.approx(0.020, abs=0.005)
+        os.write(control[1], b"counters\n")
+        counters = {(x["from"], x["to"]): x["packets"] for x in json.loads(os.read(answer[0], 4096))}
+        assert counters == {("a", "b"): 1, ("b", "a"): 0}
+        os.close(control[1])
+        thread.join(10)
+        assert not thread.is_alive()
+        for descriptor in (control[0], *answer):
+            os.close(descriptor)
