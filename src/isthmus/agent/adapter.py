@@ -40,8 +40,8 @@ class Adapter(Protocol):
     def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
         """Start the worker of `folder` on `cards`; `command` replaces the site's worker program.
 
-        Does nothing if the folder was started or stopped before. Raises `UnavailableError` where no process
-        can be made.
+        The program finds the card ids in `ISTHMUS_CARDS`, comma separated, and no token. Does nothing if
+        the folder was started or stopped before. Raises `UnavailableError` where no process can be made.
         """
         ...
 

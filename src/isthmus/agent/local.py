@@ -52,7 +52,10 @@ class LocalAdapter:
             )
             for group in cluster.node_groups
         }
-        self._real = {group.name for group in cluster.node_groups if group.virtual is None}
+        real = [group.name for group in cluster.node_groups if group.virtual is None]
+        self._devices = {
+            card: i for i, card in enumerate(card for name in real for card in self._cards[name])
+        }
         self._command = tuple(command)
         self._children: dict[Path, int] = {}
 
@@ -71,7 +74,7 @@ class LocalAdapter:
             self._children[folder] = os.posix_spawnp(
                 "sh",
                 ["sh", "-c", _WRAPPER, "isthmus-worker", str(folder), *program],
-                worker_environment(os.environ, cards, self._real),
+                worker_environment(os.environ, cards, self._devices),
                 file_actions=null,
                 setsid=True,
             )
@@ -130,19 +133,20 @@ class LocalAdapter:
         return child
 
 
-def worker_environment(base: Mapping[str, str], cards: Sequence[str], real: set[str]) -> dict[str, str]:
+def worker_environment(
+    base: Mapping[str, str], cards: Sequence[str], devices: Mapping[str, int]
+) -> dict[str, str]:
     """Return the environment of a worker: its cards, one thread unless the user chose, and no token.
 
-    `real` names the node groups whose cards are this machine's devices; the last part of a card's id is then
-    the device's index.
+    `devices` maps each card that is not virtual to the index of this machine's device.
     """
     environment = {name: value for name, value in base.items() if not _is_secret(name)}
     for name in _THREAD_LIMITS:
         environment.setdefault(name, "1")
     environment["ISTHMUS_CARDS"] = ",".join(cards)
-    devices = [card.rsplit("/", 1)[-1] for card in cards if card.split("/", 1)[0] in real]
-    if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    visible = [str(devices[card]) for card in cards if card in devices]
+    if visible:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     return environment
 
 

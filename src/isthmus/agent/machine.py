@@ -196,7 +196,7 @@ class AgentMachine:
 
     def _pass_time(self, now_s: float) -> None:
         for part in list(self.parts.values()):
-            if self.ending:
+            if self.ending or (part.local and part.state in ("succeeded", "failed")):
                 self._release(part, now_s)
             if part.state == "prepared" and now_s - part.since_s >= part.lease_s:
                 self._move(part, "released", now_s, f"not renewed within its lease of {part.lease_s:g} s")
@@ -207,8 +207,6 @@ class AgentMachine:
                 self._stop_live(part, force=True)
             if part.state == "stopping" and not part.live:
                 self._move(part, "released", now_s)
-            if part.local and part.state in ("succeeded", "failed"):
-                self._move(part, "stopping", now_s)
             if part.local and part.state == "released":
                 self._move(part, "forgotten", now_s)
         self._start_queued(now_s)

@@ -19,7 +19,7 @@ from isthmus.control.api import create_app
 from isthmus.control.auth import ensure_admin
 from isthmus.control.coordinator import Rules
 from isthmus.control.shell import ControlShell
-from isthmus.control.sqlite import SqliteStore
+from isthmus.control.sqlite_store import SqliteStore
 from isthmus.control.store import Store
 from isthmus.control.tls import Certificate, is_loopback, self_signed
 from isthmus.core.errors import InputError, UnavailableError

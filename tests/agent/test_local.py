@@ -1,0 +1,123 @@
+"""The `local` adapter: the contract of every adapter, and what only processes of this machine can show."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.conformance import ContractError, check_adapter, runs
+from isthmus.agent.local import LocalAdapter, worker_environment
+from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
+
+SITE = Cluster(
+    name="east",
+    owner="o",
+    node_groups=(NodeGroup(name="h20", chip="H20", nodes=2, chips_per_node=2, virtual=VirtualChip()),),
+)
+
+
+def until(happened: Callable[[], object], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_the_local_adapter_keeps_the_contract(tmp_path: Path) -> None:
+    """Every rule of `Adapter` holds for real processes of this machine."""
+    check_adapter(lambda command: LocalAdapter(SITE, command), tmp_path)
+
+
+class StartsTwice(LocalAdapter):
+    """An adapter with the fault the contract is most about: it forgets the claim on a folder."""
+
+    def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
+        (folder / "pid").unlink(missing_ok=True)
+        super().start(folder, cards, command)
+
+
+@pytest.mark.slow
+def test_the_kit_finds_an_adapter_that_starts_twice(tmp_path: Path) -> None:
+    """A conformance kit that cannot fail proves nothing."""
+    with pytest.raises(ContractError, match=r"started once|exited"):
+        check_adapter(lambda command: StartsTwice(SITE, command), tmp_path, timeout_s=3)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[LocalAdapter, Path]]:
+    """An adapter with one worker that runs until it is killed."""
+    adapter = LocalAdapter(SITE, ("sh", "-c", 'echo $$ > "$1/worker"; while :; do sleep 0.02; done', "w"))
+    adapter.start(tmp_path, ["h20/0/0"])
+    until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
+    yield adapter, tmp_path
+    adapter.stop(tmp_path, force=True)
+    until(lambda: adapter.poll(tmp_path).state == "exited")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_wrapper_is_killed_is_still_seen_and_stopped(
+    running: tuple[LocalAdapter, Path],
+) -> None:
+    """Without its wrapper a worker is still running, and still ends on `stop`; its status is then 137."""
+    adapter, folder = running
+    wrapper, worker = int((folder / "pid").read_text()), int((folder / "worker").read_text())
+    os.kill(wrapper, signal.SIGKILL)
+    until(lambda: adapter._living_child(folder.absolute()) is None)
+    assert adapter.poll(folder).state == "running"
+    assert LocalAdapter(SITE).poll(folder).state == "running"
+    adapter.stop(folder, force=True)
+    until(lambda: adapter.poll(folder).state == "exited")
+    assert adapter.poll(folder).exit_status == 137
+    assert (folder / "exit").read_text() == "137\n", "the next agent finds the same"
+    assert not runs(worker)
+
+
+@pytest.mark.slow
+def test_another_process_with_the_old_id_is_not_the_worker(tmp_path: Path) -> None:
+    """A process id that was given to somebody else is neither taken for the worker nor killed."""
+    (tmp_path / "pid").write_text(f"{os.getpid()}\n")
+    adapter = LocalAdapter(SITE)
+    adapter.stop(tmp_path, force=True)
+    assert adapter.poll(tmp_path).state == "exited"
+
+
+@pytest.mark.slow
+def test_a_program_that_is_not_there_ends_with_its_reason(tmp_path: Path) -> None:
+    """A worker program that does not exist is an exit status and a line of the log, not a crash."""
+    adapter = LocalAdapter(SITE, ("/nowhere/program",))
+    adapter.start(tmp_path, [])
+    until(lambda: adapter.poll(tmp_path).state == "exited")
+    assert adapter.poll(tmp_path).exit_status == 127
+    assert "/nowhere/program" in (tmp_path / "log").read_text()
+
+
+def test_cards_are_named_by_group_node_and_place() -> None:
+    """Neighbours of one node are next to each other, so that a part is given whole nodes first."""
+    assert LocalAdapter(SITE).inventory() == {"h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")}
+
+
+def test_a_worker_gets_one_thread_unless_the_user_chose() -> None:
+    """Many workers share a machine: each computes with one thread, but the user's word counts."""
+    environment = worker_environment({"OMP_NUM_THREADS": "4"}, ["h20/0/1"], devices={})
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["MKL_NUM_THREADS"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environment, "a virtual card is no device"
+
+
+def test_a_real_card_is_made_visible() -> None:
+    """On a group that is not virtual the worker sees exactly the devices it was given."""
+    devices = {"h20/0/0": 0, "h20/0/1": 1, "h20/1/0": 2, "h20/1/1": 3}
+    environment = worker_environment({}, ["h20/0/1", "h20/1/1"], devices=devices)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert environment["ISTHMUS_CARDS"] == "h20/0/1,h20/1/1"
+
+
+def test_no_token_reaches_a_worker() -> None:
+    """A worker never holds a token."""
+    assert "ISTHMUS_TOKEN" not in worker_environment({"ISTHMUS_TOKEN": "x", "A": "b"}, [], devices={})

@@ -1,0 +1,353 @@
+"""The agent's decisions, with no process, file or clock: each test states a rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import (
+    Instruction,
+    LocalJob,
+    LocalJobsSeen,
+    OrdersReceived,
+    SeenWorker,
+    ShutdownAsked,
+    StartWorker,
+    StopWorker,
+    WorkersSeen,
+    WriteRanks,
+)
+from isthmus.agent.validators import validate
+from isthmus.core.errors import IllegalTransitionError
+from isthmus.core.messages import AgentOrders, PartOrder, RankMap
+from tests.agent.samples import INVENTORY, address, order, orders, states
+
+
+class Site:
+    """A machine with a clock, validated after every event."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.machine = AgentMachine("east", INVENTORY)
+
+    def obey(self, *parts: PartOrder) -> list[Instruction]:
+        return self._handle(OrdersReceived(now_s=self.now_s, orders=orders(*parts)))
+
+    def see(self, state: str, rank: int = 0, job: str = "a", **fields: object) -> list[Instruction]:
+        attempt = int(str(fields.pop("attempt", 1)))
+        seen = SeenWorker(job=job, attempt=attempt, rank=rank, state=state, **fields)  # type: ignore[arg-type]
+        return self._handle(WorkersSeen(now_s=self.now_s, workers=(seen,)))
+
+    def local(self, *jobs: LocalJob) -> list[Instruction]:
+        return self._handle(LocalJobsSeen(now_s=self.now_s, jobs=jobs))
+
+    def wait(self, seconds: float) -> list[Instruction]:
+        self.now_s += seconds
+        return self._handle(WorkersSeen(now_s=self.now_s))
+
+    def shut_down(self) -> list[Instruction]:
+        return self._handle(ShutdownAsked(now_s=self.now_s))
+
+    def _handle(self, event: object) -> list[Instruction]:
+        done = self.machine.handle(event)  # type: ignore[arg-type]
+        validate(self.machine)
+        return done
+
+    @property
+    def states(self) -> dict[str, str]:
+        return states(self.machine)
+
+    def detail(self, job: str = "a", attempt: int = 1) -> str:
+        return self.machine.parts[job, attempt].detail
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def running(site: Site, *places: str) -> Site:
+    """Take part a/1 with a stage at each of `places` to running."""
+    site.obey(order("prepared", places=places or ("east/h20", "west/h20")))
+    site.obey(order("running", places=places or ("east/h20", "west/h20")))
+    return site
+
+
+def starts(done: list[Instruction]) -> list[int]:
+    return [step.rank for step in done if isinstance(step, StartWorker)]
+
+
+def stops(done: list[Instruction]) -> list[tuple[int, bool]]:
+    return [(step.rank, step.force) for step in done if isinstance(step, StopWorker)]
+
+
+def test_prepare_holds_one_card_for_each_stage_here_and_starts_nothing(site: Site) -> None:
+    """`prepared` is cards and nothing else."""
+    done = site.obey(order("prepared", places=("east/h20", "west/h20", "east/l40s", "east/h20")))
+    assert done == []
+    assert site.states == {"a/1": "prepared"}
+    assert site.machine.free_chips() == {"h20": 1, "l40s": 1}
+    held = {rank: worker.cards for rank, worker in site.machine.parts["a", 1].workers.items()}
+    assert held == {0: ("h20/0/0",), 2: ("l40s/0/0",), 3: ("h20/0/1",)}
+
+
+def test_what_does_not_fit_is_refused_by_name_and_holds_nothing(site: Site) -> None:
+    """A refusal names the group, what was wanted and what is free; no card of another group is kept."""
+    site.obey(order("prepared", places=["east/h20"] * 2))
+    more = order("prepared", job="b", places=("east/l40s", "east/h20", "east/h20"))
+    site.obey(order("prepared", places=["east/h20"] * 2), more)
+    assert site.states == {"a/1": "prepared", "b/1": "refused"}
+    assert site.detail("b") == "east: node group 'h20': 2 cards wanted, 1 free"
+    assert site.machine.free_chips() == {"h20": 1, "l40s": 2}
+
+
+def test_a_refusal_stands_until_it_is_released(site: Site) -> None:
+    """A refused part is not quietly prepared later: its other sites were told to release."""
+    site.obey(order("prepared", places=["east/h20"] * 4))
+    site.obey(order("prepared", places=["east/h20"] * 4))
+    assert site.states == {"a/1": "refused"}
+    site.obey(order("released", places=["east/h20"] * 4))
+    assert site.states == {"a/1": "released"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (order("prepared", places=("east/gpu",)), "no node group 'gpu'; there is h20, l40s"),
+        (order("prepared", places=("west/h20",)), "no stage at east"),
+        (PartOrder(job="a", attempt=1, desired="prepared"), "without its job or plan"),
+    ],
+)
+def test_an_order_that_makes_no_sense_here_is_refused_with_its_reason(
+    site: Site, wrong: PartOrder, words: str
+) -> None:
+    """Unknown group, another cluster's plan, no plan: refused in words, nothing held."""
+    site.obey(wrong)
+    assert site.states == {"a/1": "refused"}
+    assert words in site.detail()
+    assert site.machine.free_chips() == {"h20": 3, "l40s": 2}
+
+
+def test_cards_of_released_parts_serve_the_same_orders(site: Site) -> None:
+    """Of one set of orders those to release come first, wherever they stand in it."""
+    site.obey(order("prepared", job="old", places=["east/h20"] * 3))
+    fresh = order("prepared", job="new", places=["east/h20"] * 3)
+    site.obey(fresh, order("released", job="old"))
+    assert site.states == {"old/1": "released", "new/1": "prepared"}
+
+
+def test_commit_starts_each_worker_once_however_often_it_is_ordered(site: Site) -> None:
+    """Orders are levels: repeating them does nothing."""
+    site.obey(order("prepared", places=["east/h20"] * 2))
+    assert starts(site.obey(order("running", places=["east/h20"] * 2))) == [0, 1]
+    assert site.obey(order("running", places=["east/h20"] * 2)) == []
+    assert site.obey(order("prepared", places=["east/h20"] * 2)) == [], "a late order takes nothing back"
+    assert site.states == {"a/1": "running"}
+
+
+def test_a_lease_that_is_not_renewed_ends(site: Site) -> None:
+    """`prepared` holds cards for `lease_s` after the last order that renewed it, and no longer."""
+    site.obey(order("prepared", lease_s=30))
+    site.wait(29)
+    site.obey(order("prepared", lease_s=30))
+    site.wait(29)
+    assert site.states == {"a/1": "prepared"}
+    site.wait(1)
+    assert site.states == {"a/1": "released"}
+    assert "lease of 30 s" in site.detail()
+    assert site.machine.free_chips() == {"h20": 3, "l40s": 2}
+
+
+def test_a_part_whose_lease_ended_is_not_started_by_a_late_commit(site: Site) -> None:
+    """All or none: who lost its cards does not run, and says so."""
+    site.obey(order("prepared", lease_s=1))
+    site.wait(1)
+    assert site.obey(order("running")) == []
+    assert site.states == {"a/1": "released"}
+
+
+def test_an_order_to_run_what_was_never_prepared_fails(site: Site) -> None:
+    """An agent that lost its state does not start half a job: it says that nothing is held."""
+    assert site.obey(order("running")) == []
+    assert site.states == {"a/1": "failed"}
+    assert "nothing is held here" in site.detail()
+
+
+def test_a_running_part_outlives_any_silence_of_the_server(site: Site) -> None:
+    """A lease bounds `prepared` only: training goes on while the server is away."""
+    running(site)
+    site.see("running", address=address())
+    assert site.wait(1e6) == []
+    assert site.states == {"a/1": "running"}
+
+
+def test_addresses_go_up_and_the_rank_map_comes_down_once(site: Site) -> None:
+    """A worker's address is reported; the rank map is written when it comes, and again only if it differs."""
+    running(site)
+    site.see("running", address=address())
+    assert site.machine.observed()[0].workers == (address(),)
+    ranks = RankMap(workers=(address(), address(1)))
+    done = site.obey(order("running", ranks=ranks))
+    assert [step.rank_map for step in done if isinstance(step, WriteRanks)] == [ranks]
+    assert site.obey(order("running", ranks=ranks)) == []
+
+
+def test_a_worker_that_never_checks_in_fails_the_part(site: Site) -> None:
+    """No address within the check-in time: failed, with the rank and the time, and stopped."""
+    running(site)
+    done = site.wait(120)
+    assert site.states == {"a/1": "failed"}
+    assert site.detail() == "rank 0 did not check in within 120 s"
+    assert stops(done) == [(0, False)]
+
+
+def test_a_part_succeeds_when_all_its_workers_have(site: Site) -> None:
+    """One worker of two is not enough; its cards stay held until the server lets go."""
+    running(site, "east/h20", "east/h20")
+    site.see("exited", exit_status=0)
+    assert site.states == {"a/1": "running"}
+    site.see("exited", rank=1, exit_status=0)
+    assert site.states == {"a/1": "succeeded"}
+    assert site.machine.free_chips()["h20"] == 1
+    site.obey(order("released"))
+    assert site.states == {"a/1": "released"}
+    assert site.machine.free_chips()["h20"] == 3
+
+
+def test_one_dead_worker_fails_the_part_and_stops_the_others(site: Site) -> None:
+    """The report of failure does not wait for the others to end; the release does."""
+    running(site, "east/h20", "east/h20")
+    done = site.see("exited", exit_status=137, last_words="PeerError: rank 1 was lost")
+    assert site.states == {"a/1": "failed"}
+    assert site.detail() == "rank 0 was ended by signal 9: PeerError: rank 1 was lost"
+    assert stops(done) == [(1, False)]
+    site.obey(order("released"))
+    assert site.states == {"a/1": "failed"}, "a process is left"
+    site.see("exited", rank=1, exit_status=143)
+    assert site.states == {"a/1": "released"}
+
+
+def test_release_asks_and_then_insists(site: Site) -> None:
+    """SIGTERM, after the grace SIGKILL, and `released` only once no process is left."""
+    running(site)
+    site.see("running", address=address())
+    assert stops(site.obey(order("released"))) == [(0, False)]
+    assert site.wait(2.9) == []
+    assert stops(site.wait(0.2)) == [(0, True)]
+    assert site.states == {"a/1": "running"}
+    site.see("exited", exit_status=137)
+    assert site.states == {"a/1": "released"}
+
+
+def test_what_the_orders_no_longer_name_is_released_and_forgotten(site: Site) -> None:
+    """A part that should not exist is stopped; its name goes once nothing of it is left."""
+    running(site)
+    assert stops(site.obey()) == [(0, False)]
+    site.see("exited", exit_status=143)
+    assert site.states == {"a/1": "released"}
+    site.obey()
+    assert site.states == {}
+
+
+def test_release_of_what_is_not_known_is_confirmed(site: Site) -> None:
+    """Silence proves nothing: the agent says `released` of a part that it has never had."""
+    site.obey(order("released"))
+    assert site.states == {"a/1": "released"}
+
+
+def test_an_illegal_step_raises_with_the_story_of_the_part(site: Site) -> None:
+    """The table is all there is: any other step is a bug, and shows how the part came there."""
+    site.obey(order("prepared"))
+    with pytest.raises(IllegalTransitionError, match="a/1 at east: new -> prepared -> succeeded"):
+        site.machine._move(site.machine.parts["a", 1], "succeeded", 0.0)
+
+
+def reborn(site: Site) -> Site:
+    """The agent's next life, from the same table."""
+    fresh = Site()
+    fresh.machine = AgentMachine("east", INVENTORY, site.machine.parts.values())
+    return fresh
+
+
+def test_after_a_restart_what_never_started_is_started_and_what_runs_is_kept(site: Site) -> None:
+    """The script: 1. saved as running; 2. rank 0 started; 3. kill -9; 4. rank 1 is started, rank 0 is not."""
+    site = reborn(running(site, "east/h20", "east/h20"))
+    assert site.see("running") == []
+    assert starts(site.see("absent", rank=1)) == [1]
+    assert site.states == {"a/1": "running"}
+
+
+def test_a_worker_that_cannot_be_started_fails_the_part_and_is_barred(site: Site) -> None:
+    """Still absent after this life started it: failed, and stopped so that it never starts late."""
+    running(site)
+    done = site.see("absent")
+    assert site.states == {"a/1": "failed"}
+    assert (0, True) in stops(done)
+
+
+def test_after_a_restart_a_stopped_worker_is_stopped_for_ever(site: Site) -> None:
+    """The script: 1. saved as stopping; 2. kill -9 before the stop; 3. a late start must find a claim."""
+    running(site).obey(order("released"))
+    site = reborn(site)
+    assert (0, True) in stops(site.see("absent"))
+    assert site.states == {"a/1": "running"}, "not released while a start may still be under way"
+
+
+def test_after_a_restart_the_rank_map_is_written_again(site: Site) -> None:
+    """It may have been lost between the table and the folder; writing it again harms nobody."""
+    ranks = RankMap(workers=(address(),))
+    running(site).obey(order("running", ranks=ranks))
+    done = reborn(site).obey(order("running", ranks=ranks))
+    assert [type(step) for step in done] == [WriteRanks]
+
+
+def test_shutdown_stops_and_releases_everything_and_takes_nothing_new(site: Site) -> None:
+    """Ctrl-C leaves no worker and no card; a part that comes meanwhile is refused with the reason."""
+    running(site)
+    held = order("prepared", job="b", places=("east/l40s",))
+    site.obey(order("running"), held)
+    assert stops(site.shut_down()) == [(0, False)]
+    site.obey(order("running"), held, order("prepared", job="c"))
+    site.see("exited", exit_status=143)
+    assert site.states == {"a/1": "released", "b/1": "released", "c/1": "released"}
+    assert "being stopped" in site.detail("c")
+    assert site.machine.free_chips() == {"h20": 3, "l40s": 2}
+
+
+def mine(name: str, chips: int, group: str = "h20") -> LocalJob:
+    """A job of the site's own users."""
+    return LocalJob(name=name, command=("true",), node_group=group, chips=chips)
+
+
+def test_local_jobs_queue_in_order_and_are_nobody_elses_business(site: Site) -> None:
+    """What fits starts; what does not waits, and holds back what is behind it in its group only."""
+    jobs = (mine("one", 2), mine("two", 2), mine("three", 1), mine("four", 1, "l40s"))
+    done = site.local(*jobs)
+    assert [step.part.job for step in done if isinstance(step, StartWorker)] == ["one", "four"]
+    assert site.states == {}, "not reported"
+    assert site.machine.free_chips() == {"h20": 0, "l40s": 1}, "what is queued for is not offered"
+    done = site.see("exited", job="one", attempt=0, exit_status=0)
+    assert [step.part.job for step in done if isinstance(step, StartWorker)] == ["two", "three"]
+
+
+def test_a_part_of_the_pool_does_not_overtake_the_sites_own_queue(site: Site) -> None:
+    """A free card for which a local job waits is refused to the pool, with that reason."""
+    site.local(mine("one", 2), mine("two", 2))
+    site.obey(order("prepared"))
+    assert site.detail() == "east: node group 'h20': 1 cards wanted, queued behind local job 'two'"
+
+
+def test_a_withdrawn_local_job_is_stopped(site: Site) -> None:
+    """A local job that should no longer exist ends, running or queued."""
+    site.local(mine("one", 2), mine("two", 2))
+    assert stops(site.local()) == [(0, False)]
+    site.see("exited", job="one", attempt=0, exit_status=143)
+    assert site.machine.parts == {}
+    assert site.machine.free_chips()["h20"] == 3
+
+
+def test_orders_say_nothing_about_local_jobs(site: Site) -> None:
+    """The server neither starts nor ends what is the owner's own."""
+    site.local(mine("one", 1))
+    assert site._handle(OrdersReceived(now_s=0, orders=AgentOrders())) == []
+    assert len(site.machine.parts) == 1
