@@ -193,7 +193,7 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
 
 
 def test_too_little_data_for_a_batch_is_refused(tmp_path):
-    """A batch larger than the data set is an error with both numbers, and so is a data set without a sample."""
+    """A batch larger than the data set is an error with both numbers, and so is a set without a sample."""
     dataset = opened(write_texts(tmp_path / "a", ["abcdefghij" * 5]))
     with pytest.raises(DataError, match=r"makes 4 samples, one batch needs 5") as caught:
         dataset.train_batch(0, 5)

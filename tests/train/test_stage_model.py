@@ -51,15 +51,19 @@ def parameters(parts: list[StageModel]) -> dict[str, torch.Tensor]:
 @given(bounds=cuts)
 @few
 def test_a_chain_of_stages_computes_what_transformers_computes(tmp_path, variant, bounds):
-    """Whatever the cut, the logits of the chained stages are those of the whole model, bit for bit."""
+    """Whatever the cut, the logits of the chained stages are those of the whole model, bit for bit.
+
+    Experts go through one kernel here; the other one of transformers agrees to 1e-6.
+    """
     folder = tmp_path / variant
     if not folder.exists():
         save_model(folder, variant)
-    whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager")
+    default = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
-        expected = whole(token_ids()).logits
         found = chain(stages(folder, bounds, weights="load"), token_ids())
-    assert torch.equal(found, expected)
+        assert torch.equal(found, whole(token_ids()).logits)
+        assert torch.allclose(found, default(token_ids()).logits, rtol=0, atol=1e-6)
 
 
 @any_variant

@@ -60,6 +60,16 @@ def meta_model(model: str | Path) -> PreTrainedModel:
         ) from error
 
 
+def choose_kernels(config: PretrainedConfig, device: torch.device | str) -> None:
+    """Set in `config` how experts are computed on `device`.
+
+    A CPU goes through the experts one by one, which takes two thirds of the time of a grouped product there
+    (14 million parameters, 4 experts, 1024 tokens, one core); other devices keep the default of transformers.
+    """
+    if torch.device(device).type == "cpu":
+        config._experts_implementation = "eager"
+
+
 def rotary_embedding(full: PreTrainedModel, device: torch.device | str) -> nn.Module:
     """Return the rotary embedding of `full` with real buffers on `device` (those of `full` are on meta)."""
     with torch.device("cpu"):

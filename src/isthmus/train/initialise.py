@@ -16,7 +16,6 @@ _SLICE_ELEMENTS = 1 << 24
 """Elements drawn at a time (64 MiB in fp32): bounds the memory beyond the tensor itself."""
 
 
-@torch.no_grad()
 def initialise(
     name: str, parameter: torch.Tensor, *, seed: int, std: float, zero_row: int | None = None
 ) -> None:
@@ -26,14 +25,15 @@ def initialise(
     mean 0 and standard deviation `std`, the configuration's `initializer_range`. `zero_row` is the row of the
     padding token in the embedding, which is then set to zero.
     """
+    values = parameter.detach()
     if name.endswith(".bias"):
-        parameter.zero_()
-    elif parameter.dim() == 1:
-        parameter.fill_(1.0)
+        values.zero_()
+    elif values.dim() == 1:
+        values.fill_(1.0)
     else:
-        _fill_normal(parameter.view(-1), _generator(name, seed), std)
+        _fill_normal(values.view(-1), _generator(name, seed), std)
     if zero_row is not None:
-        parameter[zero_row].zero_()
+        values[zero_row].zero_()
 
 
 def _generator(name: str, seed: int) -> np.random.Generator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -30,7 +31,6 @@ class StoredTensor:
     num_bytes: int
 
 
-@torch.no_grad()
 def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Path) -> None:
     """Fill `parameters` (name in the whole model, tensor) in place from the folder of `model`.
 
@@ -39,17 +39,15 @@ def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Pa
     one is missing, has another shape or cannot be read.
     """
     described = load_model(model)
-    source = _Source(config_path(model).parent)
-    try:
+    with ExitStack() as files:
+        source = _Source(config_path(model).parent, files)
         for name, parameter in parameters:
             ways = alternatives(
                 described.architecture, name, tuple(parameter.shape), tied=described.tied_embeddings
             )
             pieces = next((way for way in ways if way[0].name in source.file_of), ways[0])
             for piece in pieces:
-                piece.part_of(parameter).copy_(source.tensor(piece))
-    finally:
-        source.close()
+                piece.part_of(parameter.detach()).copy_(source.tensor(piece))
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
@@ -82,10 +80,11 @@ def _stored(header: Any) -> StoredTensor:
 
 
 class _Source:
-    """The weight files of a folder, each opened when its first tensor is read."""
+    """The weight files of a folder, each opened when its first tensor is read and closed by `files`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: ExitStack) -> None:
         self.folder = folder
+        self._files = files
         self.file_of = weight_files(folder)
         self._open: dict[Path, Any] = {}
 
@@ -98,7 +97,7 @@ class _Source:
             )
         file = self.file_of[piece.name]
         if file not in self._open:
-            self._open[file] = _open(file)
+            self._open[file] = self._files.enter_context(_open(file))
         try:
             tensor: torch.Tensor = self._open[file].get_tensor(piece.name)
         except SafetensorError as error:
@@ -111,16 +110,10 @@ class _Source:
             )
         return tensor
 
-    def close(self) -> None:
-        """Close every file."""
-        for file in self._open.values():
-            file.__exit__(None, None, None)
-        self._open.clear()
-
 
 def _open(file: Path) -> Any:
-    """Return `file` opened for reading tensors."""
+    """Return `file` opened for reading tensors, as a context manager."""
     try:
-        return safe_open(file, framework="pt", device="cpu").__enter__()
+        return safe_open(file, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read: {error}", hint="is the download complete?") from error

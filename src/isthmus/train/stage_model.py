@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from isthmus.core.errors import PlanError
-from isthmus.train.architecture import meta_model, rotary_embedding, sliding_layers
+from isthmus.train.architecture import choose_kernels, meta_model, rotary_embedding, sliding_layers
 from isthmus.train.initialise import initialise
 from isthmus.train.load_weights import load_weights
 
@@ -123,6 +123,7 @@ def build_stage(
     """
     full = meta_model(model)
     _check_range(layers, full.config.num_hidden_layers, model)
+    choose_kernels(full.config, device)
     stage = StageModel(full, layers, device)
     del full
     _materialise(stage, dtype, device)
