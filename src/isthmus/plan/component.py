@@ -42,37 +42,68 @@ class Weight:
         """Elements that one token uses (none of a tied head: they are the embedding's)."""
         return min(self.active, self.copies) * (self.matrix + self.vector)
 
-    def on_chip(self, *, tp: int = 1, ep: int = 1, etp: int = 1) -> int:
+    def on_chip(self, shard: Sharding) -> int:
         """Return the elements on one chip: copies dealt over `ep`, each cut by `tp` (experts: by `etp`)."""
-        copies = -(-self.copies // ep) if self.expert else self.copies
-        pieces = min(etp if self.expert else tp, self.cut)
+        copies = -(-self.copies // shard.ep) if self.expert else self.copies
+        pieces = min(shard.etp if self.expert else shard.tp, self.cut)
         return copies * -(-(self.matrix + self.vector) // pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How one stage's tensors are cut on a chip: `tp` pieces, tokens too where `sp` (sequence parallelism).
+
+    Experts are dealt over `ep` chips and each cut into `etp` pieces. `routed_per_token` is how many routed
+    copies of a token arrive on average; without it, as many as balanced routing sends (`experts_per_token`).
+    """
+
+    tp: int = 1
+    sp: bool = False
+    ep: int = 1
+    etp: int = 1
+    routed_per_token: float | None = None
+
+
+WHOLE = Sharding()
+"""One chip holds everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """One tensor kept from the forward for the backward pass: `width` elements for each token.
 
-    `routed` counts each token once per expert it is sent to. `bytes_each` is fixed where the operation has
-    its own format (4: kept in fp32 whatever the precision), else that of the compute precision. `cut` says
-    what tensor parallelism does: `tp` always cuts the width, `sp` cuts the tokens only with sequence
-    parallelism, `none` never. `cheap` tensors are those that selective recomputation drops and brings back
-    with element-wise work.
+    `routed` counts each token once per expert it is sent to; `per_key` once per token of its sequence.
+    `bytes_each` is fixed where the operation has its own format (4: fp32 whatever the precision), else that
+    of the compute precision. `cut` says what tensor parallelism does: `tp` always cuts the width (into at
+    most `pieces`), `sp` cuts the tokens only with sequence parallelism, `none` never. `cheap` tensors are
+    those that selective recomputation drops and brings back with element-wise work or from the kept query and
+    key. `beyond`: kept only for sequences longer than this; `narrow`: only where the compute precision is
+    narrower than fp32.
     """
 
     name: str
     width: float
     routed: bool = False
+    per_key: bool = False
     bytes_each: int | None = None
     cut: Literal["tp", "sp", "none"] = "sp"
     pieces: int = 1 << 30
     cheap: bool = False
+    beyond: int | None = None
+    narrow: bool = False
 
-    def num_bytes(self, tokens: float, precision_bytes: int, *, tp: int = 1, sp: bool = False) -> float:
-        """Return the bytes for `tokens` tokens (routed ones where `routed`) on one of `tp` chips."""
+    def num_bytes(
+        self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = WHOLE
+    ) -> float:
+        """Return the bytes on one chip for `tokens` tokens (routed ones where `routed`)."""
+        short = self.beyond is not None and sequence_length <= self.beyond
+        if short or (self.narrow and precision_bytes == 4):
+            return 0.0
         each = self.bytes_each or precision_bytes
-        pieces = {"tp": min(tp, self.pieces), "sp": tp if sp else 1, "none": 1}[self.cut]
-        return tokens * self.width * each / pieces
+        width = self.width * (sequence_length if self.per_key else 1)
+        tp = shard.etp if self.routed else shard.tp
+        pieces = {"tp": min(tp, self.pieces), "sp": tp if shard.sp else 1, "none": 1}[self.cut]
+        return tokens * width * each / pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +180,9 @@ class Component:
             again = 2.0 * inner * num_tokens
         return 2 * forward + again
 
-    def on_chip(self, *, tp: int = 1, ep: int = 1, etp: int = 1) -> int:
+    def on_chip(self, shard: Sharding) -> int:
         """Return the parameters that one chip holds."""
-        return sum(weight.on_chip(tp=tp, ep=ep, etp=etp) for weight in self.weights)
+        return sum(weight.on_chip(shard) for weight in self.weights)
 
     def weight_bytes_read(self, num_tokens: float, precision_bytes: int) -> float:
         """Return the weight bytes read once by `num_tokens` tokens: of experts, those that balanced routing
@@ -168,35 +199,27 @@ class Component:
     def activation_bytes(
         self,
         tokens: float,
+        sequence_length: int,
         precision_bytes: int,
         recompute: Recompute = "none",
-        *,
-        tp: int = 1,
-        sp: bool = False,
-        etp: int = 1,
-        routed_per_token: float | None = None,
+        shard: Sharding = WHOLE,
     ) -> float:
         """Return the bytes kept for the backward pass on one chip.
 
-        `routed_per_token` is how many routed copies of a token arrive here on average; without it, as many as
-        balanced routing sends (`experts_per_token`). `full` keeps nothing here: the layer's input is its
-        layer's.
+        `full` keeps nothing here (the layer keeps its input), `selective` drops what is `cheap`, `moe` what
+        is routed.
         """
         if recompute == "full":
             return 0.0
-        routed = self.experts_per_token if routed_per_token is None else routed_per_token
-        total = 0.0
-        for saved in self.saved:
-            if (recompute == "selective" and saved.cheap) or (recompute == "moe" and saved.routed):
-                continue
-            if saved.routed:  # tokens arrive already cut by sequence parallelism
-                arrived = tokens * routed / (tp if sp else 1)
-                total += saved.num_bytes(arrived, precision_bytes, tp=etp)
-            else:
-                total += saved.num_bytes(tokens, precision_bytes, tp=tp, sp=sp)
-        return total
+        routed = self.experts_per_token if shard.routed_per_token is None else shard.routed_per_token
+        arrived = tokens * routed / (shard.tp if shard.sp else 1)  # already cut by sequence parallelism
+        return sum(
+            saved.num_bytes(arrived if saved.routed else tokens, sequence_length, precision_bytes, shard)
+            for saved in self.saved
+            if not (recompute == "selective" and saved.cheap) and not (recompute == "moe" and saved.routed)
+        )
 
-    def bytes_moved(self, num_tokens: float, precision_bytes: int) -> float:
+    def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:
         """Return the traffic of a forward pass: weights read once, kept tensors written and read once."""
-        activations = self.activation_bytes(num_tokens, precision_bytes)
+        activations = self.activation_bytes(num_tokens, sequence_length, precision_bytes)
         return self.weight_bytes_read(num_tokens, precision_bytes) + 2 * activations

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.core.errors import ModelError
-from isthmus.plan.layers import AttentionShape, FeedForwardShape, Latent, LayerShape, NormKind
+from isthmus.plan.attention import Kernel
+from isthmus.plan.norms import NormKind
 
 Config = Mapping[str, Any]
 
 
-def _no_window(config: Config, index: int) -> int | None:  # noqa: ARG001
+def no_window(config: Config, index: int) -> int | None:  # noqa: ARG001
+    """Every layer sees everything before it."""
     return None
 
 
@@ -67,7 +69,12 @@ def _after_dense(config: Config, index: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A row of the table: switches, names of keys, and defaults of what a `config.json` may leave out."""
+    """A row of the table: switches, names of keys, and defaults of what a `config.json` may leave out.
+
+    A switch given as text is the key that holds it. `kernel` is what transformers takes where nothing is
+    asked for. `rotary` counts the tensors of the rotary dimension that a position keeps: a cosine and a sine,
+    or half of each.
+    """
 
     defaults: Config = field(default_factory=dict)
     qkv_bias: str | bool = False
@@ -80,12 +87,15 @@ class Family:
     head_bias: bool = False
     sinks: bool = False
     latent: bool = False
-    window: Callable[[Config, int], int | None] = _no_window
+    window: Callable[[Config, int], int | None] = no_window
     sparse: Callable[[Config, int], bool] = _never
-    experts: str = "num_experts"
     expert_width: str = "moe_intermediate_size"
     router_bias: bool = False
     expert_bias: bool = False
+    kernel: Kernel = "fused"
+    fused_qkv: bool = False
+    activation_tensors: int = 1
+    rotary: int = 2
 
 
 _LLAMA = Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
@@ -96,7 +106,6 @@ _DEEPSEEK = Family(
     qkv_bias="attention_bias",
     o_bias="attention_bias",
     sparse=_after_dense,
-    experts="n_routed_experts",
     defaults={"first_k_dense_replace": 0, "num_experts_per_tok": 8},
 )
 
@@ -117,8 +126,15 @@ FAMILIES: dict[str, Family] = {
         o_bias="attention_bias",
         norm="rms_fp32",
         num_norms=4,
+        kernel="eager",
         window=_all_but_each(2),
-        defaults=_GEMMA | {"sliding_window": 4096, "num_key_value_heads": 4},
+        defaults=_GEMMA
+        | {
+            "sliding_window": 4096,
+            "num_key_value_heads": 4,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
     ),
     "Gemma3ForCausalLM": Family(
         qkv_bias="attention_bias",
@@ -126,6 +142,7 @@ FAMILIES: dict[str, Family] = {
         norm="rms_fp32",
         num_norms=4,
         qk_norm="rms_fp32",
+        rotary=4,
         window=_all_but_each(6),
         defaults=_GEMMA | {"sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
@@ -137,15 +154,16 @@ FAMILIES: dict[str, Family] = {
         norm="layer",
         num_norms=1,
         gated=False,
+        activation_tensors=0,
         head_bias=True,
+        defaults={"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     ),
-    "Phi3ForCausalLM": Family(window=_every_layer),
+    "Phi3ForCausalLM": Family(window=_every_layer, fused_qkv=True),
     "MixtralForCausalLM": Family(
         window=_every_layer,
         sparse=_always,
-        experts="num_local_experts",
         expert_width="intermediate_size",
-        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8},
+        defaults={"num_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8},
     ),
     "Qwen2MoeForCausalLM": Family(
         qkv_bias="qkv_bias",
@@ -168,9 +186,11 @@ FAMILIES: dict[str, Family] = {
         o_bias="attention_bias",
         norm="rms_fp32",
         sinks=True,
+        kernel="eager",
+        activation_tensors=4,
+        rotary=1,
         window=_all_but_each(2),
         sparse=_always,
-        experts="num_local_experts",
         expert_width="intermediate_size",
         router_bias=True,
         expert_bias=True,
@@ -188,97 +208,3 @@ def family_of(architecture: str) -> Family:
             hint="known are " + ", ".join(sorted(FAMILIES)),
         )
     return FAMILIES[architecture]
-
-
-def layer_shape(family: Family, config: Config, index: int) -> LayerShape:
-    """Return the dimensions of decoder layer `index`. `config` is a `config.json` with the family's defaults
-    in.
-    """
-    return LayerShape(
-        attention=_attention_shape(family, config, index),
-        feed_forward=_feed_forward_shape(family, config, index),
-        num_norms=family.num_norms,
-        norm=family.norm,
-    )
-
-
-def with_defaults(family: Family, config: Config) -> dict[str, Any]:
-    """Return `config` with what the family's class would assume where it says nothing."""
-    stated = {key: value for key, value in config.items() if value is not None}
-    return {**family.defaults, **stated}
-
-
-def _attention_shape(family: Family, config: Config, index: int) -> AttentionShape:
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    head_dim = config.get("head_dim") or hidden // heads
-    value_dim, latent = head_dim, None
-    if family.latent:
-        latent = Latent(
-            query_rank=config.get("q_lora_rank"),
-            kv_rank=_size(config, "kv_lora_rank"),
-            rope_dim=_size(config, "qk_rope_head_dim"),
-            nope_dim=_size(config, "qk_nope_head_dim"),
-        )
-        head_dim, value_dim = latent.nope_dim + latent.rope_dim, _size(config, "v_head_dim")
-    return AttentionShape(
-        hidden=hidden,
-        num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        window=_window(family, config, index),
-        qkv_bias=_switch(config, family.qkv_bias),
-        o_bias=_switch(config, family.o_bias),
-        qk_norm=_qk_norm(family, config),
-        sinks=family.sinks,
-        latent=latent,
-    )
-
-
-def _feed_forward_shape(family: Family, config: Config, index: int) -> FeedForwardShape:
-    hidden = _size(config, "hidden_size")
-    if not family.sparse(config, index):
-        return FeedForwardShape(
-            hidden=hidden,
-            intermediate=_size(config, "intermediate_size"),
-            gated=family.gated,
-            bias=_switch(config, family.mlp_bias),
-        )
-    width = _size(config, family.expert_width)
-    num_shared = int(config.get("n_shared_experts") or 0)
-    shared = config.get("shared_expert_intermediate_size") or width * num_shared
-    return FeedForwardShape(
-        hidden=hidden,
-        intermediate=width,
-        bias=family.expert_bias,
-        num_experts=_size(config, "num_experts" if family.experts not in config else family.experts),
-        experts_per_token=_size(config, "num_experts_per_tok"),
-        shared=shared,
-        num_shared=num_shared or int(shared > 0),
-        shared_gate=bool(config.get("shared_gate")),
-        router_bias=family.router_bias,
-    )
-
-
-def _window(family: Family, config: Config, index: int) -> int | None:
-    kinds = config.get("layer_types")
-    if kinds and family.window is not _no_window:
-        return config.get("sliding_window") if kinds[index] == "sliding_attention" else None
-    return family.window(config, index)
-
-
-def _qk_norm(family: Family, config: Config) -> NormKind | None:
-    if family.qk_norm == "qk_layernorm":
-        return "layer" if config.get("qk_layernorm") else None
-    return family.qk_norm  # type: ignore[return-value]
-
-
-def _switch(config: Config, rule: str | bool) -> bool:
-    return bool(config.get(rule, False)) if isinstance(rule, str) else rule
-
-
-def _size(config: Config, key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json: {key} is {value!r}", hint="a whole number of at least 1 is needed")
-    return value

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.profile import LayerProfile, ModelProfile, Recompute
+from isthmus.plan.profile import LayerProfile, ModelProfile, Recompute, Sharding
 
 Precision = Literal["bf16", "fp32"]
 
@@ -79,18 +79,18 @@ class Degrees:
         """Chips that hold the same experts."""
         return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
 
-    def routed_per_token(self, layer: LayerProfile, imbalance: float) -> float:
-        """Return the routed tokens that arrive here per token sent: from balanced (0) to worst (1).
+    def sharding(self, layer: LayerProfile, imbalance: float = 0.0) -> Sharding:
+        """Return how `layer` is cut, with routed tokens from balanced (`imbalance` 0) to worst (1).
 
-        Balanced, as many as leave: `experts_per_token`. At worst every token of the `ep` chips goes to
-        experts of this chip: min(experts_per_token, experts here) x ep.
+        Balanced, as many routed tokens arrive as leave: `experts_per_token` per token. At worst every token
+        of the `ep` chips goes to experts of this chip: min(experts_per_token, experts here) x ep.
         """
-        part = layer.feed_forward
-        if not part.num_experts:
-            return 0.0
-        here = -(-part.num_experts // self.ep)
-        worst = min(part.experts_per_token, here) * self.ep
-        return part.experts_per_token + imbalance * (worst - part.experts_per_token)
+        part, routed = layer.feed_forward, None
+        if part.num_experts:
+            here = -(-part.num_experts // self.ep)
+            worst = min(part.experts_per_token, here) * self.ep
+            routed = part.experts_per_token + imbalance * (worst - part.experts_per_token)
+        return Sharding(tp=self.tp, sp=self.sp, ep=self.ep, etp=self.etp, routed_per_token=routed)
 
 
 def stage_memory(
@@ -130,12 +130,16 @@ def stage_memory(
     modes: list[Recompute] = [recompute if index < again else "none" for index in range(len(held))]
 
     weights, gradients, optimizer = _static(profile, held, degrees, is_first, is_last, precision)
+    shards = [degrees.sharding(layer, imbalance) for layer in held]
     kept = sum(
-        _kept(layer, tokens, each, mode, degrees, imbalance) for layer, mode in zip(held, modes, strict=True)
+        layer.activation_bytes(tokens, sequence_length, each, mode, shard)
+        for layer, mode, shard in zip(held, modes, shards, strict=True)
     )
     kept += profile.position_width * each * sequence_length / cp
-    kept += _ends(profile, tokens, each, degrees, is_first=is_first, is_last=is_last)
-    buffers = _buffers(profile, held, modes, tokens, each, degrees, imbalance, is_last=is_last)
+    ends = [profile.embedding] if is_first else []
+    ends += [profile.final_norm, profile.head] if is_last else []
+    kept += sum(part.activation_bytes(tokens, sequence_length, each, shard=shards[0]) for part in ends)
+    buffers = _buffers(profile, held, modes, shards, tokens, sequence_length, each, zero, is_last=is_last)
     host = 0.0 if optimizer_on_host else optimizer
     subtotal = weights + gradients + host + in_flight * kept + buffers
     return StageMemory(
@@ -168,19 +172,15 @@ def _static(
     """Return bytes of weights, gradients and optimizer; ZeRO deals them out over the chips that hold the
     same.
     """
-    tp, ep, etp = degrees.tp, degrees.ep, degrees.etp
-    dense = experts = 0
-    for layer in held:
-        for part in layer.components:
-            for weight in part.weights:
-                size = weight.on_chip(tp=tp, ep=ep, etp=etp)
-                experts, dense = (experts + size, dense) if weight.expert else (experts, dense + size)
-    if is_first:
-        dense += profile.embedding.on_chip(tp=tp)
-    if is_last:
-        dense += profile.final_norm.on_chip(tp=tp) + profile.head.on_chip(tp=tp)
-        if profile.tied_embeddings and not is_first:
-            dense += profile.embedding.on_chip(tp=tp)  # the copy that serves as head
+    shard = degrees.sharding(held[0])
+    parts = [part for layer in held for part in layer.components]
+    parts += [profile.embedding] if is_first else []
+    parts += [profile.final_norm, profile.head] if is_last else []
+    if is_last and profile.tied_embeddings and not is_first:
+        parts.append(profile.embedding)  # the copy that serves as head
+    weights = [weight for part in parts for weight in part.weights]
+    dense = sum(weight.on_chip(shard) for weight in weights if not weight.expert)
+    experts = sum(weight.on_chip(shard) for weight in weights if weight.expert)
 
     def dealt(bytes_each: int, from_zero: int) -> float:
         if degrees.zero < from_zero:
@@ -194,49 +194,26 @@ def _static(
     )
 
 
-def _kept(
-    layer: LayerProfile, tokens: float, each: int, mode: Recompute, degrees: Degrees, imbalance: float
-) -> float:
-    return layer.activation_bytes(
-        tokens,
-        each,
-        mode,
-        tp=degrees.tp,
-        sp=degrees.sp,
-        etp=degrees.etp,
-        routed_per_token=degrees.routed_per_token(layer, imbalance),
-    )
-
-
-def _ends(
-    profile: ModelProfile, tokens: float, each: int, degrees: Degrees, *, is_first: bool, is_last: bool
-) -> float:
-    """Return what embedding, final norm and head keep for one micro-batch."""
-    ends = [profile.embedding] if is_first else []
-    ends += [profile.final_norm, profile.head] if is_last else []
-    return sum(part.activation_bytes(tokens, each, tp=degrees.tp, sp=degrees.sp) for part in ends)
-
-
 def _buffers(
     profile: ModelProfile,
     held: Sequence[LayerProfile],
     modes: Sequence[Recompute],
+    shards: Sequence[Sharding],
     tokens: float,
+    sequence_length: int,
     each: int,
-    degrees: Degrees,
-    imbalance: float,
+    zero: int,
     *,
     is_last: bool,
 ) -> float:
     """Return the largest of what is alive only for a while: a recomputed layer, the head's logits."""
     rebuilt = 0.0
-    for layer, mode in zip(held, modes, strict=True):
+    for layer, mode, shard in zip(held, modes, shards, strict=True):
         if mode != "none":
-            whole = _kept(layer, tokens, each, "none", degrees, imbalance)
-            rebuilt = max(rebuilt, whole - _kept(layer, tokens, each, mode, degrees, imbalance))
-    logits = tokens * profile.vocab_size * (each + 4 if each == 2 else each) / degrees.tp if is_last else 0.0
-    gathered = 0.0
-    if degrees.zero == 3:
-        gathered = max(layer.on_chip(tp=degrees.tp, ep=degrees.ep, etp=degrees.etp) for layer in held) * each
-    exchange = 2 * profile.boundary_bytes(tokens, each)
-    return max(rebuilt, logits) + gathered + exchange
+            whole = layer.activation_bytes(tokens, sequence_length, each, "none", shard)
+            left = layer.activation_bytes(tokens, sequence_length, each, mode, shard)
+            rebuilt = max(rebuilt, whole - left)
+    logits_each = each if each == 4 else each + 4
+    logits = tokens * profile.vocab_size * logits_each / shards[0].tp if is_last else 0.0
+    gathered = max(layer.on_chip(shards[0]) for layer in held) * each if zero == 3 else 0.0
+    return max(rebuilt, logits) + gathered + 2 * profile.boundary_bytes(tokens, each)

@@ -9,9 +9,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.core.model import Model
-from isthmus.plan.component import RECOMPUTE, AttentionCore, Component, Recompute, Saved, Weight
-from isthmus.plan.families import Family, family_of, layer_shape, with_defaults
-from isthmus.plan.layers import LayerShape, attention, feed_forward, norm_parameters, norm_saved, norms
+from isthmus.plan.attention import Kernel, attention
+from isthmus.plan.component import (
+    RECOMPUTE,
+    WHOLE,
+    AttentionCore,
+    Component,
+    Recompute,
+    Saved,
+    Sharding,
+    Weight,
+)
+from isthmus.plan.dimensions import layer_shape, position_width, with_defaults
+from isthmus.plan.families import Config, Family, family_of
+from isthmus.plan.layers import LayerShape, feed_forward, norms
+from isthmus.plan.norms import norm_parameters, norm_saved
 
 __all__ = [
     "RECOMPUTE",
@@ -21,6 +33,7 @@ __all__ = [
     "ModelProfile",
     "Recompute",
     "Saved",
+    "Sharding",
     "Weight",
     "profile_model",
 ]
@@ -64,32 +77,27 @@ class LayerProfile:
         """Return the operations of the backward pass, recomputation included."""
         return sum(part.backward_flops(sequence_length, num_tokens, recompute) for part in self.components)
 
-    def bytes_moved(self, num_tokens: float, precision_bytes: int) -> float:
+    def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:
         """Return the bytes a forward pass reads and writes: weights once, kept tensors once each way."""
-        return sum(part.bytes_moved(num_tokens, precision_bytes) for part in self.components)
+        return sum(part.bytes_moved(sequence_length, num_tokens, precision_bytes) for part in self.components)
 
-    def on_chip(self, *, tp: int = 1, ep: int = 1, etp: int = 1) -> int:
+    def on_chip(self, shard: Sharding) -> int:
         """Return the parameters one chip holds."""
-        return sum(part.on_chip(tp=tp, ep=ep, etp=etp) for part in self.components)
+        return sum(part.on_chip(shard) for part in self.components)
 
     def activation_bytes(
         self,
         tokens: float,
+        sequence_length: int,
         precision_bytes: int,
         recompute: Recompute = "none",
-        *,
-        tp: int = 1,
-        sp: bool = False,
-        etp: int = 1,
-        routed_per_token: float | None = None,
+        shard: Sharding = WHOLE,
     ) -> float:
         """Return the bytes kept per micro-batch of `tokens` tokens; `full` keeps only the layer's input."""
         if recompute == "full":
-            return tokens * self.hidden_size * precision_bytes / (tp if sp else 1)
+            return tokens * self.hidden_size * precision_bytes / (shard.tp if shard.sp else 1)
         return sum(
-            part.activation_bytes(
-                tokens, precision_bytes, recompute, tp=tp, sp=sp, etp=etp, routed_per_token=routed_per_token
-            )
+            part.activation_bytes(tokens, sequence_length, precision_bytes, recompute, shard)
             for part in self.components
         )
 
@@ -157,14 +165,16 @@ class ModelProfile:
         return (self.embedding, *self.layers, self.final_norm, self.head)
 
 
-def profile_model(model: Model) -> ModelProfile:
+def profile_model(model: Model, *, kernel: Kernel | None = None) -> ModelProfile:
     """Return the profile of `model`, from its `config.json` alone.
 
-    Raises `ModelError` where the architecture is not known or a dimension is missing.
+    `kernel` says how attention is computed: `fused` (scaled_dot_product_attention, flash attention), `eager`
+    (scores in memory); without it, as transformers does for the family (eager for Gemma 2 and GPT-OSS, else
+    fused). Raises `ModelError` where the architecture is not known or a dimension is missing.
     """
     family = family_of(model.architecture)
     config = with_defaults(family, model.config)
-    shapes = tuple(layer_shape(family, config, index) for index in range(model.num_layers))
+    shapes = tuple(layer_shape(family, config, index, kernel) for index in range(model.num_layers))
     known: dict[LayerShape, LayerProfile] = {}
     for shape in shapes:
         if shape not in known:
@@ -175,9 +185,6 @@ def profile_model(model: Model) -> ModelProfile:
                 norms=norms(shape),
             )
     tied = bool(config.get("tie_word_embeddings", False))
-    rotary = (
-        shapes[0].attention.latent.rope_dim if shapes[0].attention.latent else shapes[0].attention.head_dim
-    )
     return ModelProfile(
         architecture=model.architecture,
         hidden_size=model.hidden_size,
@@ -185,9 +192,9 @@ def profile_model(model: Model) -> ModelProfile:
         embedding=_embedding(model),
         layers=tuple(known[shape] for shape in shapes),
         final_norm=_final_norm(family, model.hidden_size),
-        head=_head(family, model, tied),
+        head=_head(family, model, config),
         tied_embeddings=tied,
-        position_width=2 * rotary,
+        position_width=position_width(family, config),
     )
 
 
@@ -204,13 +211,17 @@ def _final_norm(family: Family, hidden: int) -> Component:
     )
 
 
-def _head(family: Family, model: Model, tied: bool) -> Component:
-    matrix = model.vocab_size * model.hidden_size
-    weights = [Weight(name="head", matrix=matrix, copies=0 if tied else 1, cut=model.vocab_size)]
+def _head(family: Family, model: Model, config: Config) -> Component:
+    hidden, vocab = model.hidden_size, model.vocab_size
+    copies = 0 if config.get("tie_word_embeddings") else 1
+    weights = [Weight(name="head", matrix=vocab * hidden, copies=copies, cut=vocab)]
     if family.head_bias:
-        weights.append(Weight(name="head_bias", vector=model.vocab_size, cut=model.vocab_size))
-    saved = (
-        Saved(name="head.input", width=model.hidden_size),
-        Saved(name="log_probabilities", width=model.vocab_size, bytes_each=4, cut="tp"),
-    )
-    return Component(name="head", kind="head", weights=tuple(weights), saved=saved)
+        weights.append(Weight(name="head_bias", vector=vocab, cut=vocab))
+    saved = [
+        Saved(name="head.input", width=hidden),
+        Saved(name="log_probabilities", width=vocab, bytes_each=4, cut="tp"),
+        Saved(name="labels", width=1, bytes_each=8, cut="none"),
+    ]
+    if config.get("final_logit_softcapping") is not None:
+        saved.append(Saved(name="logits.capped", width=vocab, cut="tp"))
+    return Component(name="head", kind="head", weights=tuple(weights), saved=tuple(saved))
