@@ -1,4 +1,4 @@
-"""`python -m scripts.docs`: write the pages that are made from the code; a test checks that they are current."""
+"""`python -m scripts.docs`: write the pages that are made from the code. A test holds them current."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ INTRODUCTION = """\
 # File formats
 
 `pool.yaml`, `job.yaml` and plans are YAML (JSON is YAML too). Each has a `version`, 1 today; a file of
-version 1 will load for as long as Isthmus exists, and a file of a later version is refused with a clear error.
-An unknown field is an error: a typing mistake never passes silently. Sizes may be written `64 MiB` or `96 GB`.
+version 1 will load for as long as Isthmus exists, and a file of a later version is refused with a clear
+error. An unknown field is an error: a typing mistake never passes silently. Sizes may be written `64 MiB`
+or `96 GB`.
 
 `isthmus schema pool|job|plan` prints the JSON Schema; `isthmus check FILE` tells what is wrong with a file.
 """
@@ -29,8 +30,8 @@ An unknown field is an error: a typing mistake never passes silently. Sizes may 
 CHIPS_INTRODUCTION = """\
 # Chips known by data sheet
 
-Dense peaks per device as a training framework sees it, in TFLOP/s; where a card carries two devices, `chips per
-card` is 2. A pool file may add chips of its own (`chips:`).
+Dense peaks per device as a training framework sees it, in TFLOP/s; where a card carries two devices, `chips
+per card` is 2. A pool file may add chips of its own (`chips:`).
 
 | chip | vendor | fp32 | bf16 | fp8 | memory | GB/s | in a node, GB/s | library | chips per card | source |
 |---|---|---|---|---|---|---|---|---|---|---|"""
