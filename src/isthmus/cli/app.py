@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.callback(
     invoke_without_command=True,
-    epilog="Try it on this machine: [bold]isthmus demo[/bold]. More on one: [bold]isthmus COMMAND --help[/bold].",
+    epilog="Try it on this machine: [bold]isthmus demo[/bold]. On one: [bold]isthmus COMMAND --help[/bold].",
 )
 def isthmus(
     ctx: typer.Context,

@@ -9,7 +9,7 @@ _EIGHTHS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a line of at most `width` bars, each the mean of its share of `values`, from lowest to highest."""
+    """Return a line of at most `width` bars, each the mean of its share of `values`, in their range."""
     bins = resample(values, width)
     if not bins:
         return ""

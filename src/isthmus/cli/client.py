@@ -215,7 +215,7 @@ def _parse(server: str) -> httpx.URL:
     except (httpx.InvalidURL, ValueError) as error:
         raise InputError(f"'{server}' is not a server address: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise InputError(f"'{server}' is not a server address", hint="for example http://127.0.0.1:7400")
+        raise InputError(f"'{server}' is not a server address", hint="for example http://127.0.0.1:8470")
     return url
 
 

@@ -22,18 +22,16 @@ JobArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, one document a line.")]
 ServerOption = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="The server [env ISTHMUS_SERVER].")
+    str | None, typer.Option("--server", metavar="URL", help="The server (env ISTHMUS_SERVER).")
 ]
 TokenFileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--token-file", metavar="FILE", help="Holds your token [env ISTHMUS_TOKEN_FILE, ISTHMUS_TOKEN]."
-    ),
+    typer.Option("--token-file", metavar="FILE", help="Holds your token (env ISTHMUS_TOKEN_FILE)."),
 ]
 CaOption = Annotated[
     Path | None,
     typer.Option(
-        "--ca", metavar="FILE", help="Authority that signed the server's certificate [env ISTHMUS_CA]."
+        "--ca", metavar="FILE", help="Authority that signed the server's certificate (env ISTHMUS_CA)."
     ),
 ]
 _CONNECTION: dict[str, Any] = {"server": ServerOption, "token_file": TokenFileOption, "ca": CaOption}
@@ -95,4 +93,4 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 def _epilog(examples: Sequence[str]) -> str:
     lines = [example.replace("[", r"\[") for example in examples]
-    return "\n\n".join(["[bold]Examples[/bold]", *(f"  {line}" for line in lines)])
+    return "\n".join(["[bold]Examples[/bold]", *(f"  {line}" for line in lines)])

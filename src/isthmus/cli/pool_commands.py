@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from isthmus.cli.client import Client
 from isthmus.cli.command import verb
@@ -58,5 +59,12 @@ def create(
         raise InputError(
             f"{len(given)} of --owner, --user and --admin were given", hint="one token has one role: give one"
         )
-    view = client.create_token(TokenRequest.model_validate({"role": given[0][0], "name": given[0][1]}))
+    ((role, name),) = given
+    try:
+        request = TokenRequest.model_validate({"role": role, "name": name})
+    except ValidationError as error:
+        raise InputError(
+            f"'{name}' is not a name", hint="letters, digits, '.', '_' and '-', at most 63 of them"
+        ) from error
+    view = client.create_token(request)
     shell.answer(view, lambda: view.token)

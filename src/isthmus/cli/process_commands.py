@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,10 @@ PANEL = "Processes"
 
 PoolOption = Annotated[
     Path, typer.Option("--pool", metavar="POOL.yaml", help="The pool: see `isthmus schema pool`.")
+]
+OptionalPoolOption = Annotated[
+    Path | None,
+    typer.Option("--pool", metavar="POOL.yaml", help="The operator's file: links, owners, chips."),
 ]
 StateOption = Annotated[
     Path, typer.Option("--state", metavar="DIR", help="The folder that survives restarts.")
@@ -46,11 +50,14 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
 def serve(
     shell: Shell,
     state: StateOption,
-    pool: PoolOption,
+    pool: OptionalPoolOption = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     tls_cert: CertificateOption = None,
     tls_key: KeyOption = None,
+    self_signed: Annotated[
+        bool, typer.Option("--self-signed", help="Make a certificate in the state.")
+    ] = False,
 ) -> None:
     """Run the control plane: the one process that agents and users connect to.
 
@@ -58,11 +65,25 @@ def serve(
     """
     server = import_extra("isthmus.control.server", "server")
     _log_to(shell)
-    server.run_server(
-        server.ServerConfig(
-            pool=load_pool(pool), state=state, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key
-        )
-    )
+    config = server.ServerConfig(
+        state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
+        tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
+    )  # fmt: skip
+
+    def announce(listening: Any) -> None:
+        certificate = listening.certificate.cert if listening.certificate else None
+        where = {"server": listening.url, "admin_token": listening.admin_token, "certificate": certificate}
+        found = {key: str(value) for key, value in where.items() if value is not None}
+        shell.answer(found, lambda: _how_to_use(found))
+
+    server.run_server(config, announce)
+
+
+def _how_to_use(found: dict[str, str]) -> str:
+    lines = [f"the pool's server listens at {found['server']}", "to use it as its admin:"]
+    lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={found['admin_token']}"]
+    lines += [f"  export ISTHMUS_CA={found['certificate']}"] if "certificate" in found else []
+    return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])
 
 
 @verb(

@@ -68,7 +68,7 @@ def _default(option: Any) -> str:
 
 
 def _examples(epilog: str) -> list[str]:
-    lines = [line.strip().replace(r"\[", "[") for line in epilog.split("\n\n")[1:]]
+    lines = [line.strip().replace(r"\[", "[") for line in epilog.split("\n")[1:]]
     return [re.sub(r" {2,}\((.*)\)$", r"   # \1", line) for line in lines]
 
 

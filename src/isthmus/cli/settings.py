@@ -2,7 +2,7 @@
 
 The context file is `isthmus/context.yaml` under `XDG_CONFIG_HOME` (by default `~/.config`), for example::
 
-    server: https://pool.example:7400
+    server: https://pool.example:8470
     token_file: ~/.config/isthmus/token
     ca: ~/.config/isthmus/ca.pem
 
@@ -20,7 +20,7 @@ import yaml
 
 from isthmus.core.errors import FileError, InputError
 
-DEFAULT_PORT = 7400
+DEFAULT_PORT = 8470
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 _FIELDS = ("server", "token_file", "ca")
 

@@ -41,13 +41,11 @@ class Shell:
         return Console(file=target, width=width, highlight=False, soft_wrap=not target.isatty())
 
     def answer(self, value: BaseModel | Sequence[BaseModel] | Any, show: Callable[[], Any]) -> None:
-        """Print `value` as a line of JSON where `--json` asks for it, else what `show` returns, if anything."""
+        """Print `value` as a line of JSON where `--json` asks for it, else what `show` returns."""
         if self.as_json:
             self.line(value)
             return
-        shown = show()
-        if shown is not None:
-            self.print(shown)
+        self.print(show())
 
     def print(self, *shown: RenderableType) -> None:
         """Print for people on standard output; strings are taken literally, never as markup."""

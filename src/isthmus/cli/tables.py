@@ -151,6 +151,7 @@ def chips_table(chips: Iterable[Chip]) -> RenderableType:
         for chip in chips
     ]
     columns = (
-        "chip", "vendor", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory", "TB/s", "in-node GB/s", "library", "source",
+        "chip", "vendor", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory", "TB/s",
+        "in-node GB/s", "library", "source",
     )  # fmt: skip
     return table("", columns, rows, "bf16 TFLOP/s|fp32 TFLOP/s|memory|TB/s")

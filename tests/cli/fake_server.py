@@ -1,0 +1,200 @@
+"""`FakeServer`: the REST interface in memory behind httpx's MockTransport; it keeps state as the real one."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from pydantic import BaseModel
+
+from isthmus.cli import main
+from isthmus.cli.client import Client
+from isthmus.cli.shell import Shell
+from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
+from isthmus.core.messages import PROTOCOL_VERSION, LogChunk, StepMetrics
+from isthmus.core.plan import PlanSet
+from isthmus.core.views import (
+    Health,
+    JobView,
+    LogPage,
+    MetricsPage,
+    Submission,
+    TokenRequest,
+    TokenView,
+)
+from tests.cli.samples import START_S, make_pool, make_view
+
+TOKEN = "a-token"
+URL = "http://127.0.0.1:1"
+
+
+@dataclass
+class FakeServer:
+    """Jobs, metrics and logs by id. `outages` requests fail to connect before the next one is answered."""
+
+    jobs: dict[str, JobView] = field(default_factory=dict)
+    metrics: dict[str, list[StepMetrics]] = field(default_factory=dict)
+    logs: dict[str, list[LogChunk]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    protocol: int = PROTOCOL_VERSION
+    outages: int = 0
+    page_size: int = 7
+    seen: list[str] = field(default_factory=list)
+    before_answer: Callable[[FakeServer, str], None] | None = None
+
+    def add(self, **changes: Any) -> JobView:
+        """Add a job made from the sample."""
+        view = make_view(**changes)
+        self.jobs[view.id] = view
+        return view
+
+    def transport(self) -> httpx.MockTransport:
+        """Return the transport that leads here."""
+        return httpx.MockTransport(self._handle)
+
+    def client(self, token: str | None = TOKEN) -> Client:
+        """Return a client of this server that never waits."""
+        return Client(URL, token, transport=self.transport(), sleep=lambda _: None)
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        if self.outages:
+            self.outages -= 1
+            raise httpx.ConnectError("Connection refused")
+        name = f"{request.method} {request.url.path}"
+        self.seen.append(name)
+        if self.before_answer:
+            self.before_answer(self, name)
+        try:
+            return self._route(request)
+        except IsthmusError as error:
+            return httpx.Response(error.http_status, json=error.as_dict())
+
+    def _route(self, request: httpx.Request) -> httpx.Response:
+        match request.method, request.url.path.strip("/").split("/")[1:]:
+            case "GET", ["health"]:
+                return _answer(Health(protocol=self.protocol, version="9.9"))
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return httpx.Response(401, json=AuthError("no valid token").as_dict())
+        match request.method, request.url.path.strip("/").split("/")[1:]:
+            case "GET", ["pool"]:
+                return _answer(make_pool())
+            case "POST", ["tokens"]:
+                asked = TokenRequest.model_validate_json(request.content)
+                return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)
+            case "POST", ["jobs"]:
+                return self._submit(Submission.model_validate_json(request.content))
+            case "GET", ["jobs"]:
+                listed = [view.model_copy(update={"plans": None}) for view in self.jobs.values()]
+                return httpx.Response(200, json=[view.model_dump(mode="json") for view in listed])
+            case method, ["jobs", job, *rest]:
+                if job not in self.jobs:
+                    raise NotFoundError(f"no job {job}")
+                return self._job(method, self.jobs[job], rest, request)
+        return httpx.Response(404, text="not here")
+
+    def _submit(self, submission: Submission) -> httpx.Response:
+        known = self.keys.get(submission.key)
+        if known is None:
+            known = f"j-{len(self.jobs):04d}"
+            self.keys[submission.key] = known
+            job = submission.job
+            self.add(id=known, name=job.name, job=job, state="planning", plan=None, plans=None, parts=())
+        return _answer(self.jobs[known], 201)
+
+    def _job(self, method: str, view: JobView, rest: list[str], request: httpx.Request) -> httpx.Response:
+        query = request.url.params
+        after = int(query.get("after", 0))
+        match method, rest:
+            case "GET", []:
+                return _answer(view)
+            case "GET", ["plans"]:
+                return _answer(view.plans or PlanSet(plans=()))
+            case "POST", ["choose"]:
+                plans = {plan.id: plan for plan in (view.plans.plans if view.plans else ())}
+                wanted = json.loads(request.content)["plan"]
+                if wanted not in plans:
+                    raise NotFoundError(f"no plan {wanted}", hint="it has " + ", ".join(plans))
+                return self._change(view, state="preparing", plan=plans[wanted])
+            case "POST", ["cancel"]:
+                return self._change(view, state="stopping")
+            case "DELETE", []:
+                if view.state not in ("succeeded", "failed", "cancelled"):
+                    raise ConflictError(f"job {view.id} is {view.state}", hint="cancel it first")
+                del self.jobs[view.id]
+                return httpx.Response(204)
+            case "GET", ["metrics"]:
+                page = self.metrics.get(view.id, [])[after : after + self.page_size]
+                return _answer(MetricsPage(metrics=tuple(page), next=after + len(page)))
+            case "GET", ["logs"]:
+                chunks = self.logs.get(view.id, [])
+                if "rank" in query:
+                    chunks = [chunk for chunk in chunks if chunk.rank == int(query["rank"])]
+                page_ = chunks[after : after + self.page_size]
+                return _answer(LogPage(chunks=tuple(page_), next=after + len(page_)))
+        return httpx.Response(405, text="not so")
+
+    def _change(self, view: JobView, **changes: Any) -> httpx.Response:
+        self.jobs[view.id] = view.model_copy(update=changes)
+        return _answer(self.jobs[view.id])
+
+
+def _answer(body: BaseModel, status: int = 200) -> httpx.Response:
+    return httpx.Response(status, content=body.model_dump_json(by_alias=True))
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document it printed."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """The JSON documents it printed, one a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run(
+    server: FakeServer | None,
+    *arguments: object,
+    terminal: bool = False,
+    environ: dict[str, str] | None = None,
+    sleep: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Run `isthmus ARGUMENTS` against `server`. Time is a clock that only sleeping advances."""
+    now_s = [START_S]
+
+    def advance(seconds: float) -> None:
+        now_s[0] += seconds
+        if sleep is not None:
+            sleep(seconds)
+
+    shell = Shell(
+        environ={"ISTHMUS_SERVER": URL, "ISTHMUS_TOKEN": TOKEN, "XDG_CONFIG_HOME": "/nonexistent"}
+        | (environ or {}),
+        stdout=Terminal() if terminal else io.StringIO(),
+        stderr=io.StringIO(),
+        transport=server.transport() if server else None,
+        sleep=advance,
+        now=lambda: now_s[0],
+    )
+    status = main([str(argument) for argument in arguments], shell=shell)
+    return Outcome(status, shell.stdout.getvalue(), shell.stderr.getvalue())  # type: ignore[attr-defined]

@@ -1,0 +1,274 @@
+"""Commands against a fake server: what they print, in words and as JSON, and how they exit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from isthmus.cli.finding import pick
+from isthmus.core.chip import catalogue
+from isthmus.core.errors import InputError, NotFoundError
+from isthmus.core.files import FILE_KINDS
+from isthmus.core.plan import PlanSet
+from isthmus.core.views import JobView, PoolView, TokenView
+from tests.cli.fake_server import FakeServer, run
+from tests.cli.samples import START_S, make_metrics, make_plan, make_view
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "vocab_size": 256,
+}
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    """A job file with its model beside it."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\n"
+        "training: {steps: 3, sequence_length: 8, global_batch_size: 2}\ncheckpoints: {folder: ck}\n"
+    )
+    return file
+
+
+def test_submit_sends_job_and_model_and_says_what_to_do_next(job_file: Path) -> None:
+    """Paths start at the job file; the answer names the commands that follow."""
+    server = FakeServer()
+    done = run(server, "submit", job_file)
+    assert done.status == 0
+    (view,) = server.jobs.values()
+    assert view.job.model == str(job_file.parent / "config.json")
+    assert f"isthmus plans {view.id}" in done.out
+    assert f"isthmus choose {view.id} PLAN" in done.out
+
+
+def test_submit_with_one_key_twice_is_one_job(job_file: Path) -> None:
+    """`--key` makes a repetition harmless; without it two submissions are two jobs."""
+    server = FakeServer()
+    ids = [run(server, "submit", job_file, "--key", "k", "--json").json["id"] for _ in range(2)]
+    assert ids[0] == ids[1]
+    assert run(server, "submit", job_file, "--json").json["id"] != ids[0]
+
+
+def test_submit_survives_a_server_that_restarts(job_file: Path) -> None:
+    """A refused connection is tried again."""
+    assert run(FakeServer(outages=2), "submit", job_file).status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "word"),
+    [("name: x\n", 2, "missing"), ("naem: x\n", 2, "name"), (": [", 2, "job.yaml")],
+)
+def test_a_bad_job_file_is_named_with_its_mistake(job_file: Path, text: str, status: int, word: str) -> None:
+    """The error is the user's (exit 2), names the file, and nothing is sent."""
+    job_file.write_text(text)
+    server = FakeServer()
+    done = run(server, "submit", job_file)
+    assert (done.status, done.out) == (status, "")
+    assert "job.yaml" in done.err
+    assert word in done.err
+    assert server.seen == []
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_it_is_sent(job_file: Path) -> None:
+    """An unknown architecture is answered with those that train."""
+    (job_file.parent / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["NoSuchModel"]}))
+    done = run(FakeServer(), "submit", job_file)
+    assert done.status == 2
+    assert "LlamaForCausalLM" in done.err
+
+
+def test_plans_shows_candidates_and_refusals() -> None:
+    """Each candidate with its figures; each refusal with its reason."""
+    server = FakeServer()
+    server.add(state="choosing", plan=None)
+    done = run(server, "plans", "j-3f")
+    assert done.status == 0
+    for word in ("p1", "p2", "qingyang 0-2 > hangzhou 3-5 > nanjing 6-7", "620.0 ms", "1,652", "0.0135"):
+        assert word in done.out
+    assert "needs 93.1 MiB" in done.out
+    assert "isthmus choose j-3f9a2c p1" in done.out
+    assert PlanSet.model_validate(run(server, "plans", "j-3f", "--json").json).plans[0] == make_plan()
+
+
+def test_plans_waits_for_the_planner() -> None:
+    """While the job is being planned the command asks again; at the deadline it says so (exit 6)."""
+    server = FakeServer()
+    server.add(state="planning", plan=None, plans=None)
+
+    def planned(_: float) -> None:
+        server.add(state="choosing", plan=None)
+
+    assert "p2" in run(server, "plans", "stdlib-moe", sleep=planned).out
+    server.add(state="planning", plan=None, plans=None)
+    assert run(server, "plans", "stdlib-moe", "--wait-s", "2").status == 6
+
+
+def test_choose_cancel_and_delete_change_the_job() -> None:
+    """The verbs reach the job that the word means, and refusals keep their exit status."""
+    server = FakeServer()
+    view = server.add(state="choosing", plan=None)
+    assert run(server, "choose", view.name, "nope").status == 5
+    assert run(server, "choose", view.name, "p2").status == 0
+    assert server.jobs[view.id].plan == make_plan("p2").model_copy(
+        update={"why": "slower: more hops on the slow link"}
+    )
+    assert run(server, "delete", view.id).status == 6
+    assert JobView.model_validate(run(server, "cancel", view.id, "--json").json).state == "stopping"
+    server.add(state="cancelled")
+    assert run(server, "delete", view.id, "--json").json == {"deleted": view.id}
+    assert server.jobs == {}
+
+
+def test_jobs_lists_the_latest_first() -> None:
+    """With no job it says how to submit one."""
+    server = FakeServer()
+    assert "isthmus submit" in run(server, "jobs").out
+    server.add(id="j-old", name="old", submitted_s=START_S - 500)
+    server.add(id="j-new", name="new", submitted_s=START_S - 5)
+    out = run(server, "jobs").out
+    assert out.index("j-new") < out.index("j-old")
+    listed = TypeAdapter(list[JobView]).validate_python(run(server, "jobs", "--json").json)
+    assert {view.id for view in listed} == {"j-old", "j-new"}
+
+
+def test_pool_shows_chips_connection_and_links() -> None:
+    """A cluster whose agent is silent shows as away; virtual chips say so."""
+    out = run(FakeServer(), "pool").out
+    assert "1/2 H20 (virtual)" in out
+    assert "away" in out
+    assert "hangzhou > nanjing" in out
+    PoolView.model_validate(run(FakeServer(), "pool", "--json").json)
+
+
+def test_a_token_is_printed_alone() -> None:
+    """So that it can be redirected into a file; a token has exactly one role."""
+    assert run(FakeServer(), "token", "create", "--user", "bo").out == "isth_secret\n"
+    made = TokenView.model_validate(run(FakeServer(), "token", "create", "--admin", "eve", "--json").json)
+    assert (made.role, made.name) == ("admin", "eve")
+    assert run(FakeServer(), "token", "create").status == 2
+    assert run(FakeServer(), "token", "create", "--user", "a", "--owner", "b").status == 2
+    assert run(FakeServer(), "token", "create", "--user", "a b").status == 2
+
+
+def test_report_and_trace_write_files(tmp_path: Path) -> None:
+    """Both read all pages of the metrics, and say where they wrote."""
+    server = FakeServer()
+    view = server.add(state="succeeded")
+    server.metrics[view.id] = make_metrics()
+    page, trace = tmp_path / "r.html", tmp_path / "t.json"
+    assert run(server, "report", view.id, "-o", page, "--json").json["report"] == str(page)
+    assert "of 40," in page.read_text()
+    assert "40" in page.read_text()
+    assert run(server, "trace", view.id, "-o", trace).status == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    done = run(server, "report", view.id, "-o", tmp_path / "r.html" / "x.html")
+    assert (done.status, done.out) == (8, "")
+
+
+def test_a_trace_needs_a_plan(tmp_path: Path) -> None:
+    """Before a plan is chosen there is nothing to trace."""
+    server = FakeServer()
+    server.add(state="choosing", plan=None)
+    assert run(server, "trace", "j-3", "-o", tmp_path / "t.json").status == 6
+
+
+@pytest.mark.parametrize("kind", sorted(FILE_KINDS))
+def test_schema_describes_the_fields_of_the_file(kind: str) -> None:
+    """The schema of each file form names all its fields, as JSON in both forms of output."""
+    pretty, line = run(None, "schema", kind), run(None, "schema", kind, "--json")
+    assert json.loads(pretty.out) == line.json
+    assert set(line.json["properties"]) == {
+        field.alias or name for name, field in FILE_KINDS[kind].model_fields.items()
+    }
+    assert run(None, "schema", "nonsense").status == 2
+
+
+def test_check_finds_out_what_a_file_is(job_file: Path, tmp_path: Path) -> None:
+    """A job, a pool and a plan are told apart by a field that only they have."""
+    plan, pool, other = tmp_path / "plan.yaml", tmp_path / "pool.yaml", tmp_path / "other.yaml"
+    plan.write_text(make_plan().model_dump_json())
+    pool.write_text(
+        "clusters: [{name: a, owner: o, node_groups: [{chip: H20, nodes: 1, chips_per_node: 8}]}]\n"
+    )
+    other.write_text("x: 1\n")
+    kinds = [run(None, "check", file, "--json").json["kind"] for file in (job_file, plan, pool)]
+    assert kinds == ["job", "plan", "pool"]
+    assert "a valid pool (clusters 1, chips 8, links 0)" in run(None, "check", pool).out
+    assert run(None, "check", other).status == 2
+    assert run(None, "check", pool, "--kind", "job").status == 2
+    pool.write_text(pool.read_text().replace("H20", "H2O"))
+    mistake = run(None, "check", pool, "--json")
+    assert mistake.status == 2
+    assert (mistake.json["error"], mistake.json["line"], mistake.json["value"]) == ("FileError", 1, "H2O")
+
+
+def test_chips_names_the_source_of_each_line() -> None:
+    """The catalogue is shown whole, as a table and as JSON."""
+    out = run(None, "chips").out
+    assert all(chip.name in out for chip in catalogue().values())
+    assert set(run(None, "chips", "--json").json) == set(catalogue())
+
+
+def test_errors_are_one_line_of_json_where_json_is_asked_for() -> None:
+    """A refusal, a missing server and a wrong use alike; standard error stays empty."""
+    for server, words, error in (
+        (FakeServer(), ("watch", "nope"), "NotFoundError"),
+        (FakeServer(outages=99), ("jobs",), "UnavailableError"),
+        (FakeServer(protocol=5), ("jobs",), "ProtocolError"),
+        (FakeServer(), ("choose",), "InputError"),
+        (FakeServer(), ("no-such-command",), "InputError"),
+    ):
+        done = run(server, *words, "--json")
+        assert done.json["error"] == error
+        assert set(done.json) >= {"message", "hint"}
+        assert done.err == ""
+        assert done.status != 0
+
+
+def test_errors_for_people_have_a_message_and_a_hint() -> None:
+    """They go to standard error; standard output stays clean for pipes."""
+    done = run(FakeServer(), "cancel", "nope")
+    assert (done.status, done.out) == (5, "")
+    assert done.err == "error: no job 'nope'\nhint:  `isthmus jobs` lists your jobs\n"
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    """A reason with square brackets is text, not a style."""
+    server = FakeServer()
+    server.add(state="failed", reason="[red]exit[/red] [/]")
+    assert "[red]exit[/red] [/]" in run(server, "jobs").out
+
+
+JOBS = [
+    make_view(id="j-aa1", name="j-b", submitted_s=1.0),
+    make_view(id="j-aa2", name="twice", submitted_s=2.0),
+    make_view(id="j-b", name="twice", submitted_s=3.0),
+]
+
+
+class TestPick:
+    """Which job a word means."""
+
+    def test_an_id_comes_before_a_name(self) -> None:
+        """`j-b` is an id and another job's name: the id wins."""
+        assert pick(JOBS, "j-b").id == "j-b"
+
+    def test_a_name_means_its_latest_job(self) -> None:
+        """Two jobs are called `twice`."""
+        assert pick(JOBS, "twice").id == "j-b"
+
+    def test_a_unique_beginning_of_an_id_is_enough(self) -> None:
+        """But not one that two ids share, and never the empty word."""
+        assert pick(JOBS, "j-aa2"[:5]).id == "j-aa2"
+        with pytest.raises(InputError, match="2 jobs: j-aa1, j-aa2"):
+            pick(JOBS, "j-a")
+        for word in ("", "k"):
+            with pytest.raises(NotFoundError):
+                pick(JOBS, word)

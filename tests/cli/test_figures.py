@@ -1,0 +1,132 @@
+"""What metrics add up to, and charts of characters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.cli.charts import bar, curve, resample, sparkline
+from isthmus.cli.figures import (
+    Figures,
+    neighbours,
+    predicted_tokens_per_s,
+    thin,
+    wan_links,
+    wan_neighbours,
+)
+from isthmus.core.messages import StepMetrics
+from isthmus.core.plan import Plan
+from tests.cli.samples import make_metrics, make_plan
+
+VALUES = st.lists(st.floats(-1e6, 1e6), max_size=200)
+
+
+@given(st.permutations(make_metrics(6)))
+def test_the_order_of_arrival_does_not_matter(metrics: list[StepMetrics]) -> None:
+    """Ranks report when they can; the sums are the same."""
+    expected, found = Figures(make_metrics(6)), Figures(metrics)
+    assert found.series("loss") == expected.series("loss")
+    assert found.iteration_s() == expected.iteration_s()
+    assert found.link_mbps(make_plan()) == expected.link_mbps(make_plan())
+    assert [found.share(rank) for rank in found.ranks] == [expected.share(rank) for rank in expected.ranks]
+
+
+@given(st.permutations([1, 2, 3]))
+def test_the_latest_attempt_of_a_step_counts(attempts: list[int]) -> None:
+    """In whatever order the attempts' figures arrive."""
+    figures = Figures(
+        StepMetrics(job="j", attempt=attempt, rank=0, step=4, values={"loss": float(attempt)})
+        for attempt in attempts
+    )
+    assert figures.series("loss") == [(4, 3.0)]
+
+
+def test_the_first_step_does_not_count_in_the_pace() -> None:
+    """Its caches are cold; alone it is better than nothing."""
+    metrics = make_metrics(5)
+    whole, first = Figures(metrics), Figures(metrics[:3])
+    pace_s, first_s = whole.iteration_s(), first.iteration_s()
+    assert pace_s is not None
+    assert first_s is not None
+    assert first_s > pace_s
+    assert whole.eta_s(8) == pytest.approx(3 * pace_s)
+    assert whole.eta_s(5) == whole.eta_s(2) == 0
+
+
+def test_without_metrics_there_is_nothing_to_say() -> None:
+    """Every figure is absent rather than zero."""
+    figures = Figures()
+    assert (figures.iteration_s(), figures.tokens_per_s(), figures.last("loss")) == (None, None, None)
+    assert (figures.eta_s(10), figures.share(0), figures.done(10)) == (None, None, 0)
+    assert set(figures.link_mbps(make_plan()).values()) == {0.0}
+
+
+def test_every_byte_sent_crosses_one_link() -> None:
+    """The links' traffic times the time is what the ranks sent; a middle stage's is halved between two."""
+    metrics = make_metrics(4)
+    figures = Figures(metrics)
+    sent = sum(one.values["wan_bytes"] or 0.0 for one in metrics)
+    took_s = sum(value for _, value in figures.series("step_s"))
+    carried = sum(figures.link_mbps(make_plan()).values()) * 1e6 / 8 * took_s
+    assert carried == pytest.approx(sent)
+    assert len(set(map(round, figures.link_mbps(make_plan()).values()))) == 1
+
+
+def test_neighbours_follow_the_pipeline_of_the_replica() -> None:
+    """With two replicas a rank's neighbours are in its own; ends have none."""
+    one = make_plan()
+    stages = [stage.model_copy(update={"replica": replica}) for replica in (0, 1) for stage in one.stages]
+    plan = Plan.model_validate(one.model_dump() | {"stages": stages, "dp": 2, "predicted": None})
+    assert [neighbours(plan, rank) for rank in range(6)] == [
+        (None, 1), (0, 2), (1, None), (None, 4), (3, 5), (4, None),
+    ]  # fmt: skip
+    assert neighbours(plan, 6) == (None, None)
+    assert wan_neighbours(plan, 4) == [3, 5]
+    assert len(wan_links(plan)) == 4
+    assert predicted_tokens_per_s(plan) is None
+    assert predicted_tokens_per_s(one) == pytest.approx(4 * 256 / 0.62)
+
+
+@given(VALUES, st.integers(2, 50))
+def test_thinning_keeps_the_ends_and_the_order(values: list[float], limit: int) -> None:
+    """At most `limit` points, each of them one that was there."""
+    series = list(enumerate(values))
+    thinned = thin(series, limit)
+    assert len(thinned) == min(len(series), limit)
+    assert thinned == sorted(set(thinned) & set(series))
+    assert thinned[:1] == series[:1]
+    assert thinned[-1:] == series[-1:]
+
+
+@given(VALUES, st.integers(1, 60))
+def test_resampling_keeps_within_the_range(values: list[float], width: int) -> None:
+    """Means lie between the least and the greatest; no more of them than asked."""
+    bins = resample(values, width)
+    assert len(bins) == min(len(values), width)
+    assert all(min(values) - 1e-6 <= one <= max(values) + 1e-6 for one in bins)
+
+
+@given(VALUES, st.integers(1, 60), st.integers(2, 10))
+def test_charts_have_the_size_that_was_asked(values: list[float], width: int, height: int) -> None:
+    """One character a column; a curve has its height in lines of one width."""
+    assert len(sparkline(values, width)) == min(len(values), width)
+    lines = curve(values, width=width, height=height)
+    assert len(lines) == (height if values else 0)
+    assert len({line.index("┤") if "┤" in line else line.index("│") for line in lines if values}) <= len(
+        lines
+    )
+
+
+def test_a_sparkline_shows_the_way_down() -> None:
+    """The greatest value is the tallest bar, the least the lowest; equal values are all low."""
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
+    assert sparkline([5, 5], 8) == "▁▁"
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), st.integers(1, 80))
+def test_a_bar_is_as_wide_as_asked(parts: list[float], width: int) -> None:
+    """Shares are rounded so that the whole stays whole; a part without size has no mark."""
+    drawn = bar(parts, "abc", width)
+    assert len(drawn) == width
+    assert all(mark not in drawn for mark, part in zip("abc", parts, strict=True) if part == 0)

@@ -1,0 +1,72 @@
+"""The command line as a process: what it imports, how it starts, how Ctrl-C and a closed pipe end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.reference import render
+
+DOCS = Path(__file__).parents[2] / "docs"
+FORBIDDEN = {"torch", "transformers", "fastapi", "uvicorn", "psutil", "numpy", "cryptography"}
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_the_command_line_imports_the_base_install_only() -> None:
+    """Help, report and all commands load without torch, the server's or the agent's packages."""
+    modules = "app, client, report, trace, tables, dashboard, reference"
+    loaded = json.loads(
+        python(f"import sys, json; from isthmus.cli import {modules}; print(json.dumps(list(sys.modules)))")
+    )
+    assert not {name.split(".")[0] for name in loaded} & FORBIDDEN
+
+
+def test_the_reference_is_current() -> None:
+    """`docs/cli.md` is what `python -m isthmus.cli.reference` prints."""
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == render()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_server_is_silent_leaves_nothing() -> None:
+    """1. A server accepts and never answers. 2. SIGINT. 3. Exit 130 at once, not a word, no trace."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environ = os.environ | {
+            "ISTHMUS_SERVER": url,
+            "ISTHMUS_TOKEN": "t",
+            "XDG_CONFIG_HOME": "/nonexistent",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; from isthmus.cli import main; sys.exit(main(['jobs']))"],
+            env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        connection, _ = silent.accept()
+        with connection:
+            connection.recv(1)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_quietly() -> None:
+    """`isthmus schema pool | head -1`: the reader goes, we go, without a traceback."""
+    command = (
+        f"{sys.executable} -c 'from isthmus.cli import main; import sys; sys.exit(main([\"chips\"]))' | true"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr

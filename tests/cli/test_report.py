@@ -1,0 +1,183 @@
+"""The report page and the trace."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.cli.report import MAX_POINTS, MAX_TIMELINES, render_report
+from isthmus.cli.trace import trace_events, transfers
+from isthmus.core.messages import StepMetrics
+from tests.cli.samples import CLUSTERS, make_job, make_metrics, make_plan, make_pool, make_view
+
+VOID = {"meta", "br", "link", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Collects a page's tags, attributes, text and scripts, and checks that every tag is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts = "", []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The figures inside the page."""
+        return json.loads(self.scripts[0])
+
+
+def page_of(**changes: Any) -> Page:
+    return Page(render_report(make_view(**changes), make_metrics(), make_pool()))
+
+
+def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
+    """Job, owners, virtual chips, loss, prediction against measurement, refusals with reasons."""
+    page = Page(
+        render_report(make_view(state="succeeded"), make_metrics(), make_pool(), extra={"efficiency": 0.87})
+    )
+    for word in (
+        "stdlib-moe", "succeeded", "alice", "qingyang (owner-a)", "Virtual chips:", "BI-V150 at nanjing",
+        "tiny-mixtral", "620.0 ms", "catalogue speed at 40 % of peak", "needs 93.1 MiB", "p2",
+        "efficiency", "0.87", "38.1 MiB", "nanjing → hangzhou", "learning rate",
+    ):  # fmt: skip
+        assert word in page.text, word
+    assert len(page.data["loss"]) == 40
+    assert len(page.data["validation"]) == 4
+    assert [one["step"] for one in page.data["timelines"]] == [5, 20]
+
+
+def test_the_page_needs_no_network() -> None:
+    """No address of anything outside, no element that would load one, and a policy that forbids it."""
+    text = render_report(make_view(), make_metrics(), make_pool())
+    assert not re.search(r"(https?:)?//[a-z]", text.replace("// ", ""), re.IGNORECASE)
+    page = Page(text)
+    assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not any({"src", "href", "action"} & attributes.keys() for _, attributes in page.tags)
+    assert any("default-src 'none'" in (attributes.get("content") or "") for _, attributes in page.tags)
+
+
+HOSTILE = '</script><script>alert(1)</script><b onclick="x">&amp;{{js}}\\u003c'
+
+
+def test_what_users_and_sites_wrote_stays_text() -> None:
+    """Names, reasons and labels never become elements, scripts, or marks of the template."""
+    view = make_view(
+        reason=HOSTILE,
+        user="alice",
+        job=make_job(model=f"/m/{HOSTILE}"),
+        plan=make_plan().model_copy(update={"why": HOSTILE}),
+    )
+    benign = Page(render_report(make_view(reason="r"), make_metrics(), make_pool(), extra={"a": "b"}))
+    page = Page(render_report(view, make_metrics(), make_pool(), extra={HOSTILE: HOSTILE}))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in benign.tags]
+    assert page.scripts == benign.scripts
+    assert page.text.count(HOSTILE) >= 4
+
+
+@given(st.text(max_size=40))
+def test_any_reason_is_shown_as_it_was_written(reason: str) -> None:
+    """Whatever the characters, the page stays well formed and the data stays JSON."""
+    page = Page(render_report(make_view(reason=reason), make_metrics(2), None))
+    assert page.data["loss"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "planning", "plan": None, "plans": None, "parts": ()},
+        {"state": "failed", "reason": "no worker came up"},
+    ],
+)
+def test_a_job_that_never_ran_has_a_page_too(changes: dict[str, Any]) -> None:
+    """Without plan or metrics the page says so instead of failing."""
+    page = Page(render_report(make_view(**changes), [], None))
+    assert page.data["loss"] == page.data["timelines"] == []
+    assert "Virtual" not in page.text
+
+
+def test_a_long_job_keeps_the_page_small() -> None:
+    """Curves and timelines are thinned; the first and the last point stay."""
+    metrics = make_metrics(2000, traced=tuple(range(0, 200, 5)))
+    page = Page(render_report(make_view(job=make_job()), metrics, make_pool()))
+    assert len(page.data["loss"]) == MAX_POINTS
+    assert (page.data["loss"][0][0], page.data["loss"][-1][0]) == (0, 1999)
+    assert len(page.data["timelines"]) == MAX_TIMELINES
+
+
+def test_transfers_follow_the_pipeline_both_ways() -> None:
+    """Each micro-batch crosses each hop once forward and once backward, and arrives after it was sent."""
+    step = [one for one in make_metrics(6) if one.step == 5]
+    found = transfers(step, make_plan())
+    assert len(found) == 4 * 2 * 2
+    ways = {(one.kind, one.source, one.target) for one in found}
+    assert ways == {("forward", 0, 1), ("forward", 1, 2), ("backward", 2, 1), ("backward", 1, 0)}
+    assert all(one.end_s >= one.start_s for one in found)
+    first = next(one for one in found if (one.kind, one.source, one.micro_batch) == ("forward", 0, 0))
+    assert first.end_s - first.start_s == pytest.approx(0.014, abs=1e-6)
+
+
+def test_transfers_are_known_without_send_or_receive_spans() -> None:
+    """Then they last from the end of the computation that made the message to the start of the next."""
+    step = [
+        one.model_copy(update={"spans": tuple(x for x in one.spans if x.kind in ("forward", "backward"))})
+        for one in make_metrics(6)
+        if one.step == 5
+    ]
+    assert len(transfers(step, make_plan())) == 16
+
+
+def test_a_trace_is_json_in_the_order_of_time() -> None:
+    """Names come first; then events whose times never go back; every span is there once."""
+    metrics = make_metrics()
+    events = trace_events(metrics, make_plan())
+    assert json.loads(json.dumps(events)) == events
+    names = [event for event in events if event["ph"] == "M"]
+    assert events[: len(names)] == names
+    assert {event["args"]["name"] for event in names} >= {*CLUSTERS, "WAN"}
+    times = [event["ts"] for event in events[len(names) :]]
+    assert times == sorted(times)
+    assert times[0] == 0
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == sum(len(one.spans) for one in metrics)
+    assert all(event["dur"] >= 0 for event in complete)
+
+
+def test_a_trace_pairs_what_it_begins() -> None:
+    """Each asynchronous begin has its end, each arrow its head, no id twice."""
+    events = trace_events(make_metrics(), make_plan())
+    for begin, end in (("b", "e"), ("s", "f")):
+        begun = [event["id"] for event in events if event["ph"] == begin]
+        assert sorted(begun) == sorted(event["id"] for event in events if event["ph"] == end)
+        assert len(begun) == len(set(begun)) == 2 * 16
+
+
+def test_no_spans_give_no_events() -> None:
+    """An untraced job has an empty trace; a rank that the plan lacks is left out."""
+    assert trace_events(make_metrics(traced=()), make_plan()) == []
+    stranger = [StepMetrics(job="j", attempt=1, rank=9, step=5, values={}, spans=make_metrics(6)[15].spans)]
+    assert [event for event in trace_events(stranger, make_plan()) if event["ph"] == "X"] == []
