@@ -206,6 +206,7 @@ def create_app(shell: ControlShell) -> FastAPI:
     app.add_exception_handler(IsthmusError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_bug)
     return app
 
 
@@ -238,6 +239,12 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     return answer
 
 
+async def _answer_bug(request: Request, _error: Exception) -> JSONResponse:
+    """Answer what nobody foresaw without its inner words; the traceback goes to the server's log."""
+    what = f"{request.method} {request.url.path}: the server met a bug"
+    return _as_json(IsthmusError(what, hint="the server's log has its story; please report it"), 500)
+
+
 def _as_json(error: IsthmusError, status: int) -> JSONResponse:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse(error.as_dict(), status_code=status, headers=headers)
@@ -248,6 +255,7 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
+        self._too_large = f"the body is larger than {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, counting the bytes of its body."""
@@ -256,34 +264,16 @@ class BodyLimit:
             return
         claimed = dict(scope["headers"]).get(b"content-length", b"0")
         if not claimed.isdigit() or int(claimed) > self._max_bytes:
-            await self._refuse(scope, receive, send)
+            await _as_json(InputError(self._too_large), 413)(scope, receive, send)
             return
-        num_bytes, begun = 0, False
+        num_bytes = 0
 
         async def counted() -> Message:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
-                raise _TooLargeError
+                raise HTTPException(413, detail=self._too_large)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, noted)
-        except _TooLargeError:
-            if begun:
-                raise
-            await self._refuse(scope, receive, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = InputError(f"the body is larger than {self._max_bytes} bytes")
-        await _as_json(error, 413)(scope, receive, send)
-
-
-class _TooLargeError(Exception):
-    """A body turned out larger than allowed while it was read."""
+        await self._app(scope, counted, send)

@@ -107,7 +107,7 @@ def require_own_job(caller: Caller, job: JobView) -> None:
     """Raise `NotFoundError` where the job is another user's: its existence is nobody else's business."""
     require(caller, "user")
     if caller.role != "admin" and job.user != caller.name:
-        raise NotFoundError(f"no job '{job.id}'", hint="'isthmus jobs' lists yours")
+        raise NotFoundError(f"no job '{job.id}'", hint="`isthmus jobs` lists them")
 
 
 def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered: str | None) -> None:

@@ -1,0 +1,294 @@
+"""The REST interface over the real coordinator: each endpoint, and each way a request can be wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from isthmus.control.api import MAX_BODY_BYTES, create_app
+from isthmus.control.auth import digest
+from isthmus.control.shell import ControlShell
+from isthmus.control.store import MemoryStore, StoredToken
+from isthmus.core.messages import (
+    PROTOCOL_VERSION,
+    AgentOrders,
+    AgentReport,
+    LogChunk,
+    ObservedPart,
+    StepMetrics,
+)
+from isthmus.core.pool import Cluster
+from isthmus.core.views import JobView
+from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
+
+
+class Server:
+    """The application in this process, with a token for each role; `now_s` is its clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.store = MemoryStore()
+        for role, name in (("admin", "root"), ("user", "ann"), ("user", "bob"), ("owner", "owner-east")):
+            self.add_token(role, name)
+        self.add_token("owner", "owner-west")
+        self.shell = ControlShell(self.store, POOL, planner=plan_across, clock=lambda: self.now_s)
+        self.http = TestClient(create_app(self.shell), raise_server_exceptions=False)
+
+    def add_token(self, role: str, name: str) -> None:
+        self.store.put_token(StoredToken(role=role, name=name, digest=digest(name), created_s=0))
+
+    def call(self, method: str, path: str, body: object = None, token: str | None = "ann", **more: object):  # type: ignore[no-untyped-def]
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        data = body.model_dump(mode="json", by_alias=True) if hasattr(body, "model_dump") else body
+        return self.http.request(method, path, json=data, headers=headers, **more)  # type: ignore[arg-type]
+
+    def sync(self, what: AgentReport, token: str | None = None) -> AgentOrders:
+        path = f"/v1/agents/{what.cluster.name}/sync"
+        answer = self.call("POST", path, what, token=token or what.cluster.owner)
+        assert answer.status_code == 200, answer.text
+        return AgentOrders.model_validate(answer.json())
+
+    def submit(self, token: str = "ann", **fields: object) -> JobView:
+        answer = self.call("POST", "/v1/jobs", submission(**fields), token=token)  # type: ignore[arg-type]
+        assert answer.status_code == 201, answer.text
+        return JobView.model_validate(answer.json())
+
+    def job(self, job_id: str) -> JobView:
+        return JobView.model_validate(self.call("GET", f"/v1/jobs/{job_id}").json())
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not happened():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def prepared(self, **fields: object) -> JobView:
+        """A job whose parts are ordered at both sites."""
+        for site in (EAST, WEST):
+            self.sync(report(site))
+        found = self.submit(**fields)
+        self.until(lambda: self.job(found.id).state == "preparing")
+        return self.job(found.id)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    server.shell.start()
+    with server.http:
+        yield server
+    server.shell.close()
+
+
+def test_health_is_open_and_states_the_protocol(server: Server) -> None:
+    """Anyone may ask whether the server answers and what it speaks."""
+    answer = server.call("GET", "/v1/health", token=None)
+    assert answer.status_code == 200
+    assert answer.json()["protocol"] == PROTOCOL_VERSION
+
+
+def test_a_job_is_planned_prepared_and_shown_with_its_parts(server: Server) -> None:
+    """The way of a job as its user sees it, up to the orders at both sites."""
+    found = server.prepared()
+    assert [(part.cluster, part.desired) for part in found.parts] == [
+        ("east", "prepared"),
+        ("west", "prepared"),
+    ]
+    orders = server.sync(report(EAST))
+    assert [(part.job, part.attempt, part.desired) for part in orders.parts] == [(found.id, 1, "prepared")]
+    listed = server.call("GET", "/v1/jobs").json()
+    assert [(one["id"], one["plans"]) for one in listed] == [(found.id, None)], "a list carries no plans"
+    plans = server.call("GET", f"/v1/jobs/{found.id}/plans").json()
+    assert [plan["id"] for plan in plans["plans"]] == ["p1", "p2"]
+
+
+def test_both_sites_are_told_to_run_only_once_both_are_prepared(server: Server) -> None:
+    """All or none, through the real interface."""
+    found = server.prepared()
+    prepared = ObservedPart(job=found.id, attempt=1, state="prepared")
+    assert server.sync(report(EAST, prepared)).parts[0].desired == "prepared"
+    assert server.sync(report(WEST, prepared)).parts[0].desired == "running"
+    assert server.sync(report(EAST, prepared)).parts[0].desired == "running"
+
+
+def test_the_user_chooses_a_plan_that_exists(server: Server) -> None:
+    """A manual job waits for its user; an unknown plan is not found."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    found = server.submit(policy="manual")
+    server.until(lambda: server.job(found.id).state == "choosing")
+    wrong = server.call("POST", f"/v1/jobs/{found.id}/choose", {"plan": "p9"})
+    assert (wrong.status_code, wrong.json()["error"]) == (404, "NotFoundError")
+    right = server.call("POST", f"/v1/jobs/{found.id}/choose", {"plan": "p2"})
+    assert right.json()["plan"]["id"] == "p2"
+
+
+def test_the_same_key_is_the_same_job(server: Server) -> None:
+    """A submission repeated after a lost answer makes no second job; another job under its key conflicts."""
+    first, again = server.submit(key="k"), server.submit(key="k")
+    assert first.id == again.id
+    other = server.call("POST", "/v1/jobs", submission(key="k", name="other"))
+    assert (other.status_code, other.json()["error"]) == (409, "ConflictError")
+    assert server.submit(token="bob", key="k").id != first.id, "a key is its user's own"
+
+
+def test_only_an_ended_job_is_deleted_and_then_its_lines_are_gone(server: Server) -> None:
+    """DELETE before the end conflicts; afterwards nothing of the job is left."""
+    found = server.submit()
+    assert server.call("DELETE", f"/v1/jobs/{found.id}").status_code == 409
+    assert server.call("POST", f"/v1/jobs/{found.id}/cancel").json()["state"] == "cancelled"
+    assert server.call("DELETE", f"/v1/jobs/{found.id}").status_code == 204
+    assert server.call("GET", f"/v1/jobs/{found.id}").status_code == 404
+
+
+def line(job_id: str, step: int, rank: int = 0) -> StepMetrics:
+    return StepMetrics(job=job_id, attempt=1, rank=rank, step=step, values={"loss": 1.0})
+
+
+def chunk(job_id: str, offset: int, text: str, rank: int = 0) -> LogChunk:
+    return LogChunk(job=job_id, attempt=1, rank=rank, offset=offset, text=text)
+
+
+def test_lines_are_stored_once_and_read_by_cursor(server: Server) -> None:
+    """A report sent twice stores its lines once; a page says where the next one starts."""
+    found = server.prepared()
+    lines = (line(found.id, 0), line(found.id, 1))
+    chunks = (chunk(found.id, 0, "one\n"), chunk(found.id, 0, "zero\n", rank=1))
+    for _ in range(2):
+        server.sync(report(EAST, metrics=lines, logs=chunks))
+    server.sync(report(EAST, logs=(chunk(found.id, 0, "one\ntwo\n"),)))
+    page = server.call("GET", f"/v1/jobs/{found.id}/metrics?limit=1").json()
+    rest = server.call("GET", f"/v1/jobs/{found.id}/metrics?after={page['next']}").json()
+    assert [one["step"] for one in page["metrics"] + rest["metrics"]] == [0, 1]
+    logs = server.call("GET", f"/v1/jobs/{found.id}/logs?rank=0").json()
+    assert "".join(one["text"] for one in logs["chunks"]) == "one\ntwo\n"
+
+
+def test_a_site_writes_only_into_jobs_that_run_there(server: Server) -> None:
+    """Lines of an unknown job, or of one that has no part there, are dropped and not stored for others."""
+    server.sync(report(cluster("east")))
+    found = server.submit()
+    server.sync(report(EAST, metrics=(line(found.id, 0), line("nobody", 0))))
+    assert server.call("GET", f"/v1/jobs/{found.id}/metrics").json()["metrics"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "words"),
+    [
+        ("POST", "/v1/jobs", {"job": {}}, 422, "body."),
+        ("POST", "/v1/jobs", ["not an object"], 422, "body"),
+        ("GET", "/v1/jobs/x/metrics?limit=0", None, 422, "limit"),
+        ("GET", "/v1/jobs/x", None, 404, "x"),
+        ("POST", "/v1/jobs/x/cancel", None, 404, "x"),
+        ("GET", "/v1/nothing", None, 404, "/v1/nothing"),
+        ("PUT", "/v1/jobs", None, 405, "Not Allowed"),
+    ],
+)
+def test_every_error_is_one_shape(
+    server: Server, method: str, path: str, body: object, status: int, words: str
+) -> None:
+    """Whoever raised it, an error is `error`, `message`, `hint`, and names what was wrong."""
+    answer = server.call(method, path, body)
+    assert answer.status_code == status
+    assert set(answer.json()) >= {"error", "message", "hint"}
+    assert words in answer.json()["message"]
+
+
+def test_a_bug_in_the_server_is_not_shown_as_the_users_mistake(server: Server) -> None:
+    """What nobody foresaw is status 500 without its inner words."""
+    server.shell.jobs = lambda user: 1 / 0  # type: ignore[assignment,return-value]
+    answer = server.call("GET", "/v1/jobs")
+    assert (answer.status_code, answer.json()["error"]) == (500, "IsthmusError")
+    assert "zero" not in answer.text
+
+
+@pytest.mark.parametrize("size", ["claimed", "sent"])
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, size: str) -> None:
+    """A length that is claimed, or sent without a claim, above the limit is answered with 413."""
+    data = b"x" * (MAX_BODY_BYTES + 1)
+    content = data if size == "claimed" else iter([data[:1000], data])
+    answer = server.http.post("/v1/jobs", content=content, headers={"Authorization": "Bearer ann"})
+    assert (answer.status_code, answer.json()["error"]) == (413, "InputError")
+
+
+@pytest.mark.parametrize("extra", [{}, {"a_field_of_the_future": 1}])
+def test_another_protocol_is_refused_by_its_number(server: Server, extra: dict[str, int]) -> None:
+    """426 whether or not the rest of the message can be understood."""
+    body = report().model_dump(mode="json") | {"protocol": 99} | extra
+    answer = server.call("POST", "/v1/agents/east/sync", body, token="owner-east")
+    assert (answer.status_code, answer.json()["error"]) == (426, "ProtocolError")
+    assert "99" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [cluster("east").model_copy(update={"node_groups": cluster("east").node_groups[:0]}), "chip"]
+)
+def test_a_cluster_that_cannot_be_is_refused(server: Server, wrong: Cluster | str) -> None:
+    """No node group, or a chip that nobody knows: 422 with the reason, and the pool stays as it was."""
+    body = report().model_dump(mode="json")
+    if wrong == "chip":
+        body["cluster"]["node_groups"][0]["chip"] = "H2O"
+    else:
+        body["cluster"]["node_groups"] = []
+    answer = server.call("POST", "/v1/agents/east/sync", body, token="owner-east")
+    assert answer.status_code == 422
+    assert server.call("GET", "/v1/pool").json()["clusters"] == []
+
+
+def test_of_two_agents_of_one_cluster_the_later_one_speaks(server: Server) -> None:
+    """The script: 1. agent one reports; 2. agent two reports; 3. one is told, and two goes on."""
+    server.sync(report(EAST, incarnation="one"))
+    server.sync(report(EAST, incarnation="two"))
+    answer = server.call("POST", "/v1/agents/east/sync", report(EAST, incarnation="one"), token="owner-east")
+    assert (answer.status_code, answer.json()["error"]) == (409, "ConflictError")
+    server.sync(report(EAST, incarnation="two"))
+
+
+def test_a_planner_that_breaks_ends_the_job_with_the_reason(server: Server) -> None:
+    """A planner's own error, or a bug in it, is the job's reason and not the server's end."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    server.shell._planner = lambda *_: 1 / 0  # type: ignore[assignment,return-value]
+    found = server.submit()
+    server.until(lambda: server.job(found.id).state == "failed")
+    assert "the planner broke" in server.job(found.id).reason
+
+
+def test_a_site_that_falls_silent_is_no_longer_connected(server: Server) -> None:
+    """Time alone is an event: without a report the site is not offered to the planner."""
+    server.sync(report(EAST))
+    assert server.call("GET", "/v1/pool").json()["clusters"][0]["connected"]
+    server.now_s += 60
+    server.shell.tick()
+    assert not server.call("GET", "/v1/pool").json()["clusters"][0]["connected"]
+
+
+def test_a_new_life_of_the_server_knows_every_job(server: Server) -> None:
+    """What was answered is found again by whoever opens the same store; what was being planned goes on."""
+    found = server.prepared()
+    with_clock = ControlShell(server.store, POOL, planner=plan_across, clock=lambda: server.now_s)
+    with_clock.start()
+    assert with_clock.job(found.id) == server.job(found.id)
+    with_clock.close()
+
+
+def test_openapi_names_every_body_and_every_error(server: Server) -> None:
+    """The interface describes itself: each operation has an answer model, and 401 except health."""
+    document = server.call("GET", "/openapi.json", token=None).json()
+    operations = [(path, op) for path, item in document["paths"].items() for op in item.values()]
+    assert len(operations) == 13
+    for path, operation in operations:
+        assert operation["description"], path
+        assert ("401" in operation["responses"]) == (path != "/v1/health")
+    assert {"JobView", "AgentOrders", "PoolView", "ErrorBody"} <= set(document["components"]["schemas"])
+
+
+def test_job_names_stay_within_a_name(server: Server) -> None:
+    """A job id is its name, cut, and something unique: always a valid name itself."""
+    found = server.submit(name="n" * 63)
+    assert found.id.startswith("n" * 50)
+    assert len(found.id) <= 63
+    assert job("n" * 63).name != found.id
