@@ -48,6 +48,16 @@ from isthmus.core.pool import Cluster, NodeGroup
 from isthmus.core.views import Submission
 
 STEP_S = 0.5
+KILL_POINTS = {
+    "server: before the append": 15,
+    "server: between write and flush": 15,
+    "server: between append and handle": 15,
+    "server: before the orders go out": 50,
+    "server: before the answer": 4,
+    "agent: before it saves": 8,
+    "agent: between saving and acting": 8,
+}
+"""Each kind of kill point, and in how many visits it kills once."""
 RULES = Rules(reservation_s=6, start_s=20, lease_s=5, agent_lost_s=3, retry_s=1, retry_most_s=8)
 MODEL = Model(
     path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={}
@@ -120,20 +130,17 @@ class ListDisk:
 
 @dataclass
 class Chaos:
-    """Where, when and how often things go wrong."""
+    """Where, when and how often things go wrong: a kill point kills once in `every` visits of its kind."""
 
     rng: random.Random
     on: bool = True
-    every: int = 25
-    countdown: int = 10
+    every: dict[str, int] = field(default_factory=lambda: dict(KILL_POINTS))
     kills: Counter[str] = field(default_factory=Counter)
 
     def point(self, name: str) -> bool:
         """Tell whether to die here."""
-        self.countdown -= 1
-        if not self.on or self.countdown > 0:
+        if not self.hit(1 / self.every[name]):
             return False
-        self.countdown = self.rng.randint(1, 2 * self.every)
         self.kills[name] += 1
         return True
 
@@ -328,7 +335,7 @@ class Site:
             parts=self.machine.observed(),
         )
         if self.chaos.hit(0.1):
-            self.late.append((now_s + self.chaos.rng.uniform(0, 6), report))
+            self.late.append((now_s + self.chaos.rng.uniform(0, 20), report))
         if self.chaos.hit(0.1):
             return
         orders = self._send(server, report, now_s)

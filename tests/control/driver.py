@@ -1,0 +1,139 @@
+"""A hand on the coordinator for tests: logs what it admits, checks the invariants after every event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.control.coordinator import Coordinator, Rules
+from isthmus.control.events import (
+    AgentReported,
+    Event,
+    Instruction,
+    JobCancelled,
+    JobSubmitted,
+    MakePlans,
+    PlanChosen,
+    PlansMade,
+)
+from isthmus.control.validators import violations
+from isthmus.core.messages import ObservedPart, PartOrder, WorkerAddress
+from isthmus.core.plan import Plan, PlanSet, Refusal
+from isthmus.core.pool import Cluster
+from isthmus.core.views import JobState
+from tests.control.simulated import cluster, submission
+
+RULES = Rules(reservation_s=10, start_s=20, lease_s=5, agent_lost_s=3, retry_s=2, retry_most_s=8)
+
+
+class Driver:
+    """A pool of clusters `a`, `b`, `c` with 4 chips each, whose agents say what the test says."""
+
+    def __init__(self, *names: str, chips: int = 4) -> None:
+        self.coordinator, self.log = Coordinator(RULES), list[Event]()
+        self.now_s = 100.0
+        self.clusters: dict[str, Cluster] = {name: cluster(name, chips) for name in names}
+        self.asked: dict[str, MakePlans] = {}
+        for name in names:
+            self.report(name)
+
+    def tell(self, event: Event) -> list[Instruction]:
+        """Admit, log and handle an event as the shell does."""
+        if not self.coordinator.admit(event):
+            return []
+        self.log.append(event)
+        instructions = self.coordinator.handle(event)
+        for instruction in instructions:
+            if isinstance(instruction, MakePlans):
+                self.asked[instruction.job_id] = instruction
+        assert violations(self.coordinator.state, self.now_s, grace_s=1e9) == []
+        return instructions
+
+    def submit(
+        self, job_id: str, *plans: Plan, policy: str = "auto", key: str = "", restarts: int = 3
+    ) -> None:
+        """Submit a job and, where `plans` are given, answer for the planner."""
+        wish = submission(job_id, policy=policy, key=key, restarts=restarts)
+        self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user="u", submission=wish))
+        if plans:
+            self.answer(job_id, *plans)
+
+    def answer(self, job_id: str, *plans: Plan, why: str = "too few chips") -> None:
+        """Answer the latest request for plans of a job."""
+        refused = () if plans else (Refusal(clusters=(), reason=why),)
+        answer = PlanSet(plans=plans, refused=refused)
+        request = self.asked.pop(job_id)
+        self.tell(PlansMade(now_s=self.now_s, job_id=job_id, round=request.round, plans=answer))
+
+    def choose(self, job_id: str, plan_id: str) -> None:
+        self.tell(PlanChosen(now_s=self.now_s, job_id=job_id, plan_id=plan_id))
+
+    def cancel(self, job_id: str) -> None:
+        self.tell(JobCancelled(now_s=self.now_s, job_id=job_id))
+
+    def report(
+        self,
+        site: str,
+        *parts: ObservedPart,
+        free: int | None = None,
+        incarnation: str = "1",
+        chips: int | None = None,
+    ) -> list[Instruction]:
+        """Report `parts` of a site. `free` is worked out from what the parts hold; `chips` is all there are."""
+        if chips is not None:
+            self.clusters[site] = cluster(site, chips)
+        here = self.clusters[site]
+        self.coordinator.hear(site, self.now_s)
+        event = AgentReported(
+            now_s=self.now_s,
+            cluster=here,
+            incarnation=incarnation,
+            free_chips={"g": self._free(here, parts) if free is None else free},
+            parts=parts,
+        )
+        return self.tell(event)
+
+    def _free(self, here: Cluster, parts: Sequence[ObservedPart]) -> int:
+        record = self.coordinator.state.clusters.get(here.name)
+        held = 0
+        for part in parts:
+            promised = record.promised.get((part.job, part.attempt)) if record else None
+            if promised is not None and part.state in ("prepared", "running"):
+                held += promised.chips["g"]
+        return max(0, here.node_groups[0].chips - held)
+
+    def obey(self, *sites: str) -> None:
+        """Let each site do at once what its orders say, and report it."""
+        for site in sites or tuple(self.clusters):
+            self.report(site, *(self.done(site, order) for order in self.coordinator.orders(site)))
+
+    def done(self, site: str, order: PartOrder) -> ObservedPart:
+        """Return what a site reports that has carried an order out; workers check in at once."""
+        workers: tuple[WorkerAddress, ...] = ()
+        if order.desired == "running" and order.plan is not None:
+            ranks = [rank for rank, stage in enumerate(order.plan.stages) if stage.cluster == site]
+            workers = tuple(WorkerAddress(rank=r, cluster=site, host="h", port=r + 1) for r in ranks)
+        return ObservedPart(job=order.job, attempt=order.attempt, state=order.desired, workers=workers)
+
+    def orders(self, site: str) -> dict[tuple[str, int], str]:
+        """Return what is wanted at a site, by (job, attempt)."""
+        return {(order.job, order.attempt): order.desired for order in self.coordinator.orders(site)}
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass while every agent is heard, and take in what is due."""
+        self.now_s += seconds
+        for name, record in self.coordinator.state.clusters.items():
+            if record.connected:
+                self.coordinator.hear(name, self.now_s)
+        for event in self.coordinator.due(self.now_s):
+            self.tell(event)
+
+    def state(self, job_id: str) -> JobState:
+        return self.coordinator.job(job_id).state
+
+    def reason(self, job_id: str) -> str:
+        return self.coordinator.job(job_id).reason
+
+
+def seen(job: str, attempt: int, state: str, detail: str = "") -> ObservedPart:
+    """What a site says of a part."""
+    return ObservedPart(job=job, attempt=attempt, state=state, detail=detail)
