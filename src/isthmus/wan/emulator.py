@@ -13,7 +13,7 @@ from typing import Any
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
-from isthmus.wan.clock import precise_event_loop
+from isthmus.wan.clock import ask_to_be_woken_soon, precise_event_loop
 from isthmus.wan.relay import Relay
 
 ROUTES = "routes.json"
@@ -36,6 +36,7 @@ def run_links(pool: Pool, state: Path, seed: int = 0) -> None:
         raise InputError("the pool has no links to emulate", hint="give them under `links` in pool.yaml")
     try:
         state.mkdir(parents=True, exist_ok=True)
+        ask_to_be_woken_soon()
         with asyncio.Runner(loop_factory=precise_event_loop) as runner:
             runner.run(_serve(pool, state, seed))
     except OSError as error:

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from isthmus.core.pool import Link, Pool
+from isthmus.wan.clock import ask_to_be_woken_soon
 from isthmus.wan.shaper import Shaper, both_ways
 
 _BATCH = 64
@@ -134,6 +135,7 @@ def main() -> None:
     config = json.loads(_read_line(0))
     devices = {name: (address, fd) for name, (address, fd) in config["devices"].items()}
     relay = PacketRelay(Pool.model_validate(config["pool"]), devices, config["seed"])
+    ask_to_be_woken_soon()
     try:
         os.write(1, b"ready\n")
         relay.run(0, 1)
