@@ -141,7 +141,10 @@ def test_each_parameter_of_the_model_is_in_one_stage(tmp_path, variant, bounds):
 @any_variant
 def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
     """Back-propagation through the chain gives transformers' gradients; tied copies add up to the whole's."""
-    whole = save_model(tmp_path, variant).train()
+    save_model(tmp_path, variant)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, experts_implementation="eager"
+    ).train()
     parts = stages(tmp_path, [0, 1, NUM_LAYERS], weights="load")
     labels = token_ids().roll(-1, dims=1)
     token_loss(whole(token_ids()).logits, labels).backward()
@@ -151,7 +154,7 @@ def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
         for name, value in part.global_named_parameters():
             found[name] = found[name] + value.grad if name in found else value.grad
     for name, value in whole.named_parameters():
-        assert torch.allclose(found[name], value.grad, rtol=1e-5, atol=1e-6), name
+        assert (found[name] - value.grad).norm() <= 1e-5 * value.grad.norm(), name
 
 
 def test_tied_copies_are_told(tmp_path):
