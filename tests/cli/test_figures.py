@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.cli.charts import bar, curve, resample, sparkline
@@ -22,6 +22,7 @@ from tests.cli.samples import make_metrics, make_plan
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=200)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.permutations(make_metrics(6)))
 def test_the_order_of_arrival_does_not_matter(metrics: list[StepMetrics]) -> None:
     """Ranks report when they can; the sums are the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.messages import LogChunk
@@ -135,6 +135,7 @@ def chunks_of(text: str, cuts: list[int], rank: int) -> list[LogChunk]:
     ]
 
 
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.text("ab\t ", min_size=1, max_size=8), min_size=1, max_size=6),
     st.lists(st.integers(0, 60), max_size=6),

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from isthmus import __version__
-from isthmus.cli import file_commands, follow, job_commands, pool_commands, process_commands, report_commands
+from isthmus.cli import (
+    demo,
+    file_commands,
+    follow,
+    job_commands,
+    pool_commands,
+    process_commands,
+    report_commands,
+)
 
 app = typer.Typer(
     name="isthmus",
@@ -34,5 +42,6 @@ def isthmus(
         typer.echo(ctx.get_help())
 
 
-for module in (job_commands, follow, report_commands, pool_commands, process_commands, file_commands):
-    app.add_typer(module.commands)
+_PARTS = (demo, job_commands, follow, report_commands, pool_commands, process_commands, file_commands)
+for part in _PARTS:
+    app.add_typer(part.commands)

@@ -46,6 +46,11 @@ class Figures:
                 ranks[one.rank] = one
 
     @property
+    def metrics(self) -> list[StepMetrics]:
+        """What counts of all that was added, by step and rank."""
+        return [one for step in self.steps for one in self.of_step(step)]
+
+    @property
     def steps(self) -> list[int]:
         """Steps with at least one rank's figures, in order."""
         return sorted(self._by_step)

@@ -48,7 +48,7 @@ def tiles(view: JobView, figures: Figures) -> str:
         shown.append(("training loss", last, f"from {losses[0][1]:.3f} at step {losses[0][0]}"))
     held_out = figures.last("validation_loss")
     if held_out is not None:
-        shown.append(("validation loss", f"{held_out:.3f}", "nats per token, held-out text"))
+        shown.append(("validation loss", f"{held_out:.3f}", "held-out text"))
     if figures.steps:
         restarts = f"{view.restarts} restarts" if view.restarts != 1 else "1 restart"
         total = view.job.training.steps
@@ -112,7 +112,7 @@ def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         capacity = link.bandwidth_gbps * 1e3 if link else None
         rows.append(
             [
-                f"{source} → {target}",
+                f"{source}\u00a0→\u00a0{target}",
                 f"{rate:.1f}",
                 f"{foreseen[source, target]:.1f}" if (source, target) in foreseen else "–",
                 f"{capacity:g}" if capacity else "–",

@@ -1,7 +1,7 @@
 """What stages did in a step, as transfers across the WAN and as a Chrome trace (opens in Perfetto).
 
-Format: "Trace Event Format", Google, the JSON object form with complete ("X"), async ("b", "e") and flow
-("s", "f") events; times in microseconds.
+Format: "Trace Event Format", Google, with complete ("X") and asynchronous ("b", "e") events; times in
+microseconds.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _first_after(spans: Sequence[Span], at: Span) -> str | None:
 def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, Any]]:
     """Return every recorded span as Chrome trace events, in the order of time; names first.
 
-    A process is a cluster, a thread is a rank; a further process `WAN` has the transfers between clusters.
+    A process is a cluster; a thread is a rank, and another its sends, which overlap with computation. A
+    further process `WAN` has the transfers between clusters.
     Time 0 is the first span's start. No spans give no events.
     """
     spans = [(one, span) for one in metrics for span in one.spans]
@@ -118,7 +119,7 @@ def _complete(
         "name": span.kind if span.micro_batch < 0 else f"{span.kind} {span.micro_batch}",
         "cat": span.kind,
         "pid": pids[plan.stages[one.rank].cluster],
-        "tid": one.rank,
+        "tid": _thread(one.rank, sends=span.kind == "send"),
         "ts": _micros(span.start_s - zero_s),
         "dur": _micros(max(0.0, span.end_s - span.start_s)),
         "args": {"step": one.step, "micro_batch": span.micro_batch, "attempt": one.attempt},
@@ -128,15 +129,11 @@ def _complete(
 def _transfer_events(
     one: Transfer, ident: str, plan: Plan, pids: dict[str, int], zero_s: float
 ) -> Iterator[dict[str, Any]]:
-    ends = {"source": plan.stages[one.source].cluster, "target": plan.stages[one.target].cluster}
-    start, end = _micros(one.start_s - zero_s), _micros(one.end_s - zero_s)
-    wan = {"cat": "wan", "name": f"{ends['source']} > {ends['target']}", "id": ident, "pid": len(pids) + 1}
-    details = {"micro_batch": one.micro_batch, "kind": one.kind}
-    yield wan | {"ph": "b", "tid": 0, "ts": start, "args": details}
-    yield wan | {"ph": "e", "tid": 0, "ts": end}
-    flow = {"cat": "flow", "name": one.kind, "id": ident}
-    yield flow | {"ph": "s", "pid": pids[ends["source"]], "tid": one.source, "ts": start}
-    yield flow | {"ph": "f", "bp": "e", "pid": pids[ends["target"]], "tid": one.target, "ts": end}
+    source, target = plan.stages[one.source].cluster, plan.stages[one.target].cluster
+    shared = {"cat": "wan", "name": f"{source} > {target}", "id": ident, "pid": len(pids) + 1, "tid": 0}
+    details = {"micro_batch": one.micro_batch, "kind": one.kind, "from": one.source, "to": one.target}
+    yield shared | {"ph": "b", "ts": _micros(one.start_s - zero_s), "args": details}
+    yield shared | {"ph": "e", "ts": _micros(one.end_s - zero_s)}
 
 
 def _names(plan: Plan, pids: dict[str, int]) -> list[dict[str, Any]]:
@@ -144,16 +141,14 @@ def _names(plan: Plan, pids: dict[str, int]) -> list[dict[str, Any]]:
     names = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for name, pid in named]
     for rank, stage in enumerate(plan.stages):
         label = f"rank {rank}: layers {stage.layers[0]}-{stage.layers[1] - 1}"
-        names.append(
-            {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": pids[stage.cluster],
-                "tid": rank,
-                "args": {"name": label},
-            }
-        )
+        for sends, name in ((False, label), (True, f"rank {rank}: sends")):
+            thread = {"pid": pids[stage.cluster], "tid": _thread(rank, sends=sends)}
+            names.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": name}})
     return names
+
+
+def _thread(rank: int, *, sends: bool) -> int:
+    return 2 * rank + sends
 
 
 def _micros(seconds: float) -> float:

@@ -88,10 +88,13 @@ function timeline(one) {
   let y = 4, cluster = null;
   const lane = (entry, tall, wire) => {
     parts.push(`<text x="8" y="${y + tall / 2 + 4}">${esc(entry.label)}</text><rect class="lane" x="${left}" y="${y}" width="${width - left - right}" height="${tall}" rx="2"/>`);
-    for (const [kind, batch, start, end] of entry.spans) {
+    // Sends may overlap with computation: they are thin, and drawn last.
+    const order = [...entry.spans.filter(span => span[0] !== "send"), ...entry.spans.filter(span => span[0] === "send")];
+    for (const [kind, batch, start, end] of order) {
+      const inset = wire ? 2 : kind === "send" ? tall - 7 : 0, high = wire ? tall - 4 : kind === "send" ? 7 : tall;
       const what = wire ? (kind === "forward" ? "activations" : "gradients") : WORDS[kind] || kind;
       const text = `${what}${batch < 0 ? "" : `, micro-batch ${batch}`}\n${time(end - start)} from ${time(start)}`;
-      parts.push(`<rect class="k-${kindOf(kind)}${wire ? " wire" : ""}" x="${x(start).toFixed(2)}" y="${y + (wire ? 2 : 0)}" width="${Math.max(0.75, x(end) - x(start) - 0.5).toFixed(2)}" height="${tall - (wire ? 4 : 0)}" rx="1.5" data-tip="${esc(text)}"/>`);
+      parts.push(`<rect class="k-${kindOf(kind)}${wire ? " wire" : ""}" x="${x(start).toFixed(2)}" y="${y + inset}" width="${Math.max(0.75, x(end) - x(start) - 0.5).toFixed(2)}" height="${high}" rx="1.5" data-tip="${esc(text)}"/>`);
     }
     y += tall + 5;
   };
