@@ -7,22 +7,14 @@ byte has left, its receiver's when the last byte has arrived. Stages start toget
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Operation, Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wire:
-    """One direction of a path between stages. Boundaries that name the same wire share its rate."""
-
-    name: str
-    bytes_per_s: float
-    delay_s: float
+from isthmus.sim.execute import Path, Pipeline, Transport
+from isthmus.sim.kernel import Kernel
+from isthmus.sim.wire import CARRIERS, Carrier, Sharing, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,104 +31,86 @@ class PipelineRun:
     wire_bytes: dict[str, float]
 
 
-@dataclass
-class _State:
-    """Where each stage is, which messages are under way, and when each wire is free."""
-
-    clock_s: list[float]
-    place: list[int]
-    busy_s: list[float]
-    waiting_s: list[float]
-    sent: dict[tuple[int, int, str, int], float] = field(default_factory=dict)
-    arrived: dict[tuple[int, int, str, int], float] = field(default_factory=dict)
-    free_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    wire_bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-
 def run_pipeline(
     schedule: Schedule,
     stage_times: Sequence[StageTime],
     wires: Mapping[tuple[int, int], Wire],
     message_bytes: float,
+    *,
+    transport: Transport = "buffered",
+    sharing: Sharing = "fifo",
+    seed: int = 0,
 ) -> PipelineRun:
     """Return what one step of `schedule` takes.
 
     `stage_times` holds one entry per stage (seconds per micro-batch). `wires` maps (from stage, to stage) to
-    the wire between them; a missing pair exchanges in no time. Each exchange carries `message_bytes`. The
-    schedule must have passed `check_schedule`: one that waits for ever raises `RuntimeError`.
+    the wire between them; a missing pair exchanges in no time. Each exchange carries `message_bytes`. A
+    backward cut in two has half its time in each part. The schedule must have passed `check_schedule`: one
+    that waits for ever raises `RuntimeError`.
     """
-    count = schedule.num_stages
-    state = _State([0.0] * count, [0] * count, [0.0] * count, [0.0] * count)
-    ready = [(0.0, stage) for stage in range(count)]
-    blocked: dict[tuple[int, int, str, int], int] = {}
-    while ready:
-        _, stage = heapq.heappop(ready)
-        while state.place[stage] < len(schedule.stages[stage]):
-            operation = schedule.stages[stage][state.place[stage]]
-            if ready and operation.kind.startswith("send_") and ready[0][0] < state.clock_s[stage]:
-                heapq.heappush(ready, (state.clock_s[stage], stage))  # wires serve in order of time
-                break
-            missing = _step(schedule, state, stage, operation, stage_times[stage], wires, message_bytes)
-            if missing is not None:
-                blocked[missing] = stage
-                break
-            state.place[stage] += 1
-            if operation.kind.startswith("send_"):
-                woken = blocked.pop(_message(schedule, stage, operation), None)
-                if woken is not None:
-                    heapq.heappush(ready, (state.clock_s[woken], woken))
-    if blocked:
-        raise RuntimeError(f"schedule {schedule.name} waits for ever at stages {sorted(blocked.values())}")
+    kernel = Kernel()
+    carriers = make_carriers(kernel, [(wire.name, wire) for wire in wires.values()], sharing, seed)
+
+    def path(sender: int, receiver: int) -> Path:
+        wire = wires.get((sender, receiver))
+        return (None if wire is None else carriers[wire.name]), 0.0
+
+    pipeline = Pipeline(
+        kernel=kernel,
+        schedule=schedule,
+        duration_s=durations(schedule, stage_times),
+        bytes_of=lambda _: message_bytes,
+        path=path,
+        transport=transport,
+    )
+    pipeline.start()
+    kernel.run()
+    if stuck := pipeline.stuck():
+        raise RuntimeError(f"schedule {schedule.name} waits for ever: {'; '.join(stuck)}")
+    logs = pipeline.logs
+    finish_s = [float(end.value) for end in pipeline.ends]
     return PipelineRun(
-        step_s=max(state.clock_s),
-        finish_s=tuple(state.clock_s),
-        busy_s=tuple(state.busy_s),
-        waiting_s=tuple(state.waiting_s),
-        wire_bytes=dict(state.wire_bytes),
+        step_s=max(finish_s),
+        finish_s=tuple(finish_s),
+        busy_s=tuple(sum(e[1] - e[0] for e in log if e[4] is None) for log in logs),
+        waiting_s=tuple(sum(e[1] - e[0] for e in log if e[4] is not None) for log in logs),
+        wire_bytes={name: one.carried_bytes for name, one in carriers.items() if one.carried_bytes},
     )
 
 
-def _message(schedule: Schedule, stage: int, one: Operation) -> tuple[int, int, str, int]:
-    """Name an exchange alike at both ends: (sender, receiver, direction, micro-batch and chunk)."""
-    peer = schedule.peer(stage, one)
-    sends, forward = "send_" in one.kind, one.kind.endswith("forward")
-    sender = schedule.virtual(stage, one) + (0 if sends else -1 if forward else 1)
-    chunk = sender // schedule.num_stages
-    direction = "forward" if forward else "backward"
-    ends = (stage, peer) if sends else (peer, stage)
-    return (*ends, direction, one.micro_batch * schedule.num_chunks + chunk)
+def make_carriers(
+    kernel: Kernel, wires: Sequence[tuple[str, Wire]], sharing: Sharing, seed: int
+) -> dict[str, Carrier]:
+    """Return a carrier per name; its chance depends on `seed` and its place in the list, not its name."""
+    carriers: dict[str, Carrier] = {}
+    for name, wire in wires:
+        if name not in carriers:
+            carriers[name] = CARRIERS[sharing](kernel, wire, f"{seed}/{len(carriers)}")
+    return carriers
 
 
-def _step(
+def durations(
     schedule: Schedule,
-    state: _State,
-    stage: int,
-    one: Operation,
-    time: StageTime,
-    wires: Mapping[tuple[int, int], Wire],
-    message_bytes: float,
-) -> tuple[int, int, str, int] | None:
-    """Do one operation; return the message it still waits for, if any."""
-    if one.kind in ("forward", "backward"):
-        duration_s = (time.forward_s if one.kind == "forward" else time.backward_s) / schedule.num_chunks
-        state.clock_s[stage] += duration_s
-        state.busy_s[stage] += duration_s
-    elif one.kind.startswith("send_"):
-        key = _message(schedule, stage, one)
-        wire = wires.get((stage, key[1]))
-        left_s = arrived_s = state.clock_s[stage]
-        if wire is not None:
-            left_s = max(left_s, state.free_s[wire.name]) + message_bytes / wire.bytes_per_s
-            arrived_s = left_s + wire.delay_s
-            state.free_s[wire.name] = left_s
-            state.wire_bytes[wire.name] += message_bytes
-        state.sent[key], state.arrived[key] = left_s, arrived_s
-    elif one.kind.startswith("wait_"):
-        key = _message(schedule, stage, one)
-        known = state.sent if "send_" in one.kind else state.arrived
-        if key not in known:
-            return key
-        waited_s = max(0.0, known[key] - state.clock_s[stage])
-        state.clock_s[stage] += waited_s
-        state.waiting_s[stage] += waited_s
-    return None
+    stage_times: Sequence[StageTime],
+    weight_share: Sequence[float] | None = None,
+    update_s: Sequence[float] | None = None,
+) -> Callable[[int, Operation], float]:
+    """Return the seconds of every computing operation, by stage.
+
+    A chunk takes its part of the stage's time. `weight_share[s]` of a backward of stage `s` is
+    `backward_weight` (half, without it). With two routes each chunk is a whole copy of the stage.
+    """
+    chunks = 1 if schedule.routes and len(schedule.routes) > 1 else schedule.num_chunks
+    table = []
+    for stage, time in enumerate(stage_times):
+        weight_s = time.backward_s * (0.5 if weight_share is None else weight_share[stage])
+        table.append(
+            {
+                "forward": time.forward_s / chunks,
+                "backward": time.backward_s / chunks,
+                "backward_input": (time.backward_s - weight_s) / chunks,
+                "backward_weight": weight_s / chunks,
+                "update": 0.0 if update_s is None else update_s[stage],
+            }
+        )
+    return lambda stage, one: table[stage][one.kind]
