@@ -26,7 +26,7 @@ from tests.train.small_models import (
 EMBEDDING = "model.embed_tokens.weight"
 any_variant = pytest.mark.parametrize("variant", VARIANTS)
 cuts = st.sets(st.integers(1, NUM_LAYERS - 1)).map(lambda inner: [0, *sorted(inner), NUM_LAYERS])
-few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def stages(folder: Path, bounds: list[int], *, seed: int = 3, weights: str = "random") -> list[StageModel]:
