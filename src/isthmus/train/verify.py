@@ -1,4 +1,4 @@
-"""`python -m isthmus.train.verify JOB.json`: open a job's result as anyone would, and measure its held-out loss.
+"""`python -m isthmus.train.verify JOB.json`: open a job's result as anyone would, and measure its loss.
 
 Prints `{"loss": nats per counted token, "parameters": number}`. Of the runtime only the data set is used; the
 model is opened by `transformers.AutoModelForCausalLM`.
@@ -20,7 +20,7 @@ from isthmus.data import Batch, open_dataset
 
 
 def held_out_loss(model: torch.nn.Module, batch: Batch) -> float:
-    """Return the mean cross entropy of `batch` (labels [n, S], -100 where not counted) under a whole model."""
+    """Return the mean cross entropy of `batch` (labels [n, S], -100 where not counted) of a whole model."""
     total, counted = 0.0, 0
     with torch.no_grad():
         for input_ids, labels in zip(batch.input_ids, batch.labels, strict=True):
