@@ -78,7 +78,7 @@ class Driver:
         incarnation: str = "1",
         chips: int | None = None,
     ) -> list[Instruction]:
-        """Report `parts` of a site. `free` is worked out from what the parts hold; `chips` is all there are."""
+        """Report `parts` of a site. `free` follows from what the parts hold; `chips` is all there are."""
         if chips is not None:
             self.clusters[site] = cluster(site, chips)
         here = self.clusters[site]

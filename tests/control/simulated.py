@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import Event as AgentEvent
 from isthmus.agent.parts import (
     HeldPart,
     Instruction,
@@ -24,7 +25,6 @@ from isthmus.agent.parts import (
     WorkersSeen,
     WriteRanks,
 )
-from isthmus.agent.parts import Event as AgentEvent
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import (
     AgentReported,
@@ -79,10 +79,10 @@ def submission(name: str = "job", *, policy: str = "auto", key: str = "", restar
     return Submission(job=job, model=MODEL, key=key)
 
 
-def plan(*sites: str, id: str = "p") -> Plan:
+def plan(*sites: str, name: str = "p") -> Plan:
     """A plan of one single-chip stage per name in `sites`, in that order."""
     stages = tuple(Stage(cluster=site, node_group="g", layers=(i, i + 1)) for i, site in enumerate(sites))
-    return Plan(id=id, stages=stages, micro_batches=1, micro_batch_size=1, sequence_length=1)
+    return Plan(id=name, stages=stages, micro_batches=1, micro_batch_size=1, sequence_length=1)
 
 
 def plan_for(request: MakePlans, chips: int) -> PlanSet:
@@ -91,7 +91,7 @@ def plan_for(request: MakePlans, chips: int) -> PlanSet:
     for name, order in (("fore", list(request.free_chips)), ("back", list(request.free_chips)[::-1])):
         sites = [site for site in order for _ in range(request.free_chips[site].get("g", 0))][:chips]
         if len(sites) == chips:
-            found.append(plan(*sites, id=name))
+            found.append(plan(*sites, name=name))
     refused = () if found else (Refusal(clusters=(), reason=f"fewer than {chips} chips are free"),)
     return PlanSet(plans=tuple(found), refused=refused)
 
@@ -294,7 +294,7 @@ class Server:
 
 
 class Site:
-    """One agent around its machine: saves, then acts, then reports; and the network between it and the server."""
+    """One agent around its machine: saves, acts, reports; and the network between it and the server."""
 
     def __init__(self, name: str, chips: int, world: World) -> None:
         self.cluster, self.world, self.chaos = cluster(name, chips), world, world.chaos

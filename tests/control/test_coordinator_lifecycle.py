@@ -87,7 +87,7 @@ def test_an_order_carries_what_a_site_needs_and_a_release_nothing() -> None:
 def test_a_manual_job_waits_for_its_user() -> None:
     """`policy: manual` holds no chip until the user has chosen; `auto` takes the fastest plan that fits."""
     pool = Driver("a", "b")
-    pool.submit("j", plan("a", id="one"), plan("b", id="two"), policy="manual")
+    pool.submit("j", plan("a", name="one"), plan("b", name="two"), policy="manual")
     assert pool.state("j") == "choosing"
     assert pool.orders("a") == pool.orders("b") == {}
     pool.choose("j", "two")
@@ -99,8 +99,8 @@ def test_an_auto_job_takes_the_fastest_plan_that_still_fits() -> None:
     pool = Driver("a", "b")
     pool.submit("j")
     pool.report("a", free=0)
-    pool.answer("j", plan("a", id="one"), plan("b", id="two"))
-    assert pool.coordinator.job("j").plan == plan("b", id="two")
+    pool.answer("j", plan("a", name="one"), plan("b", name="two"))
+    assert pool.coordinator.job("j").plan == plan("b", name="two")
 
 
 def test_watchers_hear_of_every_change() -> None:
@@ -241,7 +241,7 @@ def test_a_job_that_fits_nowhere_is_planned_again_only_when_more_is_free() -> No
 def test_a_chosen_plan_that_no_longer_fits_says_so_and_waits() -> None:
     """A manual job keeps its plan, says which site lacks what, and starts when it fits."""
     pool = Driver("a", "b")
-    pool.submit("j", plan("a", "a", id="one"), plan("b", id="two"), policy="manual")
+    pool.submit("j", plan("a", "a", name="one"), plan("b", name="two"), policy="manual")
     pool.report("a", free=1)
     pool.choose("j", "one")
     assert pool.state("j") == "waiting"
@@ -255,7 +255,7 @@ def test_a_chosen_plan_that_no_longer_fits_says_so_and_waits() -> None:
 def test_a_waiting_job_may_be_given_another_plan() -> None:
     """While its plan does not fit, the user may choose another."""
     pool = Driver("a", "b")
-    pool.submit("j", plan("a", id="one"), plan("b", id="two"), policy="manual")
+    pool.submit("j", plan("a", name="one"), plan("b", name="two"), policy="manual")
     pool.report("a", free=0)
     pool.choose("j", "one")
     pool.choose("j", "two")
@@ -294,7 +294,7 @@ def test_a_failed_part_stops_all_and_the_job_starts_again() -> None:
 
 
 def test_no_attempt_overlaps_the_one_before() -> None:
-    """While one site has not confirmed the release, no site is told of the next attempt: not if it is away."""
+    """Until every site has confirmed the release, none is told of the next attempt: not if one is away."""
     pool = started("a", "b")
     pool.report("b", seen("j", 1, "failed"))
     pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
@@ -402,7 +402,7 @@ def test_a_part_that_runs_untold_has_failed(state: str) -> None:
 
 
 def test_what_nobody_knows_is_released() -> None:
-    """A part of a forgotten job or of an attempt long gone is ordered released; once it is, it is forgotten."""
+    """A part of a forgotten job or attempt is ordered released; once it is, it is forgotten."""
     pool = Driver("a")
     pool.report("a", seen("ghost", 3, "running"))
     assert pool.orders("a") == {("ghost", 3): "released"}
@@ -463,7 +463,7 @@ def test_delete_takes_ended_jobs_only() -> None:
 
 
 def test_the_same_key_is_the_same_job() -> None:
-    """A repeated submission changes nothing; the key with other content is a conflict; users do not share keys."""
+    """A repeated submission changes nothing; other content is a conflict; users do not share keys."""
     pool = Driver("a")
     pool.submit("j1", key="k")
     again = JobSubmitted(now_s=1, job_id="j2", user="u", submission=submission("j1", key="k"))
@@ -480,7 +480,7 @@ def test_the_same_key_is_the_same_job() -> None:
 def test_choosing_is_allowed_while_it_matters() -> None:
     """An unknown plan is not found; the chosen one again changes nothing; a running job's plan stands."""
     pool = Driver("a")
-    pool.submit("j", plan("a", id="one"), plan("a", id="two"), policy="manual")
+    pool.submit("j", plan("a", name="one"), plan("a", name="two"), policy="manual")
     with pytest.raises(NotFoundError, match="no plan 'three'"):
         pool.choose("j", "three")
     pool.choose("j", "one")

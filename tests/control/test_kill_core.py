@@ -37,7 +37,7 @@ CHAOS_S, END_S = 60.0, 600.0
 
 
 class SqliteDisk:
-    """The real store. An append that is torn leaves its write-ahead log cut at any byte behind the last flush."""
+    """The real store; a torn append leaves its write-ahead log cut at any byte behind the last flush."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.copies = folder, 0
@@ -139,13 +139,13 @@ def _durable(state: State) -> State:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_lose_and_double_nothing(seed: int) -> None:
-    """Whoever dies at whichever point, every acknowledged job comes to its end once, and all cards are free."""
+    """Whoever dies wherever, every acknowledged job comes to its end once, and all cards are free."""
     assert sum(run(seed, ListDisk()).values()) > 0
 
 
 @pytest.mark.parametrize("seed", range(1000, 1003))
 def test_kills_with_the_real_store_lose_nothing(seed: int, tmp_path: Path) -> None:
-    """The same with SQLite on a disk, its write-ahead log torn where the server dies between write and flush."""
+    """The same with SQLite on a disk, its log torn where the server dies between write and flush."""
     disk = SqliteDisk(tmp_path)
     run(seed, disk)
     disk.store.close()
@@ -153,7 +153,7 @@ def test_kills_with_the_real_store_lose_nothing(seed: int, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_two_hundred_seeds_reach_every_kill_point(tmp_path: Path) -> None:
-    """200 seeded runs, one in ten on the real store: each kind of kill point has killed at least 200 times."""
+    """200 seeded runs, one in ten on the real store: each kind of kill point kills at least 200 times."""
     kills: Counter[str] = Counter()
     for seed in range(2000, 2200):
         if seed % 10:

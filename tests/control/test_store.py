@@ -98,12 +98,9 @@ def test_a_full_disk_fails_the_append_and_keeps_the_rest(tmp_path: Path) -> None
     store.close()
 
 
-def test_a_file_held_by_another_program_is_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_held_by_another_program_is_unavailable(tmp_path: Path) -> None:
     """A lock that another program keeps on the file is reported, and the store recovers when it goes."""
-    monkeypatch.setattr("isthmus.control.sqlite_store.BUSY_S", 0.0)
-    store = SqliteStore(tmp_path / "pool.db")
+    store = SqliteStore(tmp_path / "pool.db", busy_s=0.0)
     other = sqlite3.connect(tmp_path / "pool.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(UnavailableError, match="locked"):
@@ -125,7 +122,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_flush_keeps_what_was_acknowledged(tmp_path: Path) -> None:
-    """The write-ahead log cut anywhere behind the last acknowledged byte: all or none of the append is there."""
+    """The log cut anywhere behind the last acknowledged byte: all or none of the append is there."""
     path, wal = tmp_path / "pool.db", tmp_path / "pool.db-wal"
     store = SqliteStore(path)
     store.append([event(0)])

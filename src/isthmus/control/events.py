@@ -8,7 +8,7 @@ taken in, `now_s` (seconds since the epoch); the coordinator has no clock of its
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -138,7 +138,7 @@ Event = Annotated[
 """Everything that can happen to the coordinator."""
 
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
-KINDS = frozenset(_EVENTS.json_schema()["discriminator"]["mapping"])
+KINDS = frozenset(kind.model_fields["kind"].default for kind in get_args(get_args(Event)[0]))
 """The kinds of event this version knows."""
 
 

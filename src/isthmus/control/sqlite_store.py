@@ -46,7 +46,6 @@ MIGRATIONS = (
 """What takes a database from each schema version to the next; version 1 is the first."""
 
 PAGE = 1000
-BUSY_S = 5.0
 Write = Callable[[sqlite3.Connection], Any]
 
 
@@ -62,12 +61,14 @@ class _Ticket:
 class SqliteStore:
     """A `Store` in one file; `path` is made, with mode 0600, where it is not there.
 
+    `busy_s` is how long a write waits for another program that has locked the file.
+
     Raises `UnavailableError` where the file cannot be had or written, `ProtocolError` where a newer
     version of isthmus has changed its schema.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, busy_s: float = 5.0) -> None:
+        self.path, self._busy_s = Path(path), busy_s
         self._queue: list[_Ticket] = []
         self._queue_lock, self._write_lock, self._read_lock = (threading.Lock() for _ in range(3))
         self._closed = False
@@ -196,7 +197,7 @@ class SqliteStore:
         return file
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+        db = sqlite3.connect(self.path, timeout=self._busy_s, check_same_thread=False, isolation_level=None)
         self._connections.append(db)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
