@@ -47,7 +47,7 @@ class IsthmusOptions:
 class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     """All ranks of one run. `local` is the gloo group of our cluster, None for a rank alone there.
 
-    The work of a receive over the transport carries `sent_s` and `arrived_s` (epoch seconds, our clock).
+    The works of exchanges over the transport say when the message was `under_way`.
     Losses surface at `wait()` as `PeerError`.
     """
 

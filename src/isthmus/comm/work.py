@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
@@ -29,7 +29,13 @@ def label_of(tensor: torch.Tensor) -> str:
 
 
 class IsthmusWork(dist.Work):  # type: ignore[misc]
-    """One operation under way; `what` names it in errors. Waiting twice is allowed."""
+    """One operation under way; `what` names it in errors. Waiting twice is allowed.
+
+    After the first `wait`, `under_way` says from when to when the network had the message: epoch seconds on
+    our clock, None where that is not known.
+    """
+
+    under_way: tuple[float, float] | None = None
 
     def __init__(self, future: Future[Any], what: str, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -79,23 +85,24 @@ class SendWork(IsthmusWork):
 
     def __init__(self, future: Future[None], what: str, tensor: torch.Tensor) -> None:
         super().__init__(future, what, [tensor])
+        self._start_s = time.time()
+
+    def _finish(self, result: Any) -> None:
+        del result
+        self.under_way = self.under_way or (self._start_s, time.time())
 
 
 class ReceiveWork(IsthmusWork):
-    """A message received into `target`, which is `tensor` unless that one is not contiguous.
-
-    `sent_s` and `arrived_s` are set by the first `wait`: epoch seconds on our clock.
-    """
+    """A message received into `target`, which is `tensor` unless that one is not contiguous."""
 
     def __init__(
         self, future: Future[Arrival], what: str, tensor: torch.Tensor, target: torch.Tensor
     ) -> None:
         super().__init__(future, what, [tensor])
         self._target = target
-        self.sent_s = self.arrived_s = math.nan
 
     def _finish(self, result: Any) -> None:
-        self.sent_s, self.arrived_s = result.sent_s, result.arrived_s
+        self.under_way = result.sent_s, result.arrived_s
         if self._target is not self._tensors[0]:
             self._tensors[0].copy_(self._target)
 

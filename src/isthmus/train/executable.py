@@ -1,0 +1,60 @@
+"""`check_executable`: refuse what this runtime cannot run, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isthmus.core.errors import PlanError
+from isthmus.core.model import load_model, require_trainable
+from isthmus.core.worker import WorkerSpec
+from isthmus.schedule import Schedule, check_schedule, make_schedule
+from isthmus.train.weights import check_output
+
+BACKENDS = ("isthmus", "gloo")
+
+
+def check_executable(spec: WorkerSpec) -> Schedule:
+    """Return the checked schedule of the plan; raise `PlanError` or `ModelError` on what cannot be run."""
+    plan, training = spec.plan, spec.job.training
+    for number, stage in enumerate(plan.stages):
+        if stage.tp > 1:
+            raise PlanError(
+                f"stage {number} asks for tensor parallelism {stage.tp}", hint="this runtime runs tp = 1"
+            )
+        if stage.recompute == "selective":
+            raise PlanError(
+                f"stage {number} asks for selective recomputation",
+                hint="this runtime knows 'none' and 'full'",
+            )
+    if plan.dp > 1:
+        raise PlanError(f"the plan asks for {plan.dp} replicas", hint="this runtime runs dp = 1")
+    _require_equal("sequence_length", plan.sequence_length, training.sequence_length)
+    _require_equal("samples a step", plan.micro_batches * plan.micro_batch_size, training.global_batch_size)
+    model = load_model(spec.job.model)
+    require_trainable(model)
+    _require_equal("number of layers", plan.num_layers, model.num_layers)
+    _check_backend(spec)
+    check_output(Path(spec.job.output), spec.job.model)
+    schedule = make_schedule(plan.schedule, len(plan.stages), plan.micro_batches)
+    check_schedule(schedule)
+    if schedule.num_chunks > 1:
+        raise PlanError(
+            f"schedule '{plan.schedule}' interleaves model chunks", hint="this runtime runs one chunk"
+        )
+    return schedule
+
+
+def _require_equal(what: str, of_plan: int, of_job: int) -> None:
+    if of_plan != of_job:
+        raise PlanError(
+            f"{what} is {of_plan} in the plan and {of_job} in the job", hint="make the plan again"
+        )
+
+
+def _check_backend(spec: WorkerSpec) -> None:
+    if spec.backend not in BACKENDS:
+        raise PlanError(
+            f"backend '{spec.backend}' is not supported", hint="supported: " + ", ".join(BACKENDS)
+        )
+    if spec.backend == "gloo" and len(spec.plan.clusters) > 1:
+        raise PlanError("backend 'gloo' knows no routes between clusters", hint="use backend 'isthmus'")

@@ -1,0 +1,223 @@
+"""The training loop of one rank: resume, steps, evaluations, checkpoints, export."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from isthmus.core.worker import WorkerFolder, WorkerSpec
+from isthmus.data import Batch, Dataset, open_dataset
+from isthmus.data.tokenizer import tokenizer_file
+from isthmus.schedule import Schedule, forward_only
+from isthmus.train import checkpoint
+from isthmus.train.exchange import Exchange
+from isthmus.train.executor import Executor, MicroBatches
+from isthmus.train.metrics import Account, MetricsLog
+from isthmus.train.optimizer import Optimizer, Tied, Update
+from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
+from isthmus.train.weights import export_shard, finish_export
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a rank makes alone, before it meets the others; only the ends of the pipeline need data."""
+
+    model: StageModel
+    dataset: Dataset | None
+
+
+def prepare(spec: WorkerSpec) -> Prepared:
+    """Build the stage and open the data set; raises `ModelError` or `DataError` on what cannot be used."""
+    job, training = spec.job, spec.job.training
+    torch.manual_seed(training.seed)
+    model = build_stage(
+        job.model,
+        spec.stage.layers,
+        dtype=torch.float32,
+        device="cpu",
+        seed=training.seed,
+        weights="random" if job.task == "pretrain" else "load",
+    )
+    if not (model.is_first or model.is_last):
+        return Prepared(model, None)
+    dataset = open_dataset(
+        job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed
+    )
+    dataset.require(num_samples=training.global_batch_size, vocab_size=model.vocab_size)
+    if training.evaluate_every:
+        dataset.validation_batch(1)
+    return Prepared(model, dataset)
+
+
+def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder) -> None:
+    """Train from the newest checkpoint (or the start) to the last step, then export the model.
+
+    Needs the default process group. Raises `PeerError` where a rank is lost, `UnavailableError` where a
+    folder cannot be written.
+    """
+    run = _Run(spec, schedule, prepared)
+    first, total = run.resume(), spec.job.training.steps
+    board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.model.is_last else None
+    with MetricsLog(folder.metrics, spec, board, first) as log:
+        for step in range(first, total):
+            values, account = run.step(step)
+            if spec.job.training.evaluate_every and _due(step + 1, spec.job.training.evaluate_every, total):
+                values |= run.evaluate()
+            if _due(step + 1, spec.job.checkpoints.every_steps, total):
+                values |= run.save(step + 1)
+            log.write(step, values, tuple(account.spans))
+    run.export()
+
+
+def _due(done: int, every: int, total: int) -> bool:
+    """Tell whether what is done `every` so many steps (0: only at the end) is due after `done` of them."""
+    return done == total or (every > 0 and done % every == 0)
+
+
+class _Run:
+    """One rank's state of the run."""
+
+    def __init__(self, spec: WorkerSpec, schedule: Schedule, prepared: Prepared) -> None:
+        self.spec, self.schedule, self.prepared = spec, schedule, prepared
+        self.training, self.size = spec.job.training, len(spec.plan.stages)
+        self.samples = 0
+        self.exchange = Exchange([stage.cluster for stage in spec.plan.stages], spec.rank)
+        self.optimizer = Optimizer(
+            prepared.model.global_named_parameters(),
+            self.training,
+            sum_over_all=self.exchange.sum_over_all,
+            tied=self._tied(),
+        )
+        self.executor = Executor(
+            prepared.model,
+            spec.rank,
+            range(self.size),
+            self.exchange,
+            dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
+            stage_time=spec.stage_time,
+            recompute=spec.stage.recompute == "full",
+        )
+
+    def resume(self) -> int:
+        """Load the newest checkpoint that rank 0 finds whole; return the number of steps done."""
+        folder, rank = Path(self.spec.job.checkpoints.folder), self.spec.rank
+        found = torch.zeros(3, dtype=torch.int64)
+        if rank == 0:
+            checkpoint.clear_unfinished(folder)
+            manifest = checkpoint.newest(folder)
+            if manifest is not None:
+                found = torch.tensor([manifest.step, manifest.samples, len(manifest.files)])
+        dist.broadcast(found, 0)
+        step, self.samples, num_files = (int(one) for one in found)
+        if step == 0:
+            return 0
+        names = set(self.optimizer.weights) | ({f"rank-{rank:05d}"} if num_files == self.size else set())
+        tensors = checkpoint.load(folder, step, names)
+        self.optimizer.load(tensors)
+        if num_files == self.size:
+            torch.set_rng_state(tensors[f"rng/rank-{rank:05d}"])
+        print(f"rank {rank}: resumed from {folder} after step {step}", flush=True)
+        return step
+
+    def step(self, step: int) -> tuple[dict[str, float | None], Account]:
+        """Train on one global batch; return this rank's figures."""
+        start_s = time.time()
+        account = Account(traced=step in self.spec.trace_steps)
+        batch_size = self.training.global_batch_size
+        batches = self._cut(partial(Dataset.train_batch, first_sample=self.samples, num_samples=batch_size))
+        done: list[Update] = []
+        loss = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
+        self.samples += batch_size
+        step_s = time.time() - start_s
+        samples_per_s = batch_size / step_s
+        values = account.values()
+        values |= {
+            "step_s": step_s,
+            "samples_per_s": samples_per_s,
+            "tokens_per_s": samples_per_s * self.training.sequence_length,
+            "learning_rate": done[0].learning_rate,
+            "gradient_norm": done[0].gradient_norm,
+            "update_skipped": float(done[0].skipped),
+        }
+        if loss is not None:
+            values["loss"] = loss
+        return values, account
+
+    def evaluate(self) -> dict[str, float | None]:
+        """Measure the loss on the held-out samples; the last stage knows it."""
+        start_s, count = time.time(), self.training.evaluate_samples
+        batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
+        schedule = forward_only(self.size, len(batches.sizes))
+        loss = self.executor.run(schedule, batches, Account())
+        values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
+        if loss is not None:
+            values["validation_loss"] = loss
+        return values
+
+    def save(self, step: int) -> dict[str, float | None]:
+        """Write a checkpoint after `step` steps."""
+        start_s, rank, chosen = time.time(), self.spec.rank, self.spec.job.checkpoints
+        tensors = self.optimizer.state()
+        if self._second_copy():
+            tensors = {name: one for name, one in tensors.items() if name.partition("/")[2] != EMBEDDING}
+        tensors[f"rng/rank-{rank:05d}"] = torch.get_rng_state()
+        folder = Path(chosen.folder)
+        checkpoint.save(
+            folder, tensors, step=step, samples=self.samples, rank=rank, gather=_gather, keep=chosen.keep
+        )
+        return {"checkpoint_s": time.time() - start_s}
+
+    def export(self) -> None:
+        """Write the model as a Hugging Face folder."""
+        job = self.spec.job
+        export_shard(self.prepared.model, Path(job.output), self.spec.rank)
+        dist.barrier()
+        if self.spec.rank == 0:
+            own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
+            finish_export(Path(job.output), job.model, self.size, tokenizer_folder=own)
+        dist.barrier()
+
+    def _update(self, step: int) -> Update:
+        account = self.exchange.account
+        waited_s = account.exposed_communication_s + account.idle_s
+        with account.computing():
+            update = self.optimizer.apply(step)
+        account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
+        return update
+
+    def _cut(self, read: partial[Batch], size: int | None = None) -> MicroBatches:
+        """Read a batch where this stage needs one, and cut it into the plan's micro-batches."""
+        model, dataset = self.prepared.model, self.prepared.dataset
+        size = size or self.training.global_batch_size
+        batch = None if dataset is None else read(dataset)
+        return MicroBatches.cut(
+            size,
+            self.spec.plan.micro_batch_size,
+            self.training.sequence_length,
+            batch.input_ids if batch and model.is_first else None,
+            batch.labels if batch and model.is_last else None,
+        )
+
+    def _second_copy(self) -> bool:
+        """Tell whether this stage holds a tied embedding that the first stage holds too."""
+        model = self.prepared.model
+        return model.tied and model.is_last and not model.is_first
+
+    def _tied(self) -> Tied | None:
+        model = self.prepared.model
+        if not model.tied or model.is_first == model.is_last:
+            return None
+        peer = self.size - 1 if model.is_first else 0
+        add = partial(self.exchange.sum_with, peer=peer, mine_first=model.is_first)
+        return Tied(EMBEDDING, add, counted_elsewhere=not model.is_first)
+
+
+def _gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return parts
