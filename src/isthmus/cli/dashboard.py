@@ -92,7 +92,7 @@ def _headline(view: JobView, figures: Figures, *, away: bool) -> RenderableType:
     text = Text.assemble((f"{view.name} ", "bold"), (view.id, "dim"), "  ", state_text(view.state))
     text.append(f"  {view.reason}" if view.reason else "")
     text.append(_next_step(view), style="bold")
-    text.append(f"  restarted {view.restarts} times" if view.restarts else "", style="yellow")
+    text.append(f"  restarts: {view.restarts}" if view.restarts else "", style="yellow")
     text.append("  the server is away; waiting for it" if away else "", style="red")
     if not figures.steps:
         return text
@@ -125,7 +125,7 @@ def _stages(view: JobView, figures: Figures) -> RenderableType:
         if share is not None:
             parts = (share.compute_s, share.exposed_communication_s, share.idle_s)
             percent = [100 * part / share.total_s if share.total_s else 0.0 for part in parts]
-            cells = (*(f"{value:.0f} %" for value in percent), bar(parts, "█▒·", 30))
+            cells = (*(f"{value:.0f} %" for value in percent), bar(parts, "█▒·", 18))
         layers = f"{stage.layers[0]}-{stage.layers[1] - 1}"
         rows.append((str(rank), stage.cluster, stage.node_group, layers, states.get(rank, ""), *cells))
     columns = (
@@ -137,7 +137,7 @@ def _stages(view: JobView, figures: Figures) -> RenderableType:
         "compute",
         "waits",
         "idle",
-        "█ compute ▒ waits · idle",
+        "share of a step",
     )
     return table("Stages", columns, rows, "rank|compute|waits|idle")
 
@@ -151,6 +151,6 @@ def _links(view: JobView, figures: Figures, pool: PoolView | None) -> Renderable
     }
     for link, rate in (figures.link_mbps(view.plan, last_steps=RECENT_STEPS) if view.plan else {}).items():
         full = capacity.get(link)
-        share = bar((rate, max(0.0, full - rate)), "█·", 30) if full else ""
+        share = bar((rate, max(0.0, full - rate)), "█·", 24) if full else ""
         rows.append((f"{link[0]} > {link[1]}", f"{rate:.1f}", f"{full:g}" if full else "?", share))
     return table("Links", ("link", "Mbit/s", "of", "used"), rows, "Mbit/s|of")

@@ -71,9 +71,9 @@ def serve(
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
-        certificate = listening.certificate.cert if listening.certificate else None
-        where = {"server": listening.url, "admin_token": listening.admin_token, "certificate": certificate}
-        found = {key: str(value) for key, value in where.items() if value is not None}
+        found = {"server": listening.url, "admin_token": str(listening.admin_token.resolve())}
+        if listening.certificate:
+            found["certificate"] = str(listening.certificate.cert.resolve())
         shell.answer(found, lambda: _how_to_use(found))
 
     server.run_server(config, announce)

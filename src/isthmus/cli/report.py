@@ -60,7 +60,7 @@ def render_report(
     parts = {
         "title": html.escape(f"{view.name} · Isthmus report"),
         "css": _asset("report.css"),
-        "header": sections.header(view, pool),
+        "header": sections.header(view, figures, pool),
         "tiles": sections.tiles(view, figures),
         "stages": sections.stages(view, figures, pool),
         "links": sections.links(view, figures, pool),

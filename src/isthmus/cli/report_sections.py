@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import PurePath
+from statistics import fmean
 from typing import Any
 
 from isthmus.cli.figures import Figures, predicted_tokens_per_s
@@ -16,7 +17,7 @@ from isthmus.core.units import format_bytes, format_seconds
 from isthmus.core.views import JobView, PoolView
 
 
-def header(view: JobView, pool: PoolView | None) -> str:
+def header(view: JobView, figures: Figures, pool: PoolView | None) -> str:
     """Return the top of the page: name, state, model, where, when, and what was virtual."""
     facts = [
         ("job", view.id),
@@ -35,7 +36,7 @@ def header(view: JobView, pool: PoolView | None) -> str:
     reason = f'<p class="reason">{escape(view.reason)}</p>' if view.reason else ""
     return (
         f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
-        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view.plan, pool)}'
+        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view.plan, figures, pool)}'
     )
 
 
@@ -219,16 +220,28 @@ def _groups(pool: PoolView | None) -> dict[tuple[str, str], NodeGroup]:
     return {(one.name, group.name): group for one in clusters for group in one.node_groups}
 
 
-def _virtual_note(chosen: Plan | None, pool: PoolView | None) -> str:
+def _virtual_note(chosen: Plan | None, figures: Figures, pool: PoolView | None) -> str:
     groups = _groups(pool)
     used = dict.fromkeys((stage.cluster, stage.node_group) for stage in chosen.stages) if chosen else {}
     virtual = [f"{groups[key].chip} at {key[0]}" for key in used if key in groups and groups[key].virtual]
     if not virtual:
         return ""
+    overrun = _overrun_note(figures)
     return (
         '<p class="virtual"><b>Virtual chips:</b> '
         f"{escape(', '.join(virtual))}. Each stage computed for real and then waited until the time that its "
-        "virtual chip would have taken; all bytes between stages were really sent.</p>"
+        f"virtual chip would have taken; all bytes between stages were really sent.{overrun}</p>"
+    )
+
+
+def _overrun_note(figures: Figures) -> str:
+    """Say by how much real computing was slower than the virtual chips: then the times are this machine's."""
+    overrun_s = [value for _, value in figures.series("overrun_s")]
+    if not overrun_s:
+        return ""
+    mean_s = fmean(overrun_s)
+    return (
+        f" Real computing overran that time by {format_seconds(mean_s)} a step (mean of the slowest stage)."
     )
 
 

@@ -15,23 +15,30 @@ from isthmus.core.pool import Link
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.core.views import JobView, PoolView
 
+MAX_WORD = 24
+"""A longer word, such as a path, is broken where the terminal is narrow."""
+
 _STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Table:
-    """Return a plain table; columns named in `right` (separated by `|`) are aligned to the right."""
+    """Return a plain table; columns named in `right` (separated by `|`) are aligned to the right.
+
+    Where the terminal is narrow, cells wrap between words, never within one.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     made = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        last = column == columns[-1]
+    for index, column in enumerate(columns):
+        words = [word for text in (column, *(row[index].plain for row in cells)) for word in text.split()]
         made.add_column(
             column,
             justify="right" if column in right.split("|") else "left",
             header_style="dim",
             overflow="fold",
-            no_wrap=not last and column not in ("stages", "where", "chips free"),
+            min_width=min(MAX_WORD, max(map(len, words), default=0)),
         )
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    for row in cells:
+        made.add_row(*row)
     return made
 
 
@@ -51,14 +58,16 @@ def stages_text(plan: Plan) -> str:
 
 
 def plans_table(plans: PlanSet) -> RenderableType:
-    """Return the candidate plans, fastest first, and below them what was refused and why."""
-    rows = [_plan_row(plan) for plan in plans.plans]
-    columns = ("plan", "where", "stages: layers", "iteration", "tokens/s", "WAN Gbit/s", "cost/step", "why")
-    shown: list[RenderableType] = [
-        table("Candidate plans, fastest first", columns, rows, "iteration|tokens/s|WAN Gbit/s|cost/step")
-        if rows
-        else Text("No candidate plan.")
-    ]
+    """Return the candidate plans, fastest first, why each came out so, and what was refused and why."""
+    if not plans.plans:
+        shown: list[RenderableType] = [Text("No candidate plan.")]
+    else:
+        columns = ("plan", "stages: layers", "iteration", "tokens/s", "WAN Gbit/s", "cost/step")
+        right = "iteration|tokens/s|WAN Gbit/s|cost/step"
+        shown = [table("Candidate plans, fastest first", columns, map(_plan_row, plans.plans), right)]
+    reasons = [(plan.id, plan.why) for plan in plans.plans if plan.why]
+    if reasons:
+        shown += [Text(""), table("Why", ("plan", "reason"), reasons)]
     if plans.refused:
         refused = [(" + ".join(one.clusters), one.reason) for one in plans.refused]
         shown += [Text(""), table("Refused", ("clusters", "reason"), refused)]
@@ -67,19 +76,16 @@ def plans_table(plans: PlanSet) -> RenderableType:
 
 def _plan_row(plan: Plan) -> tuple[str, ...]:
     predicted = plan.predicted
-    where, stages = " + ".join(plan.clusters), stages_text(plan)
     if predicted is None:
-        return (plan.id, where, stages, "-", "-", "-", "-", plan.why)
+        return (plan.id, stages_text(plan), "-", "-", "-", "-")
     rate = predicted_tokens_per_s(plan)
     return (
         plan.id,
-        where,
-        stages,
+        stages_text(plan),
         format_seconds(predicted.iteration_s),
         f"{rate:,.0f}" if rate is not None else "-",
         " ".join(f"{gbps:.3g}" for gbps in predicted.wan_gbps) or "-",
         f"{predicted.cost_per_iteration:.4g}",
-        plan.why,
     )
 
 
