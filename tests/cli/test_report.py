@@ -63,8 +63,8 @@ def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
     )
     for word in (
         "stdlib-moe", "succeeded", "alice", "qingyang (owner-a)", "Virtual chips:", "BI-V150 at nanjing",
-        "tiny-mixtral", "620.0 ms", "catalogue speed at 40 % of peak", "needs 93.1 MiB", "p2", "by 2.0 ms a step",
-        "efficiency", "0.87", "38.1 MiB", "nanjing\u00a0→\u00a0hangzhou", "learning rate",
+        "tiny-mixtral", "620.0 ms", "catalogue speed at 40 % of peak", "needs 93.1 MiB", "p2",
+        "by 2.0 ms a step", "efficiency", "0.87", "38.1 MiB", "nanjing\u00a0→\u00a0hangzhou", "learning rate",
     ):  # fmt: skip
         assert word in page.text, word
     assert len(page.data["loss"]) == 40

@@ -131,6 +131,6 @@ function draw() {
   if (data.timelines.length) timeline(data.timelines[Number(choice.value)]);
 }
 choice.onchange = draw;
-let drawnAt = 0;
+let drawnAt = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== drawnAt) { drawnAt = innerWidth; draw(); } });
 draw();
