@@ -38,7 +38,7 @@ class Rules:
     """
 
     reservation_s: float = 30.0
-    start_s: float = 120.0
+    start_s: float = 150.0
     lease_s: float = 30.0
     agent_lost_s: float = 10.0
     retry_s: float = 2.0
