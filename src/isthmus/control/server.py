@@ -18,13 +18,14 @@ import uvicorn
 from isthmus.control.api import create_app
 from isthmus.control.auth import ensure_admin
 from isthmus.control.coordinator import Rules
-from isthmus.control.shell import ControlShell
+from isthmus.control.shell import ControlShell, Planner
 from isthmus.control.sqlite_store import SqliteStore
 from isthmus.control.store import Store
 from isthmus.control.tls import Certificate, is_loopback, self_signed
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.core.state_folder import locked
+from isthmus.plan import make_plans
 
 __all__ = ["Listening", "ServerConfig", "create_app", "run_server"]
 
@@ -62,10 +63,12 @@ def run_server(
     *,
     stop: threading.Event | None = None,
     make_store: Callable[[Path], Store] | None = None,
+    planner: Planner = make_plans,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`.
 
-    `announce` is called once connections are accepted. Raises `UnavailableError` where the port or the
+    `announce` is called once connections are accepted; `make_store` (given the state folder) and `planner`
+    replace the embedded ones. Raises `UnavailableError` where the port or the
     state folder cannot be had and `InputError` where TLS is missing or broken; nothing is left behind then.
     """
     with contextlib.ExitStack() as stack:
@@ -75,7 +78,7 @@ def run_server(
         store = (make_store or _open_store)(config.state)
         stack.callback(store.close)
         ensure_admin(store, config.state, time.time())
-        shell = ControlShell(store, config.pool, rules=config.rules)
+        shell = ControlShell(store, config.pool, planner=planner, rules=config.rules)
         stack.callback(shell.close)
         shell.start()
         listening = Listening(
