@@ -20,7 +20,7 @@ from isthmus.core.messages import ObservedPart, PartOrder, WorkerAddress
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobState
-from tests.control.simulated import cluster, submission
+from tests.control.samples import cluster, plan, submission
 
 RULES = Rules(reservation_s=10, start_s=20, lease_s=5, agent_lost_s=3, retry_s=2, retry_most_s=8)
 
@@ -137,3 +137,13 @@ class Driver:
 def seen(job: str, attempt: int, state: str, detail: str = "") -> ObservedPart:
     """What a site says of a part."""
     return ObservedPart(job=job, attempt=attempt, state=state, detail=detail)
+
+
+def started(*sites: str, restarts: int = 3) -> Driver:
+    """A pool in which job `j` runs one stage at each of `sites`."""
+    pool = Driver("a", "b", "c")
+    pool.submit("j", plan(*sites), restarts=restarts)
+    pool.obey()
+    pool.obey()
+    assert pool.state("j") == "running"
+    return pool

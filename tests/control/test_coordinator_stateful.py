@@ -15,7 +15,7 @@ from isthmus.control.validators import violations
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages import ObservedPart, WorkerAddress
 from tests.control.driver import RULES, Driver
-from tests.control.simulated import plan
+from tests.control.samples import plan
 
 SITES = ("a", "b", "c")
 STATES = ("prepared", "refused", "running", "succeeded", "failed", "released")

@@ -19,19 +19,17 @@ from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import Event
 from isthmus.control.records import ENDED, State
 from isthmus.control.sqlite_store import SqliteStore
+from tests.control.samples import submission
 from tests.control.simulated import (
-    KILL_POINTS,
     RULES,
     STEP_S,
-    Chaos,
     Disk,
     ListDisk,
     Server,
     Site,
     User,
-    World,
-    submission,
 )
+from tests.control.world import KILL_POINTS, Chaos, World
 
 CHAOS_S, END_S = 60.0, 600.0
 

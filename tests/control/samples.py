@@ -1,0 +1,46 @@
+"""Small clusters, jobs and plans for the tests of the control plane."""
+
+from __future__ import annotations
+
+from isthmus.control.events import MakePlans
+from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
+from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.core.views import Submission
+
+MODEL = Model(
+    path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={}
+)
+
+
+def cluster(name: str, chips: int = 4) -> Cluster:
+    """A cluster of one node group `g`, owned by `owner-NAME`."""
+    group = NodeGroup(name="g", chip="H20", nodes=1, chips_per_node=chips)
+    return Cluster(name=name, owner=f"owner-{name}", node_groups=(group,))
+
+
+def submission(name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3) -> Submission:
+    """A small job."""
+    job = Job(
+        name=name, model="m", data=Data(paths=("d",)), training=Training(steps=1),
+        checkpoints=Checkpoints(folder="c"), output="o", policy=policy, max_restarts=restarts,
+    )  # fmt: skip
+    return Submission(job=job, model=MODEL, key=key)
+
+
+def plan(*sites: str, name: str = "p") -> Plan:
+    """A plan of one single-chip stage per name in `sites`, in that order."""
+    stages = tuple(Stage(cluster=site, node_group="g", layers=(i, i + 1)) for i, site in enumerate(sites))
+    return Plan(id=name, stages=stages, micro_batches=1, micro_batch_size=1, sequence_length=1)
+
+
+def plan_for(request: MakePlans, chips: int) -> PlanSet:
+    """Plan greedily: fill the clusters forwards, and backwards as a second candidate."""
+    found = []
+    for name, order in (("fore", list(request.free_chips)), ("back", list(request.free_chips)[::-1])):
+        sites = [site for site in order for _ in range(request.free_chips[site].get("g", 0))][:chips]
+        if len(sites) == chips:
+            found.append(plan(*sites, name=name))
+    refused = () if found else (Refusal(clusters=(), reason=f"fewer than {chips} chips are free"),)
+    return PlanSet(plans=tuple(found), refused=refused)
