@@ -1,0 +1,171 @@
+"""Starting and ending a server: ports, folders, disks, certificates; what fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import datetime
+import resource
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from isthmus.control.server import Listening, ServerConfig, certificate_of, run_server
+from isthmus.control.tls import Certificate, is_loopback, self_signed
+from isthmus.core.errors import InputError, UnavailableError
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@contextmanager
+def served(config: ServerConfig) -> Iterator[Listening]:
+    """A server in a thread of this process, ended at the end."""
+    stop, ready = threading.Event(), threading.Event()
+    told: list[Listening] = []
+    thread = threading.Thread(
+        target=run_server, args=(config, lambda it: (told.append(it), ready.set())), kwargs={"stop": stop}
+    )
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield told[0]
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_server_listens_on_loopback_and_lets_go_of_everything(tmp_path: Path) -> None:
+    """Health answers; after the end port and state folder can be had again at once."""
+    with served(ServerConfig(state=tmp_path / "s", port=0)) as first:
+        assert httpx.get(f"{first.url}/v1/health").status_code == 200
+        assert first.url.startswith("http://127.0.0.1:")
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
+    again = ServerConfig(state=tmp_path / "s", port=httpx.URL(first.url).port or 0)
+    with served(again) as second:
+        assert second.url == first.url
+
+
+def test_a_port_in_use_is_named_and_nothing_is_made(tmp_path: Path) -> None:
+    """The address is tried before the state folder is: no file is left."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UnavailableError, match=f"127.0.0.1:{port}") as raised:
+            run_server(ServerConfig(state=tmp_path / "s", port=port))
+    assert "--port" in str(raised.value.hint)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", [-1, 70_000])
+def test_a_port_that_cannot_be_is_refused(tmp_path: Path, port: int) -> None:
+    """A number that is no port is an error in words."""
+    with pytest.raises(UnavailableError, match=str(port)):
+        run_server(ServerConfig(state=tmp_path / "s", port=port))
+
+
+def test_a_second_server_on_the_same_state_is_turned_away(tmp_path: Path) -> None:
+    """Two servers never decide over one store."""
+    with (
+        served(ServerConfig(state=tmp_path, port=0)),
+        pytest.raises(UnavailableError, match="another server runs"),
+    ):
+        run_server(ServerConfig(state=tmp_path, port=0))
+
+
+def test_a_state_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    """A file where the folder should be: the path and what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="file") as raised:
+        run_server(ServerConfig(state=tmp_path / "file", port=0))
+    assert "choose a folder" in str(raised.value.hint)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond 0 bytes: what a full disk does, for root as well."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_at_the_start_is_named_and_the_port_is_free_again(tmp_path: Path) -> None:
+    """The store cannot be made: `UnavailableError`, and neither lock nor port is kept."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = ServerConfig(state=tmp_path / "s", port=port)
+    with full_disk(), pytest.raises(UnavailableError, match=str(tmp_path)):
+        run_server(config)
+    with served(config) as listening:
+        assert httpx.get(f"{listening.url}/v1/health").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org"])
+def test_beyond_loopback_there_is_no_server_without_tls(tmp_path: Path, host: str) -> None:
+    """Refused with the three ways out, before anything is written."""
+    with pytest.raises(InputError, match="no TLS") as raised:
+        certificate_of(ServerConfig(state=tmp_path, host=host))
+    assert "self-signed" in str(raised.value.hint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_loopback_is_known_by_name_and_number() -> None:
+    """127.0.0.0/8, ::1 and localhost stay on this machine; names are not looked up."""
+    hosts = {"127.0.0.1": True, "127.1.2.3": True, "::1": True, "localhost": True, "10.0.0.1": False}
+    assert {host: is_loopback(host) for host in hosts} == hosts
+
+
+def test_a_self_signed_server_is_trusted_by_its_certificate_alone(tmp_path: Path) -> None:
+    """TLS on every address: who has the certificate gets in, who has not is protected."""
+    config = ServerConfig(state=tmp_path, host="0.0.0.0", port=0, self_signed=True)
+    with served(config) as listening:
+        assert listening.certificate is not None
+        assert listening.url.startswith("https://")
+        assert len(listening.certificate.fingerprint) == 32 * 3 - 1
+        url = f"https://127.0.0.1:{httpx.URL(listening.url).port}/v1/health"
+        trusting = ssl.create_default_context(cafile=str(listening.certificate.cert))
+        assert httpx.get(url, verify=trusting).status_code == 200
+        with pytest.raises(httpx.ConnectError, match="certificate"):
+            httpx.get(url)
+    key = tmp_path / "tls" / "key.pem"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_a_certificate_is_kept_until_it_no_longer_serves(tmp_path: Path) -> None:
+    """The same fingerprint at every start; a new one for a new host, or when the old one runs out."""
+    first = self_signed(tmp_path, ("10.0.0.1", "pool"), NOW).fingerprint
+    assert self_signed(tmp_path, ("10.0.0.1",), NOW).fingerprint == first
+    other = self_signed(tmp_path, ("10.0.0.2",), NOW).fingerprint
+    assert other != first
+    late = NOW + datetime.timedelta(days=397)
+    assert self_signed(tmp_path, ("10.0.0.2",), late).fingerprint != other
+
+
+def test_the_operators_certificate_must_be_one(tmp_path: Path) -> None:
+    """Missing half, missing file, not a certificate: each is an `InputError` that names the file."""
+    good = self_signed(tmp_path / "good", ("localhost",), NOW)
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(InputError, match="needs its key"):
+        certificate_of(ServerConfig(state=tmp_path, tls_cert=good.cert))
+    for cert in (tmp_path / "none", tmp_path / "text"):
+        with pytest.raises(InputError, match=cert.name):
+            certificate_of(ServerConfig(state=tmp_path, tls_cert=cert, tls_key=good.key))
+    given = ServerConfig(state=tmp_path, host="0.0.0.0", tls_cert=good.cert, tls_key=good.key)
+    assert certificate_of(given) == Certificate(cert=good.cert, key=good.key)
+
+
+def test_the_admins_token_is_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a server says at its start, the token is only in its file."""
+    with caplog.at_level("DEBUG"), served(ServerConfig(state=tmp_path, port=0)) as listening:
+        token = listening.admin_token.read_text().strip()
+        answer = httpx.get(f"{listening.url}/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+    assert answer.json() == []
+    assert token not in caplog.text
+    assert token.encode() not in (tmp_path / "isthmus.db").read_bytes()
