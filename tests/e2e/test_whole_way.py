@@ -1,0 +1,202 @@
+"""The whole way with real processes: server, three agents, emulated links, workers."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from isthmus.cli.demo_site import DemoPool
+from isthmus.core.errors import AuthError, ConflictError, NotFoundError
+from tests.e2e.site import (
+    CONFIG,
+    all_metrics,
+    losses,
+    make_folder,
+    make_job,
+    submit,
+    train_alone,
+    wait_until,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A pool of three clusters; when the tests are over, not one of its processes is left."""
+    folder = tmp_path_factory.mktemp("pool")
+    with DemoPool(folder, make_folder(folder)) as pool:
+        yield pool
+    wait_until("every process of the pool has ended", lambda: not processes_in(folder), 15)
+
+
+def processes_in(folder):
+    """Processes whose command line names the pool's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def workers_of(site, job_id):
+    return [
+        process
+        for process in processes_in(site.folder)
+        if "isthmus.train.worker" in " ".join(process.cmdline()) and job_id in " ".join(process.cmdline())
+    ]
+
+
+def nothing_is_held(site):
+    """Every card is free, and no worker runs."""
+    pool = site.client.pool()
+    free = all(c.free_chips == {g.name: g.chips for g in c.cluster.node_groups} for c in pool.clusters)
+    return free and not [p for p in processes_in(site.folder) if "train.worker" in " ".join(p.cmdline())]
+
+
+def ended(site, job_id):
+    def condition():
+        view = site.client.job(job_id)
+        return view if view.state in ("succeeded", "failed", "cancelled") else None
+
+    return wait_until(f"{job_id} ends", condition)
+
+
+def at_step(site, job_id, step):
+    wait_until(
+        f"{job_id} reaches step {step}",
+        lambda: any(m.step >= step for m in all_metrics(site.client, job_id)),
+    )
+
+
+def plans_of(site, job_id):
+    wait_until("plans are there", lambda: site.client.job(job_id).state == "choosing")
+    return site.client.plans(job_id)
+
+
+def choose_three_clusters(site, view):
+    plans = plans_of(site, view.id).plans
+    plan = next(p for p in plans if len(p.clusters) == 3)
+    site.client.choose(view.id, plan.id)
+    return plan
+
+
+def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(site):
+    """Three clusters, uneven layers, tied embeddings, a kill: the loss curve is that of one process."""
+    job = make_job(site.folder, "killed", steps=120, policy="manual")
+    view = submit(site.client, job)
+    plan = choose_three_clusters(site, view)
+    assert len({stage.num_layers for stage in plan.stages}) > 1, "an uneven split was wanted"
+    at_step(site, view.id, 10)
+    first = workers_of(site, view.id)
+    os.kill(first[0].pid, signal.SIGKILL)
+    killed_s = time.monotonic()
+    wait_until("the first attempt is gone at all sites", lambda: not any(p.is_running() for p in first), 10)
+    assert time.monotonic() - killed_s < 10
+    last = ended(site, view.id)
+    assert (last.state, last.attempt, last.restarts) == ("succeeded", 2, 1)
+    together = losses(all_metrics(site.client, view.id))
+    alone_job = make_job(site.folder, "alone", steps=120)
+    alone = train_alone(alone_job, site.folder / "alone" / "worker")
+    assert together.keys() == alone.keys() == set(range(120))
+    worst = max(abs(together[step] - alone[step]) / alone[step] for step in alone)
+    assert worst < 1e-4
+    wait_until("everything is free again", lambda: nothing_is_held(site))
+    assert_opens_in_transformers(Path(job.output), Path(alone_job.output))
+
+
+def assert_opens_in_transformers(one, other):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (one, other)]
+    for (name, a), (_, b) in zip(*(m.named_parameters() for m in models), strict=True):
+        assert torch.allclose(a, b, atol=1e-4), name
+
+
+def test_missing_data_ends_the_job_with_the_path_and_holds_nothing(site):
+    """The reason names what is missing; no process, part or card is left behind."""
+    job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")]}, max_restarts=0)
+    view = ended(site, submit(site.client, job).id)
+    assert view.state == "failed"
+    assert "nowhere" in view.reason
+    wait_until("everything is free again", lambda: nothing_is_held(site))
+
+
+def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(site):
+    """`max_restarts` 1: two attempts, then failed, with the reason of the first failure."""
+    job = make_job(site.folder, "hopeless", data={"paths": [str(site.folder / "void")]}, max_restarts=1)
+    view = ended(site, submit(site.client, job).id)
+    assert (view.state, view.attempt) == ("failed", 2)
+    wait_until("everything is free again", lambda: nothing_is_held(site))
+
+
+def test_cancelling_releases_everything_and_only_an_ended_job_can_be_deleted(site):
+    """Cancel stops workers at every site; delete forgets."""
+    view = submit(site.client, make_job(site.folder, "cancelled", steps=100_000))
+    at_step(site, view.id, 1)
+    with pytest.raises(ConflictError):
+        site.client.delete(view.id)
+    site.client.cancel(view.id)
+    assert ended(site, view.id).state == "cancelled"
+    wait_until("everything is free again", lambda: nothing_is_held(site))
+    site.client.delete(view.id)
+    with pytest.raises(NotFoundError):
+        site.client.job(view.id)
+
+
+def test_more_stages_than_layers_are_never_planned(site):
+    """Two layers make at most two stages, and three clusters are refused with the reason."""
+    small = site.folder / "two-layers"
+    small.mkdir()
+    (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 2}))
+    job = make_job(site.folder, "two-layers", model=str(small), policy="manual")
+    view = submit(site.client, job)
+    plans = plans_of(site, view.id)
+    assert all(len(plan.stages) <= 2 for plan in plans.plans)
+    assert any("fewer than 3 clusters" in one.reason for one in plans.refused)
+    site.client.cancel(view.id)
+
+
+def isthmus(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "isthmus", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_an_agent_with_another_owners_token_is_refused(site):
+    """It ends with the code of `AuthError` and says why; the cluster's own agent goes on."""
+    token = site.folder / "south-owner.token"
+    done = isthmus(
+        *("agent", "--server", site.server, "--pool", str(site.folder / "pool.yaml"), "--cluster", "north"),
+        *("--state", str(site.folder / "intruder"), "--token-file", str(token)),
+    )
+    assert done.returncode == AuthError.exit_code, done.stderr
+    assert "owner" in done.stderr
+    assert token.read_text().strip() not in done.stderr + done.stdout
+    assert all(cluster.connected for cluster in site.client.pool().clusters)
+
+
+def test_a_port_in_use_is_named_and_nothing_is_left(site, tmp_path):
+    """A second server on the same port says so, exits, and leaves no lock behind."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = isthmus(
+            *("serve", "--state", str(tmp_path / "second"), "--pool", str(site.folder / "pool.yaml")),
+            *("--port", str(port)),
+        )
+    assert done.returncode == 8
+    assert f"{port}" in done.stderr
+    assert not processes_in(tmp_path)
