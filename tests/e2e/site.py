@@ -39,7 +39,7 @@ CONFIG = {
 
 
 def three_clusters() -> dict[str, Any]:
-    """Three owners with one core each, of 800 kB memory: `CONFIG` needs all three. 2 ms and 1 Gbit/s apart."""
+    """Three owners with one core of 800 kB each: `CONFIG` needs all three. 2 ms and 1 Gbit/s apart."""
     names = ("north", "south", "west")
     return {
         "clusters": [
