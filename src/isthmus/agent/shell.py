@@ -75,7 +75,8 @@ class AgentShell:
 
     def tick(self) -> None:
         """Look at every live worker and every local job; let the machine decide; clear what is forgotten."""
-        self._apply(WorkersSeen(now_s=self._clock(), workers=tuple(self._look())))
+        seen = () if self._waiting else tuple(self._look())
+        self._apply(WorkersSeen(now_s=self._clock(), workers=seen))
         self._apply(LocalJobsSeen(now_s=self._clock(), jobs=local_jobs(self.folders, self.cluster)))
         self._clear()
 
@@ -105,15 +106,18 @@ class AgentShell:
         return report, batch
 
     def _apply(self, event: Event) -> None:
-        """Decide, save, act. Where saving fails nothing is done; it is tried again with the next event."""
-        self._waiting += self.machine.handle(event)
+        """Decide, save, act. What cannot be saved is not begun but tried again with the next event.
+
+        To stop a worker is safe at any time: an agent that finds it ended takes its part as failed.
+        """
+        todo, self._waiting = [*self._waiting, *self.machine.handle(event)], []
         try:
             self._table.save(self.machine.parts.values())
         except UnavailableError as error:
             _log.error("%s", error)
-            return
-        waiting, self._waiting = self._waiting, []
-        for instruction in waiting:
+            self._waiting = [step for step in todo if not isinstance(step, StopWorker)]
+            todo = [step for step in todo if isinstance(step, StopWorker)]
+        for instruction in todo:
             self._do(instruction)
 
     def _do(self, instruction: Instruction) -> None:
@@ -128,7 +132,7 @@ class AgentShell:
 
     def _start(self, part: HeldPart, rank: int) -> None:
         folder, worker = self.folders.of(part, rank), part.workers.get(rank)
-        if worker is None or not worker.live:
+        if worker is None or part.state != "running":
             return
         try:
             if not part.local:

@@ -1,0 +1,206 @@
+"""The agent's loop against a server of the test: when it reports, how it waits, what makes it give up."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.daemon import LOOK_S, QUICK_S, AgentConfig, AgentLoop, Backoff, run_agent
+from isthmus.agent.exchange import Exchange
+from isthmus.core.errors import (
+    AuthError,
+    ConflictError,
+    InputError,
+    IsthmusError,
+    ProtocolError,
+    UnavailableError,
+)
+from isthmus.core.messages import AgentOrders, AgentReport
+from isthmus.core.state_folder import locked
+from tests.agent.samples import EAST, order, orders
+from tests.agent.test_shell import Site
+
+
+class Answering:
+    """A server that gives the answers it was told to, the last one again and again, and keeps the reports."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, object]] = [(200, AgentOrders().model_dump(mode="json"))]
+        self.reports: list[AgentReport] = []
+        self.tokens: set[str] = set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.reports.append(AgentReport.model_validate_json(body))
+                outer.tokens.add(self.headers["authorization"])
+                status, answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def will_say(self, *answers: tuple[int, object] | AgentOrders) -> None:
+        self.answers = [
+            (200, answer.model_dump(mode="json")) if isinstance(answer, AgentOrders) else answer
+            for answer in answers
+        ]
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Answering]:
+    server = Answering()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def loop(tmp_path: Path, server: Answering) -> Iterator[AgentLoop]:
+    site = Site(tmp_path)
+    with Exchange(server.url, "secret", "east") as exchange:
+        yield AgentLoop(site.shell, exchange, random.Random(0))
+
+
+def test_it_reports_when_due_and_no_sooner(loop: AgentLoop, server: Answering) -> None:
+    """With nothing new it keeps to the server's pace."""
+    server.will_say(AgentOrders(poll_after_s=5))
+    assert loop.step(0.0) == LOOK_S
+    loop.step(4.9)
+    assert len(server.reports) == 1
+    loop.step(5.0)
+    assert len(server.reports) == 2
+    assert server.tokens == {"Bearer secret"}
+
+
+def test_while_something_changes_it_is_quick(loop: AgentLoop, server: Answering) -> None:
+    """A part on its way is reported every 50 ms, whatever the server's pace."""
+    server.will_say(orders(order("prepared")), orders(order("prepared")))
+    assert loop.step(0.0) == pytest.approx(QUICK_S)
+    loop.step(QUICK_S)
+    assert [part.state for part in server.reports[1].parts] == ["prepared"]
+
+
+def test_news_do_not_wait_for_their_turn(loop: AgentLoop, server: Answering) -> None:
+    """A part that changed at the site is reported at once."""
+    server.will_say(orders(order("prepared", lease_s=60)), AgentOrders(poll_after_s=60))
+    loop.step(0.0)
+    loop.step(1.0)
+    num = len(server.reports)
+    loop.shell.obey(orders(order("released")))
+    loop.step(1.01)
+    assert len(server.reports) == num + 1
+
+
+def test_waits_double_up_to_5_s_and_are_never_in_step(loop: AgentLoop, server: Answering) -> None:
+    """Alone, it tries after 0.2 s, 0.4 s, ... 5 s, each shortened by up to half; then begins anew."""
+    backoff = Backoff(random.Random(1))
+    waits = [backoff.failed() for _ in range(8)]
+    most = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert all(top / 2 <= wait <= top for wait, top in zip(waits, most, strict=True))
+    backoff.succeeded()
+    assert backoff.failed() <= 0.2
+
+
+@pytest.mark.parametrize(
+    "answer", [(503, {"message": "disk full"}), (500, b"oops"), (200, b"[]"), (200, b"{")]
+)
+def test_a_server_in_trouble_is_asked_again(
+    loop: AgentLoop, server: Answering, answer: tuple[int, object]
+) -> None:
+    """Errors of the server, and answers that are none, are waited out; then the same is reported again."""
+    server.will_say(answer, AgentOrders())
+    assert 0.1 <= loop.step(0.0) <= 0.2
+    loop.step(0.2)
+    assert len(server.reports) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((401, {"message": "no valid token"}), AuthError),
+        ((403, {"message": "another owner's"}), AuthError),
+        ((409, {"message": "another agent"}), ConflictError),
+        ((422, {"message": "unknown chip"}), InputError),
+        ((426, {"message": "protocol 1"}), ProtocolError),
+        ((200, {"protocol": 2, "whatever": []}), ProtocolError),
+        ((200, {"protocol": 1, "whatever": []}), ProtocolError),
+    ],
+)
+def test_a_refusal_is_an_error_and_workers_go_on(
+    loop: AgentLoop, server: Answering, answer: tuple[int, object], error: type[IsthmusError]
+) -> None:
+    """What waiting cannot mend is raised in the server's words; nothing is stopped."""
+    server.will_say(orders(order("prepared")), orders(order("running")), answer)
+    loop.step(0.0)
+    loop.step(1.0)
+    with pytest.raises(error):
+        loop.step(2.0)
+    assert [part.state for part in loop.shell.machine.observed()] == ["running"]
+
+
+def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
+    """A closed port is waited out like a server in trouble."""
+    with (
+        Exchange("http://127.0.0.1:9", "t", "east") as exchange,
+        pytest.raises(UnavailableError, match="no answer"),
+    ):
+        exchange.sync(Site(tmp_path).shell.report("i")[0])
+
+
+def test_a_certificate_file_that_is_none_is_named(tmp_path: Path) -> None:
+    """The path is in the message."""
+    with pytest.raises(InputError, match="nothing"):
+        Exchange("https://x", "t", "east", tmp_path / "nothing")
+
+
+def config(server: Answering, state: Path) -> AgentConfig:
+    return AgentConfig(server=server.url, token="t", cluster=EAST, state=state)
+
+
+def test_a_second_agent_on_the_same_state_is_turned_away(tmp_path: Path, server: Answering) -> None:
+    """Two agents never count the same cards from one table."""
+    with locked(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent runs"):
+        run_agent(config(server, tmp_path))
+
+
+def test_an_agent_that_was_replaced_ends_with_the_reason(tmp_path: Path, server: Answering) -> None:
+    """Another agent speaks for the cluster: this one gives everything back and raises."""
+    server.will_say((409, {"message": "another agent of cluster 'east' has taken over"}))
+    with pytest.raises(ConflictError, match="taken over"):
+        run_agent(config(server, tmp_path))
+
+
+def test_a_stopped_agent_tells_what_it_gave_back(tmp_path: Path, server: Answering) -> None:
+    """The last report of an agent that is asked to end says `released`."""
+    server.will_say(orders(order("prepared")))
+    stop = threading.Event()
+    thread = threading.Thread(target=run_agent, args=(config(server, tmp_path), stop))
+    thread.start()
+    held = threading.Event()
+    while not any(report.parts for report in list(server.reports)):
+        assert not held.wait(0.01)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [part.state for part in server.reports[-1].parts] == ["released"]

@@ -1,0 +1,287 @@
+"""The agent's shell over a fake adapter: what it saves, writes into folders, reads from them and removes."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.adapter import WorkerStatus
+from isthmus.agent.folders import LocalJobFile, last_words, read_routes, submit_local, worker_spec
+from isthmus.agent.parts import HeldPart
+from isthmus.agent.shell import AgentShell
+from isthmus.agent.table import PartTable
+from isthmus.agent.validators import validate
+from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.messages import PartOrder, RankMap
+from isthmus.core.plan import StageTime
+from isthmus.core.worker import WorkerFolder
+from tests.agent.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
+
+
+class FakeAdapter:
+    """Workers that are entries of a dictionary; it keeps the contract of `Adapter` but has no processes."""
+
+    def __init__(self) -> None:
+        self.workers: dict[Path, WorkerStatus] = {}
+        self.started: list[tuple[Path, tuple[str, ...]]] = []
+        self.broken = False
+
+    def inventory(self) -> Mapping[str, Sequence[str]]:
+        return INVENTORY
+
+    def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
+        if self.broken:
+            raise UnavailableError("no process can be made")
+        if folder not in self.workers:
+            self.workers[folder] = WorkerStatus(state="running")
+            self.started.append((folder, tuple(cards)))
+
+    def poll(self, folder: Path) -> WorkerStatus:
+        return self.workers.get(folder, WorkerStatus(state="absent"))
+
+    def stop(self, folder: Path, *, force: bool) -> None:
+        if self.poll(folder).state != "exited":
+            self.end(folder, 143)
+
+    def end(self, folder: Path, status: int) -> None:
+        self.workers[folder] = WorkerStatus(state="exited", exit_status=status)
+
+
+class Site:
+    """A shell with a clock, its adapter and its state folder; `restart` is a new life of the agent."""
+
+    def __init__(self, state: Path, routes: Path | None = None) -> None:
+        self.state, self.routes, self.now_s = state, routes, 0.0
+        self.adapter = FakeAdapter()
+        self.restart()
+
+    def restart(self) -> None:
+        self.shell = AgentShell(
+            cluster=EAST, adapter=self.adapter, state=self.state, clock=lambda: self.now_s, routes=self.routes
+        )
+
+    def obey(self, *parts: PartOrder) -> None:
+        self.shell.obey(orders(*parts))
+        validate(self.shell.machine)
+
+    def run(self, *places: str) -> Path:
+        """Take part a/1 to running; return the folder of its rank 0."""
+        wanted = places or ("east/h20", "west/h20")
+        self.obey(order("prepared", places=wanted))
+        self.obey(order("running", places=wanted))
+        return self.state / "runs" / "a" / "1" / "rank-0"
+
+    @property
+    def states(self) -> dict[str, str]:
+        return states(self.shell.machine)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "state")
+
+
+def test_a_worker_is_told_its_spec_and_given_its_cards(site: Site) -> None:
+    """`spec.json` is there before the start; on a virtual chip with the plan's times for its stage."""
+    folder = site.run("west/h20", "east/h20", "east/l40s")
+    first, second = folder.with_name("rank-1"), folder.with_name("rank-2")
+    assert site.adapter.started == [(first, ("h20/0/0",)), (second, ("l40s/0/0",))]
+    spec = WorkerFolder(first).read_spec()
+    assert (spec.run, spec.attempt, spec.rank, spec.host) == ("a", 1, 1, "127.0.0.1")
+    assert spec.stage_time == StageTime(forward_s=0.1, backward_s=0.2)
+    assert WorkerFolder(second).read_spec().stage_time is None, "a real chip takes the time it takes"
+
+
+def test_the_table_is_on_disk_before_a_worker_is_started(tmp_path: Path) -> None:
+    """Whoever finds a worker running finds its part in the table."""
+    site = Site(tmp_path)
+    seen = []
+    start = site.adapter.start
+    site.adapter.start = lambda *a: (seen.append(PartTable(tmp_path).load()), start(*a))[1]  # type: ignore
+    site.run()
+    assert [(part.state, part.live) for part in seen[0]] == [("running", True)]
+
+
+def test_a_new_life_goes_on_with_what_it_finds(site: Site) -> None:
+    """Prepared cards stay held, running workers are not started again, what ended meanwhile is told."""
+    folder = site.run("east/h20", "east/h20")
+    site.obey(order("running"), order("prepared", job="b"))
+    site.adapter.end(folder, 0)
+    site.restart()
+    site.shell.tick()
+    assert site.states == {"a/1": "running", "b/1": "prepared"}
+    site.adapter.end(folder.with_name("rank-1"), 0)
+    site.shell.tick()
+    assert site.states == {"a/1": "succeeded", "b/1": "prepared"}
+    assert len(site.adapter.started) == 2
+
+
+def test_addresses_and_rank_map_pass_through_the_folder(site: Site) -> None:
+    """`checkin.json` goes up in the report, the rank map comes down as `ranks.json`."""
+    folder = site.run()
+    WorkerFolder(folder).write_checkin(address())
+    site.shell.tick()
+    report, _ = site.shell.report("i")
+    assert report.parts[0].workers == (address(),)
+    ranks = RankMap(workers=(address(), address(1)))
+    site.obey(order("running", ranks=ranks))
+    assert WorkerFolder(folder).read_ranks() == ranks
+
+
+def test_a_failure_is_told_with_the_last_words(site: Site) -> None:
+    """The line of the log that names the error, not what came after it."""
+    folder = site.run()
+    (folder / "log").write_text("step 1\nValueError: bad data\ncleaning up\n")
+    site.adapter.end(folder, 1)
+    site.shell.tick()
+    assert site.shell.machine.observed()[0].detail == "rank 0 ended with status 1: ValueError: bad data"
+
+
+@pytest.mark.parametrize(("log", "words"), [(b"", ""), (b"\n \n", ""), (b"a\nb\n", "b"), (b"\xff", "\ufffd")])
+def test_last_words_of_any_log(tmp_path: Path, log: bytes, words: str) -> None:
+    """Any bytes have last words."""
+    (tmp_path / "log").write_bytes(log)
+    assert last_words(tmp_path) == words
+
+
+def test_a_worker_that_cannot_be_started_fails_the_part(site: Site) -> None:
+    """No process to be had: failed, with the adapter's words, and nothing is left to start later."""
+    site.adapter.broken = True
+    folder = site.run()
+    assert site.states == {"a/1": "failed"}
+    assert "no process can be made" in site.shell.machine.observed()[0].detail
+    assert site.adapter.poll(folder).state == "exited"
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow: what a full disk does, for root as well."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_on_a_full_disk_nothing_is_started_or_told_until_it_can_be_saved(site: Site) -> None:
+    """The script: 1. full disk; 2. ordered to run; 3. nothing starts, no report; 4. space; 5. it starts."""
+    site.obey(order("prepared"))
+    with full_disk():
+        site.obey(order("running"))
+        assert site.adapter.started == []
+        site.shell.tick()
+        with pytest.raises(UnavailableError, match="cannot write"):
+            site.shell.report("i")
+    site.shell.tick()
+    assert len(site.adapter.started) == 1
+    assert site.shell.report("i")[0].parts[0].state == "running"
+
+
+def test_on_a_full_disk_workers_are_still_stopped(site: Site) -> None:
+    """Letting go needs no disk: the server's word to release is carried out at once."""
+    folder = site.run()
+    with full_disk():
+        site.obey(order("released"))
+    assert site.adapter.poll(folder).state == "exited"
+    site.shell.tick()
+    assert site.states == {"a/1": "released"}
+
+
+def test_what_is_forgotten_goes_once_its_lines_are_stored(site: Site) -> None:
+    """The folder of a released part stays until the server has its log, and no longer."""
+    folder = site.run()
+    (folder / "log").write_text("a line\n")
+    site.obey()
+    site.shell.tick()
+    site.obey()
+    assert site.states == {}
+    site.shell.tick()
+    assert folder.exists(), "its log is not stored yet"
+    _, batch = site.shell.report("i")
+    site.shell.outbox.stored(batch)
+    site.shell.tick()
+    assert list((site.state / "runs").iterdir()) == []
+
+
+def test_shutdown_ends_when_nothing_is_left(site: Site) -> None:
+    """`ended` waits for the last process."""
+    site.run()
+    site.adapter.stop = lambda folder, force: None  # type: ignore[method-assign]
+    site.shell.shut_down()
+    site.shell.tick()
+    assert not site.shell.ended
+    site.adapter.end(site.state / "runs" / "a" / "1" / "rank-0", 143)
+    site.shell.tick()
+    assert site.shell.ended
+    assert site.states == {"a/1": "released"}
+
+
+def test_routes_are_read_anew_at_each_start(tmp_path: Path) -> None:
+    """Whoever changes the routes need not restart the agent."""
+    routes = tmp_path / "routes.json"
+    routes.write_text("{}")
+    site = Site(tmp_path / "state", routes)
+    routes.write_text(json.dumps({"east": {"west": "127.0.0.1:7001"}, "west": {"east": "127.0.0.1:7002"}}))
+    folder = site.run()
+    assert WorkerFolder(folder).read_spec().routes == {"west": "127.0.0.1:7001"}
+
+
+@pytest.mark.parametrize("content", [None, "[]", '{"east": 1}', "{"])
+def test_broken_routes_are_refused_at_the_start_by_file(tmp_path: Path, content: str | None) -> None:
+    """A file that is missing or is not routes: named before any part is taken."""
+    routes = tmp_path / "routes.json"
+    if content is not None:
+        routes.write_text(content)
+    with pytest.raises(FileError, match=r"routes\.json"):
+        read_routes(routes, "east")
+
+
+def test_a_table_of_another_version_is_named_and_left_alone(tmp_path: Path) -> None:
+    """What this agent cannot read it does not overwrite."""
+    (tmp_path / "parts.json").write_text('[{"what": 1}]')
+    with pytest.raises(FileError, match=r"parts\.json"):
+        Site(tmp_path)
+    assert (tmp_path / "parts.json").read_text() == '[{"what": 1}]'
+
+
+def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
+    """No prediction, no stage time: the worker computes at its own pace."""
+    part = HeldPart(job="a", attempt=1, spec=JOB, plan=plan(timed=False))
+    assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).stage_time is None
+
+
+def test_local_jobs_come_and_go_by_their_folders(site: Site) -> None:
+    """`job.json` queues a job, `exit` ends it, `cancel` stops it; its folder stays with its owner."""
+    one = submit_local(site.state, "one", LocalJobFile(command=("true",), node_group="h20", chips=2))
+    two = submit_local(site.state, "two", LocalJobFile(command=("true",), node_group="h20", chips=2))
+    site.shell.tick()
+    assert [folder for folder, _ in site.adapter.started] == [one]
+    assert site.shell.report("i")[0].free_chips == {"h20": 0, "l40s": 2}
+    site.adapter.end(one, 0)
+    (one / "exit").write_text("0\n")
+    site.shell.tick()
+    assert [folder for folder, _ in site.adapter.started] == [one, two]
+    (two / "cancel").touch()
+    site.shell.tick()
+    site.shell.tick()
+    assert site.shell.machine.parts == {}
+    assert site.shell.report("i")[0].free_chips == {"h20": 3, "l40s": 2}
+    assert one.exists()
+
+
+def test_a_local_job_that_never_fits_is_told_so_in_its_folder(site: Site) -> None:
+    """More cards than there are, an unknown group, no JSON: status 2 and the reason in its log."""
+    for name, job in (("big", '{"command": ["x"], "node_group": "h20", "chips": 9}'), ("bad", "{")):
+        folder = site.state / "local" / name
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(job)
+    site.shell.tick()
+    assert site.adapter.started == []
+    assert "9 cards of node group 'h20' wanted" in (site.state / "local" / "big" / "log").read_text()
+    assert (site.state / "local" / "bad" / "exit").read_text() == "2\n"
