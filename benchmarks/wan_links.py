@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import Row, compared, print_rows
-from benchmarks.wan_traffic import send
+from benchmarks._wan_traffic import send
 from isthmus.core.pool import Pool
 from isthmus.wan.emulator import ROUTES, run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces, why_unavailable
 
+MESSAGES = {"count": 30, "num_bytes": 1 << 18}
 REAL = "kernel TCP, packets really lost"
 
 
@@ -62,8 +63,8 @@ class Links:
 
 
 def traffic(measure: str, address: str, **options: Any) -> list[float]:
-    """Run `benchmarks.wan_traffic` here and return what it found."""
-    argv = [sys.executable, "-m", "benchmarks.wan_traffic", measure, address, json.dumps(options)]
+    """Run `benchmarks._wan_traffic` here and return what it found."""
+    argv = [sys.executable, "-m", "benchmarks._wan_traffic", measure, address, json.dumps(options)]
     found: list[float] = json.loads(
         subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=120).stdout
     )
@@ -72,8 +73,8 @@ def traffic(measure: str, address: str, **options: Any) -> list[float]:
 
 @contextmanager
 def traffic_server() -> Iterator[str]:
-    """Start `benchmarks.wan_traffic serve` here; yield its address."""
-    argv = [sys.executable, "-m", "benchmarks.wan_traffic", "serve", "127.0.0.1"]
+    """Start `benchmarks._wan_traffic serve` here; yield its address."""
+    argv = [sys.executable, "-m", "benchmarks._wan_traffic", "serve", "127.0.0.1"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield f"127.0.0.1:{server.stdout.readline().strip()}" if server.stdout else ""
@@ -221,7 +222,7 @@ def busy_machine(quick: bool) -> Iterator[Row]:
 
 def in_namespaces(namespaces: Namespaces, measure: str, **options: Any) -> list[float]:
     """Run traffic from site a to site b, directly: their TCP sees the link itself."""
-    module = [sys.executable, "-m", "benchmarks.wan_traffic"]
+    module = [sys.executable, "-m", "benchmarks._wan_traffic"]
     with namespaces.run_in("b", [*module, "serve", "0.0.0.0"], stdout=subprocess.PIPE, text=True) as server:
         port = server.stdout.readline().strip() if server.stdout else ""
         address = f"{namespaces.sites['b'].address}:{port}"
@@ -230,6 +231,14 @@ def in_namespaces(namespaces: Namespaces, measure: str, **options: Any) -> list[
             found: list[float] = json.loads(client.communicate(timeout=120)[0])
         server.kill()
     return found
+
+
+def messages_row(what: str, modelled_ms: list[float], real_ms: list[float]) -> Row:
+    """The mean echo of 256 KiB, the first five left out: TCP has found its rate by then."""
+    modelled, real = statistics.mean(modelled_ms[6:]), statistics.mean(real_ms[6:])
+    met = 0.5 <= modelled / real <= 2
+    what = f"echo of 256 KiB, mean, {what}"
+    return compared(what, modelled, "ms", REAL, real, target="within a factor 2", met=met)
 
 
 def loss(quick: bool) -> Iterator[Row]:
@@ -244,15 +253,18 @@ def loss(quick: bool) -> Iterator[Row]:
         what = f"goodput, loss {share:.1%} modelled, {control}, 0.2 Gbit/s, 40 ms"
         with emulated(**link) as links:
             modelled = links.send(skip_s=1.0, window_s=min(window_s, 5.0))[0]
+            modelled_ms = links.ping(**MESSAGES)
         if why is not None:
             yield Row(what=what, ours=modelled, unit="Mbit/s", peer=REAL, target=f"not compared: {why}")
             continue
         with emulated_namespaces(pool_of(**link)) as namespaces:
             real = in_namespaces(namespaces, "send", skip_s=skip_s, window_s=window_s)[0]
             times_ms = in_namespaces(namespaces, "ping")[1:] if share == 0 else []
+            real_ms = in_namespaces(namespaces, "ping", **MESSAGES)
         factor = 1.6 if control == "cubic" and share else 1.1
         met = 1 / factor <= modelled / real <= factor
         yield compared(what, modelled, "Mbit/s", REAL, real, target=f"within a factor {factor}", met=met)
+        yield messages_row(f"loss {share:.1%} modelled, {control}, 0.2 Gbit/s, 40 ms", modelled_ms, real_ms)
         if times_ms:
             what = f"round trip in namespaces, median, {control}, 40 ms"
             yield time_row(what, statistics.median(times_ms), 40)

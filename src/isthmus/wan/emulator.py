@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import time
@@ -23,6 +24,8 @@ STATISTICS = "links.json"
 """What each direction carried, once a second."""
 
 STATISTICS_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 def run_links(pool: Pool, state: Path, seed: int = 0) -> None:
@@ -54,6 +57,7 @@ async def _serve(pool: Pool, state: Path, seed: int) -> None:
     await relay.start()
     try:
         write_atomically(state / ROUTES, relay.routes())
+        _log.info("%d links listen; their routes are in %s", len(relay.links), state / ROUTES)
         await _report(relay, state / STATISTICS, stop)
     finally:
         (state / ROUTES).unlink(missing_ok=True)

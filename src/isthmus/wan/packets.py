@@ -19,6 +19,7 @@ from typing import Any
 
 from isthmus.core.pool import Link, Pool
 from isthmus.wan.clock import ask_to_be_woken_soon
+from isthmus.wan.netns import delete_namespaces
 from isthmus.wan.shaper import Shaper, both_ways
 
 _BATCH = 64
@@ -130,8 +131,6 @@ class PacketRelay:
 
 def main() -> None:
     """Read the configuration, relay until the input ends, delete the namespaces."""
-    from isthmus.wan.netns import delete_namespaces
-
     config = json.loads(_read_line(0))
     devices = {name: (address, fd) for name, (address, fd) in config["devices"].items()}
     relay = PacketRelay(Pool.model_validate(config["pool"]), devices, config["seed"])

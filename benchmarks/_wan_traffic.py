@@ -1,6 +1,6 @@
 """Traffic for `benchmarks.wan_links`: a server and a client that run anywhere, also inside a namespace.
 
-`python -m benchmarks.wan_traffic serve HOST` prints its port; `... send HOST:PORT JSON` prints a JSON list,
+`python -m benchmarks._wan_traffic serve HOST` prints its port; `... send HOST:PORT JSON` prints a JSON list,
 where JSON holds the arguments of `send` (goodput of each flow, Mbit/s) or of `ping` (round trips, ms).
 """
 
@@ -85,15 +85,20 @@ def send(
 
 
 def ping(
-    address: str, proxy: str | None = None, count: int = 20, gap_s: float = 0.0, soon: bool = False
+    address: str,
+    proxy: str | None = None,
+    count: int = 20,
+    num_bytes: int = 64,
+    gap_s: float = 0.0,
+    soon: bool = False,
 ) -> list[float]:
-    """Return dial time and then `count` round trips of a 64-byte message, in milliseconds.
+    """Return dial time and then `count` echoes of a message of `num_bytes`, in milliseconds.
 
     `soon` asks the scheduler to wake this process promptly: then the link is measured, not its end.
     """
     if soon:
         ask_to_be_woken_soon()
-    times_ms, message = [], bytes(64)
+    times_ms, message = [], bytes(num_bytes)
     start_s = time.monotonic()
     with dial(parse_address(address), proxy) as connection:
         times_ms.append((time.monotonic() - start_s) * 1e3)
@@ -101,7 +106,7 @@ def ping(
         for _ in range(count):
             start_s = time.monotonic()
             connection.sendall(message)
-            connection.recv(64, socket.MSG_WAITALL)
+            connection.recv(num_bytes, socket.MSG_WAITALL)
             times_ms.append((time.monotonic() - start_s) * 1e3)
             time.sleep(gap_s)
     return times_ms
