@@ -1,0 +1,116 @@
+"""`simulate_failures`: many iterations with checkpoints, stages that die, and work that is lost and done
+again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isthmus.core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """A checkpoint after every `period` iterations, which stops training for `stall_s`."""
+
+    period: int
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Stage `stage` dies at `at_s`; all stages stop, and train again `restart_s` later."""
+
+    at_s: float
+    restart_s: float
+    stage: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRun:
+    """Where the time of a run went. The parts sum to `total_s`.
+
+    `useful_s` is the iterations that count, `repeated_s` work that was done again or cut short, `stall_s`
+    the checkpoints, `down_s` the restarts. A failure after the end, or while the run is already down, counts
+    for nothing but its restart time beyond the present one.
+    """
+
+    total_s: float
+    useful_s: float
+    repeated_s: float
+    stall_s: float
+    down_s: float
+    num_failures: int
+
+    @property
+    def goodput(self) -> float:
+        """Useful seconds over all seconds."""
+        return self.useful_s / self.total_s if self.total_s else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return asdict(self) | {"goodput": self.goodput}
+
+
+def simulate_failures(
+    iteration_s: float, num_iterations: int, checkpoints: Checkpoints, failures: Sequence[Failure] = ()
+) -> FailureRun:
+    """Return what `num_iterations` of `iteration_s` cost with these checkpoints and failures.
+
+    A failure throws back to the last checkpoint that was finished; the start counts as one. Raises
+    `InputError` for numbers that make no sense.
+    """
+    if iteration_s <= 0 or num_iterations < 0 or checkpoints.period < 1 or checkpoints.stall_s < 0:
+        raise InputError(
+            f"{num_iterations} iterations of {iteration_s} s with {checkpoints}",
+            hint="the iteration and the period must be positive, nothing may be negative",
+        )
+    coming = sorted(failures, key=lambda failure: failure.at_s)
+    now_s = stall_s = down_s = work_s = 0.0
+    done = saved = hit = 0
+    while done < num_iterations:
+        is_last = done + 1 == num_iterations
+        pause_s = checkpoints.stall_s if (done + 1) % checkpoints.period == 0 and not is_last else 0.0
+        if hit < len(coming) and coming[hit].at_s < now_s + iteration_s + pause_s:
+            failure, hit = coming[hit], hit + 1
+            spent_s = max(0.0, failure.at_s - now_s)
+            work_s += min(spent_s, iteration_s)
+            stall_s += max(0.0, spent_s - iteration_s)
+            back_s = max(now_s, failure.at_s + failure.restart_s)
+            down_s += back_s - now_s - spent_s
+            now_s, done = back_s, saved
+            continue
+        now_s += iteration_s + pause_s
+        work_s, stall_s, done = work_s + iteration_s, stall_s + pause_s, done + 1
+        if done % checkpoints.period == 0:
+            saved = done
+    useful_s = num_iterations * iteration_s
+    return FailureRun(
+        total_s=now_s,
+        useful_s=useful_s,
+        repeated_s=work_s - useful_s,
+        stall_s=stall_s,
+        down_s=down_s,
+        num_failures=hit,
+    )
+
+
+def draw_failures(
+    mean_between_s: Sequence[float], restart_s: float, until_s: float, seed: int = 0
+) -> tuple[Failure, ...]:
+    """Return failures up to `until_s`: stage `s` dies at random, on average every `mean_between_s[s]`
+    seconds.
+    """
+    chance = random.Random(seed)
+    drawn = []
+    for stage, mean_s in enumerate(mean_between_s):
+        if mean_s <= 0:
+            raise InputError(f"stage {stage} fails every {mean_s} s on average", hint="it must be positive")
+        at_s = chance.expovariate(1 / mean_s)
+        while at_s < until_s:
+            drawn.append(Failure(at_s=at_s, restart_s=restart_s, stage=stage))
+            at_s += chance.expovariate(1 / mean_s)
+    return tuple(sorted(drawn, key=lambda failure: (failure.at_s, failure.stage)))

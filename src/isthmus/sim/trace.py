@@ -1,0 +1,55 @@
+"""`chrome_trace`: a simulated run as a trace that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.sim.result import TrainingRun
+
+_LINKS_PROCESS = 1_000_000
+"""Process number of the links' tracks, beyond those of the replicas."""
+
+
+def chrome_trace(run: TrainingRun) -> dict[str, Any]:
+    """Return the run in the JSON form of the Trace Event Format, times in microseconds.
+
+    A replica is a process, a stage a thread of it, with its memory as a counter; a link is a thread of the
+    process `links`, where a message is an asynchronous span from being handed over to its arrival. `run` must
+    hold details.
+    """
+    events: list[dict[str, Any]] = []
+    for stage in run.stages:
+        name = f"stage {stage.stage} ({stage.cluster})"
+        events.append(_name("thread_name", stage.replica, stage.stage, name))
+        if stage.stage == 0:
+            events.append(_name("process_name", stage.replica, 0, f"replica {stage.replica}"))
+        events += [
+            _event("C", f"memory of stage {stage.stage}", stage.replica, stage.stage, time_s, bytes=num_bytes)
+            for time_s, num_bytes in stage.memory
+        ]
+    for span in run.spans:
+        event = _event("X", span.what, span.replica, span.stage, span.start_s)
+        events.append(event | {"cat": span.kind, "dur": (span.end_s - span.start_s) * 1e6})
+    events += _links(run)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _links(run: TrainingRun) -> list[dict[str, Any]]:
+    events = [_name("process_name", _LINKS_PROCESS, 0, "links")]
+    places = {(link.source, link.target): place for place, link in enumerate(run.links)}
+    for (source, target), place in places.items():
+        events.append(_name("thread_name", _LINKS_PROCESS, place, f"{source} to {target}"))
+    for number, flight in enumerate(run.flights):
+        place = places[flight.source, flight.target]
+        for phase, time_s in (("b", flight.sent_s), ("e", flight.arrives_s)):
+            event = _event(phase, flight.what, _LINKS_PROCESS, place, time_s, bytes=flight.num_bytes)
+            events.append(event | {"cat": "message", "id": number})
+    return events
+
+
+def _event(phase: str, name: str, process: int, thread: int, time_s: float, **args: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": process, "tid": thread, "ts": time_s * 1e6, "args": args}
+
+
+def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}

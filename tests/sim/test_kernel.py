@@ -1,0 +1,131 @@
+"""Rules of the discrete-event kernel."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.sim.kernel import Kernel, Queue, Resource, all_of, first_of
+
+
+def test_the_example_of_the_module_runs():
+    """Two lorries share a narrow road: the second waits for the first."""
+    kernel, road_log = Kernel(), []
+    road = Resource(kernel, 1)
+
+    def lorry(name):
+        yield kernel.now + 2.0
+        yield road.acquire()
+        road_log.append((name, kernel.now))
+        yield kernel.now + 1.0
+        road.release()
+        return name
+
+    ends = [kernel.start(lorry(name)) for name in "ab"]
+    assert kernel.run() == 4.0
+    assert road_log == [("a", 2.0), ("b", 3.0)]
+    assert [end.value for end in ends] == ["a", "b"]
+
+
+@given(st.lists(st.lists(st.floats(0, 10), max_size=8), max_size=8))
+def test_time_never_runs_back_and_ties_keep_their_order(naps):
+    """Steps come in order of time; at one time, in the order in which they were asked for."""
+    kernel, seen = Kernel(), []
+
+    def sleeper(number, times):
+        for nap_s in times:
+            yield kernel.now + nap_s
+            seen.append((kernel.now, number))
+
+    for number, times in enumerate(naps):
+        kernel.start(sleeper(number, times))
+    kernel.run()
+    assert [time for time, _ in seen] == sorted(time for time, _ in seen)
+    assert len(seen) == sum(map(len, naps))
+    first = [number for time, number in seen if time == 0.0]
+    if all(len(times) == 1 for times in naps):
+        assert first == sorted(first)
+
+
+def test_run_until_stops_the_clock_there():
+    """What is due at the limit runs, what is due later does not, and the next run goes on."""
+    kernel, seen = Kernel(), []
+    for time_s in (1.0, 2.0, 3.0):
+        kernel.call(time_s, lambda _, time_s=time_s: seen.append(time_s))
+    assert kernel.run(until_s=2.0) == 2.0
+    assert seen == [1.0, 2.0]
+    kernel.run()
+    assert seen == [1.0, 2.0, 3.0]
+    assert kernel.num_events == 3
+
+
+def test_an_event_wakes_all_who_wait_and_all_who_come_late():
+    """Waiting before or after it happened makes no difference to the value."""
+    kernel, got = Kernel(), []
+    event = kernel.event()
+
+    def waiter(at_s):
+        yield at_s
+        got.append((at_s, (yield event)))
+
+    for at_s in (0.0, 5.0):
+        kernel.start(waiter(at_s))
+    kernel.call(1.0, lambda _: event.trigger("now"))
+    kernel.run()
+    assert got == [(0.0, "now"), (5.0, "now")]
+
+
+def test_all_of_and_first_of():
+    """`all_of` has every value in the order asked; `first_of` the first, with its index."""
+    kernel = Kernel()
+    events = [kernel.event() for _ in range(3)]
+    both, first, none = all_of(kernel, events), first_of(kernel, events), all_of(kernel, [])
+    for number, at_s in ((2, 1.0), (0, 2.0), (1, 3.0)):
+        kernel.call(at_s, lambda _, number=number: events[number].trigger(number))
+    kernel.run()
+    assert (both.value, first.value, none.value) == ([0, 1, 2], (2, 2), [])
+
+
+def test_a_queue_hands_out_in_order():
+    """Oldest item first, to whoever asked first."""
+    kernel, got = Kernel(), []
+    queue = Queue(kernel)
+
+    def taker(name):
+        got.append((name, (yield queue.get())))
+
+    queue.put(1)
+    for name in "abc":
+        kernel.start(taker(name))
+    kernel.call(1.0, lambda _: queue.put(2))
+    kernel.call(2.0, lambda _: queue.put(3))
+    kernel.call(2.0, lambda _: queue.put(4))
+    kernel.run()
+    assert got == [("a", 1), ("b", 2), ("c", 3)]
+    assert len(queue) == 1
+
+
+def test_misuse_is_refused():
+    """The past, an event twice, a place given back twice, a resource without places."""
+    kernel = Kernel()
+    kernel.call(1.0, lambda _: None)
+    kernel.run()
+    with pytest.raises(ValueError, match="has passed"):
+        kernel.call(0.5, lambda _: None)
+    with pytest.raises(ValueError, match="has passed"):
+        run_one(kernel, 0.5)
+    event = kernel.event()
+    event.trigger()
+    with pytest.raises(RuntimeError, match="once"):
+        event.trigger()
+    with pytest.raises(RuntimeError, match="free already"):
+        Resource(kernel, 2).release()
+    with pytest.raises(ValueError, match="capacity"):
+        Resource(kernel, 0)
+
+
+def run_one(kernel, time_s):
+    def process():
+        yield time_s
+
+    kernel.start(process())
+    kernel.run()
