@@ -74,6 +74,7 @@ def attention(shape: AttentionShape) -> Component:
         kind="attention",
         weights=tuple(weights),
         saved=(Saved(name="projection.input", width=shape.hidden, cheap=True), *saved),
+        steps=(_gradients(shape),),
         core=AttentionCore(
             num_heads=shape.num_heads,
             key_dim=shape.head_dim,
@@ -131,6 +132,26 @@ def _latent(shape: AttentionShape, latent: Latent) -> tuple[list[Weight], list[S
     ]
     saved += [*norm_saved("q_a_norm", "rms", rank), Saved(name="q_b.input", width=rank, cheap=True)]
     return weights, saved, down
+
+
+def _gradients(shape: AttentionShape) -> tuple[Saved, ...]:
+    """Return what the core's backward pass has alive: gradients of query, key, value and result, or rows of
+    scores.
+    """
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    hidden = Saved(name="hidden.gradients", width=2 * shape.hidden)
+    if shape.kernel == "eager":
+        return (hidden, Saved(name="scores.gradients", width=2 * heads, per_key=True, bytes_each=4, cut="tp"))
+    return (
+        hidden,
+        Saved(name="query.gradients", width=shape.query + shape.result, cut="tp", pieces=heads),
+        Saved(
+            name="key.gradients",
+            width=kv_heads * (shape.head_dim + shape.value_dim),
+            cut="tp",
+            pieces=kv_heads,
+        ),
+    )
 
 
 def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> list[Saved]:

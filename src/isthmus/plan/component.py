@@ -7,6 +7,7 @@ under each kind of parallelism. A number of tokens is always that of one micro-b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,12 +131,17 @@ class AttentionCore:
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A part of a layer, or of the model's ends: weights, saved activations, and what follows from them."""
+    """A part of a layer, or of the model's ends: weights, saved activations, and what follows from them.
+
+    `steps` lists, for each step of the backward pass that may be the fullest, what is alive then beyond what
+    is kept (a negative width has been freed by then).
+    """
 
     name: str
     kind: Kind
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
+    steps: tuple[tuple[Saved, ...], ...] = ()
     core: AttentionCore | None = None
     kv_width: int = 0
     num_experts: int = 0
@@ -211,12 +217,33 @@ class Component:
         """
         if recompute == "full":
             return 0.0
+        kept = [
+            saved
+            for saved in self.saved
+            if not (recompute == "selective" and saved.cheap) and not (recompute == "moe" and saved.routed)
+        ]
+        return self._sum(kept, tokens, sequence_length, precision_bytes, shard)
+
+    def working_bytes(
+        self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = WHOLE
+    ) -> float:
+        """Return the most bytes its backward pass has alive beyond what is kept."""
+        each = (self._sum(step, tokens, sequence_length, precision_bytes, shard) for step in self.steps)
+        return max(each, default=0.0)
+
+    def _sum(
+        self,
+        tensors: Iterable[Saved],
+        tokens: float,
+        sequence_length: int,
+        precision_bytes: int,
+        shard: Sharding,
+    ) -> float:
         routed = self.experts_per_token if shard.routed_per_token is None else shard.routed_per_token
         arrived = tokens * routed / (shard.tp if shard.sp else 1)  # already cut by sequence parallelism
         return sum(
-            saved.num_bytes(arrived if saved.routed else tokens, sequence_length, precision_bytes, shard)
-            for saved in self.saved
-            if not (recompute == "selective" and saved.cheap) and not (recompute == "moe" and saved.routed)
+            one.num_bytes(arrived if one.routed else tokens, sequence_length, precision_bytes, shard)
+            for one in tensors
         )
 
     def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:

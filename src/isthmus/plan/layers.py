@@ -65,6 +65,7 @@ def feed_forward(shape: FeedForwardShape) -> Component:
             kind="dense",
             weights=_dense_weights(shape, shape.intermediate),
             saved=(read, *_inner_saved(shape, shape.intermediate)),
+            steps=(_gradients(shape, shape.intermediate, hidden=1, narrow_hidden=1),),
         )
     experts = shape.num_experts
     router = Weight(name="router", matrix=shape.hidden * experts, vector=experts * shape.router_bias)
@@ -80,6 +81,7 @@ def feed_forward(shape: FeedForwardShape) -> Component:
         kind="experts",
         weights=tuple(weights),
         saved=saved,
+        steps=_expert_steps(shape),
         num_experts=experts,
         experts_per_token=shape.experts_per_token,
         shared_experts=shape.num_shared,
@@ -92,7 +94,10 @@ def norms(shape: LayerShape) -> Component:
     size = norm_parameters(shape.norm, hidden)
     weights = (Weight(name=f"norm_{index}", vector=size) for index in range(shape.num_norms))
     saved = (norm_saved(f"norm_{index}", shape.norm, hidden) for index in range(shape.num_norms))
-    return Component(name="norms", kind="norm", weights=tuple(weights), saved=sum(saved, ()))
+    gradients = (Saved(name="norm.gradients", width=4.5 * hidden, bytes_each=4),)
+    return Component(
+        name="norms", kind="norm", weights=tuple(weights), saved=sum(saved, ()), steps=(gradients,)
+    )
 
 
 def _dense_weights(shape: FeedForwardShape, width: int, prefix: str = "") -> tuple[Weight, ...]:
@@ -126,6 +131,30 @@ def _inner_saved(shape: FeedForwardShape, width: int, *, routed: bool = False) -
     between = Saved(name="activation", width=kept * width, routed=routed, cut="tp", cheap=True)
     product = Saved(name="down.input", width=width, routed=routed, cut="tp", cheap=True)
     return (first, between, product) if kept else (first, product)
+
+
+def _gradients(
+    shape: FeedForwardShape, width: int, *, hidden: int, narrow_hidden: int, routed: bool = False
+) -> tuple[Saved, ...]:
+    """Return the gradients around the inner width: two of it, and the hidden size some times over."""
+    return (
+        Saved(name="inner.gradients", width=2 * width, routed=routed, cut="tp"),
+        Saved(name="hidden.gradients", width=hidden * shape.hidden),
+        Saved(name="hidden.narrow", width=narrow_hidden * shape.hidden, narrow=True),
+    )
+
+
+def _expert_steps(shape: FeedForwardShape) -> tuple[tuple[Saved, ...], ...]:
+    """Return the two steps that may be fullest: inside the experts, and where their outputs are summed."""
+
+    def routed(name: str, times: int, narrow: bool = False) -> Saved:
+        return Saved(name=name, width=times * shape.hidden, routed=True, cut="none", narrow=narrow)
+
+    inside = _gradients(shape, shape.intermediate, hidden=1, narrow_hidden=1, routed=True)
+    return (
+        (*inside, routed("down.output", -1), routed("down.gradient", 2, narrow=True)),
+        (routed("combine.gradients", 3), Saved(name="hidden.gradients", width=2 * shape.hidden)),
+    )
 
 
 def _expert_saved(shape: FeedForwardShape) -> tuple[Saved, ...]:

@@ -14,10 +14,11 @@ Activations are the tensors that autograd keeps (`isthmus.plan.layers`) for ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.core.errors import PlanError
+from isthmus.plan.memory_peak import HeldLayer, Load, largest_gradient, working_bytes
 from isthmus.plan.profile import LayerProfile, ModelProfile, Recompute, Sharding
 
 Precision = Literal["bf16", "fp32"]
@@ -44,9 +45,14 @@ class StageMemory:
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
+    def allocated_bytes(self) -> float:
+        """Largest number of bytes in use at one time: what torch counts as allocated."""
+        return self.static_bytes + self.activations_bytes + self.buffers_bytes
+
+    @property
     def total_bytes(self) -> float:
-        """Largest number of bytes held at one time."""
-        return self.static_bytes + self.activations_bytes + self.buffers_bytes + self.reserve_bytes
+        """Largest number of bytes held from the device, the allocator's reserve included."""
+        return self.allocated_bytes + self.reserve_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +84,14 @@ class Degrees:
     def expert_dp(self) -> int:
         """Chips that hold the same experts."""
         return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
+
+    def dealt(self, stage: int, *, expert: bool = False) -> int:
+        """Return over how many chips ZeRO `stage` deals out what it deals out: optimizer 1, gradients 2,
+        weights 3.
+        """
+        if self.zero < stage:
+            return 1
+        return self.expert_dp if expert else self.dp * self.cp
 
     def sharding(self, layer: LayerProfile, imbalance: float = 0.0) -> Sharding:
         """Return how `layer` is cut, with routed tokens from balanced (`imbalance` 0) to worst (1).
@@ -122,33 +136,40 @@ def stage_memory(
     (balanced experts) to 1 (all tokens at this chip's experts). `reserve_fraction` of the sum is lost in the
     allocator. Raises `PlanError` for an empty or unknown range of layers, or a degree below 1.
     """
-    held = _held(profile, layers)
     degrees = Degrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
     each = _COMPUTE_BYTES[precision]
-    tokens = micro_batch_size * sequence_length / cp
-    again = len(held) if recompute_layers is None else recompute_layers
-    modes: list[Recompute] = [recompute if index < again else "none" for index in range(len(held))]
-
-    weights, gradients, optimizer = _static(profile, held, degrees, is_first, is_last, precision)
-    shards = [degrees.sharding(layer, imbalance) for layer in held]
-    kept = sum(
-        layer.activation_bytes(tokens, sequence_length, each, mode, shard)
-        for layer, mode, shard in zip(held, modes, shards, strict=True)
+    load = Load(
+        tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each
     )
-    kept += profile.position_width * each * sequence_length / cp
-    ends = [profile.embedding] if is_first else []
-    ends += [profile.final_norm, profile.head] if is_last else []
-    kept += sum(part.activation_bytes(tokens, sequence_length, each, shard=shards[0]) for part in ends)
-    buffers = _buffers(profile, held, modes, shards, tokens, sequence_length, each, zero, is_last=is_last)
-    host = 0.0 if optimizer_on_host else optimizer
-    subtotal = weights + gradients + host + in_flight * kept + buffers
+    again = profile.num_layers if recompute_layers is None else recompute_layers
+    held = [
+        HeldLayer(
+            layer=layer,
+            recompute=recompute if index < again else "none",
+            shard=degrees.sharding(layer, imbalance),
+        )
+        for index, layer in enumerate(_held(profile, layers))
+    ]
+    static = _static(profile, held, degrees, is_first, is_last, precision)
+    if optimizer_on_host:
+        static = replace(static, optimizer=0.0)
+    kept = in_flight * _kept(profile, held, load, is_first=is_first, is_last=is_last)
+    buffers = working_bytes(profile, held, load, is_first=is_first, is_last=is_last)
+    if (
+        not optimizer_on_host
+    ):  # the update works on one tensor at a time, with two of its size, and no activations
+        buffers = max(buffers, 8 * largest_gradient(held[0].layer, held[0].shard) / degrees.dealt(1) - kept)
+    if not (is_first and is_last):
+        buffers += 2 * profile.boundary_bytes(load.tokens, each)
+    if zero == 3:
+        buffers += max(one.layer.on_chip(one.shard) for one in held) * each
     return StageMemory(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimizer_bytes=host,
-        activations_bytes=in_flight * kept,
+        weights_bytes=static.weights,
+        gradients_bytes=static.gradients,
+        optimizer_bytes=static.optimizer,
+        activations_bytes=kept,
         buffers_bytes=buffers,
-        reserve_bytes=reserve_fraction * subtotal,
+        reserve_bytes=reserve_fraction * (static.total + kept + buffers),
     )
 
 
@@ -161,19 +182,28 @@ def _held(profile: ModelProfile, layers: tuple[int, int]) -> Sequence[LayerProfi
     return profile.layers[first:last]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Static:
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
 def _static(
     profile: ModelProfile,
-    held: Sequence[LayerProfile],
+    held: Sequence[HeldLayer],
     degrees: Degrees,
     is_first: bool,
     is_last: bool,
     precision: Precision,
-) -> tuple[float, float, float]:
-    """Return bytes of weights, gradients and optimizer; ZeRO deals them out over the chips that hold the
-    same.
-    """
-    shard = degrees.sharding(held[0])
-    parts = [part for layer in held for part in layer.components]
+) -> _Static:
+    """Return what is held through the iteration; ZeRO deals it out over the chips that hold the same."""
+    shard = held[0].shard
+    parts = [part for one in held for part in one.layer.components]
     parts += [profile.embedding] if is_first else []
     parts += [profile.final_norm, profile.head] if is_last else []
     if is_last and profile.tied_embeddings and not is_first:
@@ -182,38 +212,34 @@ def _static(
     dense = sum(weight.on_chip(shard) for weight in weights if not weight.expert)
     experts = sum(weight.on_chip(shard) for weight in weights if weight.expert)
 
-    def dealt(bytes_each: int, from_zero: int) -> float:
-        if degrees.zero < from_zero:
-            return bytes_each * (dense + experts)
-        return bytes_each * (dense / (degrees.dp * degrees.cp) + experts / degrees.expert_dp)
+    def dealt(bytes_each: int, stage: int) -> float:
+        return bytes_each * (dense / degrees.dealt(stage) + experts / degrees.dealt(stage, expert=True))
 
-    return (
-        dealt(_COMPUTE_BYTES[precision], 3),
-        dealt(_GRADIENT_BYTES, 2),
-        dealt(_OPTIMIZER_BYTES[precision], 1),
+    return _Static(
+        weights=dealt(_COMPUTE_BYTES[precision], 3),
+        gradients=dealt(_GRADIENT_BYTES, 2),
+        optimizer=dealt(_OPTIMIZER_BYTES[precision], 1),
     )
 
 
-def _buffers(
-    profile: ModelProfile,
-    held: Sequence[LayerProfile],
-    modes: Sequence[Recompute],
-    shards: Sequence[Sharding],
-    tokens: float,
-    sequence_length: int,
-    each: int,
-    zero: int,
-    *,
-    is_last: bool,
+def _kept(
+    profile: ModelProfile, held: Sequence[HeldLayer], load: Load, *, is_first: bool, is_last: bool
 ) -> float:
-    """Return the largest of what is alive only for a while: a recomputed layer, the head's logits."""
-    rebuilt = 0.0
-    for layer, mode, shard in zip(held, modes, shards, strict=True):
-        if mode != "none":
-            whole = layer.activation_bytes(tokens, sequence_length, each, "none", shard)
-            left = layer.activation_bytes(tokens, sequence_length, each, mode, shard)
-            rebuilt = max(rebuilt, whole - left)
-    logits_each = each if each == 4 else each + 4
-    logits = tokens * profile.vocab_size * logits_each / shards[0].tp if is_last else 0.0
-    gathered = max(layer.on_chip(shards[0]) for layer in held) * each if zero == 3 else 0.0
-    return max(rebuilt, logits) + gathered + 2 * profile.boundary_bytes(tokens, each)
+    """Return what the stage keeps for one micro-batch: layers, rotary tables, ends, and what crosses its
+    borders.
+    """
+    sizes = (load.tokens, load.sequence_length, load.precision_bytes)
+    kept = sum(one.kept_bytes(load) for one in held)
+    positions = load.tokens if load.tokens < load.sequence_length else load.sequence_length
+    kept += profile.position_width * load.precision_bytes * positions
+    ends = [profile.embedding] if is_first else []
+    ends += [profile.final_norm, profile.head] if is_last else []
+    kept += sum(part.activation_bytes(*sizes, shard=held[0].shard) for part in ends)
+    crossing = profile.boundary_bytes(load.tokens, load.precision_bytes)
+    if not is_last:
+        kept += crossing
+    if (
+        not is_first and load.precision_bytes < 4
+    ):  # in fp32 the received tensor is the one the first norm keeps
+        kept += crossing
+    return kept

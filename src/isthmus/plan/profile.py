@@ -207,7 +207,11 @@ def _embedding(model: Model) -> Component:
 def _final_norm(family: Family, hidden: int) -> Component:
     gain = Weight(name="final_norm", vector=norm_parameters(family.norm, hidden))
     return Component(
-        name="final_norm", kind="norm", weights=(gain,), saved=norm_saved("final_norm", family.norm, hidden)
+        name="final_norm",
+        kind="norm",
+        weights=(gain,),
+        saved=norm_saved("final_norm", family.norm, hidden),
+        steps=((Saved(name="final_norm.gradients", width=6 * hidden, bytes_each=4),),),
     )
 
 
