@@ -24,11 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import Row, compared, print_rows
 from benchmarks._wan_traffic import send
+from benchmarks.table import Row, compared, print_rows
 from isthmus.core.pool import Pool
 from isthmus.wan.emulator import ROUTES, run_links
-from isthmus.wan.netns import Namespaces, emulated_namespaces, why_unavailable
+from isthmus.wan.netns import Namespaces, emulated_namespaces, own_capabilities, why_unavailable
 
 MESSAGES = {"count": 30, "num_bytes": 1 << 18}
 REAL = "kernel TCP, packets really lost"
@@ -243,7 +243,7 @@ def messages_row(what: str, modelled_ms: list[float], real_ms: list[float]) -> R
 
 def loss(quick: bool) -> Iterator[Row]:
     """Modelled loss beside packets really lost, at 0.2 Gbit/s and 40 ms."""
-    why = why_unavailable(os.geteuid())
+    why = why_unavailable(own_capabilities())
     settings = [("bbr", 0.01), ("cubic", 0.01)] if quick else [
         ("bbr", 0.0), ("bbr", 0.001), ("bbr", 0.01), ("cubic", 0.0), ("cubic", 0.001), ("cubic", 0.01),
     ]  # fmt: skip

@@ -31,6 +31,7 @@ NAMESPACES = Path("/run/netns")
 MTU_BYTES = 1500
 _SET_INTERFACE = 0x400454CA  # TUNSETIFF
 _TUN_WITHOUT_HEADER = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
+_NEEDED = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 _OURS = re.compile(r"isthmus-(\d+)-\d+-\d+")
 _BUFFERS = "4096 131072 33554432"
 _SETTINGS = {
@@ -85,10 +86,17 @@ class Namespaces:
             process.wait()
 
 
-def why_unavailable(user: int, tun: Path = TUN) -> str | None:
-    """Return why namespaces cannot be emulated here by the user with that id, or None if they can."""
-    if sys.platform != "linux" or user != 0:
-        return "network namespaces need Linux and root"
+def own_capabilities() -> int:
+    """Return this process's effective capabilities as a bit mask; 0 where there is no /proc."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+
+
+def why_unavailable(capabilities: int, tun: Path = TUN) -> str | None:
+    """Return why a process with these capabilities cannot emulate namespaces here, or None if it can."""
+    if capabilities & _NEEDED != _NEEDED:
+        return "network namespaces need Linux and root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
     if not tun.exists():
         return f"{tun} is missing"
     return None if shutil.which("ip") else "the command `ip` (iproute2) is missing"
@@ -101,7 +109,7 @@ def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
     Should this process die instead, the relay notices and deletes the namespaces. TCP across a link uses the
     link's congestion control. Raises `UnavailableError` without root, `/dev/net/tun` or iproute2.
     """
-    if why := why_unavailable(os.geteuid()):
+    if why := why_unavailable(own_capabilities()):
         raise UnavailableError(why, hint="run as root, or use the links without root: `isthmus links`")
     delete_namespaces(stale_namespaces())
     start = next(_counter)
