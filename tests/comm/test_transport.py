@@ -47,7 +47,7 @@ def test_a_cut_line_breaks_the_transport_for_all() -> None:
         error = waiting.exception(10)
         assert isinstance(error, PeerError)
         assert "peer 0" in str(error)
-        assert transports[1].lost is not None
+        assert transports[1].loss(10) is not None
         for one in transports:
             one.close("the test is over")
 

@@ -111,6 +111,7 @@ def _counts(transports: Sequence[Transport]) -> None:
     a, b, _ = transports
     a.send(1, 3, "x", memoryview(b"12345")).result(LIMIT_S)
     _receive(b, 0, 3, 5)[1].result(LIMIT_S)
+    _expect(a.loss() is None, "a whole transport knows of no loss")
     _expect(a.traffic()[1].sent_bytes == 5, "sent bytes are counted per peer")
     _expect(b.traffic()[0].received_bytes == 5, "received bytes are counted per peer")
 
@@ -136,6 +137,7 @@ def _gives_up(transports: Sequence[Transport]) -> None:
     for waiting in (on_a, on_c):
         error = _expect_peer_error(waiting, "a rank that gives up wakes every waiter, whomever it waits for")
         _expect("its disk is full" in str(error), "the reason is passed on")
+    _expect("its disk is full" in str(b.loss(LIMIT_S)), "a broken transport says what broke it")
     _expect_peer_error(b.send(2, 6, "x", memoryview(b"y")), "nothing can be sent over a broken transport")
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from isthmus.comm.transport import Transport
+from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError
 
 _PORT_TAG = -1
@@ -35,8 +36,9 @@ def local_group(
         store = _meet(transport, near, host, timeout)
         return dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
     except RuntimeError as error:
-        why = str(error).splitlines()[0]
-        raise PeerError(f"rank {transport.rank} could not join gloo in cluster {mine}: {why}") from error
+        raise PeerError(
+            f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_reason(error)}"
+        ) from error
 
 
 def _meet(transport: Transport, near: Sequence[int], host: str, timeout: timedelta) -> dist.TCPStore:

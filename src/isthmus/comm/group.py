@@ -19,11 +19,14 @@ import torch.distributed as dist
 from isthmus.comm.gloo import local_group
 from isthmus.comm.transport import Transport
 from isthmus.comm.work import CollectiveWork, GlooWork, ReceiveWork, SendWork, label_of, payload_of
-from isthmus.core.errors import PlanError
+from isthmus.core.errors import PeerError, PlanError
 
 BACKEND = "isthmus"
 MAX_TAG = 2**20
 """Tags of the user are below it; the collectives count upwards from it."""
+
+LOSS_NEWS_S = 1.0
+"""How long after an error of gloo the news of the loss behind it may take to arrive."""
 
 _REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -145,7 +148,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         what = f"send to rank {peer} (tag {tag})"
         if self._local is not None and peer in self._near:
-            return GlooWork(self._local.send([tensor.contiguous()], self._near[peer], tag), what, tensor)
+            return GlooWork(
+                self._local.send([tensor.contiguous()], self._near[peer], tag), what, self._loss, tensor
+            )
         payload = payload_of(tensor.contiguous())
         return SendWork(self._transport.send(peer, tag, label_of(tensor), payload), what, tensor)
 
@@ -153,9 +158,14 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         what = f"receive from rank {peer} (tag {tag})"
         target = tensor if tensor.is_contiguous() else tensor.contiguous()
         if self._local is not None and peer in self._near:
-            return GlooWork(self._local.recv([target], self._near[peer], tag), what, tensor, target)
+            return GlooWork(
+                self._local.recv([target], self._near[peer], tag), what, self._loss, tensor, target
+            )
         future = self._transport.receive(peer, tag, label_of(target), payload_of(target))
         return ReceiveWork(future, what, tensor, target)
+
+    def _loss(self) -> PeerError | None:
+        return self._transport.loss(LOSS_NEWS_S)
 
     def _exchange(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
         """Return the tensors of all ranks, by rank."""

@@ -22,6 +22,7 @@ class MemoryTransport:
         self._mailboxes = {peer: Mailbox(peer) for peer in range(size) if peer != rank}
         self._traffic = {peer: Traffic() for peer in self._mailboxes}
         self._gone: dict[int, PeerError] = {}
+        self._lost: PeerError | None = None
         self._lock = threading.Lock()
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
@@ -43,6 +44,11 @@ class MemoryTransport:
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer."""
         return dict(self._traffic)
+
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        """Return the loss that broke the transport; nothing here takes time, so nothing is waited for."""
+        del wait_s
+        return self._lost
 
     def close(self, reason: str = "") -> None:
         """Take leave of all peers."""
@@ -73,6 +79,7 @@ class MemoryTransport:
         self._mailboxes[peer].fail(error)
 
     def _lose(self, peer: int, error: PeerError) -> None:
+        self._lost = self._lost or error
         self._part(peer, error)
         for other in self._mailboxes:
             self._part(other, error)

@@ -33,6 +33,7 @@ class TcpTransport:
         self._on_loss = on_loss
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
+        self._broken = threading.Event()
         self._closed = False
         self._peers = {
             rank: Peer(
@@ -60,9 +61,9 @@ class TcpTransport:
         """Return the counters per peer."""
         return {rank: peer.traffic for rank, peer in self._peers.items()}
 
-    @property
-    def lost(self) -> PeerError | None:
-        """The loss that broke the transport, if one has."""
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
+        self._broken.wait(wait_s)
         return self._lost
 
     def close(self, reason: str = "") -> None:
@@ -83,6 +84,7 @@ class TcpTransport:
             if self._lost is not None or self._closed:
                 return
             self._lost = error
+            self._broken.set()
         for peer in self._peers.values():
             peer.fail(error)
         self._on_loss(error)

@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from isthmus.core.errors import PeerError
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -52,6 +54,10 @@ class Transport(Protocol):
 
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer."""
+        ...
+
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
         ...
 
     def close(self, reason: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
@@ -26,6 +27,11 @@ def payload_of(tensor: torch.Tensor) -> memoryview:
 def label_of(tensor: torch.Tensor) -> str:
     """Return type and shape, such as `float32[2,8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
+
+
+def gloo_reason(error: RuntimeError) -> str:
+    """Return the first sentence of what gloo says, without the place in its source."""
+    return str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0]
 
 
 class IsthmusWork(dist.Work):  # type: ignore[misc]
@@ -112,12 +118,21 @@ class CollectiveWork(IsthmusWork):
 
 
 class GlooWork(dist.Work):  # type: ignore[misc]
-    """An exchange inside a cluster: gloo's own work, with its errors turned into `PeerError`."""
+    """An exchange inside a cluster: gloo's own work, with its errors turned into `PeerError`.
+
+    `loss()` returns the loss behind such an error where the transport knows one: gloo names no peer.
+    """
 
     def __init__(
-        self, work: dist.Work, what: str, tensor: torch.Tensor, target: torch.Tensor | None = None
+        self,
+        work: dist.Work,
+        what: str,
+        loss: Callable[[], PeerError | None],
+        tensor: torch.Tensor,
+        target: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
+        self._loss = loss
         self._work, self._what, self._tensor, self._target = work, what, tensor, target
         self._lock = threading.Lock()
         self._done = False
@@ -133,7 +148,7 @@ class GlooWork(dist.Work):  # type: ignore[misc]
                 else:
                     self._work.wait()
             except RuntimeError as error:
-                raise PeerError(f"{self._what}: {str(error).splitlines()[0]}") from error
+                raise PeerError(f"{self._what}: {self._loss() or gloo_reason(error)}") from error
             if self._target is not None and self._target is not self._tensor:
                 self._tensor.copy_(self._target)
             self._done = True

@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +55,14 @@ class Manifest(Frozen):
     files: tuple[CheckpointFile, ...]
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of checkpoints; raise `UnavailableError` now rather than after the first hours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
 def save(
     folder: Path,
     tensors: dict[str, torch.Tensor],
@@ -77,7 +86,8 @@ def save(
         _flush(file)
         digest = _digest(file)
     except (OSError, SafetensorError) as error:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
         raise _unwritable(folder, error) from error
     digests = gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
     if rank == 0:

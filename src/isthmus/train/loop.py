@@ -32,8 +32,9 @@ class Prepared:
 
 
 def prepare(spec: WorkerSpec) -> Prepared:
-    """Build the stage and open the data set; raises `ModelError` or `DataError` on what cannot be used."""
+    """Build the stage and open the data set; raises the `InputError` of what cannot be used."""
     job, training = spec.job, spec.job.training
+    checkpoint.make_folder(Path(job.checkpoints.folder))
     torch.manual_seed(training.seed)
     model = build_stage(
         job.model,

@@ -13,6 +13,7 @@ from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
 from isthmus.comm.mesh import Endpoint, connect, listen
 from isthmus.comm.tcp import TcpTransport
+from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError, ProtocolError
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.worker import WorkerSpec
@@ -112,5 +113,5 @@ def _join_plain(spec: WorkerSpec, workers: list[WorkerAddress], listener: socket
             spec.backend, store=store, rank=spec.rank, world_size=len(workers), timeout=GROUP_TIMEOUT
         )
     except RuntimeError as error:
-        why = str(error).splitlines()[0]
+        why = gloo_reason(error)
         raise PeerError(f"rank {spec.rank} could not join the {spec.backend} group: {why}") from error

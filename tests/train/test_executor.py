@@ -1,0 +1,225 @@
+"""Rules of the executor: however the model is cut and scheduled, it trains as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from isthmus.core.job import Training
+from isthmus.core.plan import StageTime
+from isthmus.schedule import gpipe
+from isthmus.train.executor import MicroBatches
+from isthmus.train.metrics import Account
+from tests.train.small_models import save_model, write_config
+from tests.train.threads import Pipeline, random_batch
+
+STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One torch thread per stage, as in a worker: summation order does not depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_training(**changes: object) -> Training:
+    """Return hyper-parameters for a model of a few thousand parameters."""
+    fields = {
+        "steps": STEPS, "sequence_length": 8, "micro_batch_size": 2, "global_batch_size": 8,
+        "learning_rate": 1e-2, "warmup_steps": 3, "precision": "fp32", "clip_norm": 0.5,
+    }  # fmt: skip
+    return Training.model_validate(fields | changes)
+
+
+def losses(
+    model: Path, ends: list[int], training: Training, schedule: str = "1f1b", **options: object
+) -> list[float]:
+    """Train a pipeline for all its steps and return the curve."""
+    pipeline = Pipeline(model, ends, training, **options)
+    try:
+        return pipeline.train(training.steps, schedule=schedule)
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen3", "mixtral", "qwen3-moe-tied-sparse"])
+def test_any_cut_gives_the_curve_of_one_process(variant: str, tmp_path: Path) -> None:
+    """Two to four stages, even and uneven, under 1F1B and GPipe: the same loss at every step, to 1e-6."""
+    model, training = write_config(tmp_path, variant), make_training()
+    alone = losses(model, [4], training)
+    assert alone[-1] < alone[0]
+    for ends, schedule in (([2, 4], "1f1b"), ([1, 2, 4], "1f1b"), ([3, 4], "gpipe"), ([1, 2, 3, 4], "1f1b")):
+        assert losses(model, ends, training, schedule) == pytest.approx(alone, rel=1e-6), (ends, schedule)
+
+
+def test_the_curve_is_that_of_transformers(tmp_path: Path) -> None:
+    """One process with the whole model of transformers and AdamW of torch gives the same losses."""
+    training = make_training(weight_decay=0.0, warmup_steps=0, clip_norm=0)
+    whole = save_model(tmp_path, "llama").train()
+    adam = torch.optim.AdamW(whole.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    pipeline = Pipeline(tmp_path, [3, 4], training)
+    for stage in pipeline.stages:
+        for name, parameter in stage.model.global_named_parameters():
+            parameter.data.copy_(whole.state_dict()[name])
+    expected = []
+    for step in range(3):
+        input_ids, labels = random_batch(training, step)
+        logits = whole(input_ids).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        loss.backward()
+        adam.param_groups[0]["lr"] = 1e-2 * (1 + torch.cos(torch.tensor(torch.pi * step / STEPS)).item()) / 2
+        adam.step()
+        adam.zero_grad()
+        expected.append(loss.item())
+    assert pipeline.train(3) == pytest.approx(expected, rel=1e-5)
+    pipeline.close()
+
+
+def test_a_run_repeats_itself(tmp_path: Path) -> None:
+    """The same seed gives the same bits; another seed does not."""
+    model, training = write_config(tmp_path, "mixtral"), make_training(steps=4)
+    first = losses(model, [1, 4], training)
+    assert losses(model, [1, 4], training) == first
+    assert losses(model, [1, 4], make_training(steps=4, seed=1)) != first
+
+
+@pytest.mark.slow
+def test_bf16_follows_fp32(tmp_path: Path) -> None:
+    """Training with bf16 copies of fp32 weights stays near the fp32 curve, and does not depend on the cut."""
+    model = write_config(tmp_path, "mixtral")
+    exact = losses(model, [4], make_training())
+    alone = losses(model, [4], make_training(precision="bf16"))
+    assert alone == pytest.approx(exact, rel=0.03)
+    assert losses(model, [1, 4], make_training(precision="bf16")) == pytest.approx(alone, rel=1e-3)
+
+
+def test_recomputation_changes_nothing(tmp_path: Path) -> None:
+    """A stage that keeps only its inputs and computes again in the backward gives the same bits."""
+    model, training = write_config(tmp_path, "qwen3-tied-window"), make_training(steps=4)
+    assert losses(model, [2, 4], training, recompute=True) == losses(model, [2, 4], training)
+
+
+def test_micro_batch_size_changes_nothing_but_rounding(tmp_path: Path) -> None:
+    """The loss is per counted token of the whole batch, so the cut into micro-batches does not matter."""
+    model = write_config(tmp_path, "llama")
+    curves = [losses(model, [2, 4], make_training(micro_batch_size=size, steps=6)) for size in (1, 2, 8)]
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], rel=1e-4)
+
+
+def test_copies_of_a_tied_embedding_stay_identical(tmp_path: Path) -> None:
+    """First and last stage end each step with the same bits in their copies."""
+    pipeline = Pipeline(write_config(tmp_path, "llama-tied"), [1, 3, 4], make_training())
+    pipeline.train(5)
+    first, last = (pipeline.stages[place].model.tied_parameter() for place in (0, -1))
+    assert torch.equal(first, last)
+    pipeline.close()
+
+
+def test_all_stages_clip_by_one_norm(tmp_path: Path) -> None:
+    """The gradient norm is that of the whole model, a tied embedding counted once, on every stage."""
+    model, training = write_config(tmp_path, "llama-tied"), make_training()
+    alone, cut = Pipeline(model, [4], training), Pipeline(model, [1, 4], training)
+    alone.train(3)
+    cut.train(3)
+    assert cut.stages[0].norms == cut.stages[1].norms
+    assert cut.stages[0].norms == pytest.approx(alone.stages[0].norms, rel=1e-6)
+    alone.close()
+    cut.close()
+
+
+def test_evaluation_trains_nothing_and_takes_any_number_of_samples(tmp_path: Path) -> None:
+    """A held-out loss leaves the weights alone and equals that of one process, the last cut being smaller."""
+    model, training = write_config(tmp_path, "llama"), make_training()
+    input_ids, labels = random_batch(make_training(global_batch_size=10), 99)
+    input_ids, labels = input_ids[:5], labels[:5]
+    alone, cut = Pipeline(model, [4], training), Pipeline(model, [1, 2, 4], training)
+    before = cut.weights()
+    assert cut.evaluate(input_ids, labels) == pytest.approx(alone.evaluate(input_ids, labels), rel=1e-6)
+    assert all(torch.equal(before[name], weight) for name, weight in cut.weights().items())
+    assert cut.train(2) == pytest.approx(alone.train(2), rel=1e-6)
+    alone.close()
+    cut.close()
+
+
+def test_what_crosses_clusters_is_counted(tmp_path: Path) -> None:
+    """WAN bytes are the activations and gradients sent to another cluster, and nothing inside one."""
+    training = make_training(steps=1)
+    pipeline = Pipeline(write_config(tmp_path, "llama"), [1, 2, 4], training, clusters="aab")
+    pipeline.train(1)
+    crossing = training.global_batch_size * training.sequence_length * 16 * 4
+    assert [stage.accounts[0].wan_bytes for stage in pipeline.stages] == [0, crossing, crossing]
+    pipeline.close()
+
+
+def test_spans_tell_the_story_of_a_step(tmp_path: Path) -> None:
+    """A traced step has a span per forward and backward of each micro-batch, and one update at the end."""
+    training = make_training(steps=1)
+    pipeline = Pipeline(write_config(tmp_path, "llama"), [2, 4], training)
+    pipeline.train(1)
+    for stage in pipeline.stages:
+        spans = stage.accounts[0].spans
+        for kind in ("forward", "backward", "send", "receive"):
+            assert sorted(one.micro_batch for one in spans if one.kind == kind) == [0, 1, 2, 3]
+        assert [one.kind for one in spans][-1] == "update"
+        assert all(one.start_s <= one.end_s for one in spans)
+    pipeline.close()
+
+
+class Watch:
+    """A clock that only moves when someone sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+def test_a_virtual_chip_takes_its_time(tmp_path: Path) -> None:
+    """Each forward and backward is padded to the virtual chip's time; only that counts as computing."""
+    watch, training = Watch(), make_training(steps=1)
+    times = StageTime(forward_s=0.25, backward_s=0.5)
+    pipeline = Pipeline(write_config(tmp_path, "llama"), [4], training, stage_time=times, sleep=watch.sleep)
+    account = Account(clock=watch)
+    batches = MicroBatches.cut(8, 2, 8, *random_batch(training, 0))
+    pipeline.stages[0].executor.run(gpipe(1, 4), batches, account)
+    assert account.compute_s == 4 * 0.75
+    assert account.overrun_s == 0
+    pipeline.close()
+
+
+def test_a_wait_is_exposed_while_the_message_is_under_way() -> None:
+    """A wait splits into the part in which the message was under way and the rest."""
+    account = Account()
+    account.waited(10.0, 14.0, (8.0, 13.0))
+    assert (account.exposed_communication_s, account.idle_s) == (3.0, 1.0)
+    account.waited(20.0, 21.0, (20.5, 20.75))
+    assert (account.exposed_communication_s, account.idle_s) == (3.25, 1.75)
+    account.waited(30.0, 31.0, None)
+    assert (account.exposed_communication_s, account.idle_s) == (3.25, 2.75)
+    account.waited(40.0, 41.0, (10.0, 11.0))
+    assert (account.exposed_communication_s, account.idle_s) == (3.25, 3.75)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(8, (3, 3, 2)), (6, (3, 3)), (2, (2,))])
+def test_samples_are_cut_without_loss(size: int, sizes: tuple[int, ...]) -> None:
+    """Micro-batches hold every sample once; the last may be smaller; the scale is one over counted labels."""
+    ids = torch.arange(size * 4).reshape(size, 4)
+    labels = ids.clone()
+    labels[0, 0] = -100
+    batches = MicroBatches.cut(size, 3, 4, ids, labels)
+    assert batches.sizes == sizes
+    assert torch.equal(torch.cat(batches.inputs), ids)
+    assert batches.loss_scale == 1 / (size * 4 - 1)

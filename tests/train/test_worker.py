@@ -1,0 +1,179 @@
+"""Rules of the worker: real processes train as one would, resume, and end cleanly whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from isthmus.core.errors import ModelError, PlanError
+from isthmus.core.job import Job
+from isthmus.core.plan import Plan
+from isthmus.core.worker import WorkerSpec
+from isthmus.train.executable import check_executable
+from isthmus.train.verify import verify
+from tests.comm.relay import Relay
+from tests.train.worker_jobs import make_job, make_plan, run_job, started, whole
+
+STEPS = 20
+
+
+def moved(job: Job, folder: Path) -> Job:
+    """Return the job with checkpoints and output of its own."""
+    checkpoints = job.checkpoints.model_copy(update={"folder": str(folder / "checkpoints")})
+    return job.model_copy(update={"checkpoints": checkpoints, "output": str(folder / "output")})
+
+
+@pytest.mark.slow
+def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
+    """Uneven stages in two clusters give the loss of one process to 1e-4, also killed and resumed otherwise.
+
+    1. One process trains 20 steps. 2. Three stages, joined through a proxy, train until the last is killed.
+    3. The others end within 5 s and name it. 4. Two stages go on from the newest checkpoint to the end.
+    5. The result opens in transformers with the held-out loss that was reported.
+    """
+    training = {"evaluate_every": 10}
+    job = make_job(tmp_path, "llama-tied", steps=STEPS, training=training, checkpoints={"every_steps": 6})
+    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
+    cut = moved(job, tmp_path / "cut")
+    with Relay() as relay:
+        routes = {"routes": dict.fromkeys("ab", relay.address)}
+        with started(tmp_path / "cut", cut, make_plan(job, [1, 3, 4], "aab"), **routes) as first:
+            first.wait_for_step(8)
+            os.kill(first.processes[2].pid, signal.SIGKILL)
+            killed_s = time.monotonic()
+            assert first.wait() == [8, 8, -signal.SIGKILL]
+            assert time.monotonic() - killed_s < 5
+        assert relay.num_carried > 0
+    for rank in (0, 1):
+        assert first.log(rank).splitlines()[-1].startswith("error: PeerError: ")
+        assert "peer 2 " in first.log(rank)
+    done = len(first.losses())
+    second = run_job(tmp_path / "cut", cut, make_plan(job, [3, 4], "ab"), attempt=2)
+    resumed = STEPS - len(second.losses())
+    assert resumed % 6 == 0
+    assert 6 <= resumed <= done
+    assert first.losses() == pytest.approx(alone.losses()[:done], rel=1e-4)
+    assert second.losses() == pytest.approx(alone.losses()[resumed:], rel=1e-4)
+    assert alone.losses()[-1] < alone.losses()[0]
+    assert verify(cut)["loss"] == pytest.approx(second.losses("validation_loss")[-1], rel=1e-4)
+    assert list((tmp_path / "cut/checkpoints/tensorboard").glob("events*"))
+
+
+@pytest.mark.slow
+def test_a_moe_in_bf16_trains_on_plain_gloo(tmp_path: Path) -> None:
+    """In one cluster torch's own gloo serves as well; the export is bf16; the figures of a step add up."""
+    job = make_job(tmp_path, "mixtral", steps=4, training={"precision": "bf16"}, task="pretrain")
+    times = {"stage_time": {"forward_s": 0.01, "backward_s": 0.02}}
+    workers = run_job(
+        tmp_path,
+        job,
+        make_plan(job, [2, 4], "aa", schedule="gpipe"),
+        backend="gloo",
+        trace_steps=(2,),
+        **times,
+    )
+    assert workers.losses()[-1] < workers.losses()[0]
+    model = AutoModelForCausalLM.from_pretrained(job.output)
+    assert str(model.dtype) == "torch.bfloat16"
+    for rank in (0, 1):
+        steps = workers.metrics(rank)
+        assert [one.step for one in steps] == [0, 1, 2, 3]
+        assert [bool(one.spans) for one in steps] == [False, False, True, False]
+        for one in steps[1:]:
+            values = one.values
+            parts = values["compute_s"] + values["exposed_communication_s"] + values["idle_s"]
+            assert values["compute_s"] >= 4 * 0.03
+            assert 0.5 * values["step_s"] < parts < 1.01 * values["step_s"]
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
+    """SIGTERM ends a worker with 143, whatever it does; the others follow with `PeerError`."""
+    job = make_job(tmp_path, steps=100_000)
+    with started(tmp_path, job, make_plan(job, [2, 4], "aa")) as workers:
+        workers.wait_for_step(2)
+        os.kill(workers.processes[0].pid, signal.SIGTERM)
+        asked_s = time.monotonic()
+        assert workers.wait() == [143, 8]
+        assert time.monotonic() - asked_s < 5
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
+    """Missing data, and a rank that does not come, end the worker with one line and the error's status."""
+    job = make_job(tmp_path)
+    missing = job.model_copy(update={"data": job.data.model_copy(update={"paths": ("/nowhere/at/all",)})})
+    for place, broken, status, words in (("data", missing, 2, "DataError"), ("ranks", job, 8, "PeerError")):
+        plan = make_plan(job, [1, 4]) if place == "ranks" else whole(job)
+        with started(tmp_path / place, broken, plan, rendezvous_timeout_s=0.5) as workers:
+            for other in workers.processes[1:]:
+                os.kill(other.pid, signal.SIGKILL)
+            assert workers.wait()[0] == status
+        assert words in workers.log(0)
+        assert len(workers.log(0).splitlines()) == 1
+
+
+def spec_of(tmp_path: Path, plan: Plan | None = None, **changes: object) -> WorkerSpec:
+    """Return the spec of rank 0 of a two-stage plan, or of `plan`."""
+    job = make_job(tmp_path)
+    plan = plan or make_plan(job, [1, 4])
+    return WorkerSpec.model_validate(
+        {"run": "j", "attempt": 1, "rank": 0, "job": job, "plan": plan, **changes}
+    )
+
+
+def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
+    """What the runtime can run passes, with its schedule."""
+    assert check_executable(spec_of(tmp_path)).num_stages == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"stage": {"tp": 2}}, "tensor parallelism 2"),
+        ({"stage": {"recompute": "selective"}}, "selective recomputation"),
+        ({"schedule": "zero-bubble"}, "unknown schedule 'zero-bubble'"),
+    ],
+)  # fmt: skip
+def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, why: str) -> None:
+    """Each refusal is a `PlanError` that says what cannot be run."""
+    plan = make_plan(make_job(tmp_path), [1, 4], **changes)
+    with pytest.raises(PlanError, match=why):
+        check_executable(spec_of(tmp_path, plan))
+
+
+def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
+    """Samples, sequence length, layers and replicas must be those of the job."""
+    plan = make_plan(make_job(tmp_path), [1, 4])
+    doubled = [
+        one for replica in (0, 1) for one in (s.model_copy(update={"replica": replica}) for s in plan.stages)
+    ]
+    for update, why in (
+        ({"micro_batches": 5}, "samples a step is 10 in the plan and 8 in the job"),
+        ({"sequence_length": 99}, "sequence_length is 99"),
+        ({"stages": plan.stages[:1]}, "number of layers is 1"),
+        ({"stages": tuple(doubled), "dp": 2}, "2 replicas"),
+    ):
+        with pytest.raises(PlanError, match=why):
+            check_executable(spec_of(tmp_path, plan.model_copy(update=update)))
+
+
+def test_a_backend_that_cannot_serve_is_refused(tmp_path: Path) -> None:
+    """An unknown backend, and gloo across clusters, are refused with what to use instead."""
+    with pytest.raises(PlanError, match="'nccl' is not supported"):
+        check_executable(spec_of(tmp_path, backend="nccl"))
+    with pytest.raises(PlanError, match="knows no routes"):
+        check_executable(spec_of(tmp_path, backend="gloo"))
+
+
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+    """The model must be readable where the worker runs."""
+    spec = spec_of(tmp_path)
+    (tmp_path / "model/config.json").unlink()
+    with pytest.raises(ModelError, match="no model at"):
+        check_executable(spec)

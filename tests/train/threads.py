@@ -1,0 +1,160 @@
+"""A pipeline whose stages are threads of this process, joined by the in-memory transport: quick and exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group import IsthmusGroup
+from isthmus.comm.memory import memory_transports
+from isthmus.core.job import Training
+from isthmus.schedule import forward_only, make_schedule
+from isthmus.train.exchange import Exchange
+from isthmus.train.executor import Executor, MicroBatches
+from isthmus.train.metrics import Account
+from isthmus.train.optimizer import Optimizer, Tied, Update
+from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
+
+
+class GroupExchange(Exchange):
+    """An exchange over a group that is not torch's default one, of which a process has only one."""
+
+    def __init__(self, clusters: Sequence[str], group: IsthmusGroup) -> None:
+        super().__init__(clusters, group.rank())
+        self.group = group
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
+        if self._far[peer]:
+            self.account.wan_bytes += tensor.numel() * tensor.element_size()
+        return self.group.send([tensor], peer, tag)
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
+        return self.group.recv([tensor], peer, tag)
+
+    def sum_over_all(self, value: float) -> float:
+        total = torch.tensor([value], dtype=torch.float64)
+        self.group.allreduce([total]).wait()
+        return float(total)
+
+
+@dataclass
+class Stage:
+    """What one thread holds, and what it has seen."""
+
+    model: StageModel
+    executor: Executor
+    optimizer: Optimizer
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    accounts: list[Account] = field(default_factory=list)
+
+
+Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""Input ids and labels [n, S] of a step."""
+
+
+def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens of a step, each twice the one before plus one; some labels do not count."""
+    shape = training.global_batch_size, 1
+    columns = [torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(step))]
+    for _ in range(training.sequence_length):
+        columns.append((columns[-1] * 2 + 1) % vocabulary)
+    tokens = torch.cat(columns, dim=1)
+    labels = tokens[:, 1:].clone()
+    labels[0, : step % 5] = -100
+    return tokens[:, :-1], labels
+
+
+class Pipeline:
+    """The stages of one model: layers up to `ends[s]` in stage `s`; `train` runs steps in all of them."""
+
+    def __init__(
+        self, model: Path, ends: Sequence[int], training: Training, *, clusters: str = "", **options: object
+    ) -> None:
+        clusters = clusters or "abcdef"[: len(ends)]
+        self.training, self.size = training, len(ends)
+        self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
+        self.stages = [
+            self._stage(model, layers, group, clusters, options)
+            for layers, group in zip(zip([0, *ends], ends, strict=False), self.groups, strict=True)
+        ]
+
+    def _stage(
+        self,
+        path: Path,
+        layers: tuple[int, int],
+        group: IsthmusGroup,
+        clusters: str,
+        options: dict[str, object],
+    ) -> Stage:
+        seed, exchange = self.training.seed, GroupExchange(clusters, group)
+        model = build_stage(path, layers, dtype=torch.float32, device="cpu", seed=seed, weights="random")
+        tied = None
+        if model.tied and model.is_first != model.is_last:
+            peer = self.size - 1 if model.is_first else 0
+            add = partial(exchange.sum_with, peer=peer, mine_first=model.is_first)
+            tied = Tied(EMBEDDING, add, counted_elsewhere=not model.is_first)
+        named = list(model.global_named_parameters())
+        optimizer = Optimizer(named, self.training, sum_over_all=exchange.sum_over_all, tied=tied)
+        dtype = torch.bfloat16 if self.training.precision == "bf16" else torch.float32
+        executor = Executor(model, group.rank(), range(self.size), exchange, dtype=dtype, **options)
+        return Stage(model, executor, optimizer)
+
+    def train(self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None) -> list[float]:
+        """Train for `steps` steps from step 0; return the loss of each."""
+        plan = make_schedule(schedule, self.size, self.training.num_micro_batches)
+
+        def run(stage: Stage) -> None:
+            for step in range(steps):
+                account, done = Account(traced=True), list[Update]()
+                apply = partial(stage.optimizer.apply, step)
+                batches = self._cut(stage, *(batch or partial(random_batch, self.training))(step))
+                loss = stage.executor.run(plan, batches, account, lambda: done.append(apply()))  # noqa: B023
+                stage.accounts.append(account)
+                stage.norms.append(done[0].gradient_norm)
+                if loss is not None:
+                    stage.losses.append(loss)
+
+        self._each(run)
+        return self.stages[-1].losses
+
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float | None:
+        """Return the loss of one batch without training on it."""
+
+        def run(stage: Stage) -> float | None:
+            batches = self._cut(stage, input_ids, labels)
+            return stage.executor.run(forward_only(self.size, len(batches.sizes)), batches, Account())
+
+        return self._each(run)[-1]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights of all stages by their names in the whole model."""
+        return {
+            name: weight.detach().clone()
+            for stage in self.stages
+            for name, weight in stage.optimizer.weights.items()
+        }
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.shutdown()
+
+    def _cut(self, stage: Stage, input_ids: torch.Tensor, labels: torch.Tensor) -> MicroBatches:
+        return MicroBatches.cut(
+            len(input_ids),
+            self.training.micro_batch_size,
+            input_ids.shape[1],
+            input_ids if stage.model.is_first else None,
+            labels if stage.model.is_last else None,
+        )
+
+    def _each(self, run: Callable[[Stage], Any]) -> list[Any]:
+        with ThreadPoolExecutor(self.size) as pool:
+            return [one.result(60) for one in [pool.submit(run, stage) for stage in self.stages]]
