@@ -55,7 +55,12 @@ def test_any_cut_gives_the_curve_of_one_process(variant: str, tmp_path: Path) ->
     model, training = write_config(tmp_path, variant), make_training()
     alone = losses(model, [4], training)
     assert alone[-1] < alone[0]
-    for ends, schedule in (([2, 4], "1f1b"), ([1, 2, 4], "1f1b"), ([3, 4], "gpipe"), ([1, 2, 3, 4], "1f1b")):
+    for ends, schedule in (
+        ([2, 4], "1f1b"),
+        ([1, 2, 4], "1f1b"),
+        ([3, 4], "gpipe"),
+        ([1, 2, 4], "overlapped"),
+    ):
         assert losses(model, ends, training, schedule) == pytest.approx(alone, rel=1e-6), (ends, schedule)
 
 

@@ -137,7 +137,9 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
     [
         ({"stage": {"tp": 2}}, "tensor parallelism 2"),
         ({"stage": {"recompute": "selective"}}, "selective recomputation"),
-        ({"schedule": "zero-bubble"}, "unknown schedule 'zero-bubble'"),
+        ({"schedule": "unheard-of"}, "unknown schedule 'unheard-of'"),
+        ({"schedule": "interleaved"}, "several pieces of the model"),
+        ({"schedule": "zero_bubble"}, "backward_input"),
     ],
 )  # fmt: skip
 def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, why: str) -> None:

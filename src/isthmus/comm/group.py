@@ -19,7 +19,7 @@ import torch.distributed as dist
 from isthmus.comm.gloo import local_group
 from isthmus.comm.transport import Transport
 from isthmus.comm.work import CollectiveWork, GlooWork, ReceiveWork, SendWork, label_of, payload_of
-from isthmus.core.errors import PeerError, PlanError
+from isthmus.core.errors import PlanError
 
 BACKEND = "isthmus"
 MAX_TAG = 2**20
@@ -164,8 +164,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         future = self._transport.receive(peer, tag, label_of(target), payload_of(target))
         return ReceiveWork(future, what, tensor, target)
 
-    def _loss(self) -> PeerError | None:
-        return self._transport.loss(LOSS_NEWS_S)
+    def _loss(self) -> str:
+        loss = self._transport.loss(LOSS_NEWS_S)
+        return loss.message if loss else ""
 
     def _exchange(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
         """Return the tensors of all ranks, by rank."""

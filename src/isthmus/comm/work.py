@@ -120,14 +120,14 @@ class CollectiveWork(IsthmusWork):
 class GlooWork(dist.Work):  # type: ignore[misc]
     """An exchange inside a cluster: gloo's own work, with its errors turned into `PeerError`.
 
-    `loss()` returns the loss behind such an error where the transport knows one: gloo names no peer.
+    `loss()` says what loss is behind such an error, where the transport knows: gloo names no peer.
     """
 
     def __init__(
         self,
         work: dist.Work,
         what: str,
-        loss: Callable[[], PeerError | None],
+        loss: Callable[[], str],
         tensor: torch.Tensor,
         target: torch.Tensor | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
+from isthmus.train.executor import EXECUTED_KINDS
 from isthmus.train.weights import check_output
 
 BACKENDS = ("isthmus", "gloo")
@@ -37,11 +38,23 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     check_output(Path(spec.job.output), spec.job.model)
     schedule = make_schedule(plan.schedule, len(plan.stages), plan.micro_batches)
     check_schedule(schedule)
-    if schedule.num_chunks > 1:
-        raise PlanError(
-            f"schedule '{plan.schedule}' interleaves model chunks", hint="this runtime runs one chunk"
-        )
+    _check_executed(schedule)
     return schedule
+
+
+def _check_executed(schedule: Schedule) -> None:
+    """Refuse schedules that need more than one piece of the model per stage, or operations we do not have."""
+    if schedule.num_chunks > 1 or schedule.routes:
+        raise PlanError(
+            f"schedule '{schedule.name}' gives a stage several pieces of the model",
+            hint="this runtime runs one piece per stage: choose 1f1b, gpipe or overlapped",
+        )
+    unknown = sorted({one.kind for _, one in schedule} - EXECUTED_KINDS)
+    if unknown:
+        raise PlanError(
+            f"schedule '{schedule.name}' asks for {', '.join(unknown)}",
+            hint="this runtime runs whole backwards: choose 1f1b, gpipe or overlapped",
+        )
 
 
 def _require_equal(what: str, of_plan: int, of_job: int) -> None:

@@ -9,16 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.core.plan import StageTime
-from isthmus.schedule import Operation, Schedule
+from isthmus.schedule import Kind, Operation, Schedule
 from isthmus.train.exchange import Exchange, backward_tag, forward_tag
 from isthmus.train.metrics import Account
 from isthmus.train.stage_model import StageModel, token_loss
+
+_EXCHANGES = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_", "wait_")))
+EXECUTED_KINDS: frozenset[str] = _EXCHANGES | {"forward", "backward", "update"}
+"""Operations that the executor can do."""
 
 
 @dataclass(frozen=True)

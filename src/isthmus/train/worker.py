@@ -44,7 +44,7 @@ def run(folder: WorkerFolder) -> None:
     try:
         train(spec, schedule, prepared, folder)
     except BaseException as error:
-        leave_group(membership, reason=_one_line(error))
+        leave_group(membership, reason=error.message if isinstance(error, IsthmusError) else _one_line(error))
         raise
     leave_group(membership)
 
