@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from isthmus.core.errors import PlanError
@@ -43,31 +44,40 @@ def warm_up_counts(
     num_micro_batches: int,
     max_in_flight: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return how many forwards each stage must warm up with so that the slowest stage never waits.
+    """Return how many forwards each stage must warm up with so that the pipeline keeps its best pace.
 
     `pass_s[s]` is the seconds of a forward and a backward of one micro-batch at stage `s`; `hop_s[s]` those
-    of one exchange, transfer and delay, between stages `s` and `s + 1`, each way. A micro-batch's gradient is
-    back at stage `s` one round trip after its forward began; in that time the pipeline takes in (round trip /
-    slowest pass) others. `max_in_flight[s]` bounds what fits in memory (at least 1).
+    of one exchange, transfer and delay, between stages `s` and `s + 1`, each way. To go at a pace of `p`
+    seconds per micro-batch, stage `s` must be ahead of the next by what passes while a gradient comes, is
+    used, and the next forward goes: (pass + 2 hop) / p forwards, rounded up. The pace is that of the slowest
+    stage, or the best that keeps within `max_in_flight[s]` micro-batches (what fits in memory, at least 1).
     """
     require_counts(len(pass_s), num_micro_batches)
     if len(hop_s) != len(pass_s) - 1:
         raise PlanError(f"{len(hop_s)} hops between {len(pass_s)} stages", hint="one between each pair")
     if max_in_flight is not None and (len(max_in_flight) != len(pass_s) or min(max_in_flight) < 1):
         raise PlanError(f"max_in_flight is {list(max_in_flight)}", hint="one per stage, at least 1")
-    slowest_s, round_s = max(pass_s), 0.0
-    counts = []
-    for stage in reversed(range(len(pass_s))):
-        round_s += pass_s[stage] + (2 * hop_s[stage] if stage < len(hop_s) else 0.0)
-        needed = math.ceil(round_s / slowest_s - 1e-9) if slowest_s else len(pass_s) - stage
-        counts.append(min(max(needed, len(pass_s) - stage) - 1, num_micro_batches))
-    counts.reverse()
-    for stage in range(len(counts)):
-        if max_in_flight is not None:
-            counts[stage] = min(counts[stage], max_in_flight[stage] - 1)
-        if stage:
-            counts[stage] = min(counts[stage], counts[stage - 1])
-    return tuple(counts)
+    rounds_s = [own_s + 2 * there_s for own_s, there_s in zip(pass_s, hop_s, strict=False)]
+    limits = max_in_flight or [num_micro_batches] * len(pass_s)
+    most = [n - 1 if n < num_micro_batches else math.inf for n in limits]
+    slowest_s = max(pass_s)
+    paces_s = {slowest_s, *(round_s / k for round_s in rounds_s for k in range(1, num_micro_batches + 1))}
+    candidates_s = sorted(pace_s for pace_s in paces_s if pace_s >= slowest_s and pace_s > 0)
+    fitting = bisect_left(candidates_s, True, key=lambda pace_s: _fit(_ahead(rounds_s, pace_s), most))
+    pace_s = candidates_s[min(fitting, len(candidates_s) - 1)] if candidates_s else math.inf
+    wanted = _ahead(rounds_s, pace_s)
+    bounded = (int(min(w, n, num_micro_batches)) for w, n in zip(wanted, most, strict=True))
+    return tuple(itertools.accumulate(bounded, min))
+
+
+def _ahead(rounds_s: Sequence[float], pace_s: float) -> list[int]:
+    """Return the warm-up of every stage at a pace: what it must be ahead of the last one."""
+    steps = [max(1, math.ceil(round_s / pace_s - 1e-9)) for round_s in rounds_s]
+    return [sum(steps[stage:]) for stage in range(len(steps) + 1)]
+
+
+def _fit(counts: Sequence[int], most: Sequence[float]) -> bool:
+    return all(count <= limit for count, limit in zip(counts, most, strict=True))
 
 
 def _order(warm_up: int, total: int) -> tuple[Operation, ...]:

@@ -6,6 +6,7 @@ from isthmus.sim.pipeline import PipelineRun, run_pipeline
 from isthmus.sim.result import Flight, LinkRun, Span, StageRun, TrainingRun
 from isthmus.sim.trace import chrome_trace
 from isthmus.sim.training import Replica, StageLoad, Training, simulate
+from isthmus.sim.warm_up import best_warm_up
 from isthmus.sim.wire import Interference, Wire, wire_of
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Training",
     "TrainingRun",
     "Wire",
+    "best_warm_up",
     "chrome_trace",
     "draw_failures",
     "run_pipeline",

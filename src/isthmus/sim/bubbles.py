@@ -36,12 +36,18 @@ def zero_bubble_s(num_stages: int, forward_s: float, backward_s: float, weight_s
 
 
 def dualpipe_bubble_s(num_stages: int, forward_s: float, backward_s: float, weight_s: float) -> float:
-    """Return (S / 2 - 1) (F + B - 2 W), for `dualpipe` with W at most F and at most B - W.
+    """Return (S / 2 - 1) (F + B - 2 W), for `dualpipe` with W <= B - W <= F <= B.
 
     The DeepSeek-V3 report (table 2) gives (S / 2 - 1) (F&B + B - 3 W), where F&B is a forward and a backward
     computed at once; here they follow each other, and the first one's output leaves before the second ends.
     """
     _require_short(forward_s, backward_s, weight_s)
+    slack_s = 1e-9 * backward_s
+    if not backward_s - weight_s - slack_s <= forward_s <= backward_s + slack_s:
+        raise InputError(
+            f"forward {forward_s} s beside a backward of {backward_s - weight_s} + {weight_s} s",
+            hint="the closed form needs the forward between the inputs' part and the whole backward",
+        )
     return (num_stages // 2 - 1) * (forward_s + backward_s - 2 * weight_s)
 
 
@@ -57,7 +63,7 @@ def mixed_chips_bubble_s(forward_s: float, speed_ratio: float, backward_ratio: f
 
 
 def _require_short(forward_s: float, backward_s: float, weight_s: float) -> None:
-    if weight_s > min(forward_s, backward_s - weight_s):
+    if weight_s > min(forward_s, backward_s - weight_s) + 1e-9 * backward_s:
         raise InputError(
             f"weight gradients of {weight_s} s, forward {forward_s} s, backward {backward_s} s",
             hint="the closed form needs the weights' part to be the shortest of the three",
