@@ -22,7 +22,6 @@ _WINDOW = struct.Struct("!dd")
 
 def serve(host: str) -> None:
     """Echo (`e`), or swallow for a stated window and report the goodput in it (`s`); until killed."""
-    ask_to_be_woken_soon()
     with socket.create_server((host, 0), backlog=64) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:
@@ -35,6 +34,7 @@ def _answer(connection: socket.socket) -> None:
     with connection:
         try:
             if connection.recv(1) == b"e":
+                ask_to_be_woken_soon()
                 while data := connection.recv(1 << 16):
                     connection.sendall(data)
             else:

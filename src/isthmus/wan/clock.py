@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import platform
 import select
 import selectors
 import struct
+import sys
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SLICE_NS = 100_000
-_NICE = -15
 
 
 class _PreciseSelector(selectors.DefaultSelector):
@@ -33,16 +32,18 @@ def precise_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def ask_to_be_woken_soon() -> None:
-    """Ask the scheduler to wake this process promptly while others compute; what it does not grant is let be.
+    """Ask the scheduler to wake this thread promptly while others compute; what it does not grant is let be.
 
-    A raised priority needs root. A short time slice needs Linux 6.12 and no privilege: whoever asks for
-    little at a time is let in early (man 2 sched_setattr, `sched_runtime` of SCHED_OTHER).
+    Real-time priority needs a privilege (CAP_SYS_NICE); it is not inherited by children. A short time slice
+    needs Linux 6.12 and no privilege: whoever asks for little at a time is let in early (man 2 sched_setattr,
+    `sched_runtime` of SCHED_OTHER).
     """
     number = _SCHED_SETATTR.get(platform.machine())
-    if platform.system() != "Linux" or number is None:
+    if sys.platform != "linux" or number is None:
         return
-    with contextlib.suppress(PermissionError):  # an ordinary user has the slice alone
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = struct.pack("=IIQiIQQQII", 56, 0, 0, nice, 0, _SLICE_NS, 0, 0, 0, 0)
-    ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        attributes = struct.pack("=IIQiIQQQII", 56, 0, 0, nice, 0, _SLICE_NS, 0, 0, 0, 0)
+        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
