@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from isthmus.core.errors import UnavailableError
 from isthmus.core.job import Training
 from isthmus.train.optimizer import Optimizer, Tied, learning_rate
 
@@ -151,6 +152,14 @@ def test_state_moves_to_another_cut() -> None:
     steps(resumed, parameters, 3, 6)
     for name in values:
         assert torch.equal(parameters[name], whole_parameters[name])
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    """A checkpoint of another model is named as such, with both shapes."""
+    small, _ = make(make_training(), a=torch.ones(2))
+    large, _ = make(make_training(), a=torch.ones(3))
+    with pytest.raises(UnavailableError, match=r"'a' as \[2\], the model as \[3\]"):
+        large.load(small.state())
 
 
 def test_state_exists_before_the_first_update() -> None:

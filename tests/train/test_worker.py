@@ -78,6 +78,8 @@ def test_a_moe_in_bf16_trains_on_plain_gloo(tmp_path: Path) -> None:
         **times,
     )
     assert workers.losses()[-1] < workers.losses()[0]
+    assert workers.log(0).startswith("rank 0: layers 0 to 1 in cluster a, on a virtual chip: forward 10.0 ms")
+    assert "step 4 of 4: loss" in workers.log(1)
     model = AutoModelForCausalLM.from_pretrained(job.output)
     assert str(model.dtype) == "torch.bfloat16"
     for rank in (0, 1):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.data import Batch, Dataset, open_dataset
 from isthmus.data.tokenizer import tokenizer_file
@@ -61,6 +62,7 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
     Needs the default process group. Raises `PeerError` where a rank is lost, `UnavailableError` where a
     folder cannot be written.
     """
+    print(describe(spec), flush=True)
     run = _Run(spec, schedule, prepared)
     first, total = run.resume(), spec.job.training.steps
     board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.model.is_last else None
@@ -72,7 +74,19 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
             if _due(step + 1, spec.job.checkpoints.every_steps, total):
                 values |= run.save(step + 1)
             log.write(step, values, tuple(account.spans))
+            if "loss" in values:
+                print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
     run.export()
+
+
+def describe(spec: WorkerSpec) -> str:
+    """Return the first line of a worker's log: what it computes, and whether its chip is virtual."""
+    first, last = spec.stage.layers
+    where = f"rank {spec.rank}: layers {first} to {last - 1} in cluster {spec.cluster}"
+    if spec.stage_time is None:
+        return where
+    forward, backward = format_seconds(spec.stage_time.forward_s), format_seconds(spec.stage_time.backward_s)
+    return f"{where}, on a virtual chip: forward {forward}, backward {backward} a micro-batch"
 
 
 def _due(done: int, every: int, total: int) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from isthmus.core.errors import UnavailableError
 from isthmus.core.job import Training
 
 Tensors = dict[str, torch.Tensor]
@@ -104,8 +105,17 @@ class Optimizer:
         return tensors
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` returned, of this stage or of others that held the same names."""
+        """Take over what `state` returned, of this stage or of others that held the same names.
+
+        Raises `UnavailableError` where a tensor has another shape.
+        """
         for name, weight in self.weights.items():
+            found = tensors[f"weight/{name}"].shape
+            if found != weight.shape:
+                raise UnavailableError(
+                    f"the checkpoint holds '{name}' as {list(found)}, the model as {list(weight.shape)}",
+                    hint="it is of another model; name another checkpoint folder",
+                )
             weight.detach().copy_(tensors[f"weight/{name}"])
             moments = {moment: tensors[f"{moment}/{name}"].clone() for moment in _MOMENTS}
             self._adam.state[weight] = {"step": tensors[f"step/{name}"].clone(), **moments}
