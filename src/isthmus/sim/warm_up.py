@@ -1,4 +1,4 @@
-"""`best_warm_up`: the overlapped schedule that runs fastest within memory, found by running the candidates."""
+"""`best_warm_up`: the fastest overlapped schedule within memory, found by running the candidates."""
 
 from __future__ import annotations
 
