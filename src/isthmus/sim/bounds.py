@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.schedule import Operation, Schedule
-from isthmus.sim.execute import COMPUTING
+from isthmus.sim.program import COMPUTING
 
 Duration = Callable[[int, Operation], float]
 """Seconds of a computing operation (or update) of a stage."""

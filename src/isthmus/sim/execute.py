@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from isthmus.schedule import Kind, Operation, Schedule
+from isthmus.schedule import Operation, Schedule
 from isthmus.sim.kernel import Event, Kernel, Steps
+from isthmus.sim.program import POST, SEND, WAIT_LEFT, Letter, Program
 from isthmus.sim.wire import Carrier
 
 Transport = Literal["buffered", "rendezvous"]
 """When a message starts on its way: as soon as it is sent, or once its receive was posted as well."""
-
-COMPUTING: frozenset[Kind] = frozenset(("forward", "backward", "backward_input", "backward_weight"))
-
-_COMPUTE, _SEND, _POST, _WAIT_LEFT, _WAIT_ARRIVED = range(5)
 
 
 class Message:
@@ -27,17 +24,16 @@ class Message:
 
     __slots__ = (
         "_known", "arrives_s", "carrier", "flow", "hop_s", "kernel", "left_s", "num_bytes", "operation",
-        "pipeline", "posted_s", "receiver", "rendezvous", "sender", "sent_s", "started_s", "weight",
+        "posted_s", "receiver", "rendezvous", "sender", "sent_s", "started_s", "weight",
     )  # fmt: skip
 
-    def __init__(
-        self, pipeline: Pipeline, ends: tuple[int, int], num_bytes: float, operation: Operation
-    ) -> None:
-        self.pipeline, self.kernel = pipeline, pipeline.kernel
-        self.sender, self.receiver = ends
-        self.carrier, self.hop_s = pipeline.path(*ends)
-        self.num_bytes, self.weight, self.flow = num_bytes, pipeline.weight, pipeline.flow(*ends)
-        self.operation = operation
+    def __init__(self, pipeline: Pipeline, letter: Letter, path: Path, flow: int) -> None:
+        self.kernel = pipeline.kernel
+        self.sender, self.receiver = letter.ends
+        self.carrier, self.hop_s = path
+        self.num_bytes = pipeline.bytes_of(letter.boundary)
+        self.weight, self.flow = pipeline.weight, flow
+        self.operation = letter.operation
         self.rendezvous = pipeline.transport == "rendezvous"
         self.sent_s: float | None = None
         self.posted_s: float | None = None
@@ -114,7 +110,7 @@ class Pipeline:
     """
 
     kernel: Kernel
-    schedule: Schedule
+    program: Program
     duration_s: Callable[[int, Operation], float]
     bytes_of: Callable[[int], float]
     path: Callable[[int, int], Path]
@@ -126,10 +122,10 @@ class Pipeline:
     ends: list[Event] = field(default_factory=list)
     progress: list[Operation | None] = field(default_factory=list)
 
-    def flow(self, sender: int, receiver: int) -> int:
-        """Return a number for the ordered pair, within which messages never overtake each other."""
-        count = self.schedule.num_stages
-        return (self.number * count + sender) * count + receiver
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that runs."""
+        return self.program.schedule
 
     def start(self, iterations: int = 1, barrier: Callable[[int, int], Barrier | None] | None = None) -> None:
         """Start every stage; `barrier(iteration, stage)` gives what its update waits for."""
@@ -138,12 +134,32 @@ class Pipeline:
         self.progress = [None] * count
         steps: list[list[_Step]] = [[] for _ in range(count)]
         for iteration in range(iterations):
-            known: dict[tuple[bool, int, int], Message] = {}
+            messages = self._messages()
+            self.messages += messages
             for stage in range(count):
-                gate = barrier(iteration, stage) if barrier else None
-                steps[stage] += _compile(self, known, iteration, stage, gate)
-            self.messages += known.values()
+                steps[stage] += self._steps(stage, iteration, messages, barrier)
         self.ends = [self.kernel.start(_stage(self, stage, steps[stage])) for stage in range(count)]
+
+    def _messages(self) -> list[Message]:
+        """Return a message per letter; those of an ordered pair of stages are one flow."""
+        count = self.schedule.num_stages
+        pairs = {letter.ends for letter in self.program.letters}
+        ways = {(a, b): (self.path(a, b), (self.number * count + a) * count + b) for a, b in sorted(pairs)}
+        return [Message(self, letter, *ways[letter.ends]) for letter in self.program.letters]
+
+    def _steps(
+        self,
+        stage: int,
+        iteration: int,
+        messages: list[Message],
+        barrier: Callable[[int, int], Barrier | None] | None,
+    ) -> Iterator[_Step]:
+        for code, number, one in self.program.stages[stage]:
+            if number >= 0:
+                yield code, 0.0, messages[number], iteration, one
+            else:
+                gate = barrier(iteration, stage) if barrier and one.kind == "update" else None
+                yield code, self.duration_s(stage, one), gate, iteration, one
 
     def stuck(self) -> list[str]:
         """Return the stages that have not ended, each with the operation it waits in."""
@@ -154,60 +170,20 @@ class Pipeline:
         ]
 
 
-_EXCHANGE: dict[Kind, tuple[int, bool, bool]] = {
-    "send_forward": (_SEND, True, True),
-    "send_backward": (_SEND, False, True),
-    "receive_forward": (_POST, True, False),
-    "receive_backward": (_POST, False, False),
-    "wait_send_forward": (_WAIT_LEFT, True, True),
-    "wait_send_backward": (_WAIT_LEFT, False, True),
-    "wait_receive_forward": (_WAIT_ARRIVED, True, False),
-    "wait_receive_backward": (_WAIT_ARRIVED, False, False),
-}
-"""By kind: what the stage does, whether the message goes forward, whether this end sends it."""
-
-
-def _compile(
-    pipeline: Pipeline,
-    known: dict[tuple[bool, int, int], Message],
-    iteration: int,
-    stage: int,
-    barrier: Barrier | None,
-) -> Iterator[_Step]:
-    schedule = pipeline.schedule
-    for one in schedule.stages[stage]:
-        exchange = _EXCHANGE.get(one.kind)
-        if exchange is None:
-            item = barrier if one.kind == "update" else None
-            yield _COMPUTE, pipeline.duration_s(stage, one), item, iteration, one
-            continue
-        code, forward, sends = exchange
-        sender = schedule.virtual(stage, one) + (0 if sends else -1 if forward else 1)
-        message = known.get((forward, one.micro_batch, sender))
-        if message is None:
-            receiver = sender + (1 if forward else -1)
-            route = schedule.route(one.micro_batch)
-            ends = route[sender][0], route[receiver][0]
-            size = pipeline.bytes_of(route[min(sender, receiver)][0])
-            message = Message(pipeline, ends, size, one)
-            known[forward, one.micro_batch, sender] = message
-        yield code, 0.0, message, iteration, one
-
-
 def _stage(pipeline: Pipeline, stage: int, steps: list[_Step]) -> Steps:
     """Do the steps of one stage; return when it ended."""
     kernel, log, progress = pipeline.kernel, pipeline.logs[stage], pipeline.progress
     for code, duration_s, item, iteration, operation in steps:
         start_s = kernel.now
-        if code == _SEND:
+        if code == SEND:
             item.send()  # type: ignore[union-attr]
-        elif code == _POST:
+        elif code == POST:
             item.post()  # type: ignore[union-attr]
         elif isinstance(item, Message):
             if item.left_s is None:
                 progress[stage] = operation
                 yield item.known()
-            due_s = item.left_s if code == _WAIT_LEFT else item.arrives_s
+            due_s = item.left_s if code == WAIT_LEFT else item.arrives_s
             if due_s is not None and due_s > kernel.now:
                 yield due_s
             if kernel.now > start_s:

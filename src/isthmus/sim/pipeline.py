@@ -14,6 +14,7 @@ from isthmus.core.plan import StageTime
 from isthmus.schedule import Operation, Schedule
 from isthmus.sim.execute import Path, Pipeline, Transport
 from isthmus.sim.kernel import Kernel
+from isthmus.sim.program import read_program
 from isthmus.sim.wire import CARRIERS, Carrier, Sharing, Wire
 
 
@@ -57,7 +58,7 @@ def run_pipeline(
 
     pipeline = Pipeline(
         kernel=kernel,
-        schedule=schedule,
+        program=read_program(schedule),
         duration_s=durations(schedule, stage_times),
         bytes_of=lambda _: message_bytes,
         path=path,

@@ -17,6 +17,7 @@ from isthmus.sim.execute import Barrier, Path, Pipeline, Transport
 from isthmus.sim.gradients import GradientExchange, Holder
 from isthmus.sim.kernel import Kernel
 from isthmus.sim.pipeline import durations, make_carriers
+from isthmus.sim.program import Program, read_program
 from isthmus.sim.result import LinkRun, StageRun, TrainingRun
 from isthmus.sim.wire import Carrier, Sharing, Wire
 
@@ -163,7 +164,11 @@ class _Run:
         self.training, self.classes, self.kernel = training, classes, Kernel()
         named = [(f"{a}>{b}", wire) for (a, b), wire in training.wires.items()]
         self.carriers = make_carriers(self.kernel, named, training.sharing, training.seed)
-        self.pipelines = [self._pipeline(number, one) for number, one in enumerate(classes)]
+        schedules = {id(one.schedule): one.schedule for one in classes}
+        programs = {key: read_program(schedule) for key, schedule in schedules.items()}
+        self.pipelines = [
+            self._pipeline(number, one, programs[id(one.schedule)]) for number, one in enumerate(classes)
+        ]
 
     def carrier(self, source: str, target: str) -> Carrier:
         """Return the carrier from one cluster to another."""
@@ -171,7 +176,7 @@ class _Run:
             raise InputError(f"no wire from {source} to {target}", hint="give one per direction that is used")
         return self.carriers[f"{source}>{target}"]
 
-    def _pipeline(self, number: int, replica: Replica) -> Pipeline:
+    def _pipeline(self, number: int, replica: Replica, program: Program) -> Pipeline:
         loads = replica.stages
         times = [StageTime(forward_s=x.forward_s, backward_s=x.backward_s) for x in loads]
         shares = [x.weight_share for x in loads]
@@ -189,7 +194,7 @@ class _Run:
 
         return Pipeline(
             kernel=self.kernel,
-            schedule=replica.schedule,
+            program=program,
             duration_s=duration_s,
             bytes_of=lambda stage: loads[stage].boundary_bytes,
             path=path,
