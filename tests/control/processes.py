@@ -15,6 +15,7 @@ import httpx
 
 from isthmus.agent import AgentConfig, run_agent
 from isthmus.agent.conformance import runs
+from isthmus.control.auth import Role
 from isthmus.control.events import Event
 from isthmus.control.records import Rules
 from isthmus.control.server import Listening, ServerConfig, run_server
@@ -189,11 +190,11 @@ class RealPool:
         self.processes[name] = _FORK.Process(target=target, args=args)
         self.processes[name].start()
 
-    def _admin(self, role: str, name: str) -> str:
+    def _admin(self, role: Role, name: str) -> str:
         token = (self.folder / "server" / "admin.token").read_text().strip()
         answer = httpx.post(
             f"{self.url}/v1/tokens",
-            json=TokenRequest(role=role, name=name).model_dump(),  # type: ignore[arg-type]
+            json=TokenRequest(role=role, name=name).model_dump(),
             headers={"Authorization": f"Bearer {token}"},
         )
         return str(answer.json()["token"])

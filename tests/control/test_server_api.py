@@ -69,7 +69,7 @@ class Server:
         """A job whose parts are ordered at both sites."""
         for site in (EAST, WEST):
             self.sync(report(site))
-        found = self.submit(**fields)
+        found = self.submit("ann", **fields)
         self.until(lambda: self.job(found.id).state == "preparing")
         return self.job(found.id)
 
@@ -251,7 +251,7 @@ def test_a_planner_that_breaks_ends_the_job_with_the_reason(server: Server) -> N
     """A planner's own error, or a bug in it, is the job's reason and not the server's end."""
     for site in (EAST, WEST):
         server.sync(report(site))
-    server.shell._planner = lambda *_: 1 / 0  # type: ignore[assignment,return-value]
+    server.shell._planner = lambda *_: 1 / 0  # type: ignore[assignment]
     found = server.submit()
     server.until(lambda: server.job(found.id).state == "failed")
     assert "the planner broke" in server.job(found.id).reason

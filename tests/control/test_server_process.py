@@ -27,9 +27,12 @@ def served(config: ServerConfig) -> Iterator[Listening]:
     """A server in a thread of this process, ended at the end."""
     stop, ready = threading.Event(), threading.Event()
     told: list[Listening] = []
-    thread = threading.Thread(
-        target=run_server, args=(config, lambda it: (told.append(it), ready.set())), kwargs={"stop": stop}
-    )
+
+    def announce(listening: Listening) -> None:
+        told.append(listening)
+        ready.set()
+
+    thread = threading.Thread(target=run_server, args=(config, announce), kwargs={"stop": stop})
     thread.start()
     try:
         assert ready.wait(20)
