@@ -139,6 +139,11 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
     [
         ({"stage": {"tp": 2}}, "tensor parallelism 2"),
         ({"stage": {"recompute": "selective"}}, "selective recomputation"),
+        ({"stage": {"recompute": "moe"}}, "'moe' recomputation"),
+        ({"stage": {"recompute": "full", "recompute_layers": 0}}, "0 recomputed layers"),
+        ({"stage": {"cp": 2}}, "context parallelism 2"),
+        ({"stage": {"ep": 2}}, "expert parallelism 2"),
+        ({"stage": {"sp": True}}, "sequence parallelism"),
         ({"schedule": "unheard-of"}, "unknown schedule 'unheard-of'"),
         ({"schedule": "interleaved"}, "several pieces of the model"),
         ({"schedule": "zero_bubble"}, "backward_input"),
@@ -148,6 +153,20 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
     """Each refusal is a `PlanError` that says what cannot be run."""
     plan = make_plan(make_job(tmp_path), [1, 4], **changes)
     with pytest.raises(PlanError, match=why):
+        check_executable(spec_of(tmp_path, plan))
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"zero": 1}, {"replica_micro_batches": (8,)}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
+        {"precision": "fp16"},
+    ],
+)  # fmt: skip
+def test_what_a_plan_by_hand_fixes_is_followed_or_refused(tmp_path: Path, fixed: dict) -> None:
+    """Nothing that a plan may say is ignored in silence."""
+    plan = make_plan(make_job(tmp_path), [1, 4]).model_copy(update=fixed)
+    with pytest.raises(PlanError, match=next(iter(fixed)) if "transport" not in fixed else "rendezvous"):
         check_executable(spec_of(tmp_path, plan))
 
 

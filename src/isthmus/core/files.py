@@ -30,8 +30,14 @@ def load_pool(path: str | Path) -> Pool:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan written by hand or by `isthmus plans --json`."""
-    return _load(Path(path), Plan)
+    """Read a plan written by hand or by `isthmus plans --json`.
+
+    A relative path of its model is taken from the folder the file is in.
+    """
+    plan = _load(Path(path), Plan)
+    if plan.model is None or "://" in plan.model or Path(plan.model).is_absolute():
+        return plan
+    return plan.model_copy(update={"model": str(Path(path).resolve().parent / plan.model)})
 
 
 def load_job(path: str | Path) -> Job:

@@ -8,14 +8,17 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+from isthmus.core.chip import Precision
 
 LayerRange = Annotated[tuple[Index, Index], Field(description="first layer, last layer exclusive")]
 
 
 class Stage(Frozen):
-    """One pipeline stage of one replica: decoder layers `[first, last)` on `tp` chips of one node group.
+    """One pipeline stage of one replica: decoder layers `[first, last)` on `tp` x `cp` chips of a node group.
 
-    The first stage of a replica also holds the embedding, the last one the final norm and the head.
+    The first stage of a replica also holds the embedding, the last one the final norm and the head. `tp` cuts
+    tensors (`sp`: tokens between them too), `cp` the sequence; `ep` deals experts out over the stage's chips
+    and those of other replicas. `recompute` applies to the first `recompute_layers` layers (all, without it).
     """
 
     replica: Index = 0
@@ -23,12 +26,21 @@ class Stage(Frozen):
     node_group: Name
     layers: LayerRange
     tp: Count = 1
-    recompute: Literal["none", "selective", "full"] = "none"
+    cp: Count = 1
+    ep: Count = 1
+    sp: bool = False
+    recompute: Literal["none", "selective", "full", "moe"] = "none"
+    recompute_layers: Index | None = None
 
     @property
     def num_layers(self) -> int:
         """Number of decoder layers of the stage."""
         return self.layers[1] - self.layers[0]
+
+    @property
+    def num_chips(self) -> int:
+        """Number of chips of the stage."""
+        return self.tp * self.cp
 
 
 class StageTime(Frozen):
@@ -52,7 +64,13 @@ class Prediction(Frozen):
 
 
 class Plan(Frozen):
-    """A way to run a job: who computes which layers, in which order, and what that should take."""
+    """A way to run a job: who computes which layers, in which order, and what that should take.
+
+    A plan written by hand may fix more: `model` (a folder or `config.json`), `precision` (bf16 where it is
+    not said), the stage of ZeRO, micro-batches that differ by replica (`replica_micro_batches`, one each),
+    the warm-up of an overlapped schedule (`warm_up`, one per stage), and whether messages wait for their
+    receive (`rendezvous`, as NCCL's do).
+    """
 
     version: Literal[1] = 1
     id: Name
@@ -64,6 +82,12 @@ class Plan(Frozen):
     schedule: Name = "1f1b"
     predicted: Prediction | None = None
     why: str = ""
+    model: str | None = None
+    precision: Precision | None = None
+    zero: Literal[0, 1, 2, 3] = 0
+    replica_micro_batches: tuple[Count, ...] = ()
+    warm_up: tuple[Index, ...] = ()
+    transport: Literal["buffered", "rendezvous"] = "buffered"
 
     @model_validator(mode="after")
     def _layers_follow(self) -> Plan:
@@ -86,6 +110,16 @@ class Plan(Frozen):
             raise ValueError(f"replicas end at different layers: {sorted(ends)}")
         return self
 
+    @model_validator(mode="after")
+    def _lists_have_an_entry_each(self) -> Plan:
+        if self.replica_micro_batches and len(self.replica_micro_batches) != self.dp:
+            raise ValueError(
+                f"replica_micro_batches has {len(self.replica_micro_batches)} entries for dp {self.dp}"
+            )
+        if self.warm_up and any(len(self.pipeline(r)) != len(self.warm_up) for r in range(self.dp)):
+            raise ValueError(f"warm_up has {len(self.warm_up)} entries; give one per stage")
+        return self
+
     @property
     def num_layers(self) -> int:
         """Number of decoder layers of the model."""
@@ -95,6 +129,15 @@ class Plan(Frozen):
     def clusters(self) -> tuple[str, ...]:
         """Clusters in the order in which the stages use them, each once."""
         return tuple(dict.fromkeys(stage.cluster for stage in self.stages))
+
+    def micro_batches_of(self, replica: int) -> int:
+        """Return the micro-batches that one replica takes in a step."""
+        return self.replica_micro_batches[replica] if self.replica_micro_batches else self.micro_batches
+
+    @property
+    def samples(self) -> int:
+        """Samples of one step, over all replicas."""
+        return self.micro_batch_size * sum(self.micro_batches_of(r) for r in range(self.dp))
 
     def pipeline(self, replica: int = 0) -> tuple[Stage, ...]:
         """Return the stages of one replica, first to last."""
@@ -124,7 +167,7 @@ class Part(Frozen):
         here = [(rank, stage) for rank, stage in enumerate(plan.stages) if stage.cluster == cluster]
         chips: dict[str, int] = {}
         for _, stage in here:
-            chips[stage.node_group] = chips.get(stage.node_group, 0) + stage.tp
+            chips[stage.node_group] = chips.get(stage.node_group, 0) + stage.num_chips
         return cls(cluster=cluster, ranks=tuple(rank for rank, _ in here), chips=chips)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from isthmus.core.errors import PlanError
 from isthmus.core.model import load_model, require_trainable
+from isthmus.core.plan import Plan, Stage
 from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.executor import EXECUTED_KINDS
@@ -18,17 +19,10 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     """Return the checked schedule of the plan; raise `PlanError` or `ModelError` on what cannot be run."""
     plan, training = spec.plan, spec.job.training
     for number, stage in enumerate(plan.stages):
-        if stage.tp > 1:
-            raise PlanError(
-                f"stage {number} asks for tensor parallelism {stage.tp}", hint="this runtime runs tp = 1"
-            )
-        if stage.recompute == "selective":
-            raise PlanError(
-                f"stage {number} asks for selective recomputation",
-                hint="this runtime knows 'none' and 'full'",
-            )
+        _require_simple(number, stage)
     if plan.dp > 1:
         raise PlanError(f"the plan asks for {plan.dp} replicas", hint="this runtime runs dp = 1")
+    _require_executed(plan, training.precision)
     _require_equal("sequence_length", plan.sequence_length, training.sequence_length)
     _require_equal("samples a step", plan.micro_batches * plan.micro_batch_size, training.global_batch_size)
     model = load_model(spec.job.model)
@@ -40,6 +34,51 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     check_schedule(schedule)
     _check_executed(schedule)
     return schedule
+
+
+def _require_simple(number: int, stage: Stage) -> None:
+    """Refuse the degrees of a stage that this runtime does not have."""
+    for kind, name, degree in (
+        ("tensor", "tp", stage.tp),
+        ("context", "cp", stage.cp),
+        ("expert", "ep", stage.ep),
+    ):
+        if degree > 1:
+            raise PlanError(
+                f"stage {number} asks for {kind} parallelism {degree}", hint=f"this runtime runs {name} = 1"
+            )
+    if stage.sp:
+        raise PlanError(
+            f"stage {number} asks for sequence parallelism", hint="this runtime has no tp to add it to"
+        )
+    if stage.recompute not in ("none", "full"):
+        kind = "selective" if stage.recompute == "selective" else f"'{stage.recompute}'"
+        raise PlanError(
+            f"stage {number} asks for {kind} recomputation", hint="this runtime knows 'none' and 'full'"
+        )
+    if stage.recompute == "full" and stage.recompute_layers not in (None, stage.num_layers):
+        raise PlanError(
+            f"stage {number} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",
+            hint="this runtime recomputes all layers of a stage or none",
+        )
+
+
+def _require_executed(plan: Plan, precision: str) -> None:
+    """Refuse what a hand-written plan may fix and this runtime does not follow."""
+    fixed = {
+        "zero": plan.zero,
+        "replica_micro_batches": plan.replica_micro_batches,
+        "warm_up": plan.warm_up,
+    }
+    for name, value in fixed.items():
+        if value:
+            raise PlanError(
+                f"the plan fixes {name} to {value}", hint=f"this runtime follows no {name}: leave it out"
+            )
+    if plan.transport != "buffered":
+        raise PlanError(f"the plan asks for {plan.transport} messages", hint="this runtime buffers them")
+    if plan.precision is not None:
+        _require_equal("precision", plan.precision, precision)
 
 
 def _check_executed(schedule: Schedule) -> None:
@@ -57,7 +96,7 @@ def _check_executed(schedule: Schedule) -> None:
         )
 
 
-def _require_equal(what: str, of_plan: int, of_job: int) -> None:
+def _require_equal(what: str, of_plan: object, of_job: object) -> None:
     if of_plan != of_job:
         raise PlanError(
             f"{what} is {of_plan} in the plan and {of_job} in the job", hint="make the plan again"
