@@ -1,4 +1,4 @@
-"""Rule: the default accounting agrees with what torch measures, within 3 % and never more than 2 % too low."""
+"""Rule: the default accounting agrees with what torch measures: at most 3 % too high, 2 % too low."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_kept_tensors_agree(architecture, precision):
     agree(ours.activations_bytes, kept_bytes(module, tokens(module, BATCH, LENGTH)))
 
 
-@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name != "PhiForCausalLM"])
+@pytest.mark.parametrize("architecture", list(FAMILIES))
 def test_kept_tensors_agree_without_a_fused_kernel(architecture):
     """With eager attention the rows of scores are counted too."""
     noun, module = small(architecture, kernel="eager")
@@ -53,10 +53,10 @@ def test_kept_tensors_agree_without_a_fused_kernel(architecture):
     ["LlamaForCausalLM", "Qwen3ForCausalLM", "GemmaForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"],
 )
 def test_the_fullest_moment_of_training_agrees(architecture, recompute):
-    """Weights, gradients, optimizer, kept tensors and buffers add up to what the allocator held at its fullest."""
-    noun, module = small(architecture, hidden_size=256, intermediate_size=704, head_dim=32)
+    """Weights, gradients, optimizer, kept tensors and buffers add up to the allocator's fullest moment."""
+    noun, module = small(architecture, num_hidden_layers=2)
     if recompute == "full":
         recompute_all(module)
-    profile, ours = predicted(noun, precision="fp32", recompute=recompute, length=512)
+    profile, ours = predicted(noun, precision="fp32", recompute=recompute, length=256)
     static = 16 * profile.num_parameters  # fp32 weights, gradients, two moments
-    agree(ours.allocated_bytes, static + peak_bytes(module, tokens(module, BATCH, 512)))
+    agree(ours.allocated_bytes, static + peak_bytes(module, tokens(module, BATCH, 256)))

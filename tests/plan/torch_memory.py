@@ -88,7 +88,9 @@ def small(architecture, *, kernel=None, precision="fp32", **over):
 
 def recompute_all(module):
     """Let every layer keep only its input."""
-    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the name it had in transformers 5.0
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def tokens(module, batch, length):
@@ -97,7 +99,7 @@ def tokens(module, batch, length):
 
 
 def kept_bytes(module, ids):
-    """Return the bytes of the distinct storages that autograd keeps after a forward pass, weights left out."""
+    """Return the bytes of the distinct storages that autograd keeps after a forward pass, weights aside."""
     own = {one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers())}
     seen = {}
 

@@ -32,8 +32,8 @@ class Latent:
 class AttentionShape:
     """Dimensions of an attention block; `qk_norm` is per head, `sinks` adds one learned logit per head.
 
-    `fused_qkv` says that query, key and value are views of one tensor; `capped` that scores pass through a
-    tanh.
+    `fused_qkv` says that query, key and value are views of one tensor; `partial_rotary` that only a part of
+    each head is rotated; `capped` that scores pass through a tanh.
     """
 
     hidden: int
@@ -47,6 +47,7 @@ class AttentionShape:
     qk_norm: NormKind | None = None
     sinks: bool = False
     fused_qkv: bool = False
+    partial_rotary: bool = False
     capped: bool = False
     kernel: Kernel = "fused"
     latent: Latent | None = None
@@ -168,10 +169,11 @@ def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> lis
         Saved(name="core.logsumexp", width=heads, bytes_each=4, cut="tp", pieces=heads),
         result,
     ]
-    if shape.fused_qkv:  # the kernel's result keeps the value's strides, so the last product takes a copy
+    if shape.fused_qkv or shape.partial_rotary:  # the result is not laid out in rows, and is copied
         saved.append(Saved(name="o.input", width=shape.result, cut="tp", pieces=heads))
     if shape.window is not None:  # a window needs a mask, and with a mask the kernel takes no grouped keys
-        repeated = (heads - kv_heads) * (shape.head_dim + shape.value_dim)
+        again = heads - kv_heads if kv_heads > 1 else 0  # a single head is repeated without a copy
+        repeated = again * (shape.head_dim + shape.value_dim)
         saved += [
             Saved(name="window.mask", width=1, per_key=True, beyond=shape.window, cut="none"),
             Saved(name="window.repeated", width=repeated, beyond=shape.window, cut="tp", pieces=heads),

@@ -240,7 +240,10 @@ class Component:
         shard: Sharding,
     ) -> float:
         routed = self.experts_per_token if shard.routed_per_token is None else shard.routed_per_token
-        arrived = tokens * routed / (shard.tp if shard.sp else 1)  # already cut by sequence parallelism
+        apart = (
+            shard.tp // shard.etp if shard.sp else 1
+        )  # experts that are cut see the tokens of all who share them
+        arrived = tokens * routed / apart
         return sum(
             one.num_bytes(arrived if one.routed else tokens, sequence_length, precision_bytes, shard)
             for one in tensors

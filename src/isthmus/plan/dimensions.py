@@ -68,6 +68,7 @@ def _attention_shape(family: Family, config: Config, index: int, kernel: Kernel)
         qk_norm=_qk_norm(family, config),
         sinks=family.sinks,
         fused_qkv=family.fused_qkv,
+        partial_rotary=float(config.get("partial_rotary_factor", 1.0)) != 1.0,
         capped=config.get("attn_logit_softcapping") is not None,
         kernel=kernel,
         latent=latent,
@@ -84,6 +85,7 @@ def _feed_forward_shape(family: Family, config: Config, index: int) -> FeedForwa
             gated=family.gated,
             bias=_switch(config, family.mlp_bias),
             activation_tensors=tensors,
+            parallel=family.parallel,
         )
     width = _size(config, family.expert_width)
     num_shared = int(config.get("n_shared_experts") or 0)

@@ -94,6 +94,7 @@ class Family:
     expert_bias: bool = False
     kernel: Kernel = "fused"
     fused_qkv: bool = False
+    parallel: bool = False
     activation_tensors: int = 1
     rotary: int = 2
 
@@ -154,6 +155,7 @@ FAMILIES: dict[str, Family] = {
         norm="layer",
         num_norms=1,
         gated=False,
+        parallel=True,
         activation_tensors=0,
         head_bias=True,
         defaults={"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},

@@ -24,8 +24,8 @@ class FeedForwardShape:
     width.
 
     `activation_tensors` counts the tensors of the inner width kept between the first products and the last
-    one's input: 1 for a gated SiLU or GELU, 0 without a gate, more where an activation is written out in
-    several steps.
+    one's input: 1 for a gated SiLU or GELU, 0 without a gate, more where it is written out in steps.
+    `parallel` says that the block reads the same normed input as attention does.
     """
 
     hidden: int
@@ -33,6 +33,7 @@ class FeedForwardShape:
     gated: bool = True
     bias: bool = False
     activation_tensors: int = 1
+    parallel: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
     shared: int = 0
@@ -59,7 +60,8 @@ class LayerShape:
 def feed_forward(shape: FeedForwardShape) -> Component:
     """Return the feed-forward block: dense, or routed experts with a router and shared experts."""
     if not shape.num_experts:
-        read = Saved(name="feed_forward.input", width=shape.hidden, cheap=True)
+        width = 0 if shape.parallel else shape.hidden
+        read = Saved(name="feed_forward.input", width=width, cheap=True)
         return Component(
             name="feed_forward",
             kind="dense",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.memory_peak import HeldLayer, Load, largest_gradient, working_bytes
+from isthmus.plan.memory_peak import HeldLayer, Load, held_layer, working_bytes
 from isthmus.plan.profile import LayerProfile, ModelProfile, Recompute, Sharding
 
 Precision = Literal["bf16", "fp32"]
@@ -141,28 +141,21 @@ def stage_memory(
     load = Load(
         tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each
     )
-    again = profile.num_layers if recompute_layers is None else recompute_layers
-    held = [
-        HeldLayer(
-            layer=layer,
-            recompute=recompute if index < again else "none",
-            shard=degrees.sharding(layer, imbalance),
-        )
-        for index, layer in enumerate(_held(profile, layers))
-    ]
-    static = _static(profile, held, degrees, is_first, is_last, precision)
+    modes = _modes(profile, layers, recompute, recompute_layers)
+    held = _held(profile, modes, layers, degrees, imbalance, load)
+    shard = Sharding(tp=tp, sp=sp, ep=ep, etp=degrees.etp)
+    static = _static(profile, held, degrees, shard, is_first, is_last, precision)
     if optimizer_on_host:
         static = replace(static, optimizer=0.0)
-    kept = in_flight * _kept(profile, held, load, is_first=is_first, is_last=is_last)
-    buffers = working_bytes(profile, held, load, is_first=is_first, is_last=is_last)
-    if (
-        not optimizer_on_host
-    ):  # the update works on one tensor at a time, with two of its size, and no activations
-        buffers = max(buffers, 8 * largest_gradient(held[0].layer, held[0].shard) / degrees.dealt(1) - kept)
+    kept = in_flight * _kept(profile, held, load, shard, is_first=is_first, is_last=is_last)
+    buffers = working_bytes(profile, held, load, shard, is_first=is_first, is_last=is_last)
+    if not optimizer_on_host:  # the update holds two tensors of the size it works on, and no activations
+        largest = max(one.largest_gradient for one in held) / degrees.dealt(1)
+        buffers = max(buffers, 2 * _GRADIENT_BYTES * largest - kept)
     if not (is_first and is_last):
         buffers += 2 * profile.boundary_bytes(load.tokens, each)
     if zero == 3:
-        buffers += max(one.layer.on_chip(one.shard) for one in held) * each
+        buffers += max(one.dense_parameters + one.expert_parameters for one in held) * each
     return StageMemory(
         weights_bytes=static.weights,
         gradients_bytes=static.gradients,
@@ -173,13 +166,35 @@ def stage_memory(
     )
 
 
-def _held(profile: ModelProfile, layers: tuple[int, int]) -> Sequence[LayerProfile]:
+def _modes(
+    profile: ModelProfile, layers: tuple[int, int], recompute: Recompute, recompute_layers: int | None
+) -> list[Recompute]:
     first, last = layers
     if not 0 <= first < last <= profile.num_layers:
         raise PlanError(
             f"no layers [{first}, {last}) in a model of {profile.num_layers}", hint="first < last <= layers"
         )
-    return profile.layers[first:last]
+    again = last - first if recompute_layers is None else recompute_layers
+    return [recompute if index < again else "none" for index in range(last - first)]
+
+
+def _held(
+    profile: ModelProfile,
+    modes: Sequence[Recompute],
+    layers: tuple[int, int],
+    degrees: Degrees,
+    imbalance: float,
+    load: Load,
+) -> list[HeldLayer]:
+    """Return the cost of each layer of the stage; equal layers are computed once."""
+    known: dict[tuple[int, Recompute], HeldLayer] = {}
+    held = []
+    for layer, mode in zip(profile.layers[slice(*layers)], modes, strict=True):
+        key = (id(layer), mode)
+        if key not in known:
+            known[key] = held_layer(layer, mode, degrees.sharding(layer, imbalance), load)
+        held.append(known[key])
+    return held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,20 +212,18 @@ def _static(
     profile: ModelProfile,
     held: Sequence[HeldLayer],
     degrees: Degrees,
+    shard: Sharding,
     is_first: bool,
     is_last: bool,
     precision: Precision,
 ) -> _Static:
     """Return what is held through the iteration; ZeRO deals it out over the chips that hold the same."""
-    shard = held[0].shard
-    parts = [part for one in held for part in one.layer.components]
-    parts += [profile.embedding] if is_first else []
-    parts += [profile.final_norm, profile.head] if is_last else []
+    ends = [profile.embedding] if is_first else []
+    ends += [profile.final_norm, profile.head] if is_last else []
     if is_last and profile.tied_embeddings and not is_first:
-        parts.append(profile.embedding)  # the copy that serves as head
-    weights = [weight for part in parts for weight in part.weights]
-    dense = sum(weight.on_chip(shard) for weight in weights if not weight.expert)
-    experts = sum(weight.on_chip(shard) for weight in weights if weight.expert)
+        ends.append(profile.embedding)  # the copy that serves as head
+    dense = sum(one.dense_parameters for one in held) + sum(part.on_chip(shard) for part in ends)
+    experts = sum(one.expert_parameters for one in held)
 
     def dealt(bytes_each: int, stage: int) -> float:
         return bytes_each * (dense / degrees.dealt(stage) + experts / degrees.dealt(stage, expert=True))
@@ -223,18 +236,24 @@ def _static(
 
 
 def _kept(
-    profile: ModelProfile, held: Sequence[HeldLayer], load: Load, *, is_first: bool, is_last: bool
+    profile: ModelProfile,
+    held: Sequence[HeldLayer],
+    load: Load,
+    shard: Sharding,
+    *,
+    is_first: bool,
+    is_last: bool,
 ) -> float:
     """Return what the stage keeps for one micro-batch: layers, rotary tables, ends, and what crosses its
     borders.
     """
     sizes = (load.tokens, load.sequence_length, load.precision_bytes)
-    kept = sum(one.kept_bytes(load) for one in held)
+    kept = sum(one.kept_bytes for one in held)
     positions = load.tokens if load.tokens < load.sequence_length else load.sequence_length
     kept += profile.position_width * load.precision_bytes * positions
     ends = [profile.embedding] if is_first else []
     ends += [profile.final_norm, profile.head] if is_last else []
-    kept += sum(part.activation_bytes(*sizes, shard=held[0].shard) for part in ends)
+    kept += sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
     crossing = profile.boundary_bytes(load.tokens, load.precision_bytes)
     if not is_last:
         kept += crossing

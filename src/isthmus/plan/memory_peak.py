@@ -28,41 +28,48 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldLayer:
-    """A layer of the stage with its recomputation and its cut."""
+    """What one layer costs a chip: parameters here, bytes kept per micro-batch, bytes alive while it runs
+    backward beyond those, and the elements of its largest weight gradient.
+    """
 
-    layer: LayerProfile
-    recompute: Recompute
-    shard: Sharding
-
-    def kept_bytes(self, load: Load, recompute: Recompute | None = None) -> float:
-        """Return what the layer keeps for one micro-batch."""
-        mode = recompute or self.recompute
-        return self.layer.activation_bytes(
-            load.tokens, load.sequence_length, load.precision_bytes, mode, self.shard
-        )
-
-    def working_bytes(self, load: Load) -> float:
-        """Return what its backward pass holds at most beyond what it keeps: rebuilt tensors and gradients."""
-        rebuilt = self.kept_bytes(load, "none") - self.kept_bytes(load)
-        sizes = (load.tokens, load.sequence_length, load.precision_bytes)
-        block = self.layer.feed_forward
-        inner = block.working_bytes(*sizes, shard=self.shard)
-        freed = block.activation_bytes(*sizes, shard=self.shard)
-        gradients = max(
-            inner,
-            inner / 2 + _elements(self.layer, self.shard, ("down",)) * load.precision_bytes,
-            _elements(self.layer, self.shard, ("gate", "up"), expert=True) * load.precision_bytes - inner,
-            self.layer.attention.working_bytes(*sizes, shard=self.shard) - freed,
-            self.layer.norms.working_bytes(*sizes, shard=self.shard) - freed,
-        )
-        gathered = load.tokens * self.layer.hidden_size * load.precision_bytes if self.shard.sp else 0.0
-        return rebuilt + gradients + gathered
+    dense_parameters: int
+    expert_parameters: int
+    kept_bytes: float
+    working_bytes: float
+    largest_gradient: int
 
 
-def largest_gradient(layer: LayerProfile, shard: Sharding) -> int:
-    """Return the elements of the largest weight gradient; the first products of experts are one tensor."""
-    weights = [weight.on_chip(shard) for part in layer.components for weight in part.weights]
-    return max([_elements(layer, shard, ("gate", "up"), expert=True), *weights])
+def held_layer(layer: LayerProfile, recompute: Recompute, shard: Sharding, load: Load) -> HeldLayer:
+    """Return what `layer` costs a chip that holds it as `shard` says, recomputed as `recompute` says."""
+    weights = [weight for part in layer.components for weight in part.weights]
+    sizes = (load.tokens, load.sequence_length, load.precision_bytes)
+    kept = layer.activation_bytes(*sizes, recompute, shard)
+    rebuilt = layer.activation_bytes(*sizes, "none", shard) - kept
+    gathered = load.tokens * layer.hidden_size * load.precision_bytes if shard.sp else 0.0
+    return HeldLayer(
+        dense_parameters=sum(weight.on_chip(shard) for weight in weights if not weight.expert),
+        expert_parameters=sum(weight.on_chip(shard) for weight in weights if weight.expert),
+        kept_bytes=kept,
+        working_bytes=rebuilt + _gradients(layer, shard, load) + gathered,
+        largest_gradient=max(
+            _elements(layer, shard, ("gate", "up"), expert=True),
+            *(weight.on_chip(shard) for weight in weights),
+        ),
+    )
+
+
+def _gradients(layer: LayerProfile, shard: Sharding, load: Load) -> float:
+    """Return the gradients alive in the fullest step of a layer's backward pass, less what is freed."""
+    sizes, block = (load.tokens, load.sequence_length, load.precision_bytes), layer.feed_forward
+    inner = block.working_bytes(*sizes, shard=shard)
+    freed = block.activation_bytes(*sizes, shard=shard)
+    return max(
+        inner,
+        inner / 2 + _elements(layer, shard, ("down",)) * load.precision_bytes,
+        _elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner,
+        layer.attention.working_bytes(*sizes, shard=shard) - freed,
+        layer.norms.working_bytes(*sizes, shard=shard) - freed,
+    )
 
 
 def _elements(layer: LayerProfile, shard: Sharding, names: tuple[str, ...], *, expert: bool = False) -> int:
@@ -71,16 +78,28 @@ def _elements(layer: LayerProfile, shard: Sharding, names: tuple[str, ...], *, e
 
 
 def working_bytes(
-    profile: ModelProfile, held: Sequence[HeldLayer], load: Load, *, is_first: bool, is_last: bool
+    profile: ModelProfile,
+    held: Sequence[HeldLayer],
+    load: Load,
+    shard: Sharding,
+    *,
+    is_first: bool,
+    is_last: bool,
 ) -> float:
     """Return the most bytes alive beyond what one micro-batch keeps, over the steps of its backward pass."""
-    return max(0.0, *_steps(profile, held, load, is_first=is_first, is_last=is_last))
+    return max(0.0, *_steps(profile, held, load, shard, is_first=is_first, is_last=is_last))
 
 
 def _steps(
-    profile: ModelProfile, held: Sequence[HeldLayer], load: Load, *, is_first: bool, is_last: bool
+    profile: ModelProfile,
+    held: Sequence[HeldLayer],
+    load: Load,
+    shard: Sharding,
+    *,
+    is_first: bool,
+    is_last: bool,
 ) -> Iterator[float]:
-    each, shard = load.precision_bytes, held[-1].shard
+    each = load.precision_bytes
     table = profile.vocab_size * profile.hidden_size / shard.tp * each
     freed = 0.0
     if is_last:
@@ -94,7 +113,7 @@ def _steps(
             freed -= table  # the head's part of the gradient waits for the embedding's
         yield profile.final_norm.working_bytes(*sizes, shard=shard) - freed
     for layer in reversed(held):
-        yield layer.working_bytes(load) - freed
-        freed += layer.kept_bytes(load)
+        yield layer.working_bytes - freed
+        freed += layer.kept_bytes
     if is_first:
         yield table - freed

@@ -110,6 +110,8 @@ def _weights(
         for part in layer.components:
             for weight in part.weights:
                 sums[_group(part, weight)] += _BF16 * weight.on_chip(shard)
+    if parallel.pp == 1:
+        sums["norm"] += _BF16 * profile.final_norm.on_chip(shard)
     ends = [_BF16 * profile.embedding.on_chip(shard), _BF16 * profile.head.on_chip(shard)]
     sums["embedding_lm_head"] = sum(ends) if parallel.pp == 1 else max(ends)
     if report:  # norms are never counted; embedding, head and router only in inference

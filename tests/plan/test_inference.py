@@ -1,0 +1,65 @@
+"""Rules of how many sequences fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.core.errors import InputError
+from isthmus.plan.inference import cache_room_bytes, sequence_limits
+
+lengths = st.lists(st.integers(1, 2000), min_size=1, max_size=40)
+
+
+def fits(number, room_bytes, kv_bytes_per_token, sample):
+    """Run it: all start together and grow a token a step; count what is cached at each length."""
+    count = len(sample)
+    return all(
+        number * sum(one >= length for one in sample) / count * length * kv_bytes_per_token
+        <= room_bytes * (1 + 1e-9)
+        for length in range(1, max(sample) + 1)
+    )
+
+
+@given(lengths, st.integers(1, 10**6), st.integers(1, 50))
+def test_the_limit_by_distribution_is_the_largest_that_runs(sample, room_bytes, per_token):
+    """As many as are found fit at every length; one more does not."""
+    limit = sequence_limits(room_bytes, per_token, sample)
+    assert fits(limit.by_distribution, room_bytes, per_token, sample)
+    assert not fits(limit.by_distribution + 1, room_bytes, per_token, sample)
+
+
+@given(lengths, st.integers(1, 10**6), st.integers(1, 50))
+def test_the_longest_is_the_most_careful_measure(sample, room_bytes, per_token):
+    """By maximum is never above by mean, nor above by distribution."""
+    limit = sequence_limits(room_bytes, per_token, sample)
+    assert limit.by_maximum <= limit.by_mean
+    assert limit.by_maximum <= limit.by_distribution
+    assert limit.tightest_length in sample
+
+
+def test_equal_lengths_leave_no_choice():
+    """Where all sequences are equally long the three answers agree."""
+    limit = sequence_limits(1000, 1, [100, 100])
+    assert (limit.by_maximum, limit.by_mean, limit.by_distribution) == (10, 10, 10)
+
+
+def test_few_long_ones_leave_room_for_many():
+    """The report's argument: if most end early, far more than by the maximum can start."""
+    limit = sequence_limits(32_000, 1, [1000] * 9 + [32_000])
+    assert (limit.by_maximum, limit.by_mean, limit.by_distribution) == (1, 7, 10)
+
+
+def test_the_room_is_what_the_share_leaves():
+    """Used share of the chip, less weights, profiled peak and what lies outside the framework; never
+    negative.
+    """
+    parts = {"weights_bytes": 7.0, "peak_activation_bytes": 10.0, "others_bytes": 3.0}
+    assert cache_room_bytes(100.0, used=0.87, **parts) == pytest.approx(67.0)
+    assert cache_room_bytes(10.0, used=0.87, **parts) == 0
+
+
+@pytest.mark.parametrize("sample", [[], [0, 5]])
+def test_a_sample_without_lengths_is_refused(sample):
+    """There is nothing to conclude from no length."""
+    with pytest.raises(InputError, match="no lengths"):
+        sequence_limits(1000, 1, sample)

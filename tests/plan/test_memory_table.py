@@ -1,0 +1,109 @@
+"""Rules of the memory table: the report's figures to the digit, and the contract of its JSON."""
+
+import json
+
+import pytest
+
+from isthmus.core.errors import InputError
+from isthmus.core.units import GIB, MIB
+from isthmus.plan.memory_table import Parallel, memory_table
+from tests.plan.published import NAMES, published
+
+MODEL = published("qwen3-235b-a22b")
+
+
+def report(parallel, **options):
+    return memory_table(
+        MODEL, Parallel.parse(parallel), sequence_length=32768, accounting="report", **options
+    )
+
+
+def cut_digits(value):
+    """The report cuts off after two digits: 12.5156 is printed as 12.51."""
+    return int(value * 100) / 100
+
+
+def test_static_memory_is_the_report_s():
+    """Table of 3.1, TP4 PP4 EP32: QKV 18, O 16, MoE 144 MB a layer; 4.17 + 8.34 = 12.51 GB on 24 layers."""
+    table = report("tp=4,pp=4,cp=4,ep=32")
+    chip = table["per_chip"]
+    assert table["layers_per_chip"] == 24
+    assert [chip["weights"][name] / 24 / MIB for name in ("qkv", "o", "moe")] == [18, 16, 144]
+    printed = [cut_digits(chip[name] / GIB) for name in ("gradients", "static")]
+    assert [cut_digits(chip["weights"]["total"] / GIB), *printed] == [4.17, 8.34, 12.51]
+    assert chip["optimizer"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cp", "attention", "balanced", "worst"),
+    [
+        (8, (26, 16, 25, 8, 75), (64, 48, 48, 8, 8, 176), (1024, 768, 768, 8, 8, 2576)),
+        (1, (208, 128, 200, 64, 600), (512, 384, 384, 64, 64, 1408), (8192, 6144, 6144, 64, 64, 20608)),
+    ],
+)
+def test_activations_of_a_layer_are_the_report_s(cp, attention, balanced, worst):
+    """Table of 3.1: one layer at 32K tokens in MB, for the rows that are printed."""
+    layer = report(f"tp=4,pp=4,cp={cp},ep=32")["per_layer_activations"]
+    assert tuple(value / MIB for value in layer["attention"].values()) == attention
+    for name, expected in (("balanced", balanced), ("worst", worst)):
+        parts = [value / MIB for value in layer["moe_parts"][name].values()]
+        assert (*parts, layer["moe"][name] / MIB) == expected
+
+
+def test_attention_of_all_layers_is_the_report_s():
+    """3.1: the first rank keeps 94 layers' worth of attention, 55.07 GB without context parallelism."""
+    layer = report("tp=4,pp=4,cp=1,ep=32")["per_layer_activations"]
+    assert cut_digits(94 * layer["attention"]["total"] / GIB) == 55.07
+
+
+@pytest.mark.parametrize("cp", [1, 2, 4, 8])
+def test_context_parallelism_divides_the_report_s_activations(cp):
+    """Every entry of the table goes with 1 / cp."""
+    whole, cut = (report(f"tp=4,pp=4,cp={n},ep=32")["per_layer_activations"] for n in (1, cp))
+    assert cut["attention"]["total"] == whole["attention"]["total"] / cp
+    assert cut["moe"] == {name: value / cp for name, value in whole["moe"].items()}
+
+
+def test_inference_counts_all_weights_and_no_training_state():
+    """2.1, TP4 DP32 EP128: one expert a chip, the router whole, embedding and head cut; a sum of these."""
+    table = report("tp=4,dp=32,ep=128", inference=True)
+    weights = table["per_chip"]["weights"]
+    assert weights["moe"] == 94 * 3 * 4096 * 1536 * 2
+    assert weights["gate"] == 94 * 4096 * 128 * 2
+    assert weights["embedding_lm_head"] == 2 * 151936 * 4096 * 2 / 4
+    parts = sum(weights[name] for name in ("embedding_lm_head", "qkv", "o", "moe", "gate"))
+    assert table["per_chip"]["static"] == weights["total"] == parts
+    assert table["kv_bytes_per_token"] == 94 * 2 * 128 * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("accounting", ["default", "report"])
+def test_the_contract_holds_for_every_model(name, accounting):
+    """Every model has every key of the contract, in bytes, as JSON."""
+    table = memory_table(published(name), Parallel(tp=2), sequence_length=4096, accounting=accounting)
+    table = json.loads(json.dumps(table))
+    assert set(table["per_chip"]) == {"weights", "gradients", "optimizer", "static"}
+    groups = {"embedding_lm_head", "qkv", "o", "moe", "gate", "total"}
+    assert groups <= set(table["per_chip"]["weights"])
+    assert set(table["per_layer_activations"]["attention"]) == {"qkvo", "fa", "norm", "add", "total"}
+    assert {"balanced", "worst"} <= set(table["per_layer_activations"]["moe"])
+    assert table["kv_bytes_per_token"] > 0
+
+
+def test_the_default_counts_every_parameter():
+    """On one chip the default's weights are two bytes for each parameter of the model."""
+    table = memory_table(MODEL, Parallel(), sequence_length=4096)
+    assert table["per_chip"]["weights"]["total"] == 2 * 235_093_634_560
+    assert table["per_chip"]["static"] == 18 * 235_093_634_560
+
+
+@pytest.mark.parametrize("text", ["tp", "tp=0", "xp=2", "tp=two", "tp=-1"])
+def test_a_mistake_in_the_degrees_is_named(text):
+    """An unknown or impossible degree is shown with those that exist."""
+    with pytest.raises(InputError, match=text.partition("=")[0]):
+        Parallel.parse(text)
+
+
+def test_degrees_are_read_in_any_order():
+    """`ep=32, tp=4` and `tp=4,ep=32` are one thing."""
+    assert Parallel.parse("ep=32, tp=4") == Parallel.parse("tp=4,ep=32") == Parallel(tp=4, ep=32)
