@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerProfile:
     """One decoder layer: attention, feed-forward (dense or experts) and norms."""
 
@@ -108,7 +108,7 @@ class LayerProfile:
         return self.attention.kv_width * precision_bytes / min(tp, kv_heads) if core else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelProfile:
     """A decoder-only transformer, layer by layer. Equal layers are one shared object.
 

@@ -1,0 +1,116 @@
+"""What collectives take: alpha-beta closed forms by topology tier, and the algorithm by size.
+
+A group of `size` chips, `stride` places apart, lies in one node or over several. Inside a node each chip has
+a link, between nodes a share of the network; a collective over nodes is hierarchical: reduce-scatter inside,
+all-reduce between nodes of each chip's part, all-gather inside. Source: R. Thakur, R. Rabenseifner, W. Gropp,
+"Optimization of collective communication operations in MPICH", 2005.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+HOP_S = 4e-6
+"""Seconds of one step of a collective inside a node, beside its start."""
+
+NETWORK_HOP_S = 8e-6
+"""Seconds of one step between nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Rates that exchanges reach, per chip and direction in bytes a second, and what starting one costs."""
+
+    chips_per_node: int
+    link_bytes_per_s: float
+    link_latency_s: float
+    network_bytes_per_s: float
+    network_latency_s: float
+
+    def tiers(self, size: int, stride: int = 1) -> tuple[int, int]:
+        """Return (members in a node, nodes) of a group of `size` chips that are `stride` places apart."""
+        inside = min(size, max(1, self.chips_per_node // stride))
+        return inside, -(-size // inside)
+
+
+def ring_all_reduce_s(num_bytes: float, size: int, bytes_per_s: float, hop_s: float) -> float:
+    """Return 2 (p - 1) a + 2 (p - 1) / p B b: optimal in bandwidth."""
+    return 2 * (size - 1) * hop_s + 2 * (size - 1) / size * num_bytes / bytes_per_s
+
+
+def tree_all_reduce_s(num_bytes: float, size: int, bytes_per_s: float, hop_s: float) -> float:
+    """Return 2 log2(p) a + 2 B b, for a pipelined double tree: few steps, so faster for small messages."""
+    return 2 * math.ceil(math.log2(size)) * hop_s + 2 * num_bytes / bytes_per_s
+
+
+def all_reduce_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
+    """Return the seconds of an all-reduce of `num_bytes` held by each of `size` chips."""
+    return sum(_all_reduce(topology, num_bytes, size, stride))
+
+
+def _all_reduce(topology: Topology, num_bytes: float, size: int, stride: int) -> tuple[float, float]:
+    """Return the seconds inside nodes and between them."""
+    if size < 2:
+        return 0.0, 0.0
+    inside, nodes = topology.tiers(size, stride)
+    local_s = between_s = 0.0
+    if inside > 1:
+        args = (num_bytes, inside, topology.link_bytes_per_s, HOP_S)
+        local_s = topology.link_latency_s + min(ring_all_reduce_s(*args), tree_all_reduce_s(*args))
+    if nodes > 1:
+        args = (num_bytes / inside, nodes, topology.network_bytes_per_s, NETWORK_HOP_S)
+        between_s = topology.network_latency_s + min(ring_all_reduce_s(*args), tree_all_reduce_s(*args))
+    return local_s, between_s
+
+
+def all_gather_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
+    """Return the seconds of an all-gather (or reduce-scatter) to `num_bytes`, held in `size` parts before.
+
+    Half of the ring all-reduce; the part between nodes comes first, of what a chip's peers will pass on.
+    """
+    if size < 2:
+        return 0.0
+    inside, nodes = topology.tiers(size, stride)
+    seconds = 0.0
+    if inside > 1:
+        seconds += topology.link_latency_s + (inside - 1) * HOP_S
+        seconds += (inside - 1) / inside * num_bytes / topology.link_bytes_per_s
+    if nodes > 1:
+        seconds += topology.network_latency_s + (nodes - 1) * NETWORK_HOP_S
+        seconds += (nodes - 1) / nodes * num_bytes / inside / topology.network_bytes_per_s
+    return seconds
+
+
+def all_to_all_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
+    """Return the seconds of an all-to-all in which each of `size` chips sends `num_bytes`, evenly to all.
+
+    What stays in the node and what leaves it travel at once, over links of their own.
+    """
+    if size < 2:
+        return 0.0
+    inside, nodes = topology.tiers(size, stride)
+    local_s = between_s = 0.0
+    if inside > 1:
+        local_s = topology.link_latency_s + num_bytes * (inside - 1) / size / topology.link_bytes_per_s
+    if nodes > 1:
+        away = num_bytes * (size - inside) / size
+        between_s = topology.network_latency_s + away / topology.network_bytes_per_s
+    return max(local_s, between_s)
+
+
+def send_s(topology: Topology, num_bytes: float, *, same_node: bool) -> float:
+    """Return the seconds of one message between two chips."""
+    if same_node:
+        return topology.link_latency_s + num_bytes / topology.link_bytes_per_s
+    return topology.network_latency_s + num_bytes / topology.network_bytes_per_s
+
+
+@cache
+def all_reduce_bytes_per_s(topology: Topology, size: int, stride: int = 1) -> float:
+    """Return the rate R at which an all-reduce of much data runs: it takes 2 (p - 1) / p x bytes / R."""
+    if size < 2:
+        return math.inf
+    num_bytes = 1e12
+    return 2 * (size - 1) / size * num_bytes / all_reduce_s(topology, num_bytes, size, stride)
