@@ -21,7 +21,7 @@ def test_the_surface_of_sim():
     assert set(isthmus.sim.__all__) == {
         "Checkpoints", "Failure", "FailureRun", "Flight", "Interference", "LinkRun", "PipelineRun", "Replica",
         "Span", "StageLoad", "StageRun", "Training", "TrainingRun", "Wire", "best_warm_up", "chrome_trace",
-        "draw_failures", "run_pipeline", "simulate", "simulate_failures", "timeline_page", "training_of",
+        "draw_failures", "run_pipeline", "simulate", "simulate_failures", "timeline_page",
         "wire_of",
     }  # fmt: skip
     assert all(hasattr(isthmus.sim, name) for name in isthmus.sim.__all__)

@@ -1,7 +1,6 @@
 """What a plan will do: schedules, replicas, wires and failures on a virtual clock."""
 
 from isthmus.sim.failures import Checkpoints, Failure, FailureRun, draw_failures, simulate_failures
-from isthmus.sim.from_plan import training_of
 from isthmus.sim.page import timeline_page
 from isthmus.sim.pipeline import PipelineRun, run_pipeline
 from isthmus.sim.result import Flight, LinkRun, Span, StageRun, TrainingRun
@@ -32,6 +31,5 @@ __all__ = [
     "simulate",
     "simulate_failures",
     "timeline_page",
-    "training_of",
     "wire_of",
 ]
