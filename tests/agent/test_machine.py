@@ -227,6 +227,47 @@ def test_one_dead_worker_fails_the_part_and_stops_the_others(site: Site) -> None
     assert site.states == {"a/1": "released"}
 
 
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [(2, "permanent"), (3, "permanent"), (7, "permanent"), (9, "peer"), (1, "own"), (137, "own")],
+)
+def test_the_exit_status_says_where_the_cause_lies(site: Site, status: int, fault: str) -> None:
+    """Input, plan and version cannot mend themselves; who lost a peer is not the cause; the rest is here."""
+    running(site)
+    site.see("exited", exit_status=status)
+    assert [part.fault for part in site.machine.observed()] == [fault]
+
+
+def test_of_two_failures_the_one_that_explains_more_is_told(site: Site) -> None:
+    """A rank that lost its neighbour may be seen first; neither it nor a stopped worker hides the cause."""
+    running(site, "east/h20", "east/h20", "east/h20")
+    site.see("exited", exit_status=9, last_words="PeerError: rank 1 was lost")
+    site.see("exited", rank=1, exit_status=2, last_words="DataError: no text")
+    site.see("exited", rank=2, exit_status=143)
+    (told,) = site.machine.observed()
+    assert (told.state, told.fault) == ("failed", "permanent")
+    assert told.detail == "rank 1 ended with status 2: DataError: no text"
+
+
+def test_a_worker_that_failed_before_it_was_stopped_says_so(site: Site) -> None:
+    """Another site reported first and all is released: the cause, found here, goes with the release."""
+    running(site)
+    site.obey(order("released"))
+    site.see("exited", exit_status=2, last_words="DataError: no text")
+    (told,) = site.machine.observed()
+    assert (told.state, told.fault) == ("released", "permanent")
+
+
+def test_of_deaths_seen_in_one_look_the_cause_is_told(site: Site) -> None:
+    """Who lost a peer is judged last, whatever the order of ranks."""
+    running(site, "east/h20", "east/h20")
+    deaths = [
+        SeenWorker(job="a", attempt=1, rank=r, state="exited", exit_status=s) for r, s in ((0, 9), (1, 137))
+    ]
+    site._handle(WorkersSeen(now_s=site.now_s, workers=tuple(deaths)))
+    assert site.detail() == "rank 1 was ended by signal 9"
+
+
 def test_release_asks_and_then_insists(site: Site) -> None:
     """SIGTERM, after the grace SIGKILL, and `released` only once no process is left."""
     running(site)

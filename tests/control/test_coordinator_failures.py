@@ -13,6 +13,7 @@ from isthmus.control.events import (
     PlansMade,
 )
 from isthmus.core.errors import ConflictError, NotFoundError
+from isthmus.core.messages import ObservedPart
 from isthmus.core.plan import PlanSet
 from tests.control.driver import Driver, seen, started
 from tests.control.samples import plan, submission
@@ -239,3 +240,64 @@ def test_a_job_the_planner_cannot_read_has_failed() -> None:
     assert (pool.state("j"), pool.reason("j")) == ("failed", "the model has fewer layers than stages")
     assert not pool.coordinator.admit(failed)
     assert not pool.coordinator.admit(PlansMade(now_s=1, job_id="j", round=1, plans=PlanSet(plans=())))
+
+
+# Where the cause lies -------------------------------------------------------------------------------
+
+
+def failed(attempt: int, fault: str, detail: str, state: str = "failed") -> ObservedPart:
+    return ObservedPart(job="j", attempt=attempt, state=state, fault=fault, detail=detail)
+
+
+BAD_DATA = "rank 1 ended with status 2: error: DataError: no text"
+LOST_PEER = "rank 0 ended with status 9: error: PeerError: rank 1 was lost"
+
+
+def test_what_cannot_mend_itself_ends_the_job_at_once() -> None:
+    """A failure that another attempt would repeat uses no restart; the reason has site, rank and words."""
+    pool = started("a", "b")
+    pool.report("b", failed(1, "permanent", BAD_DATA))
+    assert pool.state("j") == "stopping"
+    pool.obey("a")
+    pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
+    job = pool.coordinator.job("j")
+    assert (job.state, job.attempt, job.restarts) == ("failed", 1, 0)
+    assert job.reason == f"b failed its part (ranks 1): {BAD_DATA}; another attempt would end in the same way"
+
+
+@pytest.mark.parametrize("state", ["failed", "released"])
+def test_who_lost_a_peer_does_not_hide_why(state: str) -> None:
+    """The site that only lost its peer reports first; the root cause, told later, decides."""
+    pool = started("a", "b")
+    pool.report("a", failed(1, "peer", LOST_PEER))
+    assert pool.reason("j").endswith(f"a failed its part (ranks 0): {LOST_PEER}")
+    pool.report("b", failed(1, "permanent", BAD_DATA, state))
+    assert BAD_DATA in pool.reason("j")
+    pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
+    pool.report("a", failed(1, "peer", LOST_PEER, "released"))
+    job = pool.coordinator.job("j")
+    assert (job.state, job.restarts) == ("failed", 0)
+    assert BAD_DATA in job.reason
+
+
+def test_a_site_may_find_out_more_about_its_failure() -> None:
+    """What a site tells later of a part that it had reported failed counts, if it explains more."""
+    pool = started("a", "b")
+    pool.report("a", failed(1, "peer", LOST_PEER))
+    pool.report("a", failed(1, "own", "rank 0 ended with status 1: out of memory"))
+    assert pool.reason("j").endswith("rank 0 ended with status 1: out of memory")
+    pool.report("a", failed(1, "peer", LOST_PEER, "released"))
+    pool.obey("b")
+    job = pool.coordinator.job("j")
+    assert (job.state, job.attempt, job.restarts) == ("preparing", 2, 1)
+    assert job.reason.endswith("rank 0 ended with status 1: out of memory")
+
+
+def test_a_cancelled_job_stays_cancelled_whatever_its_sites_say() -> None:
+    """A failure learnt of after the user cancelled does not change how the job ends."""
+    pool = started("a", "b")
+    pool.report("a", failed(1, "peer", LOST_PEER))
+    pool.cancel("j")
+    pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
+    pool.obey("a")
+    assert (pool.state("j"), pool.reason("j")) == ("cancelled", "cancelled by the user")

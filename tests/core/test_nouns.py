@@ -173,7 +173,7 @@ def test_every_error_says_what_and_what_to_do_next_and_has_its_own_exit_code():
         kinds.append(kind)
         todo += kind.__subclasses__()
     assert len(kinds) >= 12
-    for kind in kinds:
+    for kind in (kind for kind in kinds if kind.__module__ == "isthmus.core.errors"):
         if kind.__name__ != "FileError":
             error = kind("what", hint="next")
             assert error.as_dict() == {"error": kind.__name__, "message": "what", "hint": "next"}

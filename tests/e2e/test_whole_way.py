@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -125,19 +126,28 @@ def assert_opens_in_transformers(one, other):
 
 
 def test_missing_data_ends_the_job_with_the_path_and_holds_nothing(site):
-    """The reason names what is missing; no process, part or card is left behind."""
-    job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")]}, max_restarts=0)
+    """The reason names site, rank and path at once, whoever lost a peer by it; nothing is left behind."""
+    job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")]})
     view = ended(site, submit(site.client, job).id)
-    assert view.state == "failed"
-    assert "nowhere" in view.reason
+    assert (view.state, view.attempt, view.restarts) == ("failed", 1, 0)
+    assert re.search(
+        r"^(north|south|west) failed its part \(ranks .\): rank . .*DataError.*nowhere", view.reason
+    )
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 
 def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(site):
-    """`max_restarts` 1: two attempts, then failed, with the reason of the first failure."""
-    job = make_job(site.folder, "hopeless", data={"paths": [str(site.folder / "void")]}, max_restarts=1)
-    view = ended(site, submit(site.client, job).id)
+    """`max_restarts` 1: two attempts, then failed; the reason is the signal, not who lost a peer by it."""
+    job = submit(site.client, make_job(site.folder, "hopeless", steps=100_000, max_restarts=1))
+    for attempt in (1, 2):
+        wait_until(
+            f"attempt {attempt} trains",
+            lambda n=attempt: any(m.attempt == n for m in all_metrics(site.client, job.id)),
+        )
+        os.kill(max(process.pid for process in workers_of(site, job.id)), signal.SIGKILL)
+    view = ended(site, job.id)
     assert (view.state, view.attempt) == ("failed", 2)
+    assert "was ended by signal 9" in view.reason
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 

@@ -110,7 +110,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None
     """Missing data, and a rank that does not come, end the worker with one line and the error's status."""
     job = make_job(tmp_path)
     missing = job.model_copy(update={"data": job.data.model_copy(update={"paths": ("/nowhere/at/all",)})})
-    for place, broken, status, words in (("data", missing, 2, "DataError"), ("ranks", job, 8, "PeerError")):
+    for place, broken, status, words in (("data", missing, 2, "DataError"), ("ranks", job, 9, "PeerError")):
         plan = make_plan(job, [1, 4]) if place == "ranks" else whole(job)
         with started(tmp_path / place, broken, plan, rendezvous_timeout_s=0.5) as workers:
             for other in workers.processes[1:]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from isthmus.agent.cards import Cards
+from isthmus.agent.exits import fault_of, in_words, was_stopped
 from isthmus.agent.parts import (
     Event,
     HeldPart,
@@ -27,7 +28,7 @@ from isthmus.agent.parts import (
     WriteRanks,
 )
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages import AgentOrders, ObservedPart, PartOrder
+from isthmus.core.messages import AgentOrders, Fault, ObservedPart, PartOrder, explains_more
 from isthmus.core.plan import Part
 
 STOP_GRACE_S = 3.0
@@ -72,7 +73,7 @@ class AgentMachine:
             case OrdersReceived():
                 self._obey(event.orders, event.now_s)
             case WorkersSeen():
-                for seen in event.workers:
+                for seen in sorted(event.workers, key=_peers_last):
                     self._see(seen, event.now_s)
             case LocalJobsSeen():
                 self._want_local(event.jobs, event.now_s)
@@ -130,7 +131,7 @@ class AgentMachine:
             self._move(part, "released", now_s)
         elif order.desired == "running":
             why = "ordered to run, but nothing is held here: the lease ended, or the agent's state was lost"
-            self._move(part, "failed", now_s, why)
+            self._fail(part, "own", now_s, why)
         else:
             why = self._cannot_hold(part)
             self._move(part, "refused" if why else "prepared", now_s, why)
@@ -175,12 +176,20 @@ class AgentMachine:
             self._see_absent(part, seen.rank, now_s)
             return
         worker.live, worker.exit_status = False, seen.exit_status
-        if part.state == "running" and seen.exit_status != 0:
-            words = f": {seen.last_words}" if seen.last_words else ""
-            status = _status(seen.exit_status)
-            self._move(part, "failed", now_s, f"rank {seen.rank} {status}{words}")
+        if seen.exit_status != 0:
+            self._see_failure(part, seen, now_s)
         elif part.state == "running" and not part.live:
             self._move(part, "succeeded", now_s)
+
+    def _see_failure(self, part: HeldPart, seen: SeenWorker, now_s: float) -> None:
+        """Fail the part; of several ranks that failed, the one whose failure explains most is told of."""
+        fault = fault_of(seen.exit_status)
+        words = f": {seen.last_words}" if seen.last_words else ""
+        detail = f"rank {seen.rank} {in_words(seen.exit_status)}{words}"
+        if part.state == "running":
+            self._fail(part, fault, now_s, detail)
+        elif not was_stopped(seen.exit_status) and explains_more(fault, part.fault):
+            part.fault, part.detail = fault, detail
 
     def _see_absent(self, part: HeldPart, rank: int, now_s: float) -> None:
         """Start what the agent's last life was to start; stop for ever what is not to run."""
@@ -190,8 +199,7 @@ class AgentMachine:
             self._out.append(StartWorker(part=part, rank=rank))
             return
         if part.state == "running":
-            why = f"rank {rank} could not be started: its folder takes no files"
-            self._move(part, "failed", now_s, why)
+            self._fail(part, "own", now_s, f"rank {rank} could not be started: its folder takes no files")
         self._out.append(StopWorker(part=part, rank=rank, force=True))
 
     def _pass_time(self, now_s: float) -> None:
@@ -215,7 +223,7 @@ class AgentMachine:
         silent = [rank for rank, worker in part.workers.items() if worker.live and worker.address is None]
         if not part.local and silent and now_s - part.since_s >= self._checkin_timeout_s:
             why = f"rank {silent[0]} did not check in within {self._checkin_timeout_s:g} s"
-            self._move(part, "failed", now_s, why)
+            self._fail(part, "own", now_s, why)
 
     # The site's own jobs ------------------------------------------------------------------------------
 
@@ -258,6 +266,10 @@ class AgentMachine:
         if to in ("prepared", "refused", "running", "succeeded", "failed", "released"):
             part.reported = to
         step(self, part)
+
+    def _fail(self, part: HeldPart, fault: Fault, now_s: float, detail: str) -> None:
+        part.fault = fault
+        self._move(part, "failed", now_s, detail)
 
     def _note(self, part: HeldPart) -> None:
         """Nothing to do."""
@@ -308,11 +320,14 @@ _TRANSITIONS: dict[tuple[State, State], Callable[[AgentMachine, HeldPart], None]
 def _observed(part: HeldPart) -> ObservedPart:
     addresses = tuple(worker.address for worker in part.workers.values() if worker.address is not None)
     return ObservedPart(
-        job=part.job, attempt=part.attempt, state=part.reported, detail=part.detail, workers=addresses
+        job=part.job,
+        attempt=part.attempt,
+        state=part.reported,
+        detail=part.detail,
+        fault=part.fault,
+        workers=addresses,
     )
 
 
-def _status(exit_status: int | None) -> str:
-    if exit_status is not None and exit_status > 128:
-        return f"was ended by signal {exit_status - 128}"
-    return f"ended with status {exit_status}"
+def _peers_last(seen: SeenWorker) -> bool:
+    return fault_of(seen.exit_status) == "peer"

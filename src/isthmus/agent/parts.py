@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.core.job import Job
-from isthmus.core.messages import AgentOrders, PartState, RankMap, WorkerAddress
+from isthmus.core.messages import AgentOrders, Fault, PartState, RankMap, WorkerAddress
 from isthmus.core.plan import Plan
 
 State = Literal[
@@ -45,7 +45,8 @@ class HeldWorker:
 class HeldPart:
     """One part of a job at this site. Times are seconds of the agent's clock and are not kept on disk.
 
-    `reported` is what the server is told while `state` is `stopping`. `story` lists the states so far.
+    `reported` is what the server is told while `state` is `stopping`. `detail` and `fault` say why it was
+    refused or failed. `story` lists the states so far.
     """
 
     job: str
@@ -53,6 +54,7 @@ class HeldPart:
     state: State = "new"
     reported: PartState = "released"
     detail: str = ""
+    fault: Fault | None = None
     spec: Job | None = None
     plan: Plan | None = None
     command: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from isthmus.control.lifecycle import move
 from isthmus.control.records import Ending, FreeChips, JobRecord, PartRecord, State
+from isthmus.core.messages import Fault, explains_more
 from isthmus.core.plan import PlanSet
 
 
@@ -15,6 +16,8 @@ def advance(state: State, job: JobRecord, now_s: float) -> None:
         _started(state, job, now_s)
     if job.state == "running":
         _ran(state, job, now_s)
+    if job.state == "stopping":
+        _explained(state, job, now_s)
     if job.state == "stopping":
         _stopped(state, job, now_s)
 
@@ -58,13 +61,40 @@ def _stopped(state: State, job: JobRecord, now_s: float) -> None:
     move(state, job, job.ending, now_s, job.reason)
 
 
+def _explained(state: State, job: JobRecord, now_s: float) -> None:
+    """Tell another reason where a site has since said what the failure really was.
+
+    A site that merely lost a peer may be the first to report; before the attempt is over all have.
+    """
+    if job.fault is None or job.ending not in ("waiting", "failed"):
+        return
+    part = _culprit(job.present())
+    if explains_more(part.fault, job.fault):
+        job.restarts -= job.ending == "waiting"
+        _blame(state, job, part, now_s)
+
+
 def _failed_over(state: State, job: JobRecord, now_s: float) -> bool:
-    """Stop the job at the first part that was lost after the commit; return whether there was one."""
-    for part in job.present():
-        if part.state in ("refused", "failed", "released"):
-            fail(state, job, f"{part.cluster} {_said(part)}", now_s)
-            return True
-    return False
+    """Stop the job where a part was lost after the commit; return whether one was."""
+    lost = [part for part in job.present() if part.state in ("refused", "failed", "released")]
+    if lost:
+        _blame(state, job, _culprit(lost), now_s)
+    return bool(lost)
+
+
+def _culprit(parts: list[PartRecord]) -> PartRecord:
+    """Return the part whose failure explains most: the first of those."""
+    found = parts[0]
+    for part in parts[1:]:
+        found = part if explains_more(part.fault, found.fault) else found
+    return found
+
+
+def _blame(state: State, job: JobRecord, part: PartRecord, now_s: float) -> None:
+    reason = f"{part.cluster} {_said(part)}"
+    if part.fault == "permanent":
+        reason += "; another attempt would end in the same way"
+    fail(state, job, reason, now_s, part.fault or "own")
 
 
 def _said(part: PartRecord) -> str:
@@ -90,10 +120,13 @@ def refuse(state: State, job: JobRecord, reason: str, now_s: float) -> None:
     stop(state, job, "waiting", reason, now_s)
 
 
-def fail(state: State, job: JobRecord, reason: str, now_s: float) -> None:
-    """Give the attempt up after its commit; start again while the job has restarts left."""
+def fail(state: State, job: JobRecord, reason: str, now_s: float, fault: Fault = "own") -> None:
+    """Give the attempt up after its commit; start again where that could help and restarts are left."""
     most = job.submission.job.max_restarts
-    if job.restarts < most:
+    job.fault = fault
+    if fault == "permanent":
+        stop(state, job, "failed", reason, now_s)
+    elif job.restarts < most:
         job.restarts += 1
         job.setback = f"restart {job.restarts} of {most}: {reason}"
         stop(state, job, "waiting", job.setback, now_s)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from isthmus.control.records import JobRecord, PartLife, PartRecord, State
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages import ObservedPart, RankMap
+from isthmus.core.messages import ObservedPart, RankMap, explains_more
 from isthmus.core.views import JobState
 
 JobStep = Callable[[State, JobRecord, float], None]
@@ -57,7 +57,7 @@ def _hold(state: State, job: JobRecord, now_s: float) -> None:
     if job.plan is None:
         raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its story: {list(job.story)}")
     job.attempt += 1
-    job.rank_map = None
+    job.rank_map, job.fault = None, None
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}
     for cut in job.plan.parts():
         part = PartRecord(
@@ -123,7 +123,7 @@ def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
     A state behind the known one, or another at the same height, comes from a late report: it is dropped.
     """
     if seen.state == part.state:
-        if not _check_in(part, seen):
+        if not (_check_in(part, seen) | _explain(part, seen)):
             return False
         state.touched.add(part.job)
         return True
@@ -137,7 +137,7 @@ def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
             hint="this is a bug: please report it with the message",
         )
     part.story.append(f"{part.state} -> {seen.state} {seen.detail}".rstrip())
-    if seen.state != "released" or not part.detail:
+    if not _explain(part, seen) and (seen.state != "released" or not part.detail):
         part.detail = seen.detail
     part.state = step(part, seen)
     _check_in(part, seen)
@@ -157,6 +157,14 @@ def _check_in(part: PartRecord, seen: ObservedPart) -> bool:
     )
     part.workers += fresh
     return bool(fresh)
+
+
+def _explain(part: PartRecord, seen: ObservedPart) -> bool:
+    """Take over what the site says of a failure where it explains more than what is known."""
+    if not explains_more(seen.fault, part.fault):
+        return False
+    part.fault, part.detail = seen.fault, seen.detail
+    return True
 
 
 def _take(_part: PartRecord, seen: ObservedPart) -> PartLife:

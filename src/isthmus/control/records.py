@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from isthmus.core.messages import Desired, ObservedPart, RankMap, WorkerAddress
+from isthmus.core.messages import Desired, Fault, ObservedPart, RankMap, WorkerAddress
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobState, Submission
@@ -64,6 +64,7 @@ class PartRecord:
     desired: Desired = "prepared"
     state: PartLife = "ordered"
     detail: str = ""
+    fault: Fault | None = None
     committed: bool = False
     workers: tuple[WorkerAddress, ...] = ()
     story: list[str] = field(default_factory=list)
@@ -75,7 +76,8 @@ class JobRecord:
 
     `round` counts requests to the planner, `asked` says that one is out, `tried_on` what was free when it
     was made. A `pinned` plan stays the job's plan: its user chose it, or the job has trained under it
-    (`ran`). `setback` is why it last started again. `ending` is where `stopping` leads. `deadline_s` is
+    (`ran`). `setback` is why it last started again, `fault` where the cause of the present attempt's failure
+    lies as far as is known. `ending` is where `stopping` leads. `deadline_s` is
     when the present state has lasted too long.
     """
 
@@ -87,6 +89,7 @@ class JobRecord:
     state: JobState = "planning"
     reason: str = ""
     setback: str = ""
+    fault: Fault | None = None
     attempt: int = 0
     restarts: int = 0
     refusals: int = 0

@@ -125,6 +125,8 @@ class UnavailableError(IsthmusError):
 class PeerError(UnavailableError):
     """A peer of a training run was lost; the message names the peer and the operation."""
 
+    exit_code = 9
+
 
 class IllegalTransitionError(IsthmusError):
     """A state machine was asked for a step that its table does not have: a bug, with its story."""

@@ -30,6 +30,18 @@ Desired = Literal["prepared", "running", "released"]
 """What the server wants of a part."""
 
 
+Fault = Literal["peer", "own", "permanent"]
+"""Where the cause of a failure lies. `peer`: a rank here lost another one, so the cause is elsewhere; `own`:
+it is here; `permanent`: it is here, and another attempt would end in the same way."""
+
+_BY_WEIGHT: tuple[Fault | None, ...] = (None, "peer", "own", "permanent")
+
+
+def explains_more(one: Fault | None, other: Fault | None) -> bool:
+    """Tell whether a failure of fault `one` is nearer to the root of the matter than one of `other`."""
+    return _BY_WEIGHT.index(one) > _BY_WEIGHT.index(other)
+
+
 class WorkerAddress(Frozen):
     """Where a rank listens inside its cluster."""
 
@@ -46,12 +58,16 @@ class RankMap(Frozen):
 
 
 class ObservedPart(Frozen):
-    """What an agent has of one part."""
+    """What an agent has of one part. `fault` says of one that failed where the cause lies, `detail` what.
+
+    Both stay with the part until it is forgotten, so that a lost report loses no reason.
+    """
 
     job: Name
     attempt: Count
     state: PartState
     detail: str = ""
+    fault: Fault | None = None
     workers: tuple[WorkerAddress, ...] = ()
 
 
@@ -80,10 +96,9 @@ class AgentReport(Frozen):
 
 
 class AgentOrders(Frozen):
-    """The server's half: every part that should exist at the site, and what was durably taken over.
+    """The server's half: every part that should exist at the site, and when to report again.
 
-    `stored` maps `job/attempt/rank` to the number of bytes of each stream already stored, so that the
-    agent sends nothing twice and loses nothing.
+    An answer also says that the metrics and logs of the report are on disk at the server.
     """
 
     protocol: Count = PROTOCOL_VERSION
