@@ -8,6 +8,7 @@ best are run by the simulator.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 
 from isthmus.core.job import Job
@@ -138,17 +139,21 @@ def _try_chain(work: Workload, pool: Pool, chain: tuple[Device, ...]) -> Candida
 
 
 def _split(work: Workload, chain: tuple[Device, ...]) -> tuple[tuple[int, int], ...] | None:
-    count = len(chain)
+    count, layers = len(chain), work.profile.num_layers
 
     def time_s(stage: int, first: int, last: int) -> float:
+        limit = chain[stage].chip.memory_bytes * MEMORY_FRACTION
+        if last <= first or stage_bytes(work, count, stage, (first, last)) > limit:
+            return math.inf
         time = work.stage_time(chain[stage], first, last, is_last=stage == count - 1)
         return time.forward_s + time.backward_s
 
-    def fits(stage: int, first: int, last: int) -> bool:
-        limit = chain[stage].chip.memory_bytes * MEMORY_FRACTION
-        return stage_bytes(work, count, stage, (first, last)) <= limit
-
-    return split_layers(work.profile.num_layers, count, time_s, fits)
+    tables = [
+        [[time_s(stage, first, last) for last in range(layers + 1)] for first in range(layers)]
+        for stage in range(count)
+    ]
+    found = split_layers(layers, tables, work.job.training.num_micro_batches)
+    return None if found is None else found.layers
 
 
 def _memory_reason(work: Workload, chain: tuple[Device, ...]) -> str:

@@ -1,64 +1,139 @@
-"""`split_layers`: cut a chain of layers over unlike stages so that the slowest stage is as fast as it can be.
+"""`split_layers`: cut a chain of layers over unlike stages, exactly, for the time of a whole iteration.
 
-Exact for times and memory that grow with the number of layers: a bound on the slowest stage can be met if and
-only if giving every stage, first to last, as many layers as the bound and its memory allow uses up all
-layers. The smallest such bound is found by bisection over the times that single stages can take.
+Algorithm 2 of the heterogeneous-training report, read as `docs/design/planner.md` says: over all contiguous
+splits, minimise (sum of stage times) + (micro-batches - 1) x (slowest stage) + (largest all-reduce). For a
+bound on the slowest stage and one on the largest all-reduce, the least sum is found by dynamic programming
+over (stage, first layer). The bounds are then enumerated: those of the slowest stage upwards from the
+smallest that any split can meet until no larger one can pay, those of the all-reduce downwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-StageCost = Callable[[int, int, int], float]
-"""(stage, first layer, last layer exclusive) -> seconds per micro-batch."""
-StageFits = Callable[[int, int, int], bool]
-"""(stage, first layer, last layer exclusive) -> whether the stage's memory holds it."""
+Times = Sequence[Sequence[float]]
+"""`times[first][last]`: seconds of layers `[first, last)`; infinite where they do not fit in memory.
+
+Times must not fall as a stage takes more layers. Shape: [num_layers][num_layers + 1].
+"""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Layers `[first, last)` per stage, and the seconds of the iteration they make."""
+
+    layers: tuple[tuple[int, int], ...]
+    total_s: float
 
 
 def split_layers(
-    num_layers: int, num_stages: int, time_s: StageCost, fits: StageFits
-) -> tuple[tuple[int, int], ...] | None:
-    """Return `[first, last)` per stage with the smallest slowest stage, or None where memory admits no split.
+    num_layers: int, times_s: Sequence[Times], micro_batches: int, reduce_s: Sequence[Times] | None = None
+) -> Split | None:
+    """Return the best split of `num_layers` over `len(times_s)` stages, or None where none fits.
 
-    Each stage gets at least one layer. `time_s` and `fits` must be monotone in the last layer for a given
-    first.
+    `times_s[stage]` holds the seconds of a micro-batch, forward and backward; stages that are alike may share
+    one table. `reduce_s[stage]` holds those of the stage's all-reduce (none: no all-reduce). Every stage gets
+    at least one layer. Among splits of equal time the one that the dynamic programme meets first is returned,
+    always the same.
     """
-    if num_stages > num_layers:
+    if not 1 <= len(times_s) <= num_layers:
         return None
-    best = _fill(num_layers, num_stages, float("inf"), time_s, fits)
-    if best is None:
-        return None
-    low_s, high_s = 0.0, _slowest(best, time_s)
-    while high_s - low_s > 1e-4 * high_s:
-        bound_s = (low_s + high_s) / 2
-        split = _fill(num_layers, num_stages, bound_s, time_s, fits)
-        if split is None:
-            low_s = bound_s
-        else:
-            best, high_s = split, min(bound_s, _slowest(split, time_s))
+    problem = _Problem(num_layers, times_s, micro_batches)
+    if reduce_s is None:
+        return problem.best(None, math.inf)
+    best: Split | None = None
+    below = math.inf
+    while (found := problem.best(reduce_s, below)) is not None:
+        below = max(reduce_s[stage][first][last] for stage, (first, last) in enumerate(found.layers))
+        total_s = found.total_s + below
+        if best is None or total_s < best.total_s:
+            best = Split(found.layers, total_s)
+        if found.total_s >= best.total_s:
+            break  # less all-reduce only costs more time elsewhere from here on
     return best
 
 
-def _slowest(split: tuple[tuple[int, int], ...], time_s: StageCost) -> float:
-    return max(time_s(stage, first, last) for stage, (first, last) in enumerate(split))
+@dataclass
+class _Problem:
+    num_layers: int
+    times_s: Sequence[Times]
+    micro_batches: int
 
-
-def _fill(
-    num_layers: int, num_stages: int, bound_s: float, time_s: StageCost, fits: StageFits
-) -> tuple[tuple[int, int], ...] | None:
-    split, first = [], 0
-    for stage in range(num_stages):
-        longest = num_layers - (num_stages - stage - 1)
-        shortest = longest if stage == num_stages - 1 else first + 1
-        low, high = shortest - 1, longest
-        while low < high:  # the largest `last` that is within the bound and fits
-            last = (low + high + 1) // 2
-            if time_s(stage, first, last) <= bound_s and fits(stage, first, last):
-                low = last
-            else:
-                high = last - 1
-        if low < shortest:
+    def best(self, reduce_s: Sequence[Times] | None, below_s: float) -> Split | None:
+        """Return the split of least (sum + (B - 1) x slowest) whose all-reduces are all under `below_s`."""
+        rows = self._allowed(reduce_s, below_s)
+        bounds = sorted({t for row in {id(r): r for r in rows}.values() for line in row for _, t in line})
+        lowest = bisect_left(bounds, True, key=lambda bound: self._reachable(rows, bound))
+        if lowest == len(bounds):
             return None
-        split.append((first, low))
-        first = low
-    return tuple(split)
+        free = self._least_sum(rows, math.inf)
+        repeats, best = self.micro_batches - 1, None
+        for bound in bounds[lowest:]:
+            if best is not None and free[0] + repeats * bound >= best.total_s:
+                break
+            total, layers = self._least_sum(rows, bound)
+            slowest = max(self.times_s[stage][a][b] for stage, (a, b) in enumerate(layers))
+            if best is None or total + repeats * slowest < best.total_s:
+                best = Split(layers, total + repeats * slowest)
+            if total <= free[0]:
+                break
+        return best
+
+    def _allowed(
+        self, reduce_s: Sequence[Times] | None, below_s: float
+    ) -> list[list[list[tuple[int, float]]]]:
+        """Return, per stage and first layer, the (last, seconds) that memory and the all-reduce admit."""
+        known: dict[tuple[int, int], list[list[tuple[int, float]]]] = {}
+        rows = []
+        for stage, times in enumerate(self.times_s):
+            reduce = None if reduce_s is None else reduce_s[stage]
+            key = (id(times), id(reduce))
+            if key not in known:
+                known[key] = [
+                    [
+                        (last, times[first][last])
+                        for last in range(first + 1, self.num_layers + 1)
+                        if times[first][last] < math.inf and (reduce is None or reduce[first][last] < below_s)
+                    ]
+                    for first in range(self.num_layers)
+                ]
+            rows.append(known[key])
+        return rows
+
+    def _reachable(self, rows: list[list[list[tuple[int, float]]]], bound_s: float) -> bool:
+        """Say whether some split keeps every stage within `bound_s`."""
+        ends = {0}
+        for row in rows:
+            ends = {
+                last
+                for first in ends
+                if first < self.num_layers
+                for last, seconds in row[first]
+                if seconds <= bound_s
+            }
+        return self.num_layers in ends
+
+    def _least_sum(
+        self, rows: list[list[list[tuple[int, float]]]], bound_s: float
+    ) -> tuple[float, tuple[tuple[int, int], ...]]:
+        """Return the least sum of stage times within `bound_s`, and its split."""
+        after = [math.inf] * self.num_layers + [0.0]
+        chosen: list[list[int]] = []
+        for row in reversed(rows):
+            here, choice = [math.inf] * (self.num_layers + 1), [0] * (self.num_layers + 1)
+            for first, line in enumerate(row):
+                for last, seconds in line:
+                    if seconds > bound_s:
+                        break  # times do not fall with more layers
+                    if seconds + after[last] < here[first]:
+                        here[first], choice[first] = seconds + after[last], last
+            after = here
+            chosen.append(choice)
+        layers, first = [], 0
+        for choice in reversed(chosen):
+            layers.append((first, choice[first]))
+            first = choice[first]
+        return after[0], tuple(layers)

@@ -1,0 +1,124 @@
+"""`share_layers`: how many of many equal layers each unlike stage takes; exact, in some ten microseconds.
+
+The same problem as `isthmus.plan.split` without an all-reduce, for models whose layers are all alike: a
+stage's time then depends on the number of its layers alone. Under a bound on the slowest stage the least sum
+is found by giving layers one by one to the stage whose time grows least (exact where times are convex in the
+number of layers), else by dynamic programming over numbers of layers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTimes:
+    """Seconds of a stage by its number of layers: `seconds[n - 1]` with `n`, as far as they fit in memory.
+
+    They must not fall with `n`. Stages that are alike share one object.
+    """
+
+    seconds: tuple[float, ...]
+    convex: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        steps = [b - a for a, b in itertools.pairwise(self.seconds)]
+        rising = all(b >= a - 1e-12 for a, b in itertools.pairwise(steps))
+        object.__setattr__(self, "convex", rising)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Number of layers per stage, the sum of stage times, and the slowest stage (seconds)."""
+
+    counts: tuple[int, ...]
+    sum_s: float
+    slowest_s: float
+
+
+def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: int) -> Share | None:
+    """Return the shares of least (sum + (micro_batches - 1) x slowest), or None where memory admits none.
+
+    Every stage takes at least one layer. Equal answers are broken alike every time.
+    """
+    if len(stages) > num_layers or not all(one.seconds for one in stages):
+        return None
+    if sum(len(one.seconds) for one in stages) < num_layers:
+        return None
+    kinds = {id(one): one for one in stages}.values()
+    least_s = max(one.seconds[0] for one in stages)
+    bounds = sorted({s for one in kinds for s in one.seconds if s >= least_s})
+
+    def holds(bound_s: float) -> bool:
+        room = {id(one): bisect_right(one.seconds, bound_s) for one in kinds}
+        return sum(room[id(one)] for one in stages) >= num_layers
+
+    lowest = bisect_left(bounds, True, key=holds)
+    if lowest == len(bounds):
+        return None
+    fill = _by_steps if all(one.convex for one in kinds) else _by_numbers
+    free_s = fill(stages, num_layers, math.inf).sum_s
+    best: Share | None = None
+    best_s = math.inf
+    for bound_s in bounds[lowest:]:
+        if best is not None and free_s + (micro_batches - 1) * bound_s >= best_s:
+            break
+        found = fill(stages, num_layers, bound_s)
+        total_s = found.sum_s + (micro_batches - 1) * found.slowest_s
+        if total_s < best_s:
+            best, best_s = found, total_s
+        if found.sum_s <= free_s * (1 + 1e-12):
+            break
+    return best
+
+
+def _by_steps(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
+    """Give each stage a layer, then each further layer where it costs least (convex times)."""
+    counts = [1] * len(stages)
+    steps = []
+    for index, one in enumerate(stages):
+        if len(one.seconds) > 1 and one.seconds[1] <= bound_s:
+            steps.append((one.seconds[1] - one.seconds[0], index))
+    heapq.heapify(steps)
+    for _ in range(num_layers - len(stages)):
+        _, index = steps[0]
+        counts[index] += 1
+        seconds, count = stages[index].seconds, counts[index]
+        if count < len(seconds) and seconds[count] <= bound_s:
+            heapq.heapreplace(steps, (seconds[count] - seconds[count - 1], index))
+        else:
+            heapq.heappop(steps)
+    return _share(stages, counts)
+
+
+def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
+    """Return the least sum by dynamic programming over the layers that the stages so far have taken."""
+    least = [0.0] + [math.inf] * num_layers
+    taken: list[list[int]] = []
+    for one in stages:
+        room = bisect_right(one.seconds, bound_s)
+        here, choice = [math.inf] * (num_layers + 1), [0] * (num_layers + 1)
+        for before, sum_s in enumerate(least):
+            if sum_s == math.inf:
+                continue
+            for count in range(1, min(room, num_layers - before) + 1):
+                total_s = sum_s + one.seconds[count - 1]
+                if total_s < here[before + count]:
+                    here[before + count], choice[before + count] = total_s, count
+        least = here
+        taken.append(choice)
+    counts, left = [], num_layers
+    for choice in reversed(taken):
+        counts.append(choice[left])
+        left -= choice[left]
+    return _share(stages, counts[::-1])
+
+
+def _share(stages: Sequence[LayerTimes], counts: Sequence[int]) -> Share:
+    times = [one.seconds[count - 1] for one, count in zip(stages, counts, strict=True)]
+    return Share(tuple(counts), sum(times), max(times))
