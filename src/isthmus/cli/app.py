@@ -8,10 +8,12 @@ import typer
 
 from isthmus import __version__
 from isthmus.cli import (
+    calibrate_commands,
     demo,
     file_commands,
     follow,
     job_commands,
+    plan_commands,
     pool_commands,
     process_commands,
     report_commands,
@@ -42,6 +44,16 @@ def isthmus(
         typer.echo(ctx.get_help())
 
 
-_PARTS = (demo, job_commands, follow, report_commands, pool_commands, process_commands, file_commands)
+_PARTS = (
+    demo,
+    job_commands,
+    follow,
+    report_commands,
+    pool_commands,
+    plan_commands,
+    calibrate_commands,
+    process_commands,
+    file_commands,
+)
 for part in _PARTS:
     app.add_typer(part.commands)

@@ -1,0 +1,105 @@
+"""`isthmus calibrate`: fit the parameters of the time model to runs, or to micro-benchmarks made here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from isthmus.cli.command import verb
+from isthmus.cli.plan_commands import PANEL, CalibrationOption, read_calibration
+from isthmus.cli.shell import Shell
+from isthmus.cli.tables import table
+from isthmus.core.chip import catalogue
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.plan import Calibration, fit_calibration, save_calibration
+from isthmus.plan.measure import Measurement, calibrate_chip
+from isthmus.plan.parameters import PARAMETERS
+from isthmus.plan.runs import load_runs, observations
+
+commands = typer.Typer()
+FITTED = "matmul_share,wan_share"
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus calibrate runs.yaml --fit H20/matmul_share,wan_share --output ours.yaml",
+        "isthmus calibrate --measure --chip CPU-core --output here.yaml",
+    ],
+)
+def calibrate(
+    shell: Shell,
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="[RUNS]", help="A table of measured iterations (YAML).")
+    ] = None,
+    fit: Annotated[str, typer.Option(metavar="NAMES", help="Parameters to fit, by comma.")] = FITTED,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run micro-benchmarks of this machine's chip instead.")
+    ] = False,
+    chip: Annotated[
+        str, typer.Option(metavar="CHIP", help="What this machine's chip is called.")
+    ] = "CPU-core",
+    base: CalibrationOption = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")] = "measured",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it; printed without it.")
+    ] = None,
+) -> None:
+    """Fit parameters of the time model, with their uncertainty, and write a calibration file.
+
+    The file names what it was fitted on; its predictions are never compared with that.
+    """
+    if measure == (runs is not None):
+        raise InputError("give a table of runs, or --measure", hint="one of the two")
+    start = read_calibration(base)
+    if runs is not None:
+        keys = [key.strip() for key in fit.split(",") if key.strip()]
+        _require_known(keys)
+        read = load_runs(runs)
+        made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
+    else:
+        made = _measured(chip, name, start)
+    if output:
+        save_calibration(made, output)
+    shell.answer(made, lambda: _shown(made, output))
+
+
+def _require_known(keys: list[str]) -> None:
+    for key in keys:
+        if key.rpartition("/")[2] not in PARAMETERS:
+            raise InputError(f"unknown parameter '{key}'", hint="known are " + ", ".join(PARAMETERS))
+
+
+def _measured(chip: str, name: str, start: Calibration) -> Calibration:
+    """Return `start` with the parameters of a chip as a worker process measures them here."""
+    known = catalogue()
+    if chip not in known:
+        raise InputError(f"unknown chip '{chip}'", hint="known are " + ", ".join(known))
+    command = [sys.executable, "-m", "isthmus.train.micro_benchmark"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UnavailableError(f"the micro-benchmarks failed: {last}", hint="install isthmus[train]")
+    made = calibrate_chip(known[chip], Measurement.model_validate_json(done.stdout), name=name)
+    return made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
+
+
+def _shown(made: Calibration, output: Path | None) -> RenderableType:
+    rows = [
+        (key, f"{one.value:.4g}", f"± {one.relative:.0%}", PARAMETERS[key.rpartition("/")[2]].text)
+        for key, one in made.parameters.items()
+    ]
+    where = f"written to {output}" if output else "not written: name a file with --output"
+    fitted = (
+        f"{made.name}: fitted on {len(made.fitted_on)} runs, which it leaves {made.residual:.1%} off; {where}"
+    )
+    return Group(
+        table("", ("parameter", "value", "uncertainty", "meaning"), rows, "value"), Text(""), Text(fitted)
+    )

@@ -1,0 +1,163 @@
+"""Rules of the commands that tell before a run what it will take."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from isthmus.cli import main
+from isthmus.cli.shell import Shell
+
+POOL = {
+    "clusters": [
+        {
+            "name": name,
+            "owner": "o",
+            "node_groups": [{"name": "g", "chip": "H20", "nodes": 2, "chips_per_node": 8}],
+        }
+        for name in "ab"
+    ],
+    "links": [{"between": ["a", "b"], "bandwidth_gbps": 10, "round_trip_ms": 20}],
+}
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "num_hidden_layers": 8, "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A pool, a model, a plan within a cluster and one across two."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump(POOL))
+    for name, second in (("near", "a"), ("far", "b")):
+        plan = {
+            "id": name,
+            "model": "config.json",
+            "stages": [
+                {"cluster": "a", "node_group": "g", "layers": [0, 4], "tp": 2},
+                {"cluster": second, "node_group": "g", "layers": [4, 8], "tp": 2},
+            ],
+            "micro_batches": 4,
+            "micro_batch_size": 1,
+            "sequence_length": 2048,
+        }
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(plan))
+    return tmp_path
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """Run a command and return its status and what it printed."""
+    out = io.StringIO()
+    status = main([str(one) for one in arguments], shell=Shell(environ={}, stdout=out, stderr=out))
+    return status, out.getvalue()
+
+
+def answer(*arguments: object) -> dict:
+    """Run a command with --json and return its answer; it must succeed."""
+    status, text = run(*arguments, "--json")
+    assert status == 0, text
+    return json.loads(text)
+
+
+def test_simulate_answers_the_contract(folder):
+    """Iteration, tokens per card, samples, stages, links, calibration and assumptions are there."""
+    told = answer("simulate", folder / "far.yaml", "--pool", folder / "pool.yaml")
+    assert told["iteration_low_s"] < told["iteration_s"] < told["iteration_high_s"]
+    assert told["tgs_tokens_per_card_s"] == pytest.approx(4 * 2048 / told["iteration_s"] / 4)
+    assert len(told["stages"]) == 2
+    assert told["links"][0]["bytes"] == 4 * 2048 * 2048 * 2
+    assert {link["from"] for link in told["links"]} == {"a", "b"}
+    assert told["calibration"] == "data-sheet"
+    assert told["assumptions"]
+
+
+def test_simulate_shows_people_a_table_and_writes_trace_and_page(folder):
+    """The trace is JSON of the Trace Event Format; the page stands alone."""
+    status, text = run(
+        "simulate", folder / "far.yaml", "--pool", folder / "pool.yaml",
+        "--trace", folder / "t.json", "--page", folder / "t.html",
+    )  # fmt: skip
+    assert status == 0
+    assert "nine of ten" in text
+    assert json.loads((folder / "t.json").read_text())["traceEvents"]
+    assert (folder / "t.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_plan_without_a_model_asks_for_one(folder):
+    """The mistake names the plan and what to do."""
+    plan = yaml.safe_load((folder / "far.yaml").read_text())
+    del plan["model"]
+    (folder / "bare.yaml").write_text(yaml.safe_dump(plan))
+    status, text = run("simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml")
+    assert status == 2
+    assert "names no model" in text
+    named = answer(
+        "simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml", "--model", folder / "config.json"
+    )
+    assert named["iteration_s"] > 0
+
+
+def test_compare_two_plans(folder):
+    """The plan across the WAN takes longer than the one within a cluster."""
+    told = answer("compare", folder / "near.yaml", folder / "far.yaml", "--pool", folder / "pool.yaml")
+    assert told["b"][0]["a_over_b"] < 1
+
+
+def test_calibrate_makes_predictions_meet_runs_and_refuses_to_compare_them(folder):
+    """Fitted to a run, the model meets it; comparing with that run is refused, with another run it is not."""
+    measured_s = answer("simulate", folder / "near.yaml", "--pool", folder / "pool.yaml")["iteration_s"] * 1.2
+    runs = {
+        "source": "a test",
+        "runs": [{"name": "one", "plan": "near.yaml", "pool": "pool.yaml", "iteration_s": measured_s}],
+    }
+    (folder / "runs.yaml").write_text(yaml.safe_dump(runs))
+    made = answer(
+        "calibrate", folder / "runs.yaml", "--fit", "matmul_share,launch_s", "--output", folder / "c.yaml"
+    )
+    assert made["fitted_on"] == ["one"]
+    fitted_s = answer(
+        "simulate", folder / "near.yaml", "--pool", folder / "pool.yaml", "--calibration", folder / "c.yaml"
+    )["iteration_s"]
+    before = abs(measured_s / 1.2 / measured_s - 1)
+    assert abs(fitted_s / measured_s - 1) < before
+    compared = ("compare", folder / "near.yaml", folder / "runs.yaml", "--pool", folder / "pool.yaml")
+    status, text = run(*compared, "--calibration", folder / "c.yaml")
+    assert status == 2
+    assert "was fitted on 'one'" in text
+    assert answer(*compared)["b"][0]["a_over_b"] == pytest.approx(1 / 1.2)
+
+
+def test_calibrate_refuses_what_it_cannot_do(folder):
+    """No runs, unknown parameters, unknown chips, and a table without the plan are mistakes."""
+    assert run("calibrate")[0] == 2
+    assert "unknown chip 'H9'" in run("calibrate", "--measure", "--chip", "H9")[1]
+    runs = {"source": "s", "runs": [{"name": "r", "plan": "far.yaml", "pool": "pool.yaml", "iteration_s": 1}]}
+    (folder / "runs.yaml").write_text(yaml.safe_dump(runs))
+    assert "unknown parameter 'speed'" in run("calibrate", folder / "runs.yaml", "--fit", "speed")[1]
+    status, text = run("compare", folder / "near.yaml", folder / "runs.yaml", "--pool", folder / "pool.yaml")
+    assert (status, "holds no run of" in text) == (2, True)
+
+
+def test_profile_and_memory_answer(folder):
+    """Parameters and the layer matrix; weights, gradients, optimizer and activations in bytes."""
+    told = answer("profile", folder / "config.json")
+    assert told["parameters"] > 5e8
+    assert {"embedding", "head"} <= {part["kind"] for part in told["parts"]}
+    assert "FLOP/byte" in run("profile", folder / "config.json")[1]
+    held = answer("memory", folder / "config.json", "--parallel", "tp=2,pp=2", "--sequence", 4096)
+    assert {"weights", "gradients", "optimizer", "static"} == set(held["per_chip"])
+    assert "per_chip.static" in run("memory", folder / "config.json")[1]
+
+
+@pytest.mark.slow
+def test_calibrate_measures_this_machine(folder):
+    """The worker's micro-benchmarks become a calibration of the chip, which a simulation names."""
+    made = answer("calibrate", "--measure", "--name", "here", "--output", folder / "c.yaml")
+    assert set(made["parameters"]) >= {"CPU-core/matmul_share", "CPU-core/memory_share", "CPU-core/launch_s"}
+    told = answer(
+        "simulate", folder / "near.yaml", "--pool", folder / "pool.yaml", "--calibration", folder / "c.yaml"
+    )
+    assert told["calibration"] == "here"
