@@ -90,6 +90,21 @@ def test_receive_buffers_are_bounded(name: str, receive_ahead: int) -> None:
             assert max(held.values(), default=0) <= 1 + receive_ahead + (name in ("dualpipe", "interleaved"))
 
 
+@given(st.integers(2, 5), st.integers(2, 10), st.integers(0, 3))
+def test_the_next_inputs_are_awaited_before_computing_on_this_one(
+    num_stages: int, num_micro_batches: int, receive_ahead: int
+) -> None:
+    """Before a stage computes on an input, exactly the next receive_ahead receives of its kind are posted."""
+    schedule = overlapped(num_stages, num_micro_batches, receive_ahead=receive_ahead)
+    for stage, operations in enumerate(schedule.stages):
+        for way, first in (("forward", 0), ("backward", num_stages - 1)):
+            posted = 0
+            for one in operations:
+                posted += one.kind == f"receive_{way}"
+                if one.kind == way and stage != first:
+                    assert posted == min(one.micro_batch + 1 + receive_ahead, num_micro_batches)
+
+
 @given(st.integers(2, 5), st.integers(1, 10))
 def test_no_computation_waits_for_a_send(num_stages: int, num_micro_batches: int) -> None:
     """A wait for a send never comes before a message that proves it needless, except at the very end."""

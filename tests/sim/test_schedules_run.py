@@ -275,5 +275,7 @@ def test_more_memory_never_slows_the_best_warm_up(pairs, micro_batches, delay_s)
         for limit in (1, 2, 4, 7, 12)
     ]
     assert all(later[1] <= earlier[1] + 1e-9 for earlier, later in itertools.pairwise(found))
+    for limit, (warm_up, _) in zip((1, 2, 4, 7, 12), found, strict=True):
+        assert max(check_schedule(overlapped(len(times), micro_batches, warm_up))) <= limit
     with pytest.raises(PlanError):
         best_warm_up(times, wires, MESSAGE_BYTES, micro_batches, [0] * len(times))
