@@ -18,6 +18,7 @@ import uvicorn
 from isthmus.control.api import create_app
 from isthmus.control.auth import ensure_admin
 from isthmus.control.coordinator import Rules
+from isthmus.control.planner import PlannerProcess
 from isthmus.control.shell import ControlShell, Planner
 from isthmus.control.sqlite_store import SqliteStore
 from isthmus.control.store import Store
@@ -25,7 +26,6 @@ from isthmus.control.tls import Certificate, is_loopback, self_signed
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.core.state_folder import locked
-from isthmus.plan import make_plans
 
 __all__ = ["Listening", "ServerConfig", "create_app", "run_server"]
 
@@ -63,7 +63,7 @@ def run_server(
     *,
     stop: threading.Event | None = None,
     make_store: Callable[[Path], Store] | None = None,
-    planner: Planner = make_plans,
+    planner: Planner | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`.
 
@@ -78,8 +78,10 @@ def run_server(
         store = (make_store or _open_store)(config.state)
         stack.callback(store.close)
         ensure_admin(store, config.state, time.time())
-        shell = ControlShell(store, config.pool, planner=planner, rules=config.rules)
+        own = PlannerProcess()
+        shell = ControlShell(store, config.pool, planner=planner or own, rules=config.rules)
         stack.callback(shell.close)
+        stack.callback(own.close)
         shell.start()
         listening = Listening(
             url=_url(config.host, listener, certificate),

@@ -32,6 +32,7 @@ from isthmus.control.events import (
     PlansMade,
     Restarted,
 )
+from isthmus.control.planner import PlanningEndedError
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.job import Job
@@ -40,9 +41,9 @@ from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
-from isthmus.plan import make_plans
 
 Planner = Callable[[Job, Model, Pool, dict[str, dict[str, int]]], PlanSet]
+"""What `isthmus.plan.make_plans` does: plans of a job on what is free, by cluster and node group."""
 
 TICK_S = 0.5
 """Between two looks at what time alone has brought about."""
@@ -62,7 +63,7 @@ class ControlShell:
         store: Store,
         pool: Pool | None = None,
         *,
-        planner: Planner = make_plans,
+        planner: Planner,
         rules: Rules | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -229,6 +230,8 @@ class ControlShell:
         try:
             plans = self._plans(request)
             event = PlansMade(now_s=self.clock(), job_id=request.job_id, round=request.round, plans=plans)
+        except PlanningEndedError:
+            return
         except IsthmusError as error:
             event = answer(now_s=self.clock(), reason=str(error))
         except Exception as error:

@@ -1,0 +1,116 @@
+"""The planner's process: its answers, and that nothing it does or suffers hangs the server or outlives it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from isthmus.control.planner import COMMAND, PlannerProcess, PlanningEndedError, answer_to
+from isthmus.core.errors import PlanError
+from isthmus.core.model import load_model
+from isthmus.core.plan import Plan
+from isthmus.plan import make_plans
+from tests.control.serving import MODEL, POOL, job
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 260, "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "tie_word_embeddings": True,
+}  # fmt: skip
+FREE = {"east": {"h20": 2}, "west": {"h20": 2}}
+
+
+def shell(program: str) -> PlannerProcess:
+    """A planner whose process is a few lines of shell."""
+    return PlannerProcess(command=("sh", "-c", program))
+
+
+def ask(planner: PlannerProcess) -> tuple[Plan, ...]:
+    return planner(job(), MODEL, POOL, FREE).plans
+
+
+@pytest.fixture
+def planner():
+    """The real one, closed afterwards."""
+    made = PlannerProcess()
+    yield made
+    made.close()
+
+
+def test_a_request_that_does_not_read_is_answered_in_one_line(capsys) -> None:
+    """Whatever breaks in the planner becomes an answer; its traceback goes to the log."""
+    assert answer_to("no JSON").error.startswith("the planner broke: ValidationError")
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_answers_as_the_function_does(planner: PlannerProcess, tmp_path: Path) -> None:
+    """Plans, refusals and errors are those of `make_plans`, request after request."""
+    with pytest.raises(PlanError, match="hidden_size is None"):
+        ask(planner)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    model = load_model(tmp_path)
+    found = planner(job(), model, POOL, FREE)
+    assert found.plans
+    assert found == make_plans(job(), model, POOL, FREE)
+
+
+@pytest.mark.slow
+def test_a_search_that_takes_too_long_is_ended() -> None:
+    """The limit is told, and the next request has a new process."""
+    slow = PlannerProcess(limit_s=0.2, command=("sh", "-c", "exec sleep 60"))
+    for _ in range(2):
+        with pytest.raises(PlanError, match=r"took longer than 0\.2 s"):
+            ask(slow)
+    slow.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_search_and_no_other(tmp_path: Path) -> None:
+    """The first request is told that its search broke off; the second is answered by a new process."""
+    once = (
+        f'[ -e {tmp_path}/died ] && {{ read line; echo \'{{"plans": {{"plans": []}}}}\'; exec sleep 60; }}; '
+    )
+    planner = shell(once + f"touch {tmp_path}/died; exit 1")
+    with pytest.raises(PlanError, match="its process was ended"):
+        ask(planner)
+    assert ask(planner) == ()
+    planner.close()
+
+
+@pytest.mark.slow
+def test_closing_ends_a_search_at_once() -> None:
+    """A server that ends does not wait for the planner, and the search has no outcome to be logged."""
+    planner, outcome = shell("exec sleep 60"), list[BaseException]()
+
+    def search() -> None:
+        try:
+            ask(planner)
+        except PlanningEndedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while planner._child is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    planner.close()
+    thread.join(10)
+    assert len(outcome) == 1
+    with pytest.raises(PlanningEndedError):
+        ask(planner)
+
+
+@pytest.mark.slow
+def test_the_process_ends_with_its_server() -> None:
+    """When its input ends, so does it: also where the server was killed with no time to end anything."""
+    child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert COMMAND[0] == sys.executable
