@@ -36,6 +36,10 @@ BASELINE_STEPS = 24
 """Steps of the run without wide-area links."""
 WARM_UP_STEPS = 4
 """Steps at the beginning that are not counted: first allocations, connections."""
+CALM = 0.05
+"""A step is disturbed where real computing took this share of it longer than the virtual chips would."""
+FEWEST_CALM_STEPS = 5
+"""With fewer undisturbed steps than this, all are counted."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,11 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Median seconds of a step, warm-up and evaluations left out."""
-        every = self.view.job.training.evaluate_every or self.view.job.training.steps + 1
-        steps = self.figures.series("step_s")
-        kept = [s for step, s in steps if step > WARM_UP_STEPS and step % every and (step + 1) % every]
-        return statistics.median(kept)
+        """Median seconds of an undisturbed step (of all steps, where hardly any was undisturbed)."""
+        steps = {step: s for step, s in self.figures.series("step_s") if step >= WARM_UP_STEPS}
+        overruns = dict(self.figures.series("overrun_s"))
+        calm = [s for step, s in steps.items() if overruns.get(step, 0.0) <= CALM * s]
+        return statistics.median(calm if len(calm) >= FEWEST_CALM_STEPS else steps.values())
 
 
 @verb(

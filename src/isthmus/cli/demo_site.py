@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from isthmus.core.worker import write_atomically
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
+_PR_SET_PDEATHSIG = 1
 
 
 class DemoPool:
@@ -135,6 +137,7 @@ class DemoPool:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the demo, and the demo ends them in order
+                preexec_fn=_end_with_parent,
                 env={key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")},
             )
 
@@ -171,6 +174,12 @@ def write_private(file: Path, text: str) -> None:
     file.unlink(missing_ok=True)
     file.touch(mode=0o600)
     file.write_text(text + "\n", encoding="utf-8")
+
+
+def _end_with_parent() -> None:
+    """Have Linux send SIGTERM to this process when the demo dies, however it dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:
