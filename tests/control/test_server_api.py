@@ -239,8 +239,10 @@ def test_a_cluster_that_cannot_be_is_refused(server: Server, wrong: Cluster | st
 
 
 def test_of_two_agents_of_one_cluster_the_later_one_speaks(server: Server) -> None:
-    """The script: 1. agent one reports; 2. agent two reports; 3. one is told, and two goes on."""
+    """The script: 1. agent one reports; 2. agent two reports, and again; 3. one is told, and two goes on."""
     server.sync(report(EAST, incarnation="one"))
+    first = server.call("POST", "/v1/agents/east/sync", report(EAST, incarnation="two"), token="owner-east")
+    assert first.status_code == 503
     server.sync(report(EAST, incarnation="two"))
     answer = server.call("POST", "/v1/agents/east/sync", report(EAST, incarnation="one"), token="owner-east")
     assert (answer.status_code, answer.json()["error"]) == (409, "ConflictError")

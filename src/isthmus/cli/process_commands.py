@@ -181,6 +181,7 @@ def _cluster(pool: Pool, name: str | None) -> Cluster:
 def _log_to(shell: Shell) -> None:
     """Let the process's log go to standard error."""
     stream = shell.stderr if shell.stderr is not sys.stderr else None
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each report otherwise
     logging.basicConfig(
         stream=stream, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -90,6 +90,13 @@ class Coordinator:
         """Return the job that this user already submitted with `key`; None for a new or an empty key."""
         return self.state.keys.get((user, key)) if key else None
 
+    def incarnations(self) -> dict[str, tuple[str, ...]]:
+        """Return every agent that ever spoke for each cluster, the present one last."""
+        return {
+            name: (*sorted(record.incarnations - {record.incarnation}), record.incarnation)
+            for name, record in self.state.clusters.items()
+        }
+
     def orders(self, cluster: str) -> tuple[PartOrder, ...]:
         """Return every part that should exist at the cluster, or should no longer exist there."""
         return outlook.orders(self.state, cluster)

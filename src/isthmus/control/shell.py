@@ -32,6 +32,7 @@ from isthmus.control.events import (
     PlansMade,
     Restarted,
 )
+from isthmus.control.incumbents import Incumbents
 from isthmus.control.planner import PlanningEndedError
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
@@ -72,10 +73,10 @@ class ControlShell:
         self._planner = planner
         self._planning = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
         self._ended = threading.Event()
-        self._present: dict[str, str] = {}
-        self._replaced: set[tuple[str, str]] = set()
         self._seen_at: set[tuple[str, str]] = set()
+        self._logged: dict[str, tuple[str, str]] = {}
         self._coordinator = Coordinator.replay((event for _, event in store.events()), rules)
+        self._incumbents = Incumbents(self._coordinator.incarnations())
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
     def start(self) -> None:
@@ -156,10 +157,12 @@ class ControlShell:
         """Take an agent's report in and answer with its orders.
 
         Metrics and logs are on disk first, so that a job which has succeeded has all its lines. Raises
-        `InputError` for a chip or owner nobody knows, `ConflictError` for an agent that was replaced.
+        `InputError` for a chip or owner nobody knows, `ConflictError` for an agent that was replaced, and
+        `UnavailableError` for the first report of one that takes over.
         """
         check_cluster(report.cluster, self.file)
-        self._check_present(report.cluster.name, report.incarnation)
+        with self._lock:
+            self._incumbents.check(report.cluster.name, report.incarnation)
         ours = {job_id for job_id in _jobs_of(report) if self._runs_at(job_id, report.cluster.name)}
         if ours:
             self.store.append_metrics([line for line in report.metrics if line.job in ours])
@@ -171,19 +174,6 @@ class ControlShell:
             parts = self._coordinator.orders(report.cluster.name)
         self._seen_at.update((part.job, report.cluster.name) for part in parts)
         return AgentOrders(parts=parts)
-
-    def _check_present(self, cluster: str, incarnation: str) -> None:
-        """Of two agents of one cluster the later one speaks for it; the other is told so and must end."""
-        with self._lock:
-            if (cluster, incarnation) in self._replaced:
-                raise ConflictError(
-                    f"another agent of cluster '{cluster}' has taken over",
-                    hint="run one agent for each cluster",
-                )
-            before = self._present.get(cluster)
-            if before is not None and before != incarnation:
-                self._replaced.add((cluster, before))
-            self._present[cluster] = incarnation
 
     def _runs_at(self, job_id: str, cluster: str) -> bool:
         """Tell whether a job has or had a part at `cluster`: lines of others are not taken from there."""
@@ -208,9 +198,16 @@ class ControlShell:
                     self._planning.submit(self._plan, instruction)
                 case ForgetJob(job_id=job_id):
                     self.store.forget(job_id)
+                    self._logged.pop(job_id, None)
                 case JobChanged(job_id=job_id):
-                    job = self._coordinator.job(job_id)
-                    _log.info("job %s: %s%s", job_id, job.state, f" ({job.reason})" if job.reason else "")
+                    self._log_change(job_id)
+
+    def _log_change(self, job_id: str) -> None:
+        """Write a line where state or reason have changed since the last one."""
+        job = self._coordinator.job(job_id)
+        if self._logged.get(job_id) != (job.state, job.reason):
+            self._logged[job_id] = (job.state, job.reason)
+            _log.info("job %s: %s%s", job_id, job.state, f" ({job.reason})" if job.reason else "")
 
     def _same_job(self, job_id: str, submission: Submission) -> JobView:
         known = self._coordinator.job(job_id)
