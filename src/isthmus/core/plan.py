@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -68,8 +69,9 @@ class Plan(Frozen):
 
     A plan written by hand may fix more: `model` (a folder or `config.json`), `precision` (bf16 where it is
     not said), the stage of ZeRO, micro-batches that differ by replica (`replica_micro_batches`, one each),
-    the warm-up of an overlapped schedule (`warm_up`, one per stage), and whether messages wait for their
-    receive (`rendezvous`, as NCCL's do).
+    the warm-up of an overlapped schedule (`warm_up`, one per stage), the pieces of the model per stage of an
+    interleaved one (`chunks`), whether messages wait for their receive (`rendezvous`, as NCCL's do), and
+    whether gradients are reduced while the last micro-batch runs backward (`overlap_gradients`).
     """
 
     version: Literal[1] = 1
@@ -87,7 +89,9 @@ class Plan(Frozen):
     zero: Literal[0, 1, 2, 3] = 0
     replica_micro_batches: tuple[Count, ...] = ()
     warm_up: tuple[Index, ...] = ()
+    chunks: Count | None = None
     transport: Literal["buffered", "rendezvous"] = "buffered"
+    overlap_gradients: bool = False
 
     @model_validator(mode="after")
     def _layers_follow(self) -> Plan:
@@ -141,7 +145,14 @@ class Plan(Frozen):
 
     def pipeline(self, replica: int = 0) -> tuple[Stage, ...]:
         """Return the stages of one replica, first to last."""
-        return tuple(stage for stage in self.stages if stage.replica == replica)
+        return self._pipelines.get(replica, ())
+
+    @cached_property
+    def _pipelines(self) -> dict[int, tuple[Stage, ...]]:
+        found: dict[int, list[Stage]] = {}
+        for stage in self.stages:
+            found.setdefault(stage.replica, []).append(stage)
+        return {replica: tuple(stages) for replica, stages in found.items()}
 
     def hops(self, replica: int = 0) -> tuple[tuple[str, str], ...]:
         """Return the cluster pairs that neighbouring stages of `replica` cross, in pipeline order."""

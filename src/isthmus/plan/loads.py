@@ -120,7 +120,7 @@ def _with_load(
         static_bytes=memory.static_bytes + memory.buffers_bytes + memory.reserve_bytes,
         activation_bytes=memory.activations_bytes,
         layers=stage.layers,
-        gradient_bytes=parameters * GRADIENT_BYTES * stage.num_chips * (0.75 if plan.zero else 1.0),
+        gradient_bytes=stage.num_chips * _shown_gradients(plan, parameters, rate, placed.time.backward_s),
         local_bytes_per_s=rate * stage.num_chips,
     )
     return StageCost(
@@ -131,6 +131,19 @@ def _with_load(
         memory=memory,
         in_flight_limit=_in_flight_limit(memory, host.chip.memory_bytes),
     )
+
+
+def _shown_gradients(plan: Plan, parameters: float, rate: float, backward_s: float) -> float:
+    """Return the bytes of gradients per chip whose reduction takes time of its own.
+
+    ZeRO reduces gradients and gathers weights of half their size. Reduced bucket by bucket, they hide behind
+    the backward of the last micro-batch.
+    """
+    whole = parameters * GRADIENT_BYTES * (0.75 if plan.zero else 1.0)
+    reduce_s = 2 * (plan.dp - 1) / plan.dp * whole / rate
+    if not plan.overlap_gradients or plan.dp < 2:
+        return whole
+    return whole * max(0.0, 1 - backward_s / reduce_s)
 
 
 def _gathered_s(plan: Plan, host: Host, memory: StageMemory, pass_s: float) -> float:
@@ -221,16 +234,16 @@ def schedule_of(
         warm_up = plan.warm_up or _warm_up(costs, wires, micro_batches)
         schedule = overlapped(count, micro_batches, warm_up)
     elif plan.schedule == "interleaved":
-        schedule = interleaved(count, micro_batches, _chunks(costs))
+        schedule = interleaved(count, micro_batches, _chunks(plan, costs))
     else:
         schedule = make_schedule(plan.schedule, count, micro_batches)
     check_schedule(schedule)
     return schedule
 
 
-def _chunks(costs: Sequence[StageCost]) -> int:
-    """Return the pieces each stage is cut into: two, unless it holds a single layer."""
-    return min(2, *(cost.stage.num_layers for cost in costs), 2)
+def _chunks(plan: Plan, costs: Sequence[StageCost]) -> int:
+    """Return the pieces each stage is cut into: the plan's, else two, unless a stage holds a single layer."""
+    return plan.chunks or min(2, *(cost.stage.num_layers for cost in costs))
 
 
 def _warm_up(
