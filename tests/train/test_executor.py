@@ -105,10 +105,72 @@ def test_bf16_follows_fp32(tmp_path: Path) -> None:
     assert losses(model, [1, 4], make_training(precision="bf16")) == pytest.approx(alone, rel=1e-3)
 
 
-def test_recomputation_changes_nothing(tmp_path: Path) -> None:
-    """A stage that keeps only its inputs and computes again in the backward gives the same bits."""
-    model, training = write_config(tmp_path, "qwen3-tied-window"), make_training(steps=4)
-    assert losses(model, [2, 4], training, recompute=True) == losses(model, [2, 4], training)
+@pytest.mark.parametrize("variant", ["qwen3-tied-window", "mixtral"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_recomputation_changes_nothing(variant: str, layers: int, tmp_path: Path) -> None:
+    """Layers that keep only their inputs and are computed again in the backward give the same bits."""
+    model, training = write_config(tmp_path, variant), make_training(steps=4)
+    assert losses(model, [1, 4], training, recompute_layers=layers) == losses(model, [1, 4], training)
+
+
+def test_an_answer_missing_from_a_micro_batch_is_no_nan(tmp_path: Path) -> None:
+    """Micro-batches, and a whole step, without a counted label cost nothing and leave the rest exact."""
+    training = make_training(steps=3, clip_norm=0.0)
+
+    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        input_ids, labels = random_batch(training, step)
+        labels[2 : (4 if step < 2 else None)] = -100
+        if step == 2:
+            labels[:] = -100
+        return input_ids, labels
+
+    curves = []
+    for ends in ([4], [1, 4]):
+        pipeline = Pipeline(write_config(tmp_path, "mixtral"), ends, training)
+        curves.append(pipeline.train(3, batch=batch))
+        assert all(torch.isfinite(weight).all() for weight in pipeline.weights().values())
+        assert [stage.norms[2] for stage in pipeline.stages] == [0.0] * len(ends)
+        pipeline.close()
+    assert curves[0][2] == 0.0
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
+
+
+def test_a_loss_that_is_not_finite_moves_no_stage(tmp_path: Path) -> None:
+    """A weight that overflows makes every stage skip its update; once mended, training goes on as before."""
+    model, training = write_config(tmp_path, "llama"), make_training(steps=4)
+    pipeline, straight = (Pipeline(model, [2, 4], training) for _ in range(2))
+    norm = pipeline.stages[1].model.model.norm.weight
+    kept = norm.detach().clone()
+    norm.data.fill_(float("inf"))
+    pipeline.train(1)
+    assert not any(torch.isfinite(torch.tensor(stage.norms[0])) for stage in pipeline.stages)
+    norm.data.copy_(kept)
+    before = straight.weights()
+    assert all(torch.equal(before[name], weight) for name, weight in pipeline.weights().items())
+    pipeline.train(1, first=1)
+    straight.train(1, first=1)
+    assert pipeline.stages[1].losses[-1] == straight.stages[1].losses[-1]
+    pipeline.close()
+    straight.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_has_the_same_bits(precision: str, tmp_path: Path) -> None:
+    """Weights, moments and counts taken over by fresh stages go on as the run would have."""
+    model = write_config(tmp_path, "llama-tied")
+    training = make_training(steps=8, precision=precision, clip_norm=0.1)
+    straight, first, second = (Pipeline(model, [1, 4], training) for _ in range(3))
+    straight.train(8)
+    first.train(5)
+    first.evaluate(*random_batch(training, 77))
+    for old, new in zip(first.stages, second.stages, strict=True):
+        new.optimizer.load({name: one.clone() for name, one in old.optimizer.state().items()})
+    second.train(3, first=5)
+    assert first.stages[1].losses + second.stages[1].losses == straight.stages[1].losses
+    expected = straight.weights()
+    assert all(torch.equal(expected[name], weight) for name, weight in second.weights().items())
+    for one in (straight, first, second):
+        one.close()
 
 
 def test_micro_batch_size_changes_nothing_but_rounding(tmp_path: Path) -> None:

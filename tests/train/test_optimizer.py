@@ -92,6 +92,14 @@ def test_an_infinite_gradient_changes_nothing() -> None:
     assert not optimizer.apply(1).skipped
 
 
+def test_nothing_to_learn_is_a_norm_of_zero() -> None:
+    """Without any gradient the norm is 0 and nothing fails, also where weights decay."""
+    optimizer, parameters = make(make_training(weight_decay=0.5), w=torch.ones(2, 2))
+    update = optimizer.apply(0)
+    assert (update.gradient_norm, update.skipped) == (0.0, False)
+    assert torch.equal(parameters["w"].detach(), torch.ones(2, 2))
+
+
 def test_bf16_gathers_gradients_in_fp32() -> None:
     """Small gradients of many micro-batches add up in fp32, where a bf16 sum would have stood still."""
     parameter = nn.Parameter(torch.ones(1, 1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from isthmus.train.stage_model import build_stage
+from isthmus.train.stage_model import StageModel, build_stage
 from tests.train.small_models import save_model, write_config
 
 
@@ -65,3 +67,40 @@ def test_nothing_of_a_stage_stays_on_the_meta_device(tmp_path):
     )
     tensors = [*stage.parameters(), *stage.buffers()]
     assert {tensor.device.type for tensor in tensors} == {"cpu"}
+
+
+@pytest.mark.parametrize("variant", ["llama", "mixtral"])
+def test_a_recomputed_layer_keeps_its_input_alone(variant: str, tmp_path: Path) -> None:
+    """Each recomputed layer keeps [B, S, H]; while it runs backward only its own tensors are rebuilt."""
+    stage = build_stage(
+        write_config(tmp_path, variant), (1, 3), dtype=torch.float32, device="cpu", seed=0, weights="random"
+    )
+    hidden = torch.randn(4, 32, stage.hidden_size)
+    stage(hidden)  # positions and masks exist from here on
+    kept, peaks = [], []
+    for layers in range(3):
+        x = hidden.clone().requires_grad_()
+        kept.append(kept_bytes(stage, x, layers))
+        with LiveBytes() as live:
+            stage.compute(x, layers)[0].sum().backward()
+        peaks.append(live.peak)
+    per_layer = [before - after for before, after in itertools.pairwise(kept)]
+    assert kept[2] <= 4 * hidden.nbytes
+    assert min(per_layer) > 5 * hidden.nbytes
+    assert peaks[2] < peaks[0] - 0.5 * min(per_layer)
+
+
+def kept_bytes(stage: StageModel, x: torch.Tensor, recompute_layers: int) -> int:
+    """Return the bytes of the distinct storages that a forward keeps for the backward, weights aside."""
+    own = {one.untyped_storage().data_ptr() for one in stage.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        stage.compute(x, recompute_layers)[0].sum().backward()
+    return sum(seen.values())

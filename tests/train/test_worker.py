@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from isthmus.core.errors import ModelError, PlanError
+from isthmus.core.errors import ModelError, PeerError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from isthmus.core.worker import WorkerSpec
@@ -46,7 +47,8 @@ def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
             first.wait_for_step(8)
             os.kill(first.processes[2].pid, signal.SIGKILL)
             killed_s = time.monotonic()
-            assert first.wait() == [8, 8, -signal.SIGKILL]
+            lost = PeerError.exit_code
+            assert first.wait() == [lost, lost, -signal.SIGKILL]
             assert time.monotonic() - killed_s < 5
         assert relay.num_carried > 0
     for rank in (0, 1):
@@ -101,7 +103,7 @@ def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
         workers.wait_for_step(2)
         os.kill(workers.processes[0].pid, signal.SIGTERM)
         asked_s = time.monotonic()
-        assert workers.wait() == [143, 8]
+        assert workers.wait() == [143, PeerError.exit_code]
         assert time.monotonic() - asked_s < 5
 
 
@@ -140,7 +142,7 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
         ({"stage": {"tp": 2}}, "tensor parallelism 2"),
         ({"stage": {"recompute": "selective"}}, "selective recomputation"),
         ({"stage": {"recompute": "moe"}}, "'moe' recomputation"),
-        ({"stage": {"recompute": "full", "recompute_layers": 0}}, "0 recomputed layers"),
+        ({"stage": {"recompute": "full", "recompute_layers": 9}}, "9 recomputed layers of"),
         ({"stage": {"cp": 2}}, "context parallelism 2"),
         ({"stage": {"ep": 2}}, "expert parallelism 2"),
         ({"stage": {"sp": True}}, "sequence parallelism"),
@@ -160,7 +162,7 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
     "fixed",
     [
         {"zero": 1}, {"replica_micro_batches": (8,)}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
-        {"precision": "fp16"},
+        {"precision": "fp16"}, {"chunks": 2}, {"overlap_gradients": True},
     ],
 )  # fmt: skip
 def test_what_a_plan_by_hand_fixes_is_followed_or_refused(tmp_path: Path, fixed: dict) -> None:
@@ -183,15 +185,28 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
         ({"stages": tuple(doubled), "dp": 2}, "2 replicas"),
     ):
         with pytest.raises(PlanError, match=why):
-            check_executable(spec_of(tmp_path, plan.model_copy(update=update)))
+            check_executable(spec_of(tmp_path, Plan.model_validate(plan.model_dump() | update)))
 
 
 def test_a_backend_that_cannot_serve_is_refused(tmp_path: Path) -> None:
-    """An unknown backend, and gloo across clusters, are refused with what to use instead."""
-    with pytest.raises(PlanError, match="'nccl' is not supported"):
-        check_executable(spec_of(tmp_path, backend="nccl"))
+    """A backend that this torch lacks, and gloo across clusters, are refused with what to use instead."""
+    for absent in ("hccl", "mpi"):
+        with pytest.raises(PlanError, match=f"'{absent}' is not supported.*supported here: isthmus, gloo"):
+            check_executable(spec_of(tmp_path, backend=absent))
+    with pytest.raises(PlanError, match=r"'nccl' is not supported.*isthmus, gloo\)"):
+        check_executable(spec_of(tmp_path, backend="nccl", device="cpu"))
     with pytest.raises(PlanError, match="knows no routes"):
         check_executable(spec_of(tmp_path, backend="gloo"))
+
+
+@pytest.mark.parametrize("name", ["attention_dropout", "router_jitter_noise"])
+def test_chance_in_the_forward_is_refused(tmp_path: Path, name: str) -> None:
+    """What draws at random in every forward would make the result depend on the cut: not run, and said so."""
+    spec = spec_of(tmp_path)
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: 0.1}))
+    with pytest.raises(ModelError, match=f"{name} is 0.1"):
+        check_executable(spec)
 
 
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:

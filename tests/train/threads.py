@@ -16,27 +16,26 @@ from isthmus.comm.group import IsthmusGroup
 from isthmus.comm.memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.schedule import forward_only, make_schedule
-from isthmus.train.exchange import Exchange
+from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor, MicroBatches
 from isthmus.train.metrics import Account
 from isthmus.train.optimizer import Optimizer, Tied, Update
 from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
+from isthmus.train.staging import HostStaging
 
 
 class GroupExchange(Exchange):
     """An exchange over a group that is not torch's default one, of which a process has only one."""
 
-    def __init__(self, clusters: Sequence[str], group: IsthmusGroup) -> None:
-        super().__init__(clusters, group.rank())
+    def __init__(
+        self, clusters: Sequence[str], group: IsthmusGroup, staging: HostStaging | None = None
+    ) -> None:
+        super().__init__(clusters, group.rank(), staging=staging)
         self.group = group
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        if self._far[peer]:
-            self.account.wan_bytes += tensor.numel() * tensor.element_size()
-        return self.group.send([tensor], peer, tag)
-
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        return self.group.recv([tensor], peer, tag)
+    def start_one(self, message: Message) -> dist.Work:
+        start = self.group.send if message.is_send else self.group.recv
+        return start([message.tensor], message.peer, message.tag)
 
     def sum_over_all(self, value: float) -> float:
         total = torch.tensor([value], dtype=torch.float64)
@@ -52,6 +51,7 @@ class Stage:
     executor: Executor
     optimizer: Optimizer
     losses: list[float] = field(default_factory=list)
+    balance_losses: list[float | None] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
 
@@ -76,9 +76,16 @@ class Pipeline:
     """The stages of one model: layers up to `ends[s]` in stage `s`; `train` runs steps in all of them."""
 
     def __init__(
-        self, model: Path, ends: Sequence[int], training: Training, *, clusters: str = "", **options: object
+        self,
+        model: Path,
+        ends: Sequence[int],
+        training: Training,
+        *,
+        clusters: str = "",
+        staging: HostStaging | None = None,
+        **options: object,
     ) -> None:
-        clusters = clusters or "abcdef"[: len(ends)]
+        clusters, self.staging = clusters or "abcdef"[: len(ends)], staging
         self.training, self.size = training, len(ends)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
         self.stages = [
@@ -94,7 +101,7 @@ class Pipeline:
         clusters: str,
         options: dict[str, object],
     ) -> Stage:
-        seed, exchange = self.training.seed, GroupExchange(clusters, group)
+        seed, exchange = self.training.seed, GroupExchange(clusters, group, self.staging)
         model = build_stage(path, layers, dtype=torch.float32, device="cpu", seed=seed, weights="random")
         tied = None
         if model.tied and model.is_first != model.is_last:
@@ -107,20 +114,23 @@ class Pipeline:
         executor = Executor(model, group.rank(), range(self.size), exchange, dtype=dtype, **options)
         return Stage(model, executor, optimizer)
 
-    def train(self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None) -> list[float]:
-        """Train for `steps` steps from step 0; return the loss of each."""
+    def train(
+        self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None, first: int = 0
+    ) -> list[float]:
+        """Train for `steps` steps from step `first`; return the loss of each step so far."""
         plan = make_schedule(schedule, self.size, self.training.num_micro_batches)
 
         def run(stage: Stage) -> None:
-            for step in range(steps):
+            for step in range(first, first + steps):
                 account, done = Account(traced=True), list[Update]()
                 apply = partial(stage.optimizer.apply, step)
                 batches = self._cut(stage, *(batch or partial(random_batch, self.training))(step))
-                loss = stage.executor.run(plan, batches, account, lambda: done.append(apply()))  # noqa: B023
+                paid = stage.executor.run(plan, batches, account, lambda: done.append(apply()))  # noqa: B023
                 stage.accounts.append(account)
                 stage.norms.append(done[0].gradient_norm)
-                if loss is not None:
-                    stage.losses.append(loss)
+                stage.balance_losses.append(paid.balance_loss)
+                if paid.loss is not None:
+                    stage.losses.append(paid.loss)
 
         self._each(run)
         return self.stages[-1].losses
@@ -130,7 +140,7 @@ class Pipeline:
 
         def run(stage: Stage) -> float | None:
             batches = self._cut(stage, input_ids, labels)
-            return stage.executor.run(forward_only(self.size, len(batches.sizes)), batches, Account())
+            return stage.executor.run(forward_only(self.size, len(batches.sizes)), batches, Account()).loss
 
         return self._each(run)[-1]
 

@@ -28,6 +28,7 @@ class WorkerSpec(Frozen):
 
     `run` is the job's id at the server, under which metrics are reported. `host` is where the worker
     listens; `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that leads there.
+    `device` `auto` computes on the first card that the agent made visible, and on the CPU without one.
     `stage_time` makes the chip virtual: every forward and backward is computed and then padded by waiting
     to that time. `trace_steps` are the steps whose spans are recorded. A rank map must come within
     `rendezvous_timeout_s`; peers exchange a sign of life every `heartbeat_s`, and one that is silent for
@@ -43,6 +44,7 @@ class WorkerSpec(Frozen):
     host: str = "127.0.0.1"
     routes: dict[Name, str] = Field(default_factory=dict)
     backend: Name = "isthmus"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     stage_time: StageTime | None = None
     trace_steps: tuple[Index, ...] = ()
     threads: Count = 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from isthmus.train.metrics import Account
+from isthmus.train.staging import HostStaging, Landing
+
+Work: TypeAlias = "dist.Work | Landing"
 
 TIED_TAG = 0
 """The tag of the gradients of a tied embedding; micro-batches use those above."""
@@ -23,45 +28,110 @@ def backward_tag(micro_batch: int) -> int:
     return 2 + 2 * micro_batch
 
 
+@dataclass(frozen=True)
+class Message:
+    """A tensor on its way to a peer or from it; contiguous, and left alone until waited for."""
+
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    is_send: bool
+
+
 class Exchange:
     """Messages to and from other ranks of the default process group; `clusters[r]` is where rank `r` runs.
 
-    All exchanges are started at once and completed by `wait`. `account` is that of the present step.
+    All exchanges are started at once and completed by `wait`. With `staging` every tensor goes through host
+    memory. `together` starts messages in one call of torch, which groups of a vendor's devices need where two
+    ranks send to each other; `device` is where the group's own small tensors are, and `settle` waits until
+    the device has what the group has promised it. `account` is that of the present step.
     """
 
-    def __init__(self, clusters: Sequence[str], rank: int) -> None:
+    def __init__(
+        self,
+        clusters: Sequence[str],
+        rank: int,
+        *,
+        staging: HostStaging | None = None,
+        together: bool = False,
+        device: torch.device | str = "cpu",
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._far = [cluster != clusters[rank] for cluster in clusters]
+        self._staging, self._together, self._device, self._settle = staging, together, device, settle
         self.account = Account()
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        """Start to send `tensor` (contiguous; it must not change until waited for)."""
-        if self._far[peer]:
-            self.account.wan_bytes += tensor.numel() * tensor.element_size()
-        return dist.isend(tensor, peer, tag=tag)
+    def start(self, messages: Sequence[Message]) -> list[Work]:
+        """Start `messages`; return what to wait for, one each."""
+        out = sum(one.tensor.nbytes for one in messages if one.is_send and self._far[one.peer])
+        self.account.wan_bytes += out
+        if self._staging is not None:
+            return [self._start_staged(one, self._staging) for one in messages]
+        if not self._together:
+            return [self.start_one(one) for one in messages]
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend if one.is_send else dist.irecv, one.tensor, one.peer, tag=one.tag)
+                for one in messages
+            ]
+        )
+        return works if len(works) == len(messages) else [works[0]] * len(messages)
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
-        """Start to receive into `tensor`."""
-        return dist.irecv(tensor, peer, tag=tag)
+    def start_one(self, message: Message) -> dist.Work:
+        """Start one message in the default process group."""
+        if message.is_send:
+            return dist.isend(message.tensor, message.peer, tag=message.tag)
+        return dist.irecv(message.tensor, message.peer, tag=message.tag)
 
-    def wait(self, work: dist.Work) -> None:
+    def wait(self, work: Work) -> None:
         """Wait for an exchange; raises `PeerError` where the peer was lost."""
         clock = self.account.clock
         start_s = clock()
         work.wait()
+        self._settle()
         self.account.waited(start_s, clock(), getattr(work, "under_way", None))
 
     def sum_with(self, tensor: torch.Tensor, peer: int, *, mine_first: bool) -> torch.Tensor:
         """Return the sum of `tensor` here and at `peer`, added in the same order on both: the same bits."""
         theirs = torch.empty_like(tensor)
-        works = self.receive(theirs, peer, TIED_TAG), self.send(tensor, peer, TIED_TAG)
-        for work in works:
+        messages = Message(theirs, peer, TIED_TAG, False), Message(tensor, peer, TIED_TAG, True)
+        for work in self.start(messages):
             self.wait(work)
         return tensor + theirs if mine_first else theirs + tensor
 
     def sum_over_all(self, value: float) -> float:
         """Return the sum of `value` (float64) over all ranks; the wait for the slowest counts as idle."""
-        total = torch.tensor([value], dtype=torch.float64)
+        total = torch.tensor([value], dtype=torch.float64, device=self._device)
         start_s = self.account.clock()
         dist.all_reduce(total)
+        result = float(total.item())
         self.account.waited(start_s, self.account.clock(), None)
-        return float(total.item())
+        return result
+
+    def from_first(self, numbers: Sequence[int]) -> list[int]:
+        """Return the `numbers` that rank 0 gave; all ranks give as many."""
+        told = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.broadcast(told, 0)
+        return [int(one) for one in told.tolist()]
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the small tensors of all ranks by rank, on the CPU."""
+        mine = tensor.to(self._device)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, mine)
+        return [part.cpu() for part in parts]
+
+    def meet(self) -> None:
+        """Wait until every rank has come here."""
+        self.gather(torch.zeros(1))
+
+    def _start_staged(self, message: Message, staging: HostStaging) -> Work:
+        """Send a copy, which counts as exposed communication, or receive into one."""
+        if not message.is_send:
+            host = staging.room_for(message.tensor)
+            work = self.start_one(Message(host, message.peer, message.tag, False))
+            return Landing(work, host, message.tensor, self.account.clock)
+        start_s = self.account.clock()
+        host = staging.outgoing(message.tensor)
+        self.account.exposed_communication_s += self.account.clock() - start_s
+        return self.start_one(Message(host, message.peer, message.tag, True))

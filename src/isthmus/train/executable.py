@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
-from isthmus.core.errors import PlanError
-from isthmus.core.model import load_model, require_trainable
+from isthmus.core.errors import ModelError, PlanError
+from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
+from isthmus.train.device import HOST_BACKENDS, usable_backends
 from isthmus.train.executor import EXECUTED_KINDS
+from isthmus.train.loop import device_of
 from isthmus.train.weights import check_output
-
-BACKENDS = ("isthmus", "gloo")
 
 
 def check_executable(spec: WorkerSpec) -> Schedule:
@@ -27,12 +28,15 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     _require_equal("samples a step", plan.micro_batches * plan.micro_batch_size, training.global_batch_size)
     model = load_model(spec.job.model)
     require_trainable(model)
+    _check_repeatable(model)
     _require_equal("number of layers", plan.num_layers, model.num_layers)
     _check_backend(spec)
     check_output(Path(spec.job.output), spec.job.model)
     schedule = make_schedule(plan.schedule, len(plan.stages), plan.micro_batches)
     check_schedule(schedule)
     _check_executed(schedule)
+    if spec.backend not in HOST_BACKENDS:
+        check_meetings(schedule)
     return schedule
 
 
@@ -56,10 +60,10 @@ def _require_simple(number: int, stage: Stage) -> None:
         raise PlanError(
             f"stage {number} asks for {kind} recomputation", hint="this runtime knows 'none' and 'full'"
         )
-    if stage.recompute == "full" and stage.recompute_layers not in (None, stage.num_layers):
+    if (stage.recompute_layers or 0) > stage.num_layers:
         raise PlanError(
             f"stage {number} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",
-            hint="this runtime recomputes all layers of a stage or none",
+            hint="leave recompute_layers out to recompute all",
         )
 
 
@@ -69,6 +73,8 @@ def _require_executed(plan: Plan, precision: str) -> None:
         "zero": plan.zero,
         "replica_micro_batches": plan.replica_micro_batches,
         "warm_up": plan.warm_up,
+        "chunks": plan.chunks,
+        "overlap_gradients": plan.overlap_gradients,
     }
     for name, value in fixed.items():
         if value:
@@ -103,10 +109,53 @@ def _require_equal(what: str, of_plan: object, of_job: object) -> None:
         )
 
 
+def _check_repeatable(model: Model) -> None:
+    """Refuse what draws at random in every forward: no two cuts of the model would train the same."""
+    for name in ("attention_dropout", "router_jitter_noise"):
+        if model.config.get(name):
+            raise ModelError(
+                f"{model.path}: {name} is {model.config[name]}",
+                hint=f"set {name} to 0 in config.json: a run must not depend on where the model is cut",
+            )
+
+
 def _check_backend(spec: WorkerSpec) -> None:
-    if spec.backend not in BACKENDS:
+    usable = usable_backends(device_of(spec))
+    if spec.backend not in usable:
         raise PlanError(
-            f"backend '{spec.backend}' is not supported", hint="supported: " + ", ".join(BACKENDS)
+            f"backend '{spec.backend}' is not supported by this worker's torch and device",
+            hint="supported here: " + ", ".join(usable),
         )
-    if spec.backend == "gloo" and len(spec.plan.clusters) > 1:
-        raise PlanError("backend 'gloo' knows no routes between clusters", hint="use backend 'isthmus'")
+    if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
+        raise PlanError(
+            f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"
+        )
+
+
+def check_meetings(schedule: Schedule) -> None:
+    """Raise `PlanError` unless any two stages start their common exchanges in the same bundles and order.
+
+    Groups of a vendor's devices queue what they are asked for: a message that its peer asks for behind
+    another one would wait for ever.
+    """
+    bundles = [_bundles(schedule, stage) for stage in range(schedule.num_stages)]
+    for stage, of_stage in enumerate(bundles):
+        for peer, mine in of_stage.items():
+            if bundles[peer].get(stage) != mine:
+                raise PlanError(
+                    f"schedule '{schedule.name}': stages {stage} and {peer} start exchanges in other orders",
+                    hint="choose 1f1b or gpipe, or backend 'isthmus', which keeps early messages",
+                )
+
+
+def _bundles(schedule: Schedule, stage: int) -> dict[int, list[frozenset[tuple[bool, int]]]]:
+    """Return, by peer, the (is forward, micro-batch) of exchanges that stand side by side in the schedule."""
+    found: dict[int, list[frozenset[tuple[bool, int]]]] = {}
+    for starts, run in groupby(schedule.stages[stage], lambda op: op.kind.startswith(("send_", "receive_"))):
+        together: dict[int, set[tuple[bool, int]]] = {}
+        for one in run if starts else ():
+            message = one.kind.endswith("forward"), one.micro_batch
+            together.setdefault(schedule.peer(stage, one), set()).add(message)
+        for peer, messages in together.items():
+            found.setdefault(peer, []).append(frozenset(messages))
+    return found

@@ -8,20 +8,26 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
+from isthmus.core.errors import InputError
+from isthmus.core.plan import Stage
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.data import Batch, Dataset, open_dataset
 from isthmus.data.tokenizer import tokenizer_file
 from isthmus.schedule import Schedule, forward_only
 from isthmus.train import checkpoint
+from isthmus.train.device import HOST_BACKENDS, choose_device, device_name, synchronize
 from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor, MicroBatches
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.optimizer import Optimizer, Tied, Update
 from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
+from isthmus.train.staging import HostStaging
 from isthmus.train.weights import export_shard, finish_export
+
+MAX_SKIPPED = 10
+"""Updates in a row that may be skipped because the gradient is not finite."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,12 @@ class Prepared:
 
     model: StageModel
     dataset: Dataset | None
+
+
+def device_of(spec: WorkerSpec) -> torch.device:
+    """Return the device that the worker of `spec` computes on; raises `PlanError` where there is none."""
+    virtual = spec.stage_time is not None
+    return choose_device(spec.device, virtual=virtual, num_cuda=torch.cuda.device_count())
 
 
 def prepare(spec: WorkerSpec) -> Prepared:
@@ -41,7 +53,7 @@ def prepare(spec: WorkerSpec) -> Prepared:
         job.model,
         spec.stage.layers,
         dtype=torch.float32,
-        device="cpu",
+        device=device_of(spec),
         seed=training.seed,
         weights="random" if job.task == "pretrain" else "load",
     )
@@ -62,7 +74,7 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
     Needs the default process group. Raises `PeerError` where a rank is lost, `UnavailableError` where a
     folder cannot be written.
     """
-    print(describe(spec), flush=True)
+    print(describe(spec, device_name(prepared.model.device)), flush=True)
     run = _Run(spec, schedule, prepared)
     first, total = run.resume(), spec.job.training.steps
     board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.model.is_last else None
@@ -76,13 +88,15 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
             log.write(step, values, tuple(account.spans))
             if "loss" in values:
                 print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
+            run.stop_if_lost(step)
     run.export()
 
 
-def describe(spec: WorkerSpec) -> str:
-    """Return the first line of a worker's log: what it computes, and whether its chip is virtual."""
+def describe(spec: WorkerSpec, device: str = "") -> str:
+    """Return the first line of a worker's log: what it computes, on which `device` or virtual chip."""
     first, last = spec.stage.layers
     where = f"rank {spec.rank}: layers {first} to {last - 1} in cluster {spec.cluster}"
+    where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where
     forward, backward = format_seconds(spec.stage_time.forward_s), format_seconds(spec.stage_time.backward_s)
@@ -100,8 +114,8 @@ class _Run:
     def __init__(self, spec: WorkerSpec, schedule: Schedule, prepared: Prepared) -> None:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
         self.training, self.size = spec.job.training, len(spec.plan.stages)
-        self.samples = 0
-        self.exchange = Exchange([stage.cluster for stage in spec.plan.stages], spec.rank)
+        self.samples = self.num_skipped = 0
+        self.exchange = _exchange(spec, prepared.model.device)
         self.optimizer = Optimizer(
             prepared.model.global_named_parameters(),
             self.training,
@@ -115,20 +129,19 @@ class _Run:
             self.exchange,
             dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
             stage_time=spec.stage_time,
-            recompute=spec.stage.recompute == "full",
+            recompute_layers=_recomputed(spec.stage),
         )
 
     def resume(self) -> int:
         """Load the newest checkpoint that rank 0 finds whole; return the number of steps done."""
         folder, rank = Path(self.spec.job.checkpoints.folder), self.spec.rank
-        found = torch.zeros(3, dtype=torch.int64)
+        found = [0, 0, 0]
         if rank == 0:
             checkpoint.clear_unfinished(folder)
             manifest = checkpoint.newest(folder)
             if manifest is not None:
-                found = torch.tensor([manifest.step, manifest.samples, len(manifest.files)])
-        dist.broadcast(found, 0)
-        step, self.samples, num_files = (int(one) for one in found)
+                found = [manifest.step, manifest.samples, len(manifest.files)]
+        step, self.samples, num_files = self.exchange.from_first(found)
         if step == 0:
             return 0
         names = set(self.optimizer.weights) | ({f"rank-{rank:05d}"} if num_files == self.size else set())
@@ -146,7 +159,7 @@ class _Run:
         batch_size = self.training.global_batch_size
         batches = self._cut(partial(Dataset.train_batch, first_sample=self.samples, num_samples=batch_size))
         done: list[Update] = []
-        loss = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
+        losses = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
         self.samples += batch_size
         step_s = time.time() - start_s
         samples_per_s = batch_size / step_s
@@ -159,16 +172,27 @@ class _Run:
             "gradient_norm": done[0].gradient_norm,
             "update_skipped": float(done[0].skipped),
         }
-        if loss is not None:
-            values["loss"] = loss
+        self.num_skipped = self.num_skipped + 1 if done[0].skipped else 0
+        if losses.loss is not None:
+            values["loss"] = losses.loss
+        if losses.balance_loss is not None:
+            values["balance_loss"] = losses.balance_loss
         return values, account
+
+    def stop_if_lost(self, step: int) -> None:
+        """Raise `InputError` where so many updates in a row were skipped that no later batch will mend it."""
+        if self.num_skipped >= MAX_SKIPPED:
+            raise InputError(
+                f"step {step + 1}: the gradient was not finite in {MAX_SKIPPED} steps in a row",
+                hint="lower training.learning_rate, lengthen warmup_steps, or look at the weights",
+            )
 
     def evaluate(self) -> dict[str, float | None]:
         """Measure the loss on the held-out samples; the last stage knows it."""
         start_s, count = time.time(), self.training.evaluate_samples
         batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
         schedule = forward_only(self.size, len(batches.sizes))
-        loss = self.executor.run(schedule, batches, Account())
+        loss = self.executor.run(schedule, batches, Account()).loss
         values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
         if loss is not None:
             values["validation_loss"] = loss
@@ -183,7 +207,13 @@ class _Run:
         tensors[f"rng/rank-{rank:05d}"] = torch.get_rng_state()
         folder = Path(chosen.folder)
         checkpoint.save(
-            folder, tensors, step=step, samples=self.samples, rank=rank, gather=_gather, keep=chosen.keep
+            folder,
+            tensors,
+            step=step,
+            samples=self.samples,
+            rank=rank,
+            gather=self.exchange.gather,
+            keep=chosen.keep,
         )
         return {"checkpoint_s": time.time() - start_s}
 
@@ -191,17 +221,18 @@ class _Run:
         """Write the model as a Hugging Face folder."""
         job = self.spec.job
         export_shard(self.prepared.model, Path(job.output), self.spec.rank)
-        dist.barrier()
+        self.exchange.meet()
         if self.spec.rank == 0:
             own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
             finish_export(Path(job.output), job.model, self.size, tokenizer_folder=own)
-        dist.barrier()
+        self.exchange.meet()
 
     def _update(self, step: int) -> Update:
         account = self.exchange.account
         waited_s = account.exposed_communication_s + account.idle_s
         with account.computing():
             update = self.optimizer.apply(step)
+            synchronize(self.prepared.model.device)
         account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
         return update
 
@@ -232,7 +263,18 @@ class _Run:
         return Tied(EMBEDDING, add, counted_elsewhere=not model.is_first)
 
 
-def _gather(tensor: torch.Tensor) -> list[torch.Tensor]:
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
-    return parts
+def _exchange(spec: WorkerSpec, device: torch.device) -> Exchange:
+    """Return the exchange for a stage on `device`: direct, or by way of host memory."""
+    clusters = [stage.cluster for stage in spec.plan.stages]
+    if spec.backend in HOST_BACKENDS:
+        staging = None if device.type == "cpu" else HostStaging(pinned=True)
+        return Exchange(clusters, spec.rank, staging=staging)
+    settle = partial(synchronize, device)
+    return Exchange(clusters, spec.rank, together=True, device=device, settle=settle)
+
+
+def _recomputed(stage: Stage) -> int:
+    """Return how many layers of `stage`, from its first on, are computed again in the backward."""
+    if stage.recompute == "none":
+        return 0
+    return stage.num_layers if stage.recompute_layers is None else stage.recompute_layers

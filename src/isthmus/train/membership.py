@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from isthmus.comm.frame import Greeting
@@ -17,6 +18,7 @@ from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError, ProtocolError
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.worker import WorkerSpec
+from isthmus.train.device import HOST_BACKENDS
 
 __all__ = ["Membership", "join_group", "leave_group", "listen"]
 
@@ -32,16 +34,22 @@ class Membership:
 
 
 def join_group(
-    spec: WorkerSpec, ranks: RankMap, listener: socket.socket, on_loss: Callable[[PeerError], None]
+    spec: WorkerSpec,
+    ranks: RankMap,
+    listener: socket.socket,
+    on_loss: Callable[[PeerError], None],
+    device: torch.device,
 ) -> Membership:
     """Make the default process group of the run's ranks; `listener` is where this rank said that it listens.
+
+    A vendor's backend is bound to `device`.
 
     `on_loss` is called from another thread once a peer is lost. Raises `PeerError` where one does not come,
     `ProtocolError` where the rank map is not that of the plan.
     """
     workers = _checked(spec, ranks)
     if spec.backend != BACKEND:
-        _join_plain(spec, workers, listener)
+        _join_plain(spec, workers, listener, device)
         return Membership(None)
     greeting = Greeting(spec.run, spec.attempt, spec.rank, len(workers))
     endpoints = [_endpoint(spec, worker) for worker in workers]
@@ -95,7 +103,9 @@ def _endpoint(spec: WorkerSpec, worker: WorkerAddress) -> Endpoint:
     return Endpoint(worker.host, worker.port, route)
 
 
-def _join_plain(spec: WorkerSpec, workers: list[WorkerAddress], listener: socket.socket) -> None:
+def _join_plain(
+    spec: WorkerSpec, workers: list[WorkerAddress], listener: socket.socket, device: torch.device
+) -> None:
     """Join a group of torch's own; rank 0 serves the store at the port it has checked in with."""
     first, timeout = workers[0], timedelta(seconds=spec.rendezvous_timeout_s)
     serving = spec.rank == 0
@@ -110,7 +120,12 @@ def _join_plain(spec: WorkerSpec, workers: list[WorkerAddress], listener: socket
             master_listen_fd=socket.dup(listener.fileno()) if serving else None,
         )
         dist.init_process_group(
-            spec.backend, store=store, rank=spec.rank, world_size=len(workers), timeout=GROUP_TIMEOUT
+            spec.backend,
+            store=store,
+            rank=spec.rank,
+            world_size=len(workers),
+            timeout=GROUP_TIMEOUT,
+            device_id=None if spec.backend in HOST_BACKENDS else device,
         )
     except RuntimeError as error:
         why = gloo_reason(error)

@@ -31,7 +31,11 @@ def learning_rate(training: Training, step: int) -> float:
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did. It is skipped where the gradient norm is not finite: a later batch may be."""
+    """What one update did.
+
+    Where the gradient norm is not finite (an overflow, a NaN loss) it is `skipped` on all stages:
+    weights, moments and update counts stay, the gradients are dropped, rate and data go on.
+    """
 
     gradient_norm: float
     learning_rate: float
@@ -77,6 +81,7 @@ class Optimizer:
             lr=training.learning_rate,
             betas=(training.beta1, training.beta2),
             eps=training.epsilon,
+            fused=True,
         )
 
     def apply(self, step: int) -> Update:
@@ -117,8 +122,9 @@ class Optimizer:
                     hint="it is of another model; name another checkpoint folder",
                 )
             weight.detach().copy_(tensors[f"weight/{name}"])
-            moments = {moment: tensors[f"{moment}/{name}"].clone() for moment in _MOMENTS}
-            self._adam.state[weight] = {"step": tensors[f"step/{name}"].clone(), **moments}
+            self._adam.state[weight] = {
+                kind: tensors[f"{kind}/{name}"].to(weight.device, copy=True) for kind in ("step", *_MOMENTS)
+            }
         self._refresh()
 
     def _weight(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -151,21 +157,27 @@ class Optimizer:
 
     def _sum_of_squares(self) -> float:
         """Return the sum over this stage in fp64, without what another stage counts."""
-        total = torch.zeros((), dtype=torch.float64)
-        for name, weight in self.weights.items():
-            counted = not (self._tied and self._tied.counted_elsewhere and name == self._tied.name)
-            if counted and weight.grad is not None:
-                total += weight.grad.double().square().sum()
-        return float(total)
+        elsewhere = self._tied.name if self._tied and self._tied.counted_elsewhere else None
+        counted = [
+            weight.grad
+            for name, weight in self.weights.items()
+            if name != elsewhere and weight.grad is not None
+        ]
+        if not counted:
+            return 0.0
+        norms = torch._foreach_norm(counted, 2, dtype=torch.float64)
+        return float(torch.stack(norms).square().sum())
 
     def _clip(self, norm: float) -> None:
         """Scale all gradients so that the norm is at most `clip_norm`; 0 means no clipping."""
         limit = self._training.clip_norm
         if 0 < limit < norm:
-            for weight in self.weights.values():
-                if weight.grad is not None:
-                    weight.grad.mul_(limit / norm)
+            gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
+            torch._foreach_mul_(gradients, limit / norm)
 
 
 def _fresh(weight: torch.Tensor) -> Tensors:
-    return {"step": torch.tensor(0.0), **{moment: torch.zeros_like(weight) for moment in _MOMENTS}}
+    return {
+        "step": torch.zeros((), device=weight.device),
+        **{moment: torch.zeros_like(weight) for moment in _MOMENTS},
+    }

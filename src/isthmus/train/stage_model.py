@@ -7,16 +7,20 @@ its own layers. Chained, the stages of any cut compute what the whole model of t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from isthmus.core.errors import PlanError
 from isthmus.train.architecture import choose_kernels, meta_model, rotary_embedding, sliding_layers
+from isthmus.train.balance import balance_coefficient, router_of, watched
 from isthmus.train.initialise import initialise
 from isthmus.train.load_weights import load_weights
 
@@ -25,6 +29,15 @@ IGNORED = -100
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What depends on the places of tokens alone: positions [1, S], cosines and sines [1, S, D], masks."""
+
+    positions: torch.Tensor | None = None
+    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+    masks: dict[bool, torch.Tensor | None] = field(default_factory=dict)
 
 
 class StageModel(nn.Module):
@@ -38,6 +51,7 @@ class StageModel(nn.Module):
     def __init__(self, full: PreTrainedModel, layers: tuple[int, int], device: torch.device | str) -> None:
         super().__init__()
         self.config = full.config
+        self.device = torch.device(device)
         self.architecture = type(full).__name__
         self.layers = layers
         self.is_first = layers[0] == 0
@@ -55,27 +69,65 @@ class StageModel(nn.Module):
             if self.tied and self.is_first:
                 self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = rotary_embedding(full, device)
+        self.balance_coefficient = balance_coefficient(full.config)
+        self._num_routers = sum(router_of(layer) is not None for layer in full.model.layers)
         self._sliding = sliding_layers(full.config)
+        self._places: tuple[object, _Places] = (None, _Places())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
 
         Returns hidden states `[B, S, H]`, or logits `[B, S, V]` on the last stage.
         """
+        return self.compute(x)[0]
+
+    def compute(self, x: torch.Tensor, recompute_layers: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what `forward` does, and this stage's part of the model's balance loss.
+
+        That part is a scalar in fp32, to be weighed by `balance_coefficient`; None where that is 0, where no
+        layer of the stage has experts, or without gradients. Of the first `recompute_layers` layers only the
+        inputs are kept; each is computed again in its own backward.
+        """
         hidden = self.model.embed_tokens(x) if self.is_first else x
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-        rotation = self.rotary(hidden, position_ids=positions)
-        masks = self._masks(hidden)
-        for index, layer in self.model.layers.items():
-            mask = masks[int(index) in self._sliding]
-            hidden = layer(
-                hidden,
-                attention_mask=mask,
-                position_ids=positions,
-                position_embeddings=rotation,
-                use_cache=False,
-            )
-        return self.lm_head(self.model.norm(hidden)) if self.is_last else hidden
+        places = self._places_for(hidden)
+        trains, balances = torch.is_grad_enabled(), []
+        for place, (index, layer) in enumerate(self.model.layers.items()):
+            run = partial(self._layer, layer, places, int(index) in self._sliding)
+            if trains and place < recompute_layers:
+                hidden, balance = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden, balance = run(hidden)
+            if balance is not None:
+                balances.append(balance)
+        total = torch.stack(balances).sum() / self._num_routers if balances else None
+        return (self.lm_head(self.model.norm(hidden)) if self.is_last else hidden), total
+
+    def _layer(
+        self, layer: nn.Module, places: _Places, sliding: bool, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        run = partial(
+            layer,
+            hidden,
+            attention_mask=places.masks[sliding],
+            position_ids=places.positions,
+            position_embeddings=places.rotation,
+            use_cache=False,
+        )
+        router = router_of(layer)
+        if router is None or self.balance_coefficient == 0 or not torch.is_grad_enabled():
+            return run(), None
+        with watched(router) as balances:
+            return run(), balances[0]
+
+    def _places_for(self, hidden: torch.Tensor) -> _Places:
+        """Return positions, rotation and masks for `hidden` `[B, S, H]`; made anew for a new shape."""
+        key = hidden.shape[:2], hidden.dtype
+        if self._places[0] != key:
+            with torch.no_grad():
+                positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+                rotation = self.rotary(hidden, position_ids=positions)
+                self._places = key, _Places(positions, rotation, self._masks(hidden))
+        return self._places[1]
 
     def _masks(self, hidden: torch.Tensor) -> dict[bool, torch.Tensor | None]:
         """Return the causal masks this stage needs, by whether they are cut to the sliding window."""

@@ -15,13 +15,12 @@ import time
 import traceback
 from pathlib import Path
 
-import torch
-
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.worker import WorkerFolder, WorkerSpec
+from isthmus.train.device import set_up
 from isthmus.train.executable import check_executable
-from isthmus.train.loop import prepare, train
+from isthmus.train.loop import device_of, prepare, train
 from isthmus.train.membership import join_group, leave_group, listen
 
 TERMINATED = 128 + signal.SIGTERM
@@ -35,12 +34,13 @@ def run(folder: WorkerFolder) -> None:
     """Do everything a worker does, in order; raises an `IsthmusError` where it cannot go on."""
     spec = folder.read_spec()
     schedule = check_executable(spec)
-    torch.set_num_threads(spec.threads)
+    device = device_of(spec)
+    set_up(device, spec.threads)
     with listen(spec.host) as listener:
         folder.write_checkin(_address(spec, listener))
         prepared = prepare(spec)
         ranks = wait_for_ranks(folder, spec)
-        membership = join_group(spec, ranks, listener, on_loss=_end_soon)
+        membership = join_group(spec, ranks, listener, _end_soon, device)
     try:
         train(spec, schedule, prepared, folder)
     except BaseException as error:

@@ -1,0 +1,183 @@
+"""Rules of devices: which one a worker takes, and that the way through host memory changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from isthmus.core.errors import PeerError, PlanError
+from isthmus.schedule import SCHEDULES, make_schedule
+from isthmus.train.device import choose_device, set_up, usable_backends
+from isthmus.train.executable import check_meetings
+from isthmus.train.staging import HostStaging, Landing
+from tests.train.small_models import write_config
+from tests.train.test_executor import losses, make_training
+from tests.train.worker_jobs import make_job, make_plan, run_job
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.mark.parametrize(
+    ("wish", "virtual", "num_cuda", "device"),
+    [
+        ("auto", False, 0, "cpu"),
+        ("auto", False, 2, "cuda:0"),
+        ("auto", True, 2, "cpu"),
+        ("cpu", False, 2, "cpu"),
+        ("cuda", False, 1, "cuda:0"),
+        ("cuda", True, 1, "cuda:0"),
+    ],
+)
+def test_a_worker_takes_the_first_card_it_sees(wish: str, virtual: bool, num_cuda: int, device: str) -> None:
+    """A real chip is computed on as soon as torch sees one; a virtual one only where that is asked for."""
+    assert choose_device(wish, virtual=virtual, num_cuda=num_cuda) == torch.device(device)
+
+
+def test_a_card_that_is_not_there_is_refused() -> None:
+    """Who asks for CUDA and has none is told, not given a CPU."""
+    with pytest.raises(PlanError, match="sees no CUDA device"):
+        choose_device("cuda", virtual=False, num_cuda=0)
+
+
+def test_a_cpu_stage_talks_through_host_backends() -> None:
+    """A vendor's process group is no choice for a stage that the CPU computes."""
+    assert usable_backends(torch.device("cpu")) == ("isthmus", "gloo")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (2, 6), (4, 3), (5, 9)])
+def test_blocking_schedules_suit_groups_without_buffers(
+    schedule: str, stages: int, micro_batches: int
+) -> None:
+    """Neighbours start their common exchanges in one order: a queueing group never waits for ever."""
+    check_meetings(make_schedule(schedule, stages, micro_batches))
+
+
+def test_schedules_that_post_ahead_do_not_suit_them() -> None:
+    """Where one side posts early what the other sends late, a group that queues in order is refused."""
+    for name in sorted(SCHEDULES.keys() - {"1f1b", "gpipe"}):
+        with pytest.raises(PlanError, match="start exchanges in other orders"):
+            check_meetings(make_schedule(name, 4, 8))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "overlapped"])
+def test_staging_changes_no_bit(tmp_path: Path, schedule: str) -> None:
+    """Activations, gradients and a tied embedding that go through copies give the same curve."""
+    model, training = write_config(tmp_path, "llama-tied"), make_training(steps=4)
+    straight = losses(model, [1, 2, 4], training, schedule)
+    assert losses(model, [1, 2, 4], training, schedule, staging=HostStaging(pinned=False)) == straight
+
+
+class Arriving:
+    """A receive that is over when waited for, or fails."""
+
+    under_way = (1.0, 2.0)
+
+    def __init__(self, host: torch.Tensor, error: PeerError | None = None) -> None:
+        self.host, self.error, self.waits = host, error, 0
+
+    def wait(self) -> bool:
+        self.waits += 1
+        if self.error:
+            raise self.error
+        self.host.fill_(7.0)
+        return True
+
+
+def test_a_landing_fills_its_target_once() -> None:
+    """The target holds the message after the first wait; the second copies nothing over what came since."""
+    staging, target = HostStaging(pinned=False), torch.zeros(2, 3)
+    host = staging.room_for(target)
+    landing = Landing(Arriving(host), host, target, clock=lambda: 2.5)
+    assert landing.wait()
+    assert target.eq(7).all()
+    assert landing.under_way == (1.0, 2.5)
+    target.zero_()
+    assert landing.wait()
+    assert target.eq(0).all()
+
+
+def test_a_landing_that_fails_leaves_its_target() -> None:
+    """A lost peer surfaces as what it is, and nothing is copied."""
+    target, host = torch.zeros(2), torch.ones(2)
+    with pytest.raises(PeerError):
+        Landing(Arriving(host, PeerError("gone")), host, target).wait()
+    assert target.eq(0).all()
+
+
+def test_what_is_sent_is_a_copy() -> None:
+    """The sender may overwrite its tensor once the send has begun; strides are laid straight."""
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    copy = HostStaging(pinned=False).outgoing(tensor)
+    assert copy.is_contiguous()
+    before = tensor.clone()
+    tensor.zero_()
+    assert torch.equal(copy, before)
+
+
+_TOGETHER = """
+import sys, torch
+import torch.distributed as dist
+from isthmus.train.exchange import Exchange, Message
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+exchange = Exchange("aa", rank, together=True)
+theirs, mine = torch.zeros(3), torch.full((3,), float(rank))
+for work in exchange.start([Message(mine, 1 - rank, 5, True), Message(theirs, 1 - rank, 5, False)]):
+    exchange.wait(work)
+assert theirs.eq(1 - rank).all()
+assert exchange.sum_with(mine, 1 - rank, mine_first=rank == 0).eq(1).all()
+assert exchange.sum_over_all(rank + 0.5) == 2.0
+assert exchange.from_first([3, 2**40] if rank == 0 else [0, 0]) == [3, 2**40]
+assert [int(one) for one in exchange.gather(torch.tensor([rank], dtype=torch.uint8))] == [0, 1]
+exchange.meet()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_messages_started_together_arrive(tmp_path: Path) -> None:
+    """Two ranks that send to each other in one bundle both receive, as groups of a vendor's devices need."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = [subprocess.Popen([sys.executable, "-c", _TOGETHER, str(rank), port]) for rank in (0, 1)]
+    assert [one.wait(60) for one in ranks] == [0, 0]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.slow
+def test_a_card_trains_what_a_cpu_trains(tmp_path: Path) -> None:
+    """A card's loss is that of the CPU within 1e-3; a second run on the card has the same bits."""
+    curves = []
+    for place, device in (("cpu", "cpu"), ("one", "cuda"), ("two", "cuda")):
+        job = make_job(tmp_path / place, "llama-tied")
+        plan = make_plan(job, [2, 4], "ab")
+        curves.append(run_job(tmp_path / place, job, plan, device=device).losses())
+    assert curves[1] == curves[2]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-3)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.slow
+def test_one_rank_joins_nccl(tmp_path: Path) -> None:
+    """A vendor's backend serves a run of one cluster (here of one rank: NCCL takes a card once only)."""
+    job = make_job(tmp_path, "qwen3", steps=3)
+    run = run_job(tmp_path, job, make_plan(job, [4], "a"), backend="nccl", device="cuda")
+    assert len(run.losses()) == 3
+
+
+def test_threads_are_as_told() -> None:
+    """A CPU worker computes with the threads of its spec."""
+    before = torch.get_num_threads()
+    set_up(torch.device("cpu"), 2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
