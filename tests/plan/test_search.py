@@ -1,7 +1,6 @@
 """Rules of the planner's first version."""
 
 import json
-from importlib import resources
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,12 +12,23 @@ from isthmus.core.pool import Pool
 from isthmus.plan import make_plans
 from isthmus.schedule import check_schedule, make_schedule
 
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 260,
+    "hidden_size": 160,
+    "intermediate_size": 448,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     file = tmp_path_factory.mktemp("model") / "config.json"
-    demo = resources.files("isthmus.cli") / "demo_files" / "config.json"
-    file.write_text(demo.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(CONFIG))
     return load_model(file)
 
 
