@@ -21,7 +21,7 @@ def test_a_new_agent_takes_over_with_its_second_report() -> None:
 
 
 def test_a_dead_agents_late_first_report_does_not_lock_the_living_one_out() -> None:
-    """The script: 1. agent zero reports and dies, its report on its way; 2. one reports; 3. zero's arrives."""
+    """1. Agent zero reports and dies, its report on its way; 2. one reports; 3. zero's arrives."""
     site = Incumbents()
     site.check("east", "one")
     with pytest.raises(UnavailableError):

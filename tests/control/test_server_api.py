@@ -294,3 +294,21 @@ def test_job_names_stay_within_a_name(server: Server) -> None:
     assert found.id.startswith("n" * 50)
     assert len(found.id) <= 63
     assert job("n" * 63).name != found.id
+
+
+def test_a_typo_in_the_placement_is_refused_at_once(server: Server) -> None:
+    """422 with the nearest name; nothing is stored."""
+    wish = submission(placement={"clusters": ["eats"]})
+    answer = server.call("POST", "/v1/jobs", wish, token="ann")
+    assert (answer.status_code, answer.json()["hint"]) == (422, "did you mean 'east'?")
+    assert server.call("GET", "/v1/jobs", token="ann").json() == []
+
+
+@pytest.mark.parametrize(
+    "query", ["after=9223372036854775808", "rank=9223372036854775808", "limit=0", "after=-1"]
+)
+def test_no_number_breaks_the_store(server: Server, query: str) -> None:
+    """What no store can hold is refused as the caller's mistake."""
+    found = server.submit()
+    answer = server.call("GET", f"/v1/jobs/{found.id}/logs?{query}", token="ann")
+    assert answer.status_code == 422

@@ -15,7 +15,8 @@ from isthmus.control.conformance import check_store
 from isthmus.control.events import JobCancelled, decode, encode
 from isthmus.control.sqlite_store import MIGRATIONS, SqliteStore
 from isthmus.control.store import MemoryStore, Store
-from isthmus.core.errors import ProtocolError, UnavailableError
+from isthmus.core.errors import InputError, ProtocolError, UnavailableError
+from isthmus.core.messages import StepMetrics
 
 
 def event(number: int) -> JobCancelled:
@@ -153,6 +154,23 @@ def test_waiting_writers_share_a_flush(tmp_path: Path) -> None:
         store._write_lock.release()
     assert sorted(done.result() for done in appends)[-1] == 8
     assert len(commits) == 1
+    store.close()
+
+
+def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None:
+    """Of writes that wait together only the one that cannot be stored fails, with an error about its data."""
+    store = SqliteStore(tmp_path / "pool.db")
+    huge = StepMetrics(job="j", attempt=1, rank=0, step=2**70, values={})
+    store._write_lock.acquire()
+    with ThreadPoolExecutor(3) as pool:
+        good = [pool.submit(store.append, [event(number)]) for number in range(2)]
+        bad = pool.submit(store.append_metrics, [huge])
+        while len(store._queue) < 3:
+            pass
+        store._write_lock.release()
+    assert sorted(done.result() for done in good) == [1, 2]
+    with pytest.raises(InputError, match="too large to be stored"):
+        bad.result()
     store.close()
 
 

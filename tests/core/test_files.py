@@ -134,3 +134,11 @@ def test_the_schema_names_every_top_level_field(kind):
     if kind == "pool":
         assert {"between", "round_trip_ms", "from", "to"} <= set(schema["$defs"]["Link"]["properties"])
         assert "name" not in schema["$defs"]["NodeGroup"]["required"]
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: " + "[" * 5000 + "]" * 5000])
+def test_a_file_without_end_is_a_mistake_in_the_file(tmp_path, text):
+    """An anchor within itself, or nesting no person writes, is named as the file's mistake."""
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(FileError, match="nested too deeply, or refers to itself"):
+        load_job(tmp_path / "job.yaml")

@@ -71,7 +71,10 @@ def shell_of(request: Request) -> ControlShell:
 
 By = Annotated[Caller, Depends(caller_of)]
 Shell = Annotated[ControlShell, Depends(shell_of)]
-After = Annotated[Index, Query(description="cursor: `next` of the page before")]
+LARGEST = 2**63 - 1
+"""Largest number that a store keeps."""
+After = Annotated[Index, Query(le=LARGEST, description="cursor: `next` of the page before")]
+Rank = Annotated[Index | None, Query(le=LARGEST, description="only this rank's")]
 Limit = Annotated[int, Query(ge=1, le=10_000, description="most entries of a page")]
 
 
@@ -153,7 +156,7 @@ def get_logs(
     caller: By,
     shell: Shell,
     after: After = 0,
-    rank: Index | None = None,
+    rank: Rank = None,
     limit: Limit = 1000,
 ) -> LogPage:
     """Return the workers' output (of one rank), in the order in which it arrived."""

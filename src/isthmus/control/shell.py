@@ -33,6 +33,7 @@ from isthmus.control.events import (
     Restarted,
 )
 from isthmus.control.incumbents import Incumbents
+from isthmus.control.placement import check_placement
 from isthmus.control.planner import PlanningEndedError
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
@@ -95,11 +96,16 @@ class ControlShell:
     # Users --------------------------------------------------------------------------------------------
 
     def submit(self, user: str, submission: Submission) -> JobView:
-        """Take a job in, durably; the same user and key again return the job that is there."""
+        """Take a job in, durably; the same user and key again return the job that is there.
+
+        Raises `InputError` where its placement names what the pool does not know.
+        """
         with self._lock:
             known = self._coordinator.job_of_key(user, submission.key)
             if known is not None:
                 return self._same_job(known, submission)
+            joined = tuple(view.cluster for view in self.pool().clusters)
+            check_placement(submission.job.placement, joined, self.file)
             job_id = f"{submission.job.name[:50]}-{uuid.uuid4().hex[:8]}"
             self._take(JobSubmitted(now_s=self.clock(), job_id=job_id, user=user, submission=submission))
             return self._coordinator.job(job_id)

@@ -18,7 +18,7 @@ from typing import Any
 
 from isthmus.control.events import Event, decode, encode
 from isthmus.control.store import StoredToken, cut_overlap
-from isthmus.core.errors import IsthmusError, ProtocolError, UnavailableError
+from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.views import LogPage, MetricsPage
 
@@ -220,9 +220,16 @@ class SqliteStore:
         return ticket.result
 
     def _commit_queue(self) -> None:
-        """Commit all queued writes in one transaction; a failure fails them all, and none is kept."""
+        """Commit all queued writes in one transaction; each in one of its own where one has bad data."""
         with self._queue_lock:
             batch, self._queue = self._queue, []
+        self._commit(batch)
+        if len(batch) > 1 and isinstance(batch[0].error, OverflowError):
+            for ticket in batch:
+                self._commit([ticket])
+
+    def _commit(self, batch: list[_Ticket]) -> None:
+        """Commit writes in one transaction; a failure fails them all, and none is kept."""
         outcome: Exception | None = UnavailableError(f"a write to {self.path} was interrupted")
         try:
             self._writer.execute("BEGIN IMMEDIATE")
@@ -230,7 +237,7 @@ class SqliteStore:
                 ticket.result = ticket.write(self._writer)
             self._writer.execute("COMMIT")
             outcome = None
-        except (sqlite3.Error, IsthmusError) as error:
+        except (sqlite3.Error, OverflowError, IsthmusError) as error:
             outcome = error
         finally:
             if outcome is not None and not self._closed and self._writer.in_transaction:
@@ -249,6 +256,8 @@ class SqliteStore:
     def _unavailable(self, error: Exception) -> IsthmusError:
         if isinstance(error, IsthmusError):
             return error
+        if isinstance(error, OverflowError):
+            return InputError(f"a number is too large to be stored: {error}", hint="the largest is 2^63 - 1")
         return UnavailableError(
             f"the store {self.path} cannot be used: {error}",
             hint="check the path, its permissions and the space left on its disk",

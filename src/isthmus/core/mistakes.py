@@ -26,7 +26,7 @@ def explain(
     cause = (details.get("ctx") or {}).get("error")
     if isinstance(cause, UnknownNameError):
         place = _find_value(document, cause.value, cause.kind) or place
-        message, hint = str(cause), _nearest(cause.value, cause.known)
+        message, hint = str(cause), nearest(cause.value, cause.known)
     else:
         message, hint = _message(details, document, place, kind)
     line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
@@ -40,7 +40,7 @@ def _message(
 ) -> tuple[str, str | None]:
     if details["type"] == "extra_forbidden":
         word = str(details["loc"][-1])
-        return f"unknown field '{word}'", _nearest(word, _siblings(kind, details["loc"]))
+        return f"unknown field '{word}'", nearest(word, _siblings(kind, details["loc"]))
     if details["type"] == "missing":
         return "is missing", None
     value = value_at(document, place)
@@ -50,7 +50,7 @@ def _message(
     hint = None
     if details["type"] == "literal_error" and isinstance(value, str):
         expected = re.findall(r"'([^']+)'", str((details.get("ctx") or {}).get("expected", "")))
-        hint = _nearest(value, expected)
+        hint = nearest(value, expected)
     return text + shown, hint
 
 
@@ -76,7 +76,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return a hint for an unknown `word`: the nearest of the `known`, or all of them where they are few."""
     known = list(dict.fromkeys(known))
     lower = {name.lower(): name for name in known}
     match = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)

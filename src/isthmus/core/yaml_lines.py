@@ -26,6 +26,12 @@ def read_yaml(file: Path) -> tuple[Any, Lines]:
         if node is not None:
             _collect_lines(node, (), lines, file)
         document = yaml.safe_load(text)
+    except RecursionError as error:
+        raise FileError(
+            "is nested too deeply, or refers to itself",
+            file=str(file),
+            hint="write its values out, without anchors",
+        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
