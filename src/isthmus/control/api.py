@@ -5,17 +5,18 @@ Every error, FastAPI's own included, is answered as `IsthmusError.as_dict()` wit
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import isthmus
 from isthmus.control import auth
 from isthmus.control.auth import Caller, UnknownCallerError
+from isthmus.control.gate import BodyLimit, TokenGate, as_json
 from isthmus.control.shell import ControlShell
 from isthmus.core.base import Frozen, Index, Name
 from isthmus.core.errors import (
@@ -57,13 +58,13 @@ class ErrorBody(Frozen):
     hint: str | None = None
 
 
-def caller_of(request: Request) -> Caller:
-    """Return who sent the request; raise `UnknownCallerError` without a valid token."""
-    shell: ControlShell = request.app.state.shell
-    return auth.identify(shell.store, request.headers.get("authorization"))
+async def caller_of(request: Request) -> Caller:
+    """Return who sent the request, as the gate found out."""
+    caller: Caller = request.state.caller
+    return caller
 
 
-def shell_of(request: Request) -> ControlShell:
+async def shell_of(request: Request) -> ControlShell:
     """Return the shell that the application drives."""
     shell: ControlShell = request.app.state.shell
     return shell
@@ -206,6 +207,7 @@ def create_app(shell: ControlShell) -> FastAPI:
     app.state.shell = shell
     app.include_router(router)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    app.add_middleware(TokenGate, identify=functools.partial(auth.identify, shell.store))
     app.add_exception_handler(IsthmusError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -216,7 +218,7 @@ def create_app(shell: ControlShell) -> FastAPI:
 async def _answer_error(_request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, IsthmusError):
         raise error
-    return _as_json(error, error.http_status)
+    return as_json(error, error.http_status)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
@@ -227,17 +229,17 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
         if request.url.path.endswith("/sync") and isinstance(error.body, dict):
             _check_protocol(parse_protocol(error.body))
     except ProtocolError as other:
-        return _as_json(other, other.http_status)
+        return as_json(other, other.http_status)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _as_json(InputError(f"{where}: {first['msg']}", hint="/docs describes every body"), 422)
+    return as_json(InputError(f"{where}: {first['msg']}", hint="/docs describes every body"), 422)
 
 
 async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     kind = NotFoundError if error.status_code == 404 else InputError
-    answer = _as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), error.status_code)
+    answer = as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), error.status_code)
     answer.headers.update(error.headers or {})
     return answer
 
@@ -245,38 +247,4 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
 async def _answer_bug(request: Request, _error: Exception) -> JSONResponse:
     """Answer what nobody foresaw without its inner words; the traceback goes to the server's log."""
     what = f"{request.method} {request.url.path}: the server met a bug"
-    return _as_json(IsthmusError(what, hint="the server's log has its story; please report it"), 500)
-
-
-def _as_json(error: IsthmusError, status: int) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(error.as_dict(), status_code=status, headers=headers)
-
-
-class BodyLimit:
-    """ASGI middleware: answers 413 as soon as a body is, or says it will be, larger than `max_bytes`."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
-        self._too_large = f"the body is larger than {max_bytes} bytes"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting the bytes of its body."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        claimed = dict(scope["headers"]).get(b"content-length", b"0")
-        if not claimed.isdigit() or int(claimed) > self._max_bytes:
-            await _as_json(InputError(self._too_large), 413)(scope, receive, send)
-            return
-        num_bytes = 0
-
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise HTTPException(413, detail=self._too_large)
-            return message
-
-        await self._app(scope, counted, send)
+    return as_json(IsthmusError(what, hint="the server's log has its story; please report it"), 500)

@@ -1,0 +1,74 @@
+"""ASGI middleware: what every request passes before it is read. A valid token, and a body of bearable size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from isthmus.control.auth import Caller
+from isthmus.core.errors import InputError, IsthmusError
+
+OPEN = ("/v1/health",)
+"""Paths below `/v1/` that need no token."""
+
+
+class TokenGate:
+    """Answers 401 before the body is read; who was let in is in the request's state as `caller`.
+
+    `identify` is given the `Authorization` header (None without) and raises `AuthError`.
+    """
+
+    def __init__(self, app: ASGIApp, *, identify: Callable[[str | None], Caller]) -> None:
+        self._app, self._identify = app, identify
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on once its token is known, or where it needs none."""
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in OPEN:
+            header = dict(scope["headers"]).get(b"authorization")
+            try:
+                text = None if header is None else header.decode("latin-1")
+                caller = await run_in_threadpool(self._identify, text)
+            except IsthmusError as error:
+                await as_json(error, error.http_status)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """ASGI middleware: answers 413 as soon as a body is, or says it will be, larger than `max_bytes`."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+        self._too_large = f"the body is larger than {max_bytes} bytes"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting the bytes of its body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        claimed = dict(scope["headers"]).get(b"content-length", b"0")
+        if not claimed.isdigit() or int(claimed) > self._max_bytes:
+            await as_json(InputError(self._too_large), 413)(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise HTTPException(413, detail=self._too_large)
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def as_json(error: IsthmusError, status: int) -> JSONResponse:
+    """Return the answer that an error is."""
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(error.as_dict(), status_code=status, headers=headers)
