@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.comm.conformance import check_transport
-from isthmus.comm.frame import Greeting, refusal, write_line
+from isthmus.comm.frame import (
+    DATA,
+    HEARTBEAT,
+    LEAVE,
+    Greeting,
+    Head,
+    greet,
+    pack_head,
+    refusal,
+    write_line,
+)  # fmt: skip
 from isthmus.comm.mailbox import Mailbox
 from isthmus.comm.memory import memory_transports
 from isthmus.comm.mesh import Endpoint, connect, listen
+from isthmus.comm.peer import Peer
 from isthmus.comm.transport import Arrival
 from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
 from tests.comm.ranks import tcp_transports
@@ -84,6 +96,9 @@ def test_heartbeats_keep_an_idle_line() -> None:
         ({"size": 4}, "size is 4"),
         ({"rank": 3}, "rank 3 is none"),
         ({"rank": 0}, "rank 0 is none"),
+        ({"rank": -1}, "rank -1 is none"),
+        ({"rank": True}, "rank True is none"),
+        ({"rank": "1"}, "rank '1' is none"),
         ({}, ""),
     ],
 )  # fmt: skip
@@ -148,6 +163,51 @@ def test_a_stranger_does_not_disturb_the_meeting() -> None:
                     connection.close()
 
 
+@pytest.mark.parametrize(
+    "words", [b"[" * 4000 + b"\n", b"\xff\xfe\n", b"7\n", b"{}\n", b"x" * 5000, b"", b"\n"]
+)
+def test_no_stranger_s_words_end_the_meeting(words: bytes) -> None:
+    """Whatever a stranger says, or leaves unsaid, it is turned away within the meeting and the ranks meet."""
+    with listen("127.0.0.1") as first, listen("127.0.0.1") as second:
+        endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in (first, second)]
+        strangers = [socket.create_connection(first.getsockname()) for _ in range(5)]
+        for one in strangers:
+            one.sendall(words)
+        start_s = time.monotonic()
+        with ThreadPoolExecutor(2) as pool:
+            low = pool.submit(connect, Greeting("j", 1, 0, 2), endpoints, first, 30)
+            high = pool.submit(connect, Greeting("j", 1, 1, 2), endpoints, second, 30)
+            for met in (low.result(), high.result()):
+                assert len(met) == 1
+                for connection, _ in met.values():
+                    connection.close()
+        assert time.monotonic() - start_s < 5
+        for one in strangers:
+            one.close()
+
+
+def test_a_rank_that_connects_twice_is_turned_away_the_second_time() -> None:
+    """The first connection of a rank stands; who comes as the same rank later is told that it is here."""
+    mine, theirs = Greeting("j", 1, 0, 3), Greeting("j", 1, 1, 3)
+    with listen("127.0.0.1") as first, ThreadPoolExecutor(1) as pool:
+        endpoints = [Endpoint("127.0.0.1", first.getsockname()[1])] * 3
+        low = pool.submit(connect, mine, endpoints, first, 20)
+        with (
+            socket.create_connection(first.getsockname()) as one,
+            socket.create_connection(first.getsockname()) as two,
+            socket.create_connection(first.getsockname()) as third,
+        ):
+            greet(one, theirs)
+            with pytest.raises(PeerError, match="rank 1 is here already"):
+                greet(two, theirs)
+            greet(third, Greeting("j", 1, 2, 3))
+            met = low.result(20)
+            assert sorted(met) == [1, 2]
+            assert met[1][0].getpeername() == one.getsockname()
+            for connection, _ in met.values():
+                connection.close()
+
+
 def test_a_peer_that_refuses_connections_is_an_error_at_once() -> None:
     """A rank that has checked in and is gone ends the meeting without waiting for the others."""
     with listen("127.0.0.1") as gone:
@@ -201,6 +261,110 @@ def test_a_mailbox_loses_and_doubles_nothing(steps: list[tuple[bool, int]]) -> N
                 assert buffer[0] == place
             else:
                 assert isinstance(future.exception(0), PeerError)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pack_head(Head(9, 1, 0.0, "x", 0)),
+        pack_head(Head(HEARTBEAT, 1, 0.0, "x", 8)),
+        pack_head(Head(LEAVE, 1, 0.0, "", 2**20)),
+        pack_head(Head(DATA, 1, 0.0, "x", 2**62)),
+        pack_head(Head(DATA, 1, 0.0, "x", 2**40)),
+        b"\x01\x02" + bytes(24) + b"\xff\xff",
+        b"GET / HTTP/1.1\r\nHost: nobody at all\r\n\r\n",
+    ],
+)
+def test_what_is_no_frame_is_a_loss(sent: bytes) -> None:
+    """Bytes that no worker sends end the connection and wake every waiter; no thread dies of them."""
+    near, far = socket.socketpair()
+    losses: list[PeerError] = []
+    peer = Peer(1, near, 0.0, heartbeat_s=60, timeout_s=5, on_loss=losses.append)
+    waiting = peer.mailbox.ask(2, "x", memoryview(bytearray(1)))
+    peer.start()
+    far.sendall(sent)
+    far.shutdown(socket.SHUT_WR)
+    assert isinstance(waiting.exception(10), PeerError)
+    peer.join(1)
+    far.close()
+    assert len(losses) == 1
+
+
+def test_what_is_sent_after_the_leave_is_an_error() -> None:
+    """A message that the peer will never read is not reported as sent, however late it comes."""
+    near, far = socket.socketpair()
+    peer = Peer(1, near, 0.0, heartbeat_s=60, timeout_s=5, on_loss=lambda _: None)
+    peer.start()
+    before = peer.send(1, "x", memoryview(b"1"))
+    peer.leave()
+    late = peer.send(1, "x", memoryview(b"2"))
+    assert before.result(10) is None
+    assert isinstance(late.exception(10), PeerError)
+    far.close()
+    peer.join(1)
+    assert isinstance(peer.send(1, "x", memoryview(b"3")).exception(10), PeerError)
+
+
+def test_sends_racing_with_the_end_are_all_answered() -> None:
+    """Every future is done once the connection is closed, whichever side of the close its send fell."""
+    for _ in range(20):
+        near, far = socket.socketpair()
+        peer = Peer(1, near, 0.0, heartbeat_s=60, timeout_s=5, on_loss=lambda _: None)
+        peer.start()
+        futures: list[Future[None]] = []
+        started = threading.Event()
+
+        def push(peer: Peer = peer, futures: list = futures, started: threading.Event = started) -> None:
+            for _ in range(200):
+                futures.append(peer.send(1, "x", memoryview(b"1")))
+                started.set()
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        started.wait()
+        far.close()
+        peer.join(0.0)
+        pusher.join()
+        for one in futures:
+            one.exception(10)
+
+
+def test_a_mailbox_remembers_no_tag_that_is_over() -> None:
+    """A million tags, each used once, as collectives do, leave nothing behind."""
+    mailbox = Mailbox(0)
+    for tag in range(100):
+        future = mailbox.ask(tag, "x", memoryview(bytearray(1)))
+        mailbox.complete(mailbox.open(tag, "x", 1), Arrival(0, 0))
+        future.result(0)
+        mailbox.complete(mailbox.open(tag, "x", 1), Arrival(0, 0))
+        mailbox.ask(tag, "x", memoryview(bytearray(1))).result(0)
+    assert not mailbox._requests
+    assert not mailbox._unclaimed
+    assert mailbox._unclaimed_bytes == 0
+
+
+def test_a_message_that_ends_after_the_loss_changes_nothing() -> None:
+    """1. A message begins to arrive. 2. Another peer is lost, and everybody fails. 3. The message ends."""
+    mailbox = Mailbox(0)
+    future = mailbox.ask(1, "x", memoryview(bytearray(4)))
+    slot = mailbox.open(1, "x", 4)
+    mailbox.fail(PeerError("another one"))
+    mailbox.complete(slot, Arrival(0, 0))
+    assert isinstance(future.exception(0), PeerError)
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_message_of_another_size_fails_its_receive_alone(asked_first: bool) -> None:
+    """A mismatch names both labels; the next message of the tag still finds its receive."""
+    mailbox = Mailbox(3)
+    wrong = mailbox.ask(1, "float32[2]", memoryview(bytearray(8))) if asked_first else None
+    mailbox.complete(mailbox.open(1, "float32[1]", 4), Arrival(0, 0))
+    wrong = wrong or mailbox.ask(1, "float32[2]", memoryview(bytearray(8)))
+    with pytest.raises(PeerError, match=r"peer 3 sent float32\[1\] where float32\[2\] was expected"):
+        wrong.result(0)
+    right = mailbox.ask(1, "float32[2]", memoryview(bytearray(8)))
+    mailbox.complete(mailbox.open(1, "float32[2]", 8), Arrival(0, 0))
+    right.result(0)
 
 
 @pytest.mark.parametrize("asked_first", [True, False])

@@ -19,11 +19,16 @@ from isthmus.core.errors import PeerError, ProtocolError
 
 FORMAT_VERSION = 1
 DATA, HEARTBEAT, LEAVE = 1, 2, 3
-"""Kinds of frame. The payload of `LEAVE` is the reason, empty at an orderly end."""
+"""Kinds of frame. The payload of `LEAVE` is the reason, empty at an orderly end; a heartbeat has none."""
+
+MAX_REASON_BYTES = 4096
+MAX_MESSAGE_BYTES = 2**40
+"""No tensor is larger: a head that says so was written by something else."""
 
 _HEAD = struct.Struct("!BBqdQ")
 _MAX_LINE_BYTES = 4096
 _CHUNK_BYTES = 2**20
+_MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, LEAVE: MAX_REASON_BYTES}
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,16 @@ def pack_head(head: Head) -> bytes:
 
 
 def read_head(connection: socket.socket) -> Head:
-    """Read one head; `ConnectionResetError` where the peer is gone, `TimeoutError` where it is silent."""
+    """Read one head.
+
+    Raises `ConnectionResetError` where the peer is gone, `TimeoutError` where it is silent, `ValueError`
+    where what it sent is no head.
+    """
     fixed = bytearray(_HEAD.size)
     read_into(connection, memoryview(fixed))
     kind, label_bytes, tag, sent_s, num_bytes = _HEAD.unpack(fixed)
+    if num_bytes > _MAX_PAYLOAD_BYTES.get(kind, -1):
+        raise ValueError(f"kind {kind} with {num_bytes} bytes")
     label = bytearray(label_bytes)
     read_into(connection, memoryview(label))
     return Head(kind, tag, sent_s, label.decode(), num_bytes)
@@ -89,7 +100,7 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
             raise ProtocolError("a worker was greeted by something that is no worker")
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError("a worker was greeted by something that is no worker") from error
     if not isinstance(message, dict):
         raise ProtocolError("a worker was greeted by something that is no worker")
@@ -116,8 +127,8 @@ def refusal(mine: Greeting, theirs: dict[str, Any]) -> str:
         if key != "rank" and theirs.get(key) != value:
             return f"{key} is {theirs.get(key)!r} there and {value!r} here"
     rank = theirs.get("rank")
-    if not isinstance(rank, int) or not 0 <= rank < mine.size or rank == mine.rank:
-        return f"rank {rank!r} is none of the {mine.size} ranks, or mine"
+    if type(rank) is not int or not mine.rank < rank < mine.size:
+        return f"rank {rank!r} is none of the ranks above {mine.rank} and below {mine.size}"
     return ""
 
 
@@ -150,11 +161,19 @@ def greet(connection: socket.socket, mine: Greeting, clock: Callable[[], float] 
 
 
 def answer(
-    connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time
+    connection: socket.socket,
+    mine: Greeting,
+    clock: Callable[[], float] = time.time,
+    claim: Callable[[int], bool] = lambda _: True,
 ) -> tuple[int, float]:
-    """Answer a greeting as the one who was dialled; return the peer's rank, and its clock minus mine."""
+    """Answer a greeting as the one who was dialled; return the peer's rank, and its clock minus mine.
+
+    `claim(rank)` says whether that rank is still awaited. Raises `ProtocolError` for whom is refused.
+    """
     theirs = read_line(connection)
     why = refusal(mine, theirs)
+    if not why and not claim(theirs["rank"]):
+        why = f"rank {theirs['rank']} is here already"
     write_line(connection, {"refused": why})
     if why:
         raise ProtocolError(f"a greeting was refused: {why}")

@@ -6,12 +6,13 @@ import threading
 from collections import defaultdict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from isthmus.comm.transport import Arrival
 from isthmus.core.errors import PeerError
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """Where one arriving message goes: `buffer` is written by the reader, then `Mailbox.complete` called."""
 
@@ -22,13 +23,16 @@ class Slot:
     arrival: Arrival | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One receive: the message expected, the memory it goes to, and the future that tells of it."""
 
     label: str
     into: memoryview
     future: Future[Arrival] = field(default_factory=Future)
+
+
+_Item = TypeVar("_Item", Slot, Request)
 
 
 class Mailbox:
@@ -54,8 +58,8 @@ class Mailbox:
         """Ask for the next message of `tag`, to be put into `into`."""
         request = Request(label, into)
         with self._changed:
-            if self._unclaimed[tag]:
-                slot = self._unclaimed[tag].popleft()
+            slot = _take(self._unclaimed, tag)
+            if slot is not None:
                 self._unclaimed_bytes -= len(slot.buffer)
                 slot.claim = request
                 done = slot.arrival is not None
@@ -66,27 +70,31 @@ class Mailbox:
                 self._requests[tag].append(request)
                 done = False
             self._changed.notify_all()
-        if done:
+        if done and slot is not None:
             self._hand_over(slot)
         return request.future
 
     def open(self, tag: int, label: str, num_bytes: int) -> Slot:
         """Say where the payload of a message that has begun to arrive goes."""
         with self._changed:
-            if self._requests[tag]:
-                request = self._requests[tag].popleft()
-                fits = request.label == label and len(request.into) == num_bytes
-                slot = Slot(tag, label, request.into if fits else _scratch(num_bytes), claim=request)
+            request = self._requests[tag][0] if tag in self._requests else None
+            if request is not None and request.label == label and len(request.into) == num_bytes:
+                slot = Slot(tag, label, request.into, claim=request)
             else:
-                slot = Slot(tag, label, _scratch(num_bytes))
+                slot = Slot(tag, label, _scratch(num_bytes), claim=request)
+            if request is None:
                 self._unclaimed[tag].append(slot)
                 self._unclaimed_bytes += num_bytes
+            else:
+                _take(self._requests, tag)
             self._arriving = slot
             return slot
 
     def complete(self, slot: Slot, arrival: Arrival) -> None:
-        """Say that the payload is whole."""
+        """Say that the payload is whole; nothing happens where `fail` has meanwhile given it up."""
         with self._changed:
+            if self._arriving is not slot:
+                return
             slot.arrival = arrival
             self._arriving = None
             claimed = slot.claim is not None
@@ -103,7 +111,10 @@ class Mailbox:
             if cut_off is not None and cut_off.claim is not None:
                 waiting.append(cut_off.claim)
             elif cut_off is not None:
-                self._unclaimed[cut_off.tag].remove(cut_off)
+                self._unclaimed[cut_off.tag].pop()  # what arrives came last
+                if not self._unclaimed[cut_off.tag]:
+                    del self._unclaimed[cut_off.tag]
+                self._unclaimed_bytes -= len(cut_off.buffer)
             self._changed.notify_all()
         for request in waiting:
             request.future.set_exception(self._error)
@@ -116,7 +127,7 @@ class Mailbox:
     def _has_room(self) -> bool:
         return (
             self._unclaimed_bytes <= self._max_unclaimed_bytes
-            or any(self._requests.values())
+            or bool(self._requests)
             or self._error is not None
         )
 
@@ -132,6 +143,17 @@ class Mailbox:
         if request.into is not slot.buffer:
             request.into[:] = slot.buffer
         request.future.set_result(arrival)
+
+
+def _take(queues: dict[int, deque[_Item]], tag: int) -> _Item | None:
+    """Take the first of a tag, and with the last one the queue: tags are many and most are used once."""
+    waiting = queues.get(tag)
+    if waiting is None:
+        return None
+    first = waiting.popleft()
+    if not waiting:
+        del queues[tag]
+    return first
 
 
 def _scratch(num_bytes: int) -> memoryview:

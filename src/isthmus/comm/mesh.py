@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from isthmus.comm.frame import Greeting, answer, greet
@@ -15,6 +16,9 @@ from isthmus.wan.connect import dial, format_address
 
 GREETING_S = 10.0
 """How long one who connects may take to say who it is."""
+
+MAX_STRANGERS = 64
+"""How many that are nobody of ours may be connected at once; those beyond wait unanswered."""
 
 _POLL_S = 0.2
 Connection = tuple[socket.socket, float]
@@ -50,7 +54,8 @@ def connect(
 ) -> dict[int, Connection]:
     """Connect to every other rank; `endpoints[r]` is where rank `r` listens, `listener` our own socket there.
 
-    Of two ranks the higher one dials. A stranger that connects is turned away. Raises `PeerError` naming
+    Of two ranks the higher one dials. A stranger that connects, or a rank that is here already, is turned
+    away, and one that says nothing keeps nobody waiting. Raises `PeerError` naming
     the rank that refused, could not be reached, or did not come within `timeout_s`; `ProtocolError` where it
     is of another format version.
     """
@@ -60,6 +65,7 @@ def connect(
         tasks += [pool.submit(meeting.dial, rank, endpoints[rank]) for rank in range(greeting.rank)]
         for task in tasks:
             task.add_done_callback(meeting.note)
+    meeting.end()
     if meeting.errors:
         for connection, _ in meeting.connections.values():
             connection.close()
@@ -77,6 +83,9 @@ class _Meeting:
     connections: dict[int, Connection] = field(default_factory=dict)
     errors: list[BaseException] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    claimed: set[int] = field(default_factory=set)
+    callers: dict[threading.Thread, socket.socket] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def left_s(self) -> float:
@@ -112,27 +121,65 @@ class _Meeting:
         self.connections[rank] = (connection, offset_s)
 
     def accept(self, listener: socket.socket) -> None:
-        """Answer the higher ranks until all are there."""
+        """Answer the higher ranks, all that connect at once, until all are there."""
         expected = set(range(self.greeting.rank + 1, self.greeting.size))
         listener.settimeout(_POLL_S)
         while missing := expected - self.connections.keys():
             if self.over.is_set():
                 return
+            if self.left_s <= _POLL_S:
+                ranks = ", ".join(map(str, sorted(missing)))
+                raise PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected")
+            if len(self.callers) > self.greeting.size + MAX_STRANGERS:
+                self.over.wait(_POLL_S)
+                continue
             try:
                 connection, _ = listener.accept()
-            except TimeoutError as error:
-                if self.left_s <= _POLL_S:
-                    ranks = ", ".join(map(str, sorted(missing)))
-                    raise PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected") from error
+            except TimeoutError:
                 continue
-            self._answer(connection)
+            self._hear(connection)
+
+    def end(self) -> None:
+        """Turn away who has connected without saying who it is; return when nobody is being heard."""
+        with self.lock:
+            waiting = dict(self.callers)
+        for connection in waiting.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in waiting:
+            thread.join()
+
+    def _hear(self, connection: socket.socket) -> None:
+        thread = threading.Thread(target=self._answer, args=(connection,), name="isthmus-answer", daemon=True)
+        with self.lock:
+            self.callers[thread] = connection
+        thread.start()
+
+    def _claim(self, rank: int) -> bool:
+        with self.lock:
+            known = rank in self.claimed
+            self.claimed.add(rank)
+            return not known
 
     def _answer(self, connection: socket.socket) -> None:
+        claimed: list[int] = []
+
+        def claim(rank: int) -> bool:
+            if self._claim(rank):
+                claimed.append(rank)
+            return bool(claimed)
+
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(min(self.left_s, GREETING_S))
-            rank, offset_s = answer(connection, self.greeting, self.clock)
+            rank, offset_s = answer(connection, self.greeting, self.clock, claim)
         except (IsthmusError, OSError):
             connection.close()
-            return
-        self.connections[rank] = (connection, offset_s)
+            self.claimed.difference_update(claimed)
+        else:
+            with self.lock:  # `end` must not take the connection for that of a stranger
+                del self.callers[threading.current_thread()]
+                self.connections[rank] = (connection, offset_s)
+        finally:
+            with self.lock:
+                self.callers.pop(threading.current_thread(), None)

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from isthmus.comm.frame import DATA, HEARTBEAT, LEAVE, Head, pack_head, read_head, read_into, write
+from isthmus.comm.frame import (
+    DATA,
+    HEARTBEAT,
+    LEAVE,
+    MAX_REASON_BYTES,
+    Head,
+    pack_head,
+    read_head,
+    read_into,
+    write,
+)
 from isthmus.comm.mailbox import Mailbox
 from isthmus.comm.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
@@ -18,7 +28,6 @@ from isthmus.core.errors import PeerError
 QUEUE_MESSAGES = 256
 """Messages that may wait to be sent to one peer before `send` blocks."""
 
-MAX_REASON_BYTES = 4096
 _SMALL_BYTES = 64 * 2**10
 _Outgoing = tuple[Head, memoryview, Future[None]]
 
@@ -47,6 +56,7 @@ class Peer:
         self._queue: queue.Queue[_Outgoing | None] = queue.Queue(QUEUE_MESSAGES)
         self._error: PeerError | None = None
         self._leaving = False
+        self._ended = threading.Event()
         self._left = threading.Event()
         self._lock = threading.Lock()
         connection.settimeout(timeout_s)
@@ -68,6 +78,8 @@ class Peer:
             future.set_exception(self._error)
             return future
         self._queue.put((head, payload, future))
+        if self._ended.is_set():  # the sender may have seen its last item before this one
+            self._fail_queued()
         return future
 
     def fail(self, error: PeerError) -> None:
@@ -92,7 +104,7 @@ class Peer:
         sender, receiver = self._threads
         self._left.wait(linger_s)
         receiver.join(max(deadline_s - time.monotonic(), 0.0))
-        self.fail(PeerError(f"the connection to peer {self.rank} was closed here"))
+        self.fail(_closed(self.rank))
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._queue.put(None)
@@ -107,16 +119,27 @@ class Peer:
             except queue.Empty:
                 item = Head(HEARTBEAT, 0, self._clock(), "", 0), memoryview(b""), Future()
             if item is None:
+                self._ended.set()
+                self._fail_queued()
                 return
             self._send_one(*item)
             if item[0].kind == LEAVE:
                 self._left.set()
 
+    def _fail_queued(self) -> None:
+        """Fail what is queued behind the end of the sender."""
+        with suppress(queue.Empty):
+            while (item := self._queue.get_nowait()) is not None:
+                item[2].set_exception(self._error or _closed(self.rank))
+
     def _send_one(self, head: Head, payload: memoryview, future: Future[None]) -> None:
         if head.kind == LEAVE:
             with suppress(OSError):
                 self._write(head, payload)
-        elif self._error is None and not self._left.is_set():
+        elif self._left.is_set():
+            future.set_exception(self._error or _closed(self.rank))
+            return
+        elif self._error is None:
             try:
                 self._write(head, payload)
             except OSError as error:
@@ -148,6 +171,8 @@ class Peer:
             self._lose(f"peer {self.rank} has been silent for {self._timeout_s:g} s")
         except (OSError, ValueError) as error:
             self._lose(f"peer {self.rank} {_why(error)}")
+        except MemoryError:
+            self._lose(f"peer {self.rank} sent a message that this machine has no memory for")
 
     def _receive_one(self) -> bool:
         head = read_head(self._connection)
@@ -182,6 +207,10 @@ class Peer:
         self.fail(error)
         if not known and not self._leaving:
             self._on_loss(error)
+
+
+def _closed(rank: int) -> PeerError:
+    return PeerError(f"the connection to peer {rank} was closed here")
 
 
 def _why(error: Exception) -> str:
