@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,3 +155,25 @@ def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="share"):
         save(tmp_path, {"weight/a": torch.ones(1)}, step=1, samples=1, rank=0, gather=gather, keep=1)
     assert newest(tmp_path) is None
+
+
+def test_a_damaged_later_checkpoint_does_not_push_out_whole_ones(tmp_path: Path) -> None:
+    """A run that begins before a damaged checkpoint keeps what it writes, though its steps are lower."""
+    write(tmp_path, 10)
+    write(tmp_path, 20)
+    (tmp_path / "step-00000020/manifest.json").write_text("{")
+    for step in (12, 14):
+        write(tmp_path, step, keep=1)
+        found = newest(tmp_path)
+        assert found is not None
+        assert found.step == step
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000014", "step-00000020"]
+
+
+@pytest.mark.slow
+def test_a_crash_between_any_two_file_operations_loses_no_checkpoint(tmp_path: Path) -> None:
+    """Killed before each file operation in turn, the newest checkpoint reported written can be restored."""
+    command = [sys.executable, "-m", "tests.train.crash_points", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 40

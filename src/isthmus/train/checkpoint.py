@@ -84,6 +84,7 @@ def save(
         work.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
         _flush(file)
+        _flush(work)
         digest = _digest(file)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
@@ -139,7 +140,10 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _publish(folder: Path, work: Path, manifest: Manifest, keep: int) -> None:
-    """Add the manifest, rename, then remove the oldest."""
+    """Add the manifest, rename, then remove all but the newest `keep` up to this one.
+
+    Later steps that are there are damaged (the run would have begun from them), and count for nothing.
+    """
     for file in manifest.files:
         if not (work / file.name).is_file():
             raise UnavailableError(
@@ -149,11 +153,12 @@ def _publish(folder: Path, work: Path, manifest: Manifest, keep: int) -> None:
     place = folder / _NAME.format(manifest.step)
     try:
         write_atomically(work / MANIFEST, manifest.model_dump_json(indent=1))
+        _flush(work)
         if place.exists():
             shutil.rmtree(place)
         work.rename(place)
         _flush(folder)
-        for old in sorted(_complete(folder))[:-keep]:
+        for old in sorted(one for one in _complete(folder) if one.name <= place.name)[:-keep]:
             shutil.rmtree(old)
     except OSError as error:
         raise _unwritable(folder, error) from error

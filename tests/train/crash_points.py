@@ -1,0 +1,83 @@
+"""Write checkpoints and be cut off at one file operation after the other: run by `test_checkpoint`.
+
+`python -m tests.train.crash_points FOLDER` forks a child per cut. The child writes the checkpoints of steps 1
+to 4, keeping one, and ends like a killed process just before its n-th operation on a file of the folder. The
+parent then looks for what a restart would find, and lets the restart go on. Prints the number of cuts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from isthmus.train.checkpoint import clear_unfinished, load, newest, save
+
+STEPS = 4
+_BY_PATH = {"open", "os.mkdir", "os.rename"}
+_ANYWHERE = {"os.remove", "os.rmdir"}
+"""Removals may name a file relative to an open folder."""
+
+
+def write(folder: Path, step: int) -> None:
+    """Write the checkpoint of one step, of a single rank."""
+    tensors = {"weight/a": torch.full((8,), float(step)), "rng/rank-00000": torch.get_rng_state()}
+    save(folder, tensors, step=step, samples=step * 2, rank=0, gather=lambda one: [one], keep=1)
+
+
+def cut_off(folder: Path, before: int) -> bool:
+    """Write all checkpoints in a child that dies before operation `before`; tell whether it came so far."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal seen
+            here = any(str(folder) in str(one) for one in arguments[:2])
+            if event in _ANYWHERE or (event in _BY_PATH and here):
+                seen += 1
+                if seen == before:
+                    os._exit(9)
+
+        sys.addaudithook(watch)
+        for step in range(1, STEPS + 1):
+            write(folder, step)
+            (folder / "done").write_text(str(step))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def check(folder: Path) -> None:
+    """A restart finds the last checkpoint that was reported written (or a later one), whole, and goes on."""
+    done = folder / "done"
+    reported = int(done.read_text() or 0) if done.exists() else 0
+    clear_unfinished(folder)
+    manifest = newest(folder)
+    step = manifest.step if manifest else 0
+    assert reported <= step <= reported + 2, (reported, step)
+    if manifest:
+        assert load(folder, step, ["a"])["weight/a"].tolist() == [float(step)] * 8
+    write(folder, step + 1)
+    after = newest(folder)
+    assert after is not None
+    assert after.step == step + 1
+    assert not list(folder.glob("*.tmp"))
+
+
+def main(folder: Path) -> int:
+    """Cut at every operation until the child reaches its end; return how many cuts there were."""
+    torch.set_num_threads(1)
+    for before in range(1, 10_000):
+        place = folder / f"{before:04d}"
+        place.mkdir()
+        died = cut_off(place, before)
+        check(place)
+        if not died:
+            return before - 1
+    return 10_000
+
+
+if __name__ == "__main__":
+    print(main(Path(sys.argv[1])))
