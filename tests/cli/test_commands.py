@@ -48,6 +48,19 @@ def test_submit_sends_job_and_model_and_says_what_to_do_next(job_file: Path) -> 
     assert f"isthmus choose {view.id} PLAN" in done.out
 
 
+def test_ctrl_c_while_watching_what_was_submitted_says_that_the_job_goes_on(job_file: Path) -> None:
+    """Exit 130; the job is not cancelled, and how to do that is told."""
+    server = FakeServer()
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    done = run(server, "submit", job_file, "--watch", sleep=interrupt)
+    assert done.status == 130
+    assert done.err == "job j-0000 goes on; `isthmus cancel j-0000` stops it\n"
+    assert not any(path.endswith("/cancel") for path in server.seen)
+
+
 def test_submit_with_one_key_twice_is_one_job(job_file: Path) -> None:
     """`--key` makes a repetition harmless; without it two submissions are two jobs."""
     server = FakeServer()

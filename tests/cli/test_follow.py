@@ -165,3 +165,24 @@ def test_logs_follow_until_the_job_ends() -> None:
     done = run(server, "logs", view.id, "-f", sleep=end)
     assert done.out == "0 | one\n1 | x\n0 | two\n0 | three\n"
     assert done.status == 0
+
+
+def test_logs_follow_waits_for_a_server_that_restarts_and_repeats_nothing() -> None:
+    """An outage in the middle of the pages is ridden out; without -f it is an error (exit 8)."""
+    server = FakeServer(page_size=1)
+    view = server.add(state="running")
+    server.logs[view.id] = chunks_of("one\n", [], 0) + chunks_of("two\n", [], 0)
+
+    def fail_once(fake: FakeServer, name: str) -> None:
+        if name.endswith("/logs") and fake.seen.count(name) == 2:
+            fake.outages = 6
+
+    def end(_: float) -> None:
+        if not server.outages:
+            server.add(state="succeeded")
+
+    server.before_answer = fail_once
+    done = run(server, "logs", view.id, "-f", sleep=end)
+    assert (done.status, done.out) == (0, "0 | one\n0 | two\n")
+    server.outages = 10
+    assert run(server, "logs", view.id).status == 8

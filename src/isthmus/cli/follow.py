@@ -35,6 +35,22 @@ class Snapshot:
     away: bool = False
 
 
+class Outage:
+    """How long the server has been away, at most `OUTAGE_S`."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell, self._seen_s = shell, shell.now()
+
+    def end(self) -> None:
+        """Note that the server has just answered."""
+        self._seen_s = self._shell.now()
+
+    def bear(self, error: UnavailableError) -> None:
+        """Raise `error` if the server has been away for too long."""
+        if self._shell.now() - self._seen_s > OUTAGE_S:
+            raise error
+
+
 def snapshots(shell: Shell, client: Client, job: str, interval_s: float) -> Iterator[Snapshot]:
     """Look at job id `job` every `interval_s` seconds until it has ended and its last metrics are in.
 
@@ -42,15 +58,14 @@ def snapshots(shell: Shell, client: Client, job: str, interval_s: float) -> Iter
     """
     figures, cursor = Figures(), 0
     view = client.job(job)
-    seen_s = shell.now()
+    outage = Outage(shell)
     while True:
         try:
             view = client.job(job)
             cursor = _drain_metrics(client, job, cursor, figures)
-            seen_s = shell.now()
-        except UnavailableError:
-            if shell.now() - seen_s > OUTAGE_S:
-                raise
+            outage.end()
+        except UnavailableError as error:
+            outage.bear(error)
             yield Snapshot(view, figures, away=True)
         else:
             yield Snapshot(view, figures)
@@ -71,16 +86,19 @@ def _drain_metrics(client: Client, job: str, cursor: int, figures: Figures) -> i
 
 def watch_job(shell: Shell, client: Client, job: str, interval_s: float = 1.0) -> None:
     """Show job id `job` until it ends; raise `IsthmusError` unless it succeeded."""
-    looks = snapshots(shell, client, job, interval_s)
-    if shell.as_json:
-        last = _print_changes(looks, lambda look: shell.line(as_record(look.view, look.figures)))
-    elif shell.stdout.isatty():
-        last = _show_live(shell, client, looks)
-    else:
-        last = _print_changes(looks, lambda look: shell.print(as_line(look.view, look.figures)))
+    last = _show_until_ended(shell, client, job, interval_s)
     if last.view.state != "succeeded":
         reason = f": {last.view.reason}" if last.view.reason else ""
         raise IsthmusError(f"job {job} {last.view.state}{reason}", hint=f"its logs: `isthmus logs {job}`")
+
+
+def _show_until_ended(shell: Shell, client: Client, job: str, interval_s: float) -> Snapshot:
+    looks = snapshots(shell, client, job, interval_s)
+    if shell.as_json:
+        return _print_changes(looks, lambda look: shell.line(as_record(look.view, look.figures)))
+    if shell.stdout.isatty():
+        return _show_live(shell, client, looks)
+    return _print_changes(looks, lambda look: shell.print(as_line(look.view, look.figures)))
 
 
 def _print_changes(looks: Iterator[Snapshot], emit: Callable[[Snapshot], None]) -> Snapshot:
@@ -141,21 +159,23 @@ def logs(
 ) -> None:
     """Print what the workers wrote.
 
-    Lines of several ranks are told apart by the rank before them.
+    Lines of several ranks are told apart by the rank before them. A server that restarts is waited for.
     """
     found = find_id(client, job)
     lines = _Lines(shell, named=rank is None)
-    cursor = 0
-    while True:
-        ended = not follow or client.job(found).state in ENDED
-        page = client.logs(found, after=cursor, rank=rank)
-        while page.chunks:
-            lines.take(page.chunks)
-            cursor = page.next
-            page = client.logs(found, after=cursor, rank=rank)
-        if ended:
-            break
-        shell.sleep(interval_s)
+    outage, ended = Outage(shell), False
+    while not ended:
+        try:
+            ended = not follow or client.job(found).state in ENDED
+            lines.drain(client, found, rank)
+            outage.end()
+        except UnavailableError as error:
+            if not follow:
+                raise
+            outage.bear(error)
+            ended = False
+        if not ended:
+            shell.sleep(interval_s)
     lines.finish()
 
 
@@ -165,8 +185,15 @@ class _Lines:
     def __init__(self, shell: Shell, *, named: bool) -> None:
         self._shell, self._named = shell, named
         self._begun: dict[tuple[int, int], str] = {}
+        self._cursor = 0
 
-    def take(self, chunks: Sequence[LogChunk]) -> None:
+    def drain(self, client: Client, job: str, rank: int | None) -> None:
+        """Print all text of `job` that has not been printed; may be repeated after an error."""
+        while (page := client.logs(job, after=self._cursor, rank=rank)).chunks:
+            self._take(page.chunks)
+            self._cursor = page.next
+
+    def _take(self, chunks: Sequence[LogChunk]) -> None:
         """Print the lines that `chunks` complete (with `--json` the chunks themselves)."""
         for chunk in chunks:
             if self._shell.as_json:

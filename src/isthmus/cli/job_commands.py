@@ -47,7 +47,8 @@ def submit(
 ) -> None:
     """Submit a job.
 
-    The job file and the model's config.json are read here; relative paths start at the file.
+    The job file and the model's config.json are read here; relative paths start at the file. Ctrl-C while
+    watching ends the watching, not the job.
     """
     job = load_job(file)
     model = load_model(job.model)
@@ -55,7 +56,11 @@ def submit(
     view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
     shell.answer(view, lambda: _what_next(view, watching=watch))
     if watch:
-        watch_job(shell, client, view.id)
+        try:
+            watch_job(shell, client, view.id)
+        except KeyboardInterrupt:
+            shell.note(f"job {view.id} goes on; `isthmus cancel {view.id}` stops it")
+            raise
 
 
 def _what_next(view: JobView, *, watching: bool) -> str:

@@ -1,4 +1,4 @@
-"""ASGI middleware: what every request passes before it is read. A valid token, and a body of bearable size."""
+"""ASGI middleware, passed before a request is read: a valid token, and a body of bearable size."""
 
 from __future__ import annotations
 
