@@ -37,6 +37,8 @@ class Worker:
         self.address: tuple[str, int] = self.listener.getsockname()
         self.errors: list[OSError] = []
         self._threads: list[threading.Thread] = []
+        self.num_open = 0
+        self._lock = threading.Lock()
         self._acceptor = threading.Thread(target=self._accept)
         self._acceptor.start()
 
@@ -56,6 +58,13 @@ class Worker:
             self._threads.append(thread)
 
     def _serve(self, connection: socket.socket, kind: bytes) -> None:
+        with self._lock:
+            self.num_open += 1
+        self._talk(connection, kind)
+        with self._lock:
+            self.num_open -= 1
+
+    def _talk(self, connection: socket.socket, kind: bytes) -> None:
         with connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:

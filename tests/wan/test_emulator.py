@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -46,6 +47,32 @@ def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: s
         process.join(10)
     assert process.exitcode == 0
     assert not (tmp_path / "s" / ROUTES).exists()
+
+
+@pytest.mark.slow
+def test_a_signal_ends_flows_that_are_under_way(tmp_path: Path) -> None:
+    """SIGTERM with full queues and open connections ends the process within 5 s, and resets what was open."""
+    pool = pool_of({**LINK, "bandwidth_gbps": 0.01})
+    process = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool, tmp_path, 0))
+    process.start()
+    wait_until((tmp_path / ROUTES).exists)
+    routes = json.loads((tmp_path / ROUTES).read_text())
+    with a_worker() as worker:
+        flows = [dial(worker.address, routes["a"]["b"]) for _ in range(4)]
+        for flow in flows:
+            flow.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    flow.sendall(b"s" + bytes(1 << 20))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(5)
+        assert process.exitcode == 0
+        for flow in flows:
+            flow.settimeout(5)
+            with pytest.raises(ConnectionResetError):
+                flow.recv(1)
+            flow.close()
 
 
 def carried(file: Path) -> dict[tuple[str, str], int]:

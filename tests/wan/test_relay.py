@@ -6,10 +6,12 @@ import contextlib
 import os
 import socket
 import statistics
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -245,3 +247,47 @@ def test_ending_the_links_breaks_what_is_open_and_frees_the_ports(worker: Worker
         connection.recv(1)
     with pytest.raises(UnavailableError, match="start the gateway or link emulator"):
         dial(worker.address, format_address(*parse_address(route)))
+
+
+def leave_early(links: BackgroundLinks, worker: Worker, way: int) -> None:
+    """Open a connection and leave it in one of six ways, from before the request to amid a flow."""
+    route = parse_address(links.routes["a"]["b"])
+    if way == 0:  # says nothing
+        socket.create_connection(route).close()
+    elif way == 1:  # half a request
+        with socket.create_connection(route) as raw:
+            raw.sendall(b"CONNECT 127.0.0.1:")
+    elif way == 2:  # asks and does not wait for the answer
+        with socket.create_connection(route) as raw:
+            raw.sendall(f"CONNECT {format_address(*worker.address)} HTTP/1.1\r\n\r\n".encode())
+    elif way == 3:  # a peer that is not there
+        with contextlib.suppress(PeerError):
+            dial(parse_address(closed_port()), links.routes["a"]["b"]).close()
+    elif way == 4:  # with an answer on the way
+        with a_to_b(links, worker) as connection:
+            connection.sendall(b"e" + bytes(100_000))
+    else:  # with a reset in the middle of a flow
+        connection = a_to_b(links, worker)
+        connection.sendall(b"s" + bytes(300_000))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_churn_leaves_no_descriptor_behind(worker: Worker) -> None:
+    """Connections that end in every way and moment free both their sockets, and the link still works."""
+    with links_in_background(joined(1, 2)) as links:
+        with a_to_b(links, worker) as first:
+            first.sendall(b"e")
+            round_trips_s(first, 1)
+        wait_until(lambda: worker.num_open == 0)
+        before = num_descriptors()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda way: leave_early(links, worker, way % 6), range(240)))
+        wait_until(lambda: num_descriptors() <= before)
+        with a_to_b(links, worker) as last:
+            last.sendall(b"e")
+            round_trips_s(last, 3)

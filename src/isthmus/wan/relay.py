@@ -53,7 +53,7 @@ class Connection:
             self._broken = True
             raise
         finally:
-            self._close()
+            self.close()
 
     async def _open(self, flows: tuple[Flow, Flow]) -> bytes:
         """Read the request, cross, connect to the worker, cross back; return what followed the request."""
@@ -103,11 +103,16 @@ class Connection:
         if self._broken or all(half.ended for half in self._halves):
             self._done.set()
 
-    def _close(self) -> None:
+    def close(self, task: object = None) -> None:
+        """Close both sockets, with a reset where the connection broke; a second call does nothing.
+
+        Serves as the callback of the `task` that ran the connection.
+        """
+        del task
         for half in self._halves:
             half.end(None)
         for end in (self.client, self.worker):
-            if end is not None and self._broken:
+            if end is not None and end.fileno() >= 0 and self._broken:
                 close_with_reset(end)
             elif end is not None:
                 end.close()
@@ -194,9 +199,11 @@ class Relay:
                 await asyncio.sleep(0.1)
                 continue
             _prepare(client)
-            task = loop.create_task(Connection(client, there, back).run())
+            connection = Connection(client, there, back)
+            task = loop.create_task(connection.run())
             self._connections[task] = frozenset(ends)
             task.add_done_callback(self._connections.pop)
+            task.add_done_callback(connection.close)  # also if it never began to run
 
 
 def _prepare(connection: socket.socket) -> None:
