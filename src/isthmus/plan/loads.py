@@ -249,6 +249,7 @@ def _chunks(plan: Plan, costs: Sequence[StageCost]) -> int:
 def _warm_up(
     costs: Sequence[StageCost], wires: dict[tuple[str, str], Wire], micro_batches: int
 ) -> tuple[int, ...]:
+    """Return the best warm-up within memory, and never less than 1F1B's."""
     times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
     between = {}
     for index in range(len(costs) - 1):
@@ -256,7 +257,10 @@ def _warm_up(
         if a != b:
             between[index, index + 1] = replace(wires[a, b], jitter_s=0.0, interference=None)
             between[index + 1, index] = replace(wires[b, a], jitter_s=0.0, interference=None)
-    limits = [min(cost.in_flight_limit, micro_batches) for cost in costs]
+    plain = [min(len(costs) - stage, micro_batches) for stage in range(len(costs))]
+    limits = [
+        max(least, min(c.in_flight_limit, micro_batches)) for least, c in zip(plain, costs, strict=True)
+    ]
     return best_warm_up(times, between, costs[0].load.boundary_bytes, micro_batches, limits)[0]
 
 

@@ -88,20 +88,16 @@ def predict(
     pool does not have, `PlanError` for a plan that does not fit the model or links that are not there.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
-    wires = wires_of(plan, pool, calibration, dict(interference or {}))
-    kinds: dict[int, Replica] = {}
-    first: tuple[StageCost, ...] = ()
-    kind_of = distinct_replicas(plan)
-    for replica in dict.fromkeys(kind_of):
-        costs = stage_costs(plan, pool, profile, calibration, replica)
-        first = first or costs
-        schedule = schedule_of(plan, costs, wires, replica)
-        kinds[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
-    replicas = [kinds[replica] for replica in kind_of]
-    training = Training(
-        replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed
+    run, first = simulate_plan(
+        plan,
+        pool,
+        profile,
+        calibration,
+        iterations=iterations,
+        seed=seed,
+        interference=interference,
+        details=details,
     )
-    run = simulate(training, details=details)
     spread = NINETY_PERCENT * uncertainty(plan, pool, profile, calibration)
     return Forecast(
         plan=plan.id,
@@ -115,6 +111,34 @@ def predict(
         stages=first,
         assumptions=_assumptions(plan, pool, calibration, run),
     )
+
+
+def simulate_plan(
+    plan: Plan,
+    pool: Pool,
+    profile: ModelProfile,
+    calibration: Calibration = DATA_SHEET,
+    *,
+    iterations: int = 1,
+    seed: int = 0,
+    interference: Mapping[tuple[str, str], Interference] | None = None,
+    details: bool = False,
+) -> tuple[TrainingRun, tuple[StageCost, ...]]:
+    """Return the simulated run alone, and the costs of the first replica's stages; as `predict` otherwise."""
+    wires = wires_of(plan, pool, calibration, dict(interference or {}))
+    kinds: dict[int, Replica] = {}
+    first: tuple[StageCost, ...] = ()
+    kind_of = distinct_replicas(plan)
+    for replica in dict.fromkeys(kind_of):
+        costs = stage_costs(plan, pool, profile, calibration, replica)
+        first = first or costs
+        schedule = schedule_of(plan, costs, wires, replica)
+        kinds[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
+    replicas = [kinds[replica] for replica in kind_of]
+    training = Training(
+        replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed
+    )
+    return simulate(training, details=details), first
 
 
 def _cards(plan: Plan, pool: Pool) -> float:

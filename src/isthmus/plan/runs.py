@@ -14,7 +14,7 @@ from isthmus.core.model import load_model
 from isthmus.core.yaml_lines import read_yaml
 from isthmus.plan.calibration import Calibration
 from isthmus.plan.fit import Observation
-from isthmus.plan.predict import predict
+from isthmus.plan.predict import simulate_plan
 from isthmus.plan.profile import profile_model
 
 
@@ -71,6 +71,6 @@ def _observation(run: MeasuredRun, model: str | None) -> Observation:
     profile = profile_model(load_model(model or plan.model or ""))
 
     def iteration_s(calibration: Calibration) -> float:
-        return predict(plan, pool, profile, calibration).iteration_s
+        return simulate_plan(plan, pool, profile, calibration)[0].iteration_s
 
     return Observation(name=run.name, measured_s=run.iteration_s, model=iteration_s)
