@@ -285,3 +285,41 @@ def test_a_local_job_that_never_fits_is_told_so_in_its_folder(site: Site) -> Non
     assert site.adapter.started == []
     assert "9 cards of node group 'h20' wanted" in (site.state / "local" / "big" / "log").read_text()
     assert (site.state / "local" / "bad" / "exit").read_text() == "2\n"
+
+
+def test_a_full_disk_is_complained_of_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty looks a second would fill the log, which may lie on the same disk."""
+    with full_disk():
+        for _ in range(5):
+            site.obey(order("prepared"))
+    assert len(caplog.records) == 1
+    site.obey(order("prepared"))
+    with full_disk():
+        site.obey(order("running"))
+    assert len(caplog.records) == 2
+
+
+def test_on_a_full_disk_the_rank_map_waits_and_reports_go_on(site: Site) -> None:
+    """1. full disk; 2. the rank map comes, and the server stores a log; 3. space; 4. the map is handed out."""
+    folder = site.run()
+    (folder / "log").write_text("a line\n")
+    _, batch = site.shell.report("i")
+    ranks = RankMap(workers=(address(),))
+    with full_disk():
+        site.obey(order("running", ranks=ranks))
+        site.shell.outbox.stored(batch)
+        site.shell.tick()
+    assert WorkerFolder(folder).read_ranks() is None
+    assert site.shell.report("i")[0].logs == (), "what is stored is not sent twice"
+    site.shell.tick()
+    assert WorkerFolder(folder).read_ranks() == ranks
+
+
+def test_on_a_full_disk_a_local_job_that_cannot_run_is_told_so_later(site: Site) -> None:
+    """Its reason needs a file; the agent goes on without, and says it when there is space."""
+    wrong = submit_local(site.state, "own", LocalJobFile(command=("true",), node_group="gpu"))
+    with full_disk():
+        site.shell.tick()
+    assert not (wrong / "exit").exists()
+    site.shell.tick()
+    assert (wrong / "exit").read_text() == "2\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -109,8 +110,9 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
             job = LocalJobFile.model_validate_json(file.read_bytes())
             _check_fits(job, cluster)
         except (ValidationError, ValueError) as error:
-            write_atomically(folder / "log", f"{error}\n")
-            WorkerFolder(folder).write_exit(2)
+            with contextlib.suppress(OSError):  # on a full disk it is said at the next look
+                write_atomically(folder / "log", f"{error}\n")
+                WorkerFolder(folder).write_exit(2)
             continue
         found.append(
             LocalJob(name=folder.name, command=job.command, node_group=job.node_group, chips=job.chips)

@@ -7,6 +7,7 @@ outlives its agent, and the folder alone tells the next agent what became of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import psutil
 from isthmus.agent.adapter import WorkerStatus
 from isthmus.core.errors import UnavailableError
 from isthmus.core.pool import Cluster
-from isthmus.core.worker import WorkerFolder, write_atomically
+from isthmus.core.worker import WorkerFolder
 
 WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.worker")
 """The training program; it is given its folder as the last argument."""
@@ -103,7 +104,8 @@ class LocalAdapter:
         status = WorkerFolder(folder).read_exit()
         if status is None:
             status = _KILLED
-            write_atomically(folder / "exit", f"{status}\n")
+            with contextlib.suppress(OSError):  # on a full disk whoever looks next comes to the same
+                WorkerFolder(folder).write_exit(status)
         return WorkerStatus(state="exited", exit_status=status)
 
     def stop(self, folder: Path, *, force: bool) -> None:

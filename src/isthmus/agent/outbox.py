@@ -67,12 +67,18 @@ class Outbox:
         return batch
 
     def stored(self, batch: Batch) -> None:
-        """Note that the server has `batch` on disk."""
+        """Note that the server has `batch` on disk.
+
+        Where a full disk keeps no note, this life of the agent knows, and the next one sends the bytes again.
+        """
         for folder, sent in batch.positions.items():
-            temporary = folder / "sent.tmp"
-            temporary.write_text(sent.model_dump_json(), encoding="utf-8")
-            temporary.replace(folder / "sent.json")
             self._sent[folder] = sent
+            try:
+                temporary = folder / "sent.tmp"
+                temporary.write_text(sent.model_dump_json(), encoding="utf-8")
+                temporary.replace(folder / "sent.json")
+            except OSError as error:
+                _log.warning("%s: %s", folder, error)
 
     def drained(self, attempt: Path) -> bool:
         """Tell whether the server has everything that the workers of an attempt's folder wrote."""

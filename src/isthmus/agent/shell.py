@@ -61,6 +61,7 @@ class AgentShell:
         self.machine = AgentMachine(cluster.name, inventory, self._table.load(), now_s=clock())
         self.outbox = Outbox(self.folders.runs)
         self._waiting: list[Instruction] = []
+        self._complaint = ""
         self._table.save(self.machine.parts.values())
 
     @property
@@ -113,12 +114,19 @@ class AgentShell:
         todo, self._waiting = [*self._waiting, *self.machine.handle(event)], []
         try:
             self._table.save(self.machine.parts.values())
+            self._complaint = ""
         except UnavailableError as error:
-            _log.error("%s", error)
+            self._complain(str(error))
             self._waiting = [step for step in todo if not isinstance(step, StopWorker)]
             todo = [step for step in todo if isinstance(step, StopWorker)]
         for instruction in todo:
             self._do(instruction)
+
+    def _complain(self, text: str) -> None:
+        """Log an error once, however often the same thing fails."""
+        if text != self._complaint:
+            _log.error("%s", text)
+        self._complaint = text
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
@@ -126,9 +134,18 @@ class AgentShell:
                 self._start(part, rank)
             case StopWorker(part=part, rank=rank, force=force):
                 self._stop(self.folders.of(part, rank), force=force)
-            case WriteRanks(part=part, rank_map=rank_map):
-                for rank in part.workers:
-                    WorkerFolder(self.folders.of(part, rank)).write_ranks(rank_map)
+            case WriteRanks():
+                self._write_ranks(instruction)
+
+    def _write_ranks(self, instruction: WriteRanks) -> None:
+        """Hand out the rank map; what a full disk does not take is handed out with the next event."""
+        part = instruction.part
+        try:
+            for rank in part.workers:
+                WorkerFolder(self.folders.of(part, rank)).write_ranks(instruction.rank_map)
+        except OSError as error:
+            self._complain(f"part {part.job}/{part.attempt}: the rank map cannot be written now: {error}")
+            self._waiting.append(instruction)
 
     def _start(self, part: HeldPart, rank: int) -> None:
         folder, worker = self.folders.of(part, rank), part.workers.get(rank)
