@@ -181,3 +181,11 @@ def test_a_template_that_cannot_be_used_is_named(tmp_path, template, message):
     with pytest.raises(DataError, match=message) as caught:
         opened(path, task="finetune", tokenizer=folder)
     assert folder in caught.value.message
+
+
+def test_half_surrogates_in_a_conversation_are_replaced(tmp_path):
+    """Text that has no UTF-8 form is trained on with a question mark in its place."""
+    turns = '{"role": "user", "content": "q\\ud800"}, {"role": "assistant", "content": "a\\udc00"}'
+    (tmp_path / "a.jsonl").write_text(f'{{"messages": [{turns}]}}\n')
+    batch = opened(str(tmp_path / "a.jsonl"), task="finetune", sequence_length=64).train_batch(0, 1)
+    assert bytes(one for one in batch.labels[0].tolist() if 0 <= one < 256) == b"a?"

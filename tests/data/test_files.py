@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import fsspec
 import pytest
 
@@ -103,3 +105,36 @@ def test_the_bound_cuts_after_a_whole_line(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789\n" * 2000)
     (file,) = read_files([str(tmp_path)], 15_000).files
     assert file.content == b"0123456789\n" * (15_000 // 11)
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_passed_over(tree):
+    """Links to files are read; links to folders, to themselves or to nothing, and pipes, stop nobody."""
+    (tree / "sub" / "up").symlink_to("..")
+    (tree / "self").symlink_to("self")
+    (tree / "gone").symlink_to("nowhere")
+    (tree / "also").symlink_to("a.py")
+    os.mkfifo(tree / "pipe")
+    found = read_files([str(tree)])
+    assert names(found, tree) == ["a.py", "also", "b.txt", "sub/c.md"]
+    assert found.num_skipped == 4 + 4
+    assert names(read_files([f"{tree}/*"]), tree) == ["a.py", "also", "b.txt"]
+
+
+def test_globs_and_nested_folders_of_a_url():
+    """A URL is searched as a local path is: recursively, by pattern, hidden names passed over."""
+    memory = fsspec.filesystem("memory")
+    for name in ("a.jsonl", "sub/b.jsonl", "sub/.c.jsonl", "d.txt"):
+        memory.pipe(f"/isthmus-globs/{name}", b"{}")
+    try:
+        everything = read_files(["memory://isthmus-globs"])
+        assert [file.name for file in everything.files] == [
+            "/isthmus-globs/a.jsonl", "/isthmus-globs/d.txt", "/isthmus-globs/sub/b.jsonl",
+        ]  # fmt: skip
+        assert everything.num_skipped == 1
+        (file,) = read_files(["memory://isthmus-globs/*.jsonl"]).files
+        assert file.name == "/isthmus-globs/a.jsonl"
+        with pytest.raises(DataError, match="no file matches"):
+            read_files(["memory://isthmus-globs/*.md"])
+    finally:
+        memory.rm("/isthmus-globs", recursive=True)

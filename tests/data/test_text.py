@@ -276,3 +276,37 @@ def test_thirty_megabytes_open_in_about_a_second(tmp_path):
     dataset = opened(str(tmp_path), sequence_length=256, validation_fraction=0.01)
     assert time.perf_counter() - begun < 3
     assert dataset.num_samples > 110_000
+
+
+def test_odd_encodings_are_read_or_passed_over(tmp_path):
+    """A byte order mark, bytes that are no UTF-8 and half surrogates are read; UTF-16 counts as binary."""
+    (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"text": "marked"}\r\n')
+    (tmp_path / "half.jsonl").write_text('{"text": "\\ud800 half"}\n')
+    (tmp_path / "latin.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
+    (tmp_path / "wide.txt").write_text("wide", encoding="utf-16")
+    dataset = opened(str(tmp_path), sequence_length=64)
+    assert dataset.num_skipped_files == 1
+    ids = [one for one in dataset.train_batch(0, 1).input_ids[0].tolist() if one < 256]
+    assert bytes(ids) == b"marked? halfGr\xfc\xdfe"
+    folder = write_tokenizer(tmp_path / "tokenizer", specials=["</s>"])
+    assert opened(str(tmp_path / "latin.txt"), tokenizer=str(folder)).num_samples == 1
+
+
+def test_a_line_too_deep_to_parse_is_named(tmp_path):
+    """JSON nested beyond what Python parses is an error with its line, not a crash."""
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": ' + "[" * 200_000 + "\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:2: not JSON"):
+        opened(str(tmp_path / "a.jsonl"))
+
+
+def test_one_line_of_megabytes_is_a_document(tmp_path):
+    """A huge line is read like any other, also as the only one."""
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "x" * 3_000_000}])
+    assert opened(path, sequence_length=1000).num_samples == 3000
+
+
+def test_lines_without_documents_are_too_little(tmp_path):
+    """A file of blank lines and empty texts makes no sample, and says so."""
+    (tmp_path / "a.jsonl").write_text('\n  \n{"text": ""}\n')
+    with pytest.raises(DataError, match="the data makes 0 samples"):
+        opened(str(tmp_path / "a.jsonl"))

@@ -102,7 +102,8 @@ def conversation_pieces(
 
 
 def _encode(exchange: Exchange, tokenizer: Tokenizer) -> Piece:
-    prompt, answer = tokenizer.encode([exchange.prompt.encode(), exchange.answer.encode()])
+    texts = [text.encode("utf-8", errors="replace") for text in (exchange.prompt, exchange.answer)]
+    prompt, answer = tokenizer.encode(texts)
     end = [] if exchange.closed else [tokenizer.end]
     tokens = np.concatenate([prompt, answer, np.array(end, dtype=np.int32)]).astype(np.int32)
     return Piece(tokens=tokens, learned=np.arange(len(tokens)) >= len(prompt))

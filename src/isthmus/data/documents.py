@@ -60,7 +60,7 @@ def json_lines(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{file.name}:{number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{where}: not JSON: {error}", hint="each line of a .jsonl file is one JSON object"
             ) from error

@@ -33,8 +33,9 @@ def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
     """Read the files that `paths` name: files, folders (recursively) or globs, local or any fsspec URL.
 
     Files come in the order of `paths`, within one of them sorted by name; one named twice is read once.
-    In folders and globs, hidden files (a name that starts with a dot, also of a folder on the way) and binary
-    ones (a zero byte in the first 8 KiB) are passed over and counted. At most `max_bytes` are read: the file
+    In folders and globs, hidden files (a name that starts with a dot, also of a folder on the way), binary
+    ones (a zero byte in the first 8 KiB) and what is no file (pipes, links to folders or to nothing) are
+    passed over and counted. At most `max_bytes` are read: the file
     that crosses the limit is cut there, at the end of a line where it has one. Raises `DataError` where a
     path does not exist, matches nothing, cannot be read, or all it holds is hidden, binary or empty.
     """
@@ -67,6 +68,7 @@ def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
     """Yield (file system, name, whether it is visible) of each file that `path` names, sorted by name."""
     try:
         filesystem, root = fsspec.url_to_fs(path)
+        others: set[str] = set()
         is_glob = any(sign in root for sign in "*?[") and not filesystem.exists(root)
         if is_glob:
             names = [name for name in filesystem.glob(root) if filesystem.isfile(name)]
@@ -74,7 +76,9 @@ def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
             yield filesystem, root, True
             return
         else:
-            names = filesystem.find(root)
+            found = filesystem.find(root, detail=True)
+            names = list(found)
+            others = {name for name in names if found[name]["type"] != "file" and not filesystem.isfile(name)}
     except (ImportError, OSError, ValueError) as error:
         raise DataError(f"data path {path} cannot be opened: {error}") from error
     if not names:
@@ -84,7 +88,8 @@ def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
         )
     base = len(root[: _first_sign(root)].rpartition("/")[0]) if is_glob else len(root)
     for name in sorted(names):
-        yield filesystem, name, not any(part.startswith(".") for part in name[base:].split("/"))
+        hidden = any(part.startswith(".") for part in name[base:].split("/"))
+        yield filesystem, name, not hidden and name not in others
 
 
 def _first_sign(pattern: str) -> int:
