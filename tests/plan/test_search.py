@@ -81,7 +81,7 @@ def reasons(plans):
 
 def test_a_job_that_no_single_cluster_can_hold_gets_plans_across_clusters(model):
     """Every smaller combination is refused with its reason, in bytes; at least two candidates remain."""
-    plans = make_plans(job(), model, pool(memory=3.3e-4))
+    plans = make_plans(job(), model, pool(memory=2.4e-4))
     assert len(plans.plans) >= 2
     assert all(len(plan.clusters) == 3 for plan in plans.plans)
     assert set(reasons(plans)) == {("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c")}

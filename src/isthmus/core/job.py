@@ -70,11 +70,18 @@ class Checkpoints(Frozen):
 
 
 class Placement(Frozen):
-    """Where the job may run. The switches are those of the report's Tables 3 to 19."""
+    """Where the job may run. The switches are those of the report's Tables 3 to 19.
+
+    `data_owners` and `data_regions` say whose clusters, and where, may read the training data: the first and
+    the last stage of every replica (tokens and labels) are placed there, the stages between anywhere.
+    """
 
     clusters: tuple[Name, ...] = ()
     owners: tuple[Name, ...] = ()
     chips: tuple[Name, ...] = ()
+    regions: tuple[str, ...] = ()
+    data_owners: tuple[Name, ...] = ()
+    data_regions: tuple[str, ...] = ()
     max_chips: Count | None = None
     several_owners: bool = True
     mixed_chips: bool = True

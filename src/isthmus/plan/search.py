@@ -1,182 +1,250 @@
-"""`make_plans`: candidate plans for a job on a pool, fastest first, and why each refused choice was refused.
-
-First version: one chip per pipeline stage, one replica, layers cut exactly for the slowest stage within
-memory. Every combination of clusters is tried in every order. What passes is ranked by an estimate, and the
-best are run by the simulator.
-"""
+"""`search_plans` and `make_plans`: candidate plans for a job on a pool, best first, with their reasons."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from isthmus.core.job import Job
-from isthmus.core.link_physics import effective_bytes_per_s
 from isthmus.core.model import Model
-from isthmus.core.plan import PlanSet, Refusal, StageTime
-from isthmus.core.pool import Cluster, Pool
-from isthmus.core.units import format_bytes
-from isthmus.plan.candidates import Device, device_chains, eligible_clusters, free_devices, subsets
-from isthmus.plan.estimate import (
-    MEMORY_FRACTION,
-    Crossing,
-    Workload,
-    crossings,
-    iteration_estimate_s,
-)
-from isthmus.plan.profile import profile_model
-from isthmus.plan.split import split_layers
-from isthmus.plan.write import Candidate, stage_bytes, write_plan
+from isthmus.core.plan import Plan, PlanSet, Refusal
+from isthmus.core.pool import Pool
+from isthmus.plan.explore import Explorer, Tally
+from isthmus.plan.layout import Layout
+from isthmus.plan.profile import ModelProfile, profile_model
+from isthmus.plan.refine import refine
+from isthmus.plan.refuse import refusals
+from isthmus.plan.score import calibration_for, score
+from isthmus.plan.seat import Task
+from isthmus.plan.space import Limits, Space
+from isthmus.plan.spots import FreeChips, Spot, eligible_clusters, spots_of
+from isthmus.plan.ways import Ways
+from isthmus.plan.write import Scored, predicted, write_plan
+
+Objective = Literal["time", "cost", "energy", "pareto"]
+
+WIDTH = 8
+"""Layouts that the search keeps for the simulator, beside the best of each set of clusters."""
 
 FINALISTS = 12
-"""How many of the best-ranked candidates are simulated."""
+"""Layouts that are simulated."""
+
+REFINED = 3
+"""Finalists whose layers are moved one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked: a job on a pool, by which objective, within which limits.
+
+    `free` maps cluster and node group to free chips (None: all). `deadline_s` bounds the seconds of the whole
+    job, `budget` its price; within either the objective decides. `go_on(tally, best)` is asked at every chain
+    that is cut and ends the search by returning False: the best so far is the answer.
+    """
+
+    job: Job
+    model: Model | ModelProfile
+    pool: Pool
+    free: FreeChips | None = None
+    objective: Objective = "time"
+    deadline_s: float | None = None
+    budget: float | None = None
+    limits: Limits = field(default_factory=Limits)
+    keep: int = 5
+    explain: bool = True
+    go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Plans, best first, and what the search did. `optimal`: nothing of the space was thinned or left out.
+
+    `bound_s` is below the estimated iteration of every plan, of the space and outside it.
+    """
+
+    plans: tuple[Plan, ...]
+    refused: tuple[Refusal, ...]
+    evaluated: int
+    pruned: int
+    optimal: bool
+    bound_s: float
+    estimate_s: float
+    scored: tuple[Scored, ...] = ()
+
+    def as_dict(self, seconds: float) -> dict[str, Any]:
+        """Return the answer as `isthmus plan --json` prints it; `seconds` is what the search took."""
+        return {
+            "plans": [plan.model_dump(mode="json") for plan in self.plans],
+            "refused": [one.model_dump(mode="json") for one in self.refused],
+            "search": {
+                "seconds": seconds,
+                "evaluated": self.evaluated,
+                "pruned": self.pruned,
+                "optimal": self.optimal,
+                "bound_s": self.bound_s,
+            },
+        }
 
 
 def make_plans(
     job: Job,
     model: Model,
     pool: Pool,
-    free: Mapping[str, Mapping[str, int]] | None = None,
+    free: FreeChips | None = None,
     *,
     keep: int = 5,
+    executable: bool = True,
 ) -> PlanSet:
     """Return up to `keep` plans for `job`, predicted fastest first, and the refused cluster combinations.
 
     `free` maps cluster and node group to free chips; None plans on an empty pool. A job without any plan gets
-    an empty list and the reasons. Raises `ModelError` for a model that cannot be profiled.
+    an empty list and the reasons. `executable` keeps to what our runtime runs. Raises `ModelError` for a
+    model that cannot be profiled.
     """
-    work = Workload(job, profile_model(model))
-    devices = {
-        cluster.name: free_devices(pool, cluster, job.placement, free)
-        for cluster in eligible_clusters(pool, job.placement)
-    }
-    found: list[Candidate] = []
-    refused: list[Refusal] = []
-    for subset in subsets(eligible_clusters(pool, job.placement)):
-        candidates, reason = _try_subset(work, pool, subset, devices)
-        found += candidates
-        if not candidates:
-            refused.append(Refusal(clusters=tuple(c.name for c in subset), reason=reason))
-    found.sort(key=lambda c: (c.estimate_s, len(c.devices)))
-    plans = [write_plan(work, candidate) for candidate in _distinct(found)]
-    plans.sort(key=lambda plan: (plan.predicted.iteration_s if plan.predicted else 0.0, plan.id))
-    return PlanSet(plans=tuple(plans[:keep]), refused=tuple(refused))
-
-
-def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Return the finalists: the best of each ordered choice of clusters first, then the next best of all."""
-    best: dict[tuple[str, ...], Candidate] = {}
-    for candidate in found:
-        best.setdefault(tuple(dict.fromkeys(d.cluster for d in candidate.devices)), candidate)
-    first = list(best.values())[:FINALISTS]
-    rest = [candidate for candidate in found if not any(candidate is one for one in first)]
-    return first + rest[: FINALISTS - len(first)]
-
-
-def _try_subset(
-    work: Workload, pool: Pool, subset: tuple[Cluster, ...], devices: Mapping[str, tuple[Device, ...]]
-) -> tuple[list[Candidate], str]:
-    """Return the best candidates of a combination of clusters, or the reason why there is none."""
-    placement, names = work.job.placement, tuple(cluster.name for cluster in subset)
-    if len({cluster.owner for cluster in subset}) > 1 and not placement.several_owners:
-        return [], "the job may not use several owners (placement.several_owners)"
-    empty = [name for name in names if not devices[name]]
-    if empty:
-        return [], f"{', '.join(empty)} has no free chip that the job admits"
-    if len(names) > work.profile.num_layers:
-        return [], f"the model has {work.profile.num_layers} layers, fewer than {len(names)} clusters"
-    reasons: dict[str, None] = {}
-    best: list[Candidate] = []
-    for order in itertools.permutations(names):
-        made, reason = _try_order(work, pool, order, devices)
-        best += made
-        if reason:
-            reasons.setdefault(reason)
-    return best, "; ".join(reasons)
-
-
-def _try_order(
-    work: Workload, pool: Pool, order: tuple[str, ...], devices: Mapping[str, tuple[Device, ...]]
-) -> tuple[list[Candidate], str]:
-    placement = work.job.placement
-    max_stages = min(work.profile.num_layers, placement.max_chips or work.profile.num_layers)
-    made: list[Candidate] = []
-    reason = f"at most {max_stages} chips may be used, fewer than one for each of {len(order)} clusters"
-    for number, chain in enumerate(device_chains(devices, order, max_stages)):
-        if not placement.mixed_chips and len({device.group.chip for device in chain}) > 1:
-            candidate: Candidate | str = "the job may not mix chips (placement.mixed_chips)"
-        else:
-            candidate = _try_chain(work, pool, chain)
-        if isinstance(candidate, Candidate):
-            made.append(candidate)
-        elif number == 0:
-            reason = candidate  # the longest chain: what it lacks, shorter ones lack as well
-    made.sort(key=lambda c: (c.estimate_s, len(c.devices)))
-    return made[:3], "" if made else reason
-
-
-def _try_chain(work: Workload, pool: Pool, chain: tuple[Device, ...]) -> Candidate | str:
-    hops = crossings(pool, chain)
-    if hops and isinstance(hops[0], str):
-        return f"no link from {hops[0]} to {hops[1]}"
-    hops = tuple(hop for hop in hops if isinstance(hop, Crossing))
-    split = _split(work, chain)
-    if split is None:
-        return _memory_reason(work, chain)
-    times = tuple(
-        work.stage_time(device, *part, is_last=stage == len(chain) - 1)
-        for stage, (device, part) in enumerate(zip(chain, split, strict=True))
+    question = Question(
+        job=job, model=model, pool=pool, free=free, keep=keep, limits=Limits(executable=executable)
     )
-    if (narrow := _narrow_link(work, times, hops)) is not None:
-        return narrow
-    hop_s = [0.0] * (len(chain) - 1)
-    for hop in hops:
-        seconds = work.message_bytes / effective_bytes_per_s(hop.out, hop.back)
-        hop_s[hop.stage] = (hop.out.delay_s + hop.back.delay_s) / 2 + seconds
-    estimate_s = iteration_estimate_s(times, hop_s, work.job.training.num_micro_batches)
-    return Candidate(devices=chain, split=split, times=times, hops=hops, estimate_s=estimate_s)
+    answer = search_plans(question)
+    return PlanSet(plans=answer.plans, refused=answer.refused)
 
 
-def _split(work: Workload, chain: tuple[Device, ...]) -> tuple[tuple[int, int], ...] | None:
-    count, layers = len(chain), work.profile.num_layers
+def search_plans(question: Question) -> Answer:
+    """Return the best plans for a question, simulated. Raises `ModelError` for a model without a profile.
 
-    def time_s(stage: int, first: int, last: int) -> float:
-        limit = chain[stage].chip.memory_bytes * MEMORY_FRACTION
-        if last <= first or stage_bytes(work, count, stage, (first, last)) > limit:
-            return math.inf
-        time = work.stage_time(chain[stage], first, last, is_last=stage == count - 1)
-        return time.forward_s + time.backward_s
+    The same question has the same answer, whatever the order of clusters in the pool.
+    """
+    job, pool, placement = question.job, question.pool, question.job.placement
+    task = _task(question)
+    limits = replace(
+        question.limits,
+        max_chips=question.limits.max_chips or placement.max_chips,
+        mixed_chips=question.limits.mixed_chips and placement.mixed_chips,
+    )
+    thrifty = question.objective != "time" or question.deadline_s is not None or question.budget is not None
+    space = Space(task, Ways(pool, task.calibration), limits, thrifty=thrifty)
+    clusters = sorted(eligible_clusters(pool, placement), key=lambda one: one.name)
+    spots = {cluster.name: spots_of(pool, cluster, placement, question.free) for cluster in clusters}
+    explorer = Explorer(
+        space,
+        job.training.global_batch_size,
+        job.training.micro_batch_size,
+        width=WIDTH * (4 if thrifty else 1),
+        go_on=question.go_on,
+        link_bound=not limits.executable,
+    )
+    for group in _owner_groups(spots, placement.several_owners):
+        explorer.run(group)
+    scored = _finals(question, explorer, task)
+    refused: tuple[Refusal, ...] = ()
+    if question.explain:
+        total = job.training.global_batch_size // job.training.micro_batch_size
+        refused = refusals(explorer, clusters, spots, placement, total)
+    chosen = _varied(_choose(question, scored), question.keep)
+    every = [spot for one in spots.values() for spot in one]
+    return Answer(
+        plans=tuple(predicted(one, task) for one in chosen),
+        refused=refused + _unmet(question, scored, chosen),
+        evaluated=explorer.tally.evaluated,
+        pruned=explorer.tally.pruned,
+        optimal=not space.thinned and not explorer.tally.stopped and bool(chosen),
+        bound_s=whole_bound_s(space, every, job.training.global_batch_size, job.training.micro_batch_size),
+        estimate_s=explorer.best.estimate_s if explorer.best else math.inf,
+        scored=tuple(chosen),
+    )
 
-    tables = [
-        [[time_s(stage, first, last) for last in range(layers + 1)] for first in range(layers)]
-        for stage in range(count)
+
+def _task(question: Question) -> Task:
+    model, training = question.model, question.job.training
+    profile = profile_model(model) if isinstance(model, Model) else model
+    return Task(
+        profile=profile,
+        sequence_length=training.sequence_length,
+        precision=training.precision,
+        calibration=calibration_for(question.pool),
+    )
+
+
+def _owner_groups(spots: dict[str, tuple[Spot, ...]], several_owners: bool) -> list[list[Spot]]:
+    """Return the spots that may be used together: all, or those of each owner."""
+    every = [spot for one in spots.values() for spot in one]
+    if several_owners:
+        return [every]
+    return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
+
+
+def _finals(question: Question, explorer: Explorer, task: Task) -> list[Scored]:
+    """Write, simulate and refine the best layouts; return them by simulated time."""
+    executable = question.limits.executable
+
+    def scored(layout: Layout) -> Scored:
+        plan = write_plan(layout, question.job, task, executable=executable)
+        return Scored(layout, plan, score(plan, question.pool, task))
+
+    finals = [scored(layout) for layout in explorer.found[: max(FINALISTS, explorer.width)]]
+    finals.sort(key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
+    for place, one in enumerate(finals[:REFINED]):
+        finals[place] = refine(one, scored)
+    unique = {one.plan.id: one for one in finals}
+    return sorted(unique.values(), key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
+
+
+def _choose(question: Question, scored: Sequence[Scored]) -> list[Scored]:
+    """Return the plans that meet deadline and budget, by the objective (Pareto: none is worse in all)."""
+    steps = question.job.training.steps
+    kept = [
+        one
+        for one in scored
+        if (question.deadline_s is None or steps * one.time_s <= question.deadline_s)
+        and (question.budget is None or steps * one.cost <= question.budget)
     ]
-    found = split_layers(layers, tables, work.job.training.num_micro_batches)
-    return None if found is None else found.layers
+    if question.objective == "cost":
+        return sorted(kept, key=lambda one: (one.cost, one.time_s, one.plan.id))
+    if question.objective == "energy":
+        return sorted(kept, key=lambda one: (one.energy_j, one.time_s, one.plan.id))
+    if question.objective == "pareto":
+        return [one for one in kept if not any(_beats(other, one) for other in kept)]
+    return kept
 
 
-def _memory_reason(work: Workload, chain: tuple[Device, ...]) -> str:
-    count, layers = len(chain), work.profile.num_layers
-    even = [(layers * i // count, layers * (i + 1) // count) for i in range(count)]
-    needed = sum(stage_bytes(work, count, stage, part) for stage, part in enumerate(even))
-    offered = sum(device.chip.memory_bytes for device in chain)
-    return (
-        f"too little memory: the model needs about {format_bytes(needed)} on {count} chips, "
-        f"which have {format_bytes(offered)}, {MEMORY_FRACTION:.0%} of it usable"
+def _varied(ordered: Sequence[Scored], keep: int) -> list[Scored]:
+    """Return `keep` plans in the same order: the best, the best of other clusters, then the next best."""
+    first: dict[tuple[str, ...], Scored] = {}
+    for one in ordered:
+        first.setdefault(one.layout.clusters, one)
+    others = [one for one in ordered if one is not first[one.layout.clusters]]
+    wanted = {one.plan.id for one in [*first.values(), *others][:keep]}
+    return [one for one in ordered if one.plan.id in wanted]
+
+
+def _beats(one: Scored, other: Scored) -> bool:
+    mine, others = (one.time_s, one.cost, one.energy_j), (other.time_s, other.cost, other.energy_j)
+    return all(a <= b for a, b in zip(mine, others, strict=True)) and mine != others
+
+
+def _unmet(question: Question, scored: Sequence[Scored], chosen: Sequence[Scored]) -> tuple[Refusal, ...]:
+    """Say how far deadline or budget are from what there is, where nothing keeps them."""
+    if chosen or not scored:
+        return ()
+    steps = question.job.training.steps
+    fastest, cheapest = scored[0], min(scored, key=lambda one: one.cost)
+    reason = (
+        f"no plan keeps deadline and budget: the fastest takes {steps * fastest.time_s:.0f} s for {steps} "
+        f"steps, the cheapest costs {steps * cheapest.cost:.2f}"
     )
+    return (Refusal(clusters=fastest.layout.clusters, reason=reason),)
 
 
-def _narrow_link(work: Workload, times: tuple[StageTime, ...], hops: tuple[Crossing, ...]) -> str | None:
-    """Return why a link cannot keep up with the pace of the slowest stage, or None if all can."""
-    pace_s = max(time.forward_s + time.backward_s for time in times)
-    demand_gbps = work.message_bytes * 8 / 1e9 / pace_s
-    for hop in hops:
-        for link, other in ((hop.out, hop.back), (hop.back, hop.out)):
-            offered_gbps = effective_bytes_per_s(link, other) * 8 / 1e9
-            if demand_gbps > offered_gbps:
-                return (
-                    f"the link {link.source} to {link.target} carries {offered_gbps:.3g} Gbit/s; "
-                    f"the pipeline needs {demand_gbps:.3g} Gbit/s to keep its pace"
-                )
-    return None
+def whole_bound_s(space: Space, spots: Sequence[Spot], samples: int, asked_size: int) -> float:
+    """Return a bound on every plan: all chips at the best rate of any cut, and none of them ever waits."""
+    speed = 0.0
+    layers = space.task.profile.num_layers
+    for spot in spots:
+        best = 0.0
+        for size in space.micro_batch_sizes(asked_size, samples):
+            for cut in space.cuts(spot):
+                seat = space.seat(spot, cut, size)
+                best = max(best, size / (seat.num_chips * layers * seat.least_layer_s))
+        speed += spot.chips * best
+    return samples / speed if speed else math.inf

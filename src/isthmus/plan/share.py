@@ -1,4 +1,4 @@
-"""`share_layers`: how many of many equal layers each unlike stage takes; exact, in some ten microseconds.
+"""`share_layers`: how many of many equal layers each unlike stage takes; exact, in a tenth of a millisecond.
 
 The same problem as `isthmus.plan.split` without an all-reduce, for models whose layers are all alike: a
 stage's time then depends on the number of its layers alone. Under a bound on the slowest stage the least sum
@@ -13,7 +13,8 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +25,26 @@ class LayerTimes:
     """
 
     seconds: tuple[float, ...]
-    convex: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        steps = [b - a for a, b in itertools.pairwise(self.seconds)]
-        rising = all(b >= a - 1e-12 for a, b in itertools.pairwise(steps))
-        object.__setattr__(self, "convex", rising)
+    @cached_property
+    def hull(self) -> LayerTimes:
+        """The largest convex times that are nowhere above these (these, where they are convex)."""
+        points: list[tuple[int, float]] = []
+        for n, y in enumerate(self.seconds):
+            while len(points) > 1 and _above(points[-2], points[-1], (n, y)):
+                points.pop()
+            points.append((n, y))
+        if len(points) == len(self.seconds):
+            return self
+        values = [y for _, y in points[:1]]
+        for (n0, y0), (n1, y1) in itertools.pairwise(points):
+            values += [y0 + (y1 - y0) * (n - n0) / (n1 - n0) for n in range(n0 + 1, n1 + 1)]
+        return LayerTimes(tuple(values))
+
+
+def _above(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
+    """Say whether `b` lies above the line from `a` to `c`, by more than rounding."""
+    return (b[1] - a[1]) * (c[0] - b[0]) > (c[1] - b[1]) * (b[0] - a[0]) * (1 + 1e-12) + 1e-15
 
 
 @dataclass(frozen=True)
@@ -61,8 +76,9 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
     lowest = bisect_left(bounds, True, key=holds)
     if lowest == len(bounds):
         return None
-    fill = _by_steps if all(one.convex for one in kinds) else _by_numbers
-    free_s = fill(stages, num_layers, math.inf).sum_s
+    convex = all(one.hull is one for one in kinds)
+    fill = _by_steps if convex else _by_numbers
+    free_s = _by_steps([one.hull for one in stages], num_layers, math.inf).sum_s
     best: Share | None = None
     best_s = math.inf
     for bound_s in bounds[lowest:]:
@@ -97,25 +113,29 @@ def _by_steps(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> 
 
 
 def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
-    """Return the least sum by dynamic programming over the layers that the stages so far have taken."""
-    least = [0.0] + [math.inf] * num_layers
-    taken: list[list[int]] = []
-    for one in stages:
-        room = bisect_right(one.seconds, bound_s)
-        here, choice = [math.inf] * (num_layers + 1), [0] * (num_layers + 1)
+    """Return the least sum by dynamic programming over what stages leave of the layers that they could take.
+
+    Under a tight bound that is little in all, and soon done.
+    """
+    rooms = [min(bisect_right(one.seconds, bound_s), num_layers) for one in stages]
+    spare = sum(rooms) - num_layers
+    least = [0.0] + [math.inf] * spare
+    left: list[list[int]] = []
+    for one, room in zip(stages, rooms, strict=True):
+        here, choice = [math.inf] * (spare + 1), [0] * (spare + 1)
         for before, sum_s in enumerate(least):
             if sum_s == math.inf:
                 continue
-            for count in range(1, min(room, num_layers - before) + 1):
-                total_s = sum_s + one.seconds[count - 1]
-                if total_s < here[before + count]:
-                    here[before + count], choice[before + count] = total_s, count
+            for unused in range(min(room - 1, spare - before) + 1):
+                total_s = sum_s + one.seconds[room - unused - 1]
+                if total_s < here[before + unused]:
+                    here[before + unused], choice[before + unused] = total_s, unused
         least = here
-        taken.append(choice)
-    counts, left = [], num_layers
-    for choice in reversed(taken):
-        counts.append(choice[left])
-        left -= choice[left]
+        left.append(choice)
+    counts, rest = [], spare
+    for choice, room in zip(reversed(left), reversed(rooms), strict=True):
+        counts.append(room - choice[rest])
+        rest -= choice[rest]
     return _share(stages, counts[::-1])
 
 

@@ -1,0 +1,61 @@
+"""`score`: let a written plan run in the simulator, at the costs that `isthmus simulate` takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.plan.calibration import DATA_SHEET, Calibration
+from isthmus.plan.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
+from isthmus.plan.memory import Degrees
+from isthmus.plan.seat import Seat, Task
+from isthmus.plan.spots import Spot
+from isthmus.schedule import Schedule
+from isthmus.sim import Replica, StageLoad, Training, TrainingRun, simulate
+
+EMULATED = DATA_SHEET.with_values({"wan_share": 1.0}).model_copy(
+    update={"name": "emulated", "source": "chips paced to their plan, links emulated at their rate"}
+)
+"""What holds on virtual chips: they take the time that the plan says, their links what the pool says."""
+
+
+def calibration_for(pool: Pool) -> Calibration:
+    """Return what costs rest on: data sheets, or the rules of emulation where chips are virtual."""
+    virtual = any(group.virtual for cluster in pool.clusters for group in cluster.node_groups)
+    return EMULATED if virtual else DATA_SHEET
+
+
+def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
+    """Return one simulated iteration of `plan`: replicas of one kind run as one; no spans are kept.
+
+    Raises `PlanError` for a plan that the model or the links do not admit.
+    """
+    wires = wires_of(plan, pool, task.calibration)
+    replicas = []
+    schedules: dict[tuple[object, ...], Schedule] = {}
+    for first, count in Counter(distinct_replicas(plan)).items():
+        costs = stage_costs(plan, pool, task.profile, task.calibration, first)
+        loads = tuple(_load(plan, pool, task, cost) for cost in costs)
+        costs = tuple(replace(cost, load=load) for cost, load in zip(costs, loads, strict=True))
+        key = (len(costs), plan.micro_batches_of(first))
+        if key not in schedules:
+            schedules[key] = schedule_of(plan, costs, wires, first)
+        replicas.append(Replica(stages=loads, schedule=schedules[key], count=count))
+    return simulate(Training(replicas=tuple(replicas), wires=wires), details=False)
+
+
+def _load(plan: Plan, pool: Pool, task: Task, cost: StageCost) -> StageLoad:
+    """Return a stage's load; on virtual chips with the times that they are paced to."""
+    cluster = pool.cluster(cost.stage.cluster)
+    group = cluster.group(cost.stage.node_group)
+    if group.virtual is None:
+        return cost.load
+    spot = Spot(
+        cluster=cluster.name, owner=cluster.owner, group=group, chip=pool.chip(group), chips=group.chips
+    )
+    seat = Seat(task, spot, Degrees(), plan.micro_batch_size)
+    again = 0 if cost.stage.recompute == "none" else cost.stage.recompute_layers
+    timed = seat.timed(*cost.stage.layers, cost.stage.num_layers if again is None else again)
+    return replace(cost.load, forward_s=timed.forward_s, backward_s=timed.backward_s, update_s=0.0, hop_s=0.0)
