@@ -300,7 +300,7 @@ def test_a_full_disk_is_complained_of_once(site: Site, caplog: pytest.LogCapture
 
 
 def test_on_a_full_disk_the_rank_map_waits_and_reports_go_on(site: Site) -> None:
-    """1. full disk; 2. the rank map comes, and the server stores a log; 3. space; 4. the map is handed out."""
+    """1. full disk; 2. the rank map comes, the server stores a log; 3. space; 4. the map is handed out."""
     folder = site.run()
     (folder / "log").write_text("a line\n")
     _, batch = site.shell.report("i")

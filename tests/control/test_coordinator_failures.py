@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.control.events import (
     AgentLost,
@@ -301,3 +303,45 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_sites_say() -> None:
     pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
     pool.obey("a")
     assert (pool.state("j"), pool.reason("j")) == ("cancelled", "cancelled by the user")
+
+
+# Clocks ---------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_back_delays_nothing() -> None:
+    """What was due before is due, not an hour late; whoever still reports is connected again at once."""
+    pool = Driver("a", "b")
+    pool.submit("j", plan("a", "b"))
+    pool.report("a", seen("j", 1, "refused", "busy"))
+    pool.report("a", seen("j", 1, "released"))
+    pool.report("b", seen("j", 1, "released"))
+    assert pool.state("j") == "waiting"
+    pool.now_s -= 3600
+    due = pool.coordinator.due(pool.now_s)
+    assert {event.kind for event in due} == {"agent-lost", "deadline-passed"}
+    for event in due:
+        pool.tell(event)
+    pool.obey()
+    assert pool.coordinator.pool().clusters[0].connected
+    assert pool.coordinator.due(pool.now_s) == ()
+
+
+@given(st.floats(1.7e9, 2.2e9))
+def test_no_deadline_has_passed_when_it_is_set(now_s: float) -> None:
+    """Whatever the time of day is rounded to, what was just begun is not yet due."""
+    pool = Driver("a")
+    pool.now_s = now_s
+    pool.report("a", incarnation="2")
+    pool.submit("j", plan("a"))
+    assert (pool.state("j"), pool.coordinator.due(now_s)) == ("preparing", ())
+
+
+def test_a_clock_that_is_set_forward_does_not_stop_what_runs() -> None:
+    """Agents look lost until their next report; a running job runs on."""
+    pool = started("a", "b")
+    pool.now_s += 3600
+    for event in pool.coordinator.due(pool.now_s):
+        pool.tell(event)
+    assert pool.state("j") == "running"
+    pool.obey()
+    assert (pool.state("j"), pool.reason("j")) == ("running", "")

@@ -8,6 +8,9 @@ from isthmus.core.messages import PartOrder
 from isthmus.core.pool import Link
 from isthmus.core.views import ClusterView, JobView, PartView, PoolView
 
+_ROUNDING_S = 1.0
+"""More than seconds since the epoch are ever rounded by."""
+
 
 def orders(state: State, cluster: str) -> tuple[PartOrder, ...]:
     """Return the orders for a site: releases first, then every part promised to it, oldest job first.
@@ -43,20 +46,26 @@ def _order(state: State, part: PartRecord) -> PartOrder:
 
 
 def due(state: State, now_s: float) -> tuple[Event, ...]:
-    """Return the events that time alone has brought about by `now_s`."""
+    """Return the events that time alone has brought about by `now_s`.
+
+    A time that lies further ahead than any of the rules could have put it comes from before the clock was
+    set back: it has passed.
+    """
+    rules = state.rules
+    longest_s = {"preparing": rules.reservation_s, "starting": rules.start_s, "waiting": rules.retry_most_s}
     lost = [
         AgentLost(now_s=now_s, cluster=name)
         for name, record in state.clusters.items()
         if record.connected
         and record.heard_s is not None
-        and now_s - record.heard_s > state.rules.agent_lost_s
+        and abs(now_s - record.heard_s) > rules.agent_lost_s
     ]
     passed = [
         DeadlinePassed(now_s=now_s, job_id=job.id, state=job.state, attempt=job.attempt)
         for job in state.live.values()
         if job.deadline_s is not None
-        and job.deadline_s <= now_s
         and job.state in ("preparing", "starting", "waiting")
+        and not 0 < job.deadline_s - now_s <= longest_s[job.state] + _ROUNDING_S
     ]
     return (*lost, *passed)
 

@@ -130,7 +130,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         except (OSError, OverflowError) as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
-                hint="stop what uses the port, or choose another with --port (0 takes any free one)",
+                hint="bind an address of this machine that is free: --host, --port (0 takes any free port)",
             ) from error
         yield listener
 
