@@ -122,6 +122,31 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None
         assert len(workers.log(0).splitlines()) == 1
 
 
+@pytest.mark.slow
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    """In bf16, with balanced experts and recomputation: killed and resumed, each loss is that of one run.
+
+    1. Two stages train all steps. 2. The same again, killed behind the second checkpoint. 3. It goes on.
+    """
+    training, checkpoints = {"precision": "bf16"}, {"every_steps": 2}
+    job = make_job(tmp_path, "mixtral", steps=9, training=training, checkpoints=checkpoints)
+    config = tmp_path / "model/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"output_router_logits": True}))
+    whole_run, cut = moved(job, tmp_path / "whole"), moved(job, tmp_path / "cut")
+    plan = make_plan(job, [1, 4], "ab", stage={"recompute": "full"})
+    straight = run_job(tmp_path / "whole", whole_run, plan)
+    with started(tmp_path / "cut", cut, plan) as first:
+        first.wait_for_step(4)
+        os.kill(first.processes[0].pid, signal.SIGKILL)
+        first.wait()
+    second = run_job(tmp_path / "cut", cut, plan, attempt=2)
+    done = 9 - len(second.losses())
+    assert done >= 4
+    assert first.losses() + second.losses()[len(first.losses()) - done :] == straight.losses()
+    assert second.losses() == straight.losses()[done:]
+    assert second.losses("balance_loss") == straight.losses("balance_loss")[done:]
+
+
 def spec_of(tmp_path: Path, plan: Plan | None = None, **changes: object) -> WorkerSpec:
     """Return the spec of rank 0 of a two-stage plan, or of `plan`."""
     job = make_job(tmp_path)

@@ -24,7 +24,7 @@ from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.optimizer import Optimizer, Tied, Update
 from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
 from isthmus.train.staging import HostStaging
-from isthmus.train.weights import export_shard, finish_export
+from isthmus.train.weights import export_shard, finish_export, make_output
 
 MAX_SKIPPED = 10
 """Updates in a row that may be skipped because the gradient is not finite."""
@@ -48,6 +48,7 @@ def prepare(spec: WorkerSpec) -> Prepared:
     """Build the stage and open the data set; raises the `InputError` of what cannot be used."""
     job, training = spec.job, spec.job.training
     checkpoint.make_folder(Path(job.checkpoints.folder))
+    make_output(Path(job.output))
     torch.manual_seed(training.seed)
     model = build_stage(
         job.model,

@@ -60,6 +60,14 @@ def export_shard(
         raise _unwritable(output, error) from error
 
 
+def make_output(output: Path) -> None:
+    """Make the folder of the result; raise `UnavailableError` now rather than after the last step."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+
+
 def check_output(output: Path, model: str | Path) -> None:
     """Raise `ModelError` where an export to `output` would overwrite the weights of the source."""
     source = config_path(model).parent
