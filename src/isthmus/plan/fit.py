@@ -75,33 +75,32 @@ def fit_calibration(
 
 
 def fit_shapes(calibration: Calibration, runs: Sequence[Observation]) -> Calibration:
-    """Return `calibration` with a factor for every shape of `runs`, which it was fitted on before.
+    """Return `calibration`, fitted on `runs` before, with a factor for every shape that two or more of them
+    have.
 
-    A shape's factor is the mean error of its runs, drawn to 1 by as much as the uncertainty of a single run
-    asks for. Kernels are chosen by shape, and no roofline knows which: this is where measuring beats it.
+    Kernels are chosen by shape, and no roofline knows which: this is where measuring beats it. A factor is
+    the mean error of the shape's runs, drawn to 1 by as much as their scatter asks for; one run alone is not
+    told from chance. The residual stays that of the fit: it holds for shapes that were not measured.
     """
-    groups: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for run in runs:
         if run.shape:
-            groups.setdefault(run.shape, []).append(math.log(run.measured_s / run.model(calibration)))
-    belief, left, parameters = PARAMETERS["shape_time"].relative, [], {}
-    scatter = _within(list(groups.values()))
+            found.setdefault(run.shape, []).append(math.log(run.measured_s / run.model(calibration)))
+    groups = {shape: errors for shape, errors in found.items() if len(errors) > 1}
+    if not groups:
+        return calibration
+    scatter, belief = _within(list(groups.values())), PARAMETERS["shape_time"].relative
+    parameters = dict(calibration.parameters)
     for shape, errors in groups.items():
         precision = len(errors) / scatter**2 + 1 / belief**2
         factor = sum(errors) / scatter**2 / precision
         parameters[f"{shape}/shape_time"] = Parameter(value=math.exp(factor), relative=precision**-0.5)
-        left += [error - factor for error in errors]
-    residual = max(LEAST_RESIDUAL, scatter) if left else calibration.residual
-    return calibration.model_copy(
-        update={"parameters": {**calibration.parameters, **parameters}, "residual": residual}
-    )
+    return calibration.model_copy(update={"parameters": parameters})
 
 
 def _within(groups: Sequence[Sequence[float]]) -> float:
-    """Return the standard deviation of errors within their groups; 0.05 where no group has two."""
+    """Return the standard deviation of errors within their groups, each of two or more."""
     free = sum(len(group) - 1 for group in groups)
-    if free < 1:
-        return 0.05
     total = sum((x - sum(group) / len(group)) ** 2 for group in groups for x in group)
     return max(LEAST_RESIDUAL, math.sqrt(total / free))
 
