@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.cli.command import verb
+from isthmus.cli.link_measure import Routes, measure_links
 from isthmus.cli.plan_commands import PANEL, CalibrationOption, read_calibration
 from isthmus.cli.shell import Shell
 from isthmus.cli.tables import table
 from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.files import load_pool
 from isthmus.plan import Calibration, fit_calibration, save_calibration
-from isthmus.plan.measure import Measurement, calibrate_chip
+from isthmus.plan.measure import Measurement, calibrate_chip, with_links
 from isthmus.plan.parameters import PARAMETERS
 from isthmus.plan.runs import load_runs, observations
 
@@ -32,6 +35,7 @@ FITTED = "matmul_share,wan_share"
     examples=[
         "isthmus calibrate runs.yaml --fit H20/matmul_share,wan_share --output ours.yaml",
         "isthmus calibrate --measure --chip CPU-core --output here.yaml",
+        "isthmus calibrate --measure --pool pool.yaml --output here.yaml",
     ],
 )
 def calibrate(
@@ -46,6 +50,12 @@ def calibrate(
     chip: Annotated[
         str, typer.Option(metavar="CHIP", help="What this machine's chip is called.")
     ] = "CPU-core",
+    pool: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --measure: measure the links of this pool too.")
+    ] = None,
+    routes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The routes.json of a running emulator of that pool.")
+    ] = None,
     base: CalibrationOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")] = "measured",
     output: Annotated[
@@ -66,9 +76,24 @@ def calibrate(
         made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
     else:
         made = _measured(chip, name, start)
+        if pool is not None:
+            shares = measure_links(load_pool(pool), _routes(routes))
+            made = with_links(made, {f"{a}>{b}": found for (a, b), found in shares.items()})
     if output:
         save_calibration(made, output)
     shell.answer(made, lambda: _shown(made, output))
+
+
+def _routes(file: Path | None) -> Routes | None:
+    if file is None:
+        return None
+    try:
+        read: Routes = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"{file} holds no routes: {error}", hint="name the routes.json of the emulator"
+        ) from error
+    return read
 
 
 def _require_known(keys: list[str]) -> None:

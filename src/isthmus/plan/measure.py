@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -68,6 +68,17 @@ def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibrati
         source=f"micro-benchmarks of {measured.device} as {chip.name}, {measured.precision}",
         fitted_on=tuple(timing.name for timing in kinds),
         parameters={f"{chip.name}/{key}": _parameter(key, values) for key, values in found.items() if values},
+    )
+
+
+def with_links(calibration: Calibration, shares: Mapping[str, Sequence[float]]) -> Calibration:
+    """Return `calibration` with the shares that flows reached on links, by `FROM>TO`."""
+    found = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
+    return calibration.model_copy(
+        update={
+            "parameters": {**calibration.parameters, **found},
+            "fitted_on": (*calibration.fitted_on, *(f"link-{ends}" for ends in shares)),
+        }
     )
 
 
