@@ -19,13 +19,11 @@ PIPE_CLOSED = 141
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this Typer keeps it
 
 
-def main(arguments: Sequence[str] | None = None, *, shell: Shell | None = None) -> int:
-    """Run one command and return its exit status: 0, or the `exit_code` of the error (`isthmus.core.errors`).
+def main(app: typer.Typer, arguments: Sequence[str] | None = None, *, shell: Shell | None = None) -> int:
+    """Run one command of `app`; return its exit status: 0, or the `exit_code` of an `isthmus.core.errors`.
 
     The error goes to standard error with its hint, or, with `--json`, to standard output as one line of JSON.
     """
-    from isthmus.cli.app import app
-
     given = list(sys.argv[1:] if arguments is None else arguments)
     world = shell or Shell()
     try:
