@@ -201,6 +201,23 @@ def test_a_worker_that_never_checks_in_fails_the_part(site: Site) -> None:
     assert stops(done) == [(0, False)]
 
 
+def test_a_worker_that_trains_and_writes_nothing_is_ended_after_two_hours(site: Site) -> None:
+    """Every line it writes starts the time anew; before it has its peers it is not expected to write."""
+    running(site)
+    site.see("running", address=address())
+    site.wait(100)
+    site.obey(order("running", ranks=RankMap(workers=(address(),))))
+    site.see("running", num_bytes=10)
+    site.wait(7000)
+    site.see("running", num_bytes=20)
+    site.wait(7199)
+    assert site.states == {"a/1": "running"}
+    done = site.wait(1)
+    assert site.states == {"a/1": "failed"}
+    assert site.detail() == "rank 0 has written nothing for 7200 s"
+    assert stops(done) == [(0, False)]
+
+
 def test_a_part_succeeds_when_all_its_workers_have(site: Site) -> None:
     """One worker of two is not enough; its cards stay held until the server lets go."""
     running(site, "east/h20", "east/h20")

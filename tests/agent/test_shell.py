@@ -323,3 +323,15 @@ def test_on_a_full_disk_a_local_job_that_cannot_run_is_told_so_later(site: Site)
     assert not (wrong / "exit").exists()
     site.shell.tick()
     assert (wrong / "exit").read_text() == "2\n"
+
+
+def test_what_a_worker_writes_is_seen_and_does_not_wear_the_disk(site: Site) -> None:
+    """Its lines are a sign of life, noted in memory only: the part table is written at changes of state."""
+    folder = site.run()
+    table = PartTable(site.state).path
+    before = table.stat().st_mtime_ns
+    (folder / "log").write_text("a line\n")
+    (folder / "metrics.jsonl").write_text("{}\n")
+    site.shell.tick()
+    assert site.shell.machine.parts["a", 1].workers[0].num_bytes == 10
+    assert table.stat().st_mtime_ns == before

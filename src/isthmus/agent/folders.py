@@ -88,6 +88,15 @@ def last_words(folder: Path) -> str:
     return (errors or lines or [""])[-1][:_MOST_WORDS]
 
 
+def written_bytes(folder: Path) -> int:
+    """Return how much the worker of `folder` has written to its log and its metrics."""
+    num_bytes = 0
+    for file in (WorkerFolder(folder).log, WorkerFolder(folder).metrics):
+        with contextlib.suppress(FileNotFoundError):
+            num_bytes += file.stat().st_size
+    return num_bytes
+
+
 class LocalJobFile(Frozen):
     """`job.json` of a site's own job: the command to run and the cards it needs."""
 

@@ -37,6 +37,11 @@ STOP_GRACE_S = 3.0
 CHECKIN_TIMEOUT_S = 120.0
 """How long a worker may take from its start until it says where it listens."""
 
+SILENCE_TIMEOUT_S = 7200.0
+"""How long a worker that trains may write neither a metrics line nor a log line. Far longer than a step or a
+checkpoint takes: it ends what would otherwise hold its cards for ever. A worker that no longer answers its
+peers is found by them much earlier (`WorkerSpec.peer_timeout_s`)."""
+
 
 class AgentMachine:
     """The parts that one site holds, and what to do about them.
@@ -53,18 +58,20 @@ class AgentMachine:
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
         checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
+        silence_timeout_s: float = SILENCE_TIMEOUT_S,
     ) -> None:
         self.cluster = cluster
         self.parts: dict[PartKey, HeldPart] = {part.key: part for part in parts}
         self.cards = Cards(inventory)
         self.ending = False
         self._stop_grace_s, self._checkin_timeout_s = stop_grace_s, checkin_timeout_s
+        self._silence_timeout_s = silence_timeout_s
         self._out: list[Instruction] = []
         for part in self.parts.values():
             part.since_s, part.rank_map = now_s, None
             part.force_at_s = now_s if part.state in ("failed", "stopping") else None
             for worker in part.workers.values():
-                worker.started = False
+                worker.started, worker.wrote_s = False, now_s
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event in; return what is to be done, in order."""
@@ -170,6 +177,8 @@ class AgentMachine:
         if part is None or worker is None or not worker.live:
             return
         worker.address = seen.address or worker.address
+        if seen.num_bytes != worker.num_bytes:
+            worker.num_bytes, worker.wrote_s = seen.num_bytes, now_s
         if seen.state == "running":
             return
         if seen.state == "absent":
@@ -208,8 +217,8 @@ class AgentMachine:
                 self._release(part, now_s)
             if part.state == "prepared" and now_s - part.since_s >= part.lease_s:
                 self._move(part, "released", now_s, f"not renewed within its lease of {part.lease_s:g} s")
-            if part.state == "running":
-                self._check_in(part, now_s)
+            if part.state == "running" and not part.local:
+                self._watch_over(part, now_s)
             if part.force_at_s is not None and now_s >= part.force_at_s:
                 part.force_at_s = now_s + self._stop_grace_s
                 self._stop_live(part, force=True)
@@ -219,11 +228,16 @@ class AgentMachine:
                 self._move(part, "forgotten", now_s)
         self._start_queued(now_s)
 
-    def _check_in(self, part: HeldPart, now_s: float) -> None:
-        silent = [rank for rank, worker in part.workers.items() if worker.live and worker.address is None]
-        if not part.local and silent and now_s - part.since_s >= self._checkin_timeout_s:
-            why = f"rank {silent[0]} did not check in within {self._checkin_timeout_s:g} s"
-            self._fail(part, "own", now_s, why)
+    def _watch_over(self, part: HeldPart, now_s: float) -> None:
+        """Fail the part where a worker does not check in, or trains and writes nothing for far too long."""
+        for rank, worker in part.workers.items():
+            late = worker.address is None and now_s - part.since_s >= self._checkin_timeout_s
+            stuck = part.rank_map is not None and now_s - worker.wrote_s >= self._silence_timeout_s
+            if worker.live and (late or stuck):
+                limit_s = self._checkin_timeout_s if late else self._silence_timeout_s
+                what = "did not check in within" if late else "has written nothing for"
+                self._fail(part, "own", now_s, f"rank {rank} {what} {limit_s:g} s")
+                return
 
     # The site's own jobs ------------------------------------------------------------------------------
 
@@ -276,7 +290,7 @@ class AgentMachine:
 
     def _start(self, part: HeldPart) -> None:
         for rank, worker in part.workers.items():
-            worker.live = worker.started = True
+            worker.live, worker.started, worker.wrote_s = True, True, part.since_s
             self._out.append(StartWorker(part=part, rank=rank))
 
     def _stop(self, part: HeldPart) -> None:

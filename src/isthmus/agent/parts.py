@@ -30,7 +30,8 @@ PartKey = tuple[str, int]
 class HeldWorker:
     """One rank of a part: its cards, and what was last seen of it.
 
-    `live` while a process of it may exist; `started` once this life of the agent has started it.
+    `live` while a process of it may exist; `started` once this life of the agent has started it. `num_bytes`
+    is what it has written, `wrote_s` when that was last seen to change, by the agent's clock.
     """
 
     node_group: str
@@ -39,6 +40,8 @@ class HeldWorker:
     exit_status: int | None = None
     live: bool = False
     started: bool = False
+    num_bytes: int = 0
+    wrote_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -101,7 +104,10 @@ class OrdersReceived:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenWorker:
-    """What the adapter and the folder show of one worker; `last_words` ends its log."""
+    """What the adapter and the folder show of one worker.
+
+    `num_bytes` is what it has written to its log and metrics; `last_words` ends its log.
+    """
 
     job: str
     attempt: int
@@ -109,6 +115,7 @@ class SeenWorker:
     state: Literal["absent", "running", "exited"]
     exit_status: int | None = None
     address: WorkerAddress | None = None
+    num_bytes: int = 0
     last_words: str = ""
 
 

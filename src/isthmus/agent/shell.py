@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.agent.adapter import Adapter
-from isthmus.agent.folders import StateFolder, last_words, local_jobs, read_routes, worker_spec
+from isthmus.agent.folders import StateFolder, last_words, local_jobs, read_routes, worker_spec, written_bytes
 from isthmus.agent.machine import AgentMachine
 from isthmus.agent.outbox import Batch, Outbox
 from isthmus.agent.parts import (
@@ -200,6 +200,7 @@ class AgentShell:
             state=status.state,
             exit_status=status.exit_status,
             address=address,
+            num_bytes=written_bytes(folder),
             last_words=last_words(folder) if status.state == "exited" else "",
         )
 

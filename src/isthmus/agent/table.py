@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,7 +14,12 @@ from isthmus.core.state_folder import sync_folder, unwritable
 from isthmus.core.worker import write_atomically
 
 _PARTS: TypeAdapter[list[HeldPart]] = TypeAdapter(list[HeldPart])
-_OF_THIS_LIFE = {"since_s", "force_at_s", "rank_map"}
+_OF_THIS_LIFE: dict[str, Any] = {
+    "since_s": True,
+    "force_at_s": True,
+    "rank_map": True,
+    "workers": {"__all__": {"num_bytes", "wrote_s"}},
+}
 """Fields that mean nothing to the agent's next life."""
 
 
