@@ -20,6 +20,8 @@ from isthmus.comm.frame import (
     Head,
     greet,
     pack_head,
+    read_head,
+    read_into,
     refusal,
     write_line,
 )  # fmt: skip
@@ -303,6 +305,38 @@ def test_what_is_sent_after_the_leave_is_an_error() -> None:
     far.close()
     peer.join(1)
     assert isinstance(peer.send(1, "x", memoryview(b"3")).exception(10), PeerError)
+
+
+class SlowToReturn:
+    """A connection whose `send` comes back only once `gone` is set."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.gone = connection, threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.connection, name)
+
+    def send(self, data: memoryview) -> int:
+        count = self.connection.send(data)
+        assert self.gone.wait(10)
+        return count
+
+
+def test_what_the_peer_has_read_counts_as_sent() -> None:
+    """1. A message is written. 2. The peer reads it, leaves, and is noted as gone. 3. The write returns."""
+    near, far = socket.socketpair()
+    slow = SlowToReturn(near)
+    peer = Peer(1, slow, 0.0, heartbeat_s=60, timeout_s=5, on_loss=lambda _: None)
+    peer.start()
+    waiting = peer.mailbox.ask(2, "x", memoryview(bytearray(1)))
+    sent = peer.send(1, "x", memoryview(b"1"))
+    read_into(far, memoryview(bytearray(read_head(far).num_bytes)))
+    far.sendall(pack_head(Head(LEAVE, 0, 0.0, "", 0)))
+    assert "has ended" in str(waiting.exception(10))
+    slow.gone.set()
+    assert sent.result(10) is None
+    far.close()
+    peer.join(1)
 
 
 def test_sends_racing_with_the_end_are_all_answered() -> None:

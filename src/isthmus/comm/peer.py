@@ -136,21 +136,20 @@ class Peer:
         if head.kind == LEAVE:
             with suppress(OSError):
                 self._write(head, payload)
-        elif self._left.is_set():
+        elif self._error is not None or self._left.is_set():
             future.set_exception(self._error or _closed(self.rank))
-            return
-        elif self._error is None:
+        else:
             try:
                 self._write(head, payload)
             except OSError as error:
                 self._lose(f"peer {self.rank} was lost while sending: {_why(error)}")
-        if self._error is not None:
-            future.set_exception(self._error)
-            return
-        if head.kind == DATA:
-            self.traffic.sent_bytes += len(payload)
-            self.traffic.sent_messages += 1
-        future.set_result(None)
+                future.set_exception(self._error or _closed(self.rank))
+                return
+            # Written is sent, even if the peer has read it, ended and been noted as gone by now.
+            if head.kind == DATA:
+                self.traffic.sent_bytes += len(payload)
+                self.traffic.sent_messages += 1
+            future.set_result(None)
 
     def _write(self, head: Head, payload: memoryview) -> None:
         start = pack_head(head)
