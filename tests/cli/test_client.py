@@ -7,7 +7,7 @@ import inspect
 import httpx
 import pytest
 
-from isthmus.cli.client import RETRY_DELAYS_S, Client, is_loopback
+from isthmus.cli.client import RETRY_DELAYS_S, Client
 from isthmus.core import errors
 from isthmus.core.errors import (
     AuthError,
@@ -183,13 +183,3 @@ def test_what_is_no_address_is_said_to_be_none(server: str) -> None:
     """A malformed server address is the user's to mend."""
     with pytest.raises(InputError):
         Client(server, None)
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [("localhost", True), ("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("10.0.0.1", False),
-     ("localhost.example", False), ("0.0.0.0", False)],
-)  # fmt: skip
-def test_loopback_is_this_machine_only(host: str, local: bool) -> None:
-    """Only addresses that no other machine reaches count."""
-    assert is_loopback(host) is local

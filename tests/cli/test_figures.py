@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cli.charts import bar, curve, resample, sparkline
+from isthmus.cli.charts import bar, curve, resample
 from isthmus.cli.figures import (
     Figures,
     neighbours,
@@ -111,18 +111,11 @@ def test_resampling_keeps_within_the_range(values: list[float], width: int) -> N
 @given(VALUES, st.integers(1, 60), st.integers(2, 10))
 def test_charts_have_the_size_that_was_asked(values: list[float], width: int, height: int) -> None:
     """One character a column; a curve has its height in lines of one width."""
-    assert len(sparkline(values, width)) == min(len(values), width)
     lines = curve(values, width=width, height=height)
     assert len(lines) == (height if values else 0)
     assert len({line.index("┤") if "┤" in line else line.index("│") for line in lines if values}) <= len(
         lines
     )
-
-
-def test_a_sparkline_shows_the_way_down() -> None:
-    """The greatest value is the tallest bar, the least the lowest; equal values are all low."""
-    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
-    assert sparkline([5, 5], 8) == "▁▁"
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), st.integers(1, 80))

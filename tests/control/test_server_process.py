@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from isthmus.control.server import Listening, ServerConfig, certificate_of, run_server
-from isthmus.control.tls import Certificate, is_loopback, self_signed
+from isthmus.control.tls import Certificate, self_signed
 from isthmus.core.errors import InputError, UnavailableError
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -117,12 +117,6 @@ def test_beyond_loopback_there_is_no_server_without_tls(tmp_path: Path, host: st
         certificate_of(ServerConfig(state=tmp_path, host=host))
     assert "self-signed" in str(raised.value.hint)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_loopback_is_known_by_name_and_number() -> None:
-    """127.0.0.0/8, ::1 and localhost stay on this machine; names are not looked up."""
-    hosts = {"127.0.0.1": True, "127.1.2.3": True, "::1": True, "localhost": True, "10.0.0.1": False}
-    assert {host: is_loopback(host) for host in hosts} == hosts
 
 
 def test_a_self_signed_server_is_trusted_by_its_certificate_alone(tmp_path: Path) -> None:

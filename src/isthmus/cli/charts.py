@@ -8,16 +8,6 @@ from itertools import pairwise
 _EIGHTHS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a line of at most `width` bars, each the mean of its share of `values`, in their range."""
-    bins = resample(values, width)
-    if not bins:
-        return ""
-    low, high = min(bins), max(bins)
-    scale = (len(_EIGHTHS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_EIGHTHS[round((value - low) * scale)] for value in bins)
-
-
 def curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
     """Return a plot of `values` as `height` lines, top first, each with its scale at the left.
 

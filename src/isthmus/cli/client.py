@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from isthmus.core.errors import (
     ProtocolError,
     UnavailableError,
 )
+from isthmus.core.loopback import is_loopback
 from isthmus.core.messages import PROTOCOL_VERSION
 from isthmus.core.plan import PlanSet
 from isthmus.core.views import (
@@ -197,16 +197,6 @@ def require_private(server: str) -> None:
             f"{server} would receive the token unencrypted",
             hint="use https (`isthmus serve --tls-cert … --tls-key …`), or a tunnel to a loopback address",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether `host` names this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _parse(server: str) -> httpx.URL:

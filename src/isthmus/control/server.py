@@ -22,8 +22,9 @@ from isthmus.control.planner import PlannerProcess
 from isthmus.control.shell import ControlShell, Planner
 from isthmus.control.sqlite_store import SqliteStore
 from isthmus.control.store import Store
-from isthmus.control.tls import Certificate, is_loopback, self_signed
+from isthmus.control.tls import Certificate, self_signed
 from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.loopback import is_loopback
 from isthmus.core.pool import Pool
 from isthmus.core.state_folder import locked
 

@@ -44,16 +44,6 @@ class Certificate:
             ) from error
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def self_signed(folder: Path, hosts: tuple[str, ...], now: datetime.datetime) -> Certificate:
     """Return the self-signed certificate of `folder` for `hosts`, made anew where it is missing or outdated.
 
