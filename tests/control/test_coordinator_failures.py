@@ -6,18 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import (
     AgentLost,
+    AgentReported,
     ForgetJob,
     JobDeleted,
     JobSubmitted,
     PlanningFailed,
     PlansMade,
 )
+from isthmus.control.validators import violations
 from isthmus.core.errors import ConflictError, NotFoundError
 from isthmus.core.messages import ObservedPart
 from isthmus.core.plan import PlanSet
-from tests.control.driver import Driver, seen, started
+from tests.control.driver import RULES, Driver, seen, started
 from tests.control.samples import plan, submission
 
 # Failure and restart --------------------------------------------------------------------------------
@@ -303,6 +306,29 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_sites_say() -> None:
     pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
     pool.obey("a")
     assert (pool.state("j"), pool.reason("j")) == ("cancelled", "cancelled by the user")
+
+
+# The inventory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [("other",), ("other", "g"), ()])
+def test_a_site_may_come_back_with_other_node_groups(groups: tuple[str, ...]) -> None:
+    """What is promised on a group that is gone is taken back; nothing else is offered in its stead."""
+    pool = started("a", "b")
+    here = pool.clusters["a"]
+    renamed = [here.node_groups[0].model_copy(update={"name": name}) for name in groups]
+    pool.clusters["a"] = here.model_copy(update={"node_groups": tuple(renamed)})
+    report = AgentReported(
+        now_s=pool.now_s,
+        cluster=pool.clusters["a"],
+        incarnation="2",
+        free_chips=dict.fromkeys(groups, 4),
+        parts=(pool.done("a", pool.coordinator.orders("a")[0]),),
+    )
+    pool.tell(report)
+    assert pool.state("j") == ("running" if "g" in groups else "stopping")
+    assert set(pool.coordinator.state.free()["a"]) == set(groups)
+    assert violations(Coordinator.replay(pool.log, RULES).state, pool.now_s, grace_s=1e9) == []
 
 
 # Clocks ---------------------------------------------------------------------------------------------

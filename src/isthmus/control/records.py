@@ -152,10 +152,10 @@ class ClusterRecord:
         for key, part in self.promised.items():
             seen = self.reported.get(key)
             held = seen is not None and seen.state in ("prepared", "running")
-            for name, chips in part.chips.items():
-                left[name] = left.get(name, 0) - chips
+            for name in left.keys() & part.chips.keys():
+                left[name] -= part.chips[name]
                 if not held:
-                    site[name] = site.get(name, 0) - chips
+                    site[name] -= part.chips[name]
         return {name: max(0, min(left[name], site[name])) for name in left}
 
 
