@@ -114,3 +114,13 @@ def test_the_process_ends_with_its_server() -> None:
     child.communicate(timeout=30)
     assert child.returncode == 0
     assert COMMAND[0] == sys.executable
+
+
+@pytest.mark.slow
+def test_no_job_makes_the_planner_eat_the_machine() -> None:
+    """Its memory is bounded, and to run out of it is an answer like any other bug."""
+    code = "import isthmus.control.planner as p; p.make_plans = lambda *_: bytearray(2**40); p.main()"
+    planner = PlannerProcess(command=(sys.executable, "-c", code))
+    with pytest.raises(PlanError, match="the planner broke: MemoryError"):
+        ask(planner)
+    planner.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -23,8 +24,11 @@ from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Pool
 from isthmus.plan import make_plans
 
-PLANNING_LIMIT_S = 300.0
-"""How long one search may take."""
+PLANNING_LIMIT_S = 120.0
+"""How long one search may take; other jobs wait for it meanwhile."""
+
+MEMORY_LIMIT_BYTES = 4 * 2**30
+"""How much address space one search may use."""
 
 COMMAND = (sys.executable, "-m", "isthmus.control.planner")
 _NICE = 5
@@ -162,6 +166,7 @@ def main() -> None:
     """Answer requests until standard input ends."""
     answers, sys.stdout = sys.stdout, sys.stderr
     os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
