@@ -113,5 +113,4 @@ def _fit(group: Mapping[str, Any], runs: list[Run]) -> Calibration:
         return DATA_SHEET
     keys = [f"{group['chip']}/{name}" for name in FITTED]
     seen = [Observation(name=run.name, measured_s=run.measured_s, model=run.model_s) for run in chosen]
-    start = DATA_SHEET.model_copy(update={"residual": 0.02})
-    return fit_calibration(start, keys, seen, name=str(group["name"]), source=chosen[0].source)
+    return fit_calibration(DATA_SHEET, keys, seen, name=str(group["name"]), source=chosen[0].source)

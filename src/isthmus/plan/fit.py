@@ -26,7 +26,7 @@ HUBER = 1.5
 """Residuals beyond so many standard deviations count linearly, not squared."""
 
 LEAST_RESIDUAL = 0.01
-"""No model is trusted further than this, however few runs it was fitted on."""
+"""What the time of an iteration is known to; no model is trusted further."""
 
 Matrix = list[list[float]]
 
@@ -49,15 +49,21 @@ def fit_calibration(
 ) -> Calibration:
     """Return `start` with `keys` fitted to `runs`, their uncertainty, and the runs' names.
 
+    More runs than keys tell their own scatter, which becomes the residual. Fewer are met as nearly as a time
+    can be measured, and the residual stays what it was: they say nothing of the model's error elsewhere.
     Raises `InputError` without a run, or for a time that is not positive.
     """
     if not runs or any(not run.measured_s > 0 for run in runs):
         raise InputError("nothing to fit to", hint="give at least one run with a time above 0")
     problem = _Problem(start, tuple(keys), tuple(runs))
-    at, sigma = problem.start, max(start.residual, LEAST_RESIDUAL)
-    for _ in range(SCATTERS):  # with the scatter that the fit before found
+    at, sigma, residual = problem.start, LEAST_RESIDUAL, start.residual
+    if len(runs) > len(keys):
+        sigma = max(start.residual, LEAST_RESIDUAL)
+        for _ in range(SCATTERS):  # with the scatter that the fit before found
+            at = problem.solve(at, sigma)
+            residual = sigma = problem.scatter(at)
+    else:
         at = problem.solve(at, sigma)
-        sigma = problem.scatter(at)
     deviations = problem.deviations(at, sigma)
     fitted = {
         key: Parameter(value=math.exp(x), relative=deviation)
@@ -69,7 +75,7 @@ def fit_calibration(
             "source": source,
             "fitted_on": (*start.fitted_on, *(run.name for run in runs)),
             "parameters": {**start.parameters, **fitted},
-            "residual": sigma,
+            "residual": residual,
         }
     )
 
@@ -178,11 +184,9 @@ class _Problem:
         return curvature, gradient
 
     def scatter(self, at: Sequence[float]) -> float:
-        """Return the standard deviation of the errors, by their median; the belief where runs are few."""
+        """Return the standard deviation of the errors, by their median; there are more runs than keys."""
         errors = sorted(abs(error) for error in self.errors(at))
         free = len(errors) - len(at)
-        if free < 1:
-            return max(self.calibration.residual, LEAST_RESIDUAL)
         middle = errors[len(errors) // 2]
         return max(LEAST_RESIDUAL, 1.4826 * middle * math.sqrt(len(errors) / free))
 

@@ -59,7 +59,7 @@ PARAMETERS: dict[str, Meaning] = {
     "wan_share": Meaning(
         text="share of a WAN link's rate, headers and loss taken off, that a transport reaches",
         value=0.8,
-        relative=0.15,
+        relative=0.3,
     ),
 }
 """By name. A calibration may give one for a chip (`H20/matmul_share`), a link (`a>b/wan_share`) or a shape
