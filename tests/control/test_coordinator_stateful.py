@@ -121,6 +121,15 @@ class AnyPool(RuleBasedStateMachine):
         orders = self.pool.coordinator.orders(site)
         self.pool.report(site, *(self.pool.done(site, order) for order in orders), chips=chips)
 
+    @rule(site=sites, name=st.sampled_from(("g", "x")))
+    def regroup(self, site: str, name: str) -> None:
+        """The site's owner calls its node group otherwise."""
+        here = self.pool.clusters[site]
+        group = here.node_groups[0].model_copy(update={"name": name})
+        self.pool.clusters[site] = here.model_copy(update={"node_groups": (group,)})
+        orders = self.pool.coordinator.orders(site)
+        self.pool.report(site, *(self.pool.done(site, order) for order in orders))
+
     @rule(site=sites)
     def lose(self, site: str) -> None:
         self.pool.tell(AgentLost(now_s=self.pool.now_s, cluster=site))
