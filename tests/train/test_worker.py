@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from isthmus.core.errors import ModelError, PeerError, PlanError
+from isthmus.core.errors import InputError, ModelError, PeerError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from isthmus.core.worker import WorkerSpec
@@ -145,6 +145,20 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert first.losses() + second.losses()[len(first.losses()) - done :] == straight.losses()
     assert second.losses() == straight.losses()[done:]
     assert second.losses("balance_loss") == straight.losses("balance_loss")[done:]
+
+
+@pytest.mark.slow
+def test_a_run_that_has_lost_its_numbers_ends(tmp_path: Path) -> None:
+    """Where no update is finite any more the run ends with one line; the metrics say which were skipped."""
+    job = make_job(tmp_path, steps=60, training={"learning_rate": 1e38, "warmup_steps": 0})
+    with started(tmp_path, job, whole(job)) as workers:
+        assert workers.wait() == [InputError.exit_code]
+    assert "not finite in 10 steps in a row" in workers.log(0).splitlines()[-1]
+    skipped = [one.values["update_skipped"] for one in workers.metrics(0)]
+    assert skipped[0] == 0.0
+    assert skipped[-10:] == [1.0] * 10
+    assert workers.metrics(0)[-1].values["loss"] is None
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
 def spec_of(tmp_path: Path, plan: Plan | None = None, **changes: object) -> WorkerSpec:

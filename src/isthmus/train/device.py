@@ -42,6 +42,7 @@ def set_up(device: torch.device, num_threads: int) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # all of it is written before it is read
 
 
 def synchronize(device: torch.device) -> None:
