@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -32,6 +33,11 @@ class Shell:
     now: Callable[[], float] = time.time
     as_json: bool = False
 
+    def __post_init__(self) -> None:
+        """Let a terminal that lacks a character show `?` instead."""
+        if isinstance(self.stdout, io.TextIOWrapper):
+            self.stdout.reconfigure(errors="replace")
+
     def console(self, stream: TextIO | None = None) -> Console:
         """Return a rich console on `stream` (standard output): coloured on a terminal, plain elsewhere."""
         from rich.console import Console
@@ -59,8 +65,9 @@ class Shell:
         self.stderr.flush()
 
     def line(self, value: BaseModel | Sequence[BaseModel] | Any) -> None:
-        """Print one line of JSON and flush it."""
-        self.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+        """Print one line of JSON and flush it; escaped where the stream could not carry it otherwise."""
+        unicode = (self.stdout.encoding or "utf-8").lower().startswith("utf")
+        self.stdout.write(json.dumps(plain(value), ensure_ascii=not unicode) + "\n")
         self.stdout.flush()
 
 
