@@ -69,7 +69,7 @@ def test_memory_grows_with_sequence_batch_and_flight(name, kilo, batch, flight, 
     assert stage(profile, sequence_length=kilo * 512 + 512, **base).total_bytes >= small
     assert (
         stage(profile, sequence_length=kilo * 512, **base | {"micro_batch_size": batch + 1}).total_bytes
-        > small
+        >= small
     )
     assert stage(profile, sequence_length=kilo * 512, **base | {"in_flight": flight + 1}).total_bytes >= small
 
