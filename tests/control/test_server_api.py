@@ -10,8 +10,10 @@ from fastapi.testclient import TestClient
 
 from isthmus.control.api import MAX_BODY_BYTES, create_app
 from isthmus.control.auth import digest
+from isthmus.control.events import JobCancelled
 from isthmus.control.shell import ControlShell
 from isthmus.control.store import MemoryStore, StoredToken
+from isthmus.core.errors import IsthmusError
 from isthmus.core.messages import (
     PROTOCOL_VERSION,
     AgentOrders,
@@ -312,3 +314,11 @@ def test_no_number_breaks_the_store(server: Server, query: str) -> None:
     found = server.submit()
     answer = server.call("GET", f"/v1/jobs/{found.id}/logs?{query}", token="ann")
     assert answer.status_code == 422
+
+
+def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
+    """A server that cannot rebuild its state says at which event, instead of starting with another state."""
+    store = MemoryStore()
+    store.append([JobCancelled(now_s=1, job_id="ghost")])
+    with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be taken in again"):
+        ControlShell(store, POOL, planner=plan_across)

@@ -33,6 +33,7 @@ from isthmus.control.events import (
 )
 from isthmus.control.handlers import HANDLERS
 from isthmus.control.records import JobRecord, Rules, State
+from isthmus.core.errors import IsthmusError
 from isthmus.core.messages import PartOrder
 from isthmus.core.pool import Link
 from isthmus.core.views import JobView, PoolView
@@ -48,10 +49,20 @@ class Coordinator:
 
     @classmethod
     def replay(cls, events: Iterable[Event], rules: Rules | None = None) -> Coordinator:
-        """Rebuild the state from the log. `rules` need not be those under which the log was written."""
+        """Rebuild the state from the log. `rules` need not be those under which the log was written.
+
+        Raises `IsthmusError` naming the event that cannot be taken in again, which is a bug.
+        """
         coordinator = cls(rules)
-        for event in events:
-            coordinator.handle(event)
+        for number, event in enumerate(events, start=1):
+            try:
+                coordinator.handle(event)
+            except Exception as error:
+                raise IsthmusError(
+                    f"event {number} of the log, '{event.kind}', cannot be taken in again: "
+                    f"{type(error).__name__}: {error}",
+                    hint="this is a bug: keep the state folder, start the version that wrote it, report this",
+                ) from error
         return coordinator
 
     def admit(self, event: Event) -> bool:
