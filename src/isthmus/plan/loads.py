@@ -216,7 +216,10 @@ def distinct_replicas(plan: Plan) -> tuple[int, ...]:
 
 
 def _in_flight_limit(memory: StageMemory, chip_bytes: int) -> int:
-    """Return how many micro-batches fit at once beside what is always held, at least one."""
+    """Return how many micro-batches fit at once beside what is always held, at least one.
+
+    The allocator's reserve is not held back: it is freed before an allocation fails.
+    """
     room = chip_bytes - memory.static_bytes - memory.buffers_bytes
     each = memory.activations_bytes
     return max(1, int(room / each)) if each > 0 else 1 << 20
