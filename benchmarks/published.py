@@ -2,7 +2,8 @@
 
 Three tables: the tasks of the cross-domain pooling report (5.2), vTrain's points (read from a copy of its
 repository, `--vtrain` or the environment's ISTHMUS_VTRAIN), and runs of papers and submissions. A prediction
-is never compared with a run that its calibration has seen.
+is never compared with a run that its calibration has seen. The defaults of the time model were settled with
+vTrain's points in view, so `data sheet only` is no blind test there; on the papers' runs it is.
 """
 
 from __future__ import annotations
@@ -10,10 +11,29 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from benchmarks import _rows, _tasks, _vtrain
-from benchmarks.table import print_rows
+from benchmarks.table import Row, print_rows
+from isthmus.core.files import load_plan, load_pool
+from isthmus.core.model import load_model
+from isthmus.plan import estimate_s, profile_model
+
+EXAMPLE = Path(__file__).parent.parent / "docs" / "guide" / "example"
+
+
+def estimate_row() -> Row:
+    """How long the closed form takes for a plan of eight stages on two sites, CPU time, mean of many."""
+    plan, pool = load_plan(EXAMPLE / "plan.yaml"), load_pool(EXAMPLE / "pool.yaml")
+    profile, count = profile_model(load_model(EXAMPLE / "config.json")), 200
+    estimate_s(plan, pool, profile)
+    begun_s = time.process_time()
+    for _ in range(count):
+        estimate_s(plan, pool, profile)
+    each_ms = (time.process_time() - begun_s) / count * 1e3
+    what = "analytic estimate of a plan of eight stages, CPU time"
+    return Row(what=what, ours=each_ms, unit="ms", target="at most 1", met=each_ms <= 1)
 
 
 def main() -> int:
@@ -25,7 +45,7 @@ def main() -> int:
     args = parser.parse_args()
     told = os.environ.get("ISTHMUS_VTRAIN")
     folder = args.vtrain or (Path(told) if told else None)
-    rows = _tasks.rows() + _vtrain.rows(folder, quick=args.quick)
+    rows = _tasks.rows() + [estimate_row()] + _vtrain.rows(folder, quick=args.quick)
     if not args.quick:
         rows += _rows.rows()
     print_rows(rows, args.json)
