@@ -45,7 +45,7 @@ def main() -> int:
     args = parser.parse_args()
     told = os.environ.get("ISTHMUS_VTRAIN")
     folder = args.vtrain or (Path(told) if told else None)
-    rows = _tasks.rows() + [estimate_row()] + _vtrain.rows(folder, quick=args.quick)
+    rows = [*_tasks.rows(), estimate_row(), *_vtrain.rows(folder, quick=args.quick)]
     if not args.quick:
         rows += _rows.rows()
     print_rows(rows, args.json)
