@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,8 +29,15 @@ def write(folder: Path, step: int) -> None:
     save(folder, tensors, step=step, samples=step * 2, rank=0, gather=lambda one: [one], keep=1)
 
 
-def cut_off(folder: Path, before: int) -> bool:
-    """Write all checkpoints in a child that dies before operation `before`; tell whether it came so far."""
+def write_all(folder: Path) -> None:
+    """Write the checkpoints of all steps, and after each the step that is done."""
+    for step in range(1, STEPS + 1):
+        write(folder, step)
+        (folder / "done").write_text(str(step))
+
+
+def cut_off(folder: Path, before: int, work: Callable[[], None]) -> bool:
+    """Do `work` in a child that dies before its operation `before` on `folder`; tell whether it did."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -42,9 +51,7 @@ def cut_off(folder: Path, before: int) -> bool:
                     os._exit(9)
 
         sys.addaudithook(watch)
-        for step in range(1, STEPS + 1):
-            write(folder, step)
-            (folder / "done").write_text(str(step))
+        work()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
@@ -72,7 +79,7 @@ def main(folder: Path) -> int:
     for before in range(1, 10_000):
         place = folder / f"{before:04d}"
         place.mkdir()
-        died = cut_off(place, before)
+        died = cut_off(place, before, partial(write_all, place))
         check(place)
         if not died:
             return before - 1

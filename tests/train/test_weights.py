@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -294,3 +296,12 @@ def test_the_model_under_another_name_is_still_the_model(tmp_path: Path) -> None
         with pytest.raises(ModelError, match="the folder of the model itself"):
             check_output(output, model)
     check_output(tmp_path / "other", model)
+
+
+@pytest.mark.slow
+def test_an_export_cut_off_anywhere_leaves_no_half_model(tmp_path: Path) -> None:
+    """Killed before each file operation in turn: a reader finds the old model, the new one or none, whole."""
+    command = [sys.executable, "-m", "tests.train.crash_exports", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
