@@ -18,7 +18,7 @@ PRECISION = 1e-5
 """Relative precision of the time that is bisected for."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Option:
     """A shape of an island, with its cost so far: a bound until it was cut."""
 
@@ -34,12 +34,28 @@ class Option:
         return self.shape.dp * (1 + math.floor((time_s - self.cost.first_s) / self.cost.pace_s + 1e-9))
 
 
+class Options(list[Option]):
+    """The options of an island, the most promising `open_at_once` of them; the others take lost places."""
+
+    def __init__(self, options: Sequence[Option], time_s: float, open_at_once: int = 64) -> None:
+        ordered = sorted(options, key=lambda one: -one.taken(time_s))
+        super().__init__(ordered[:open_at_once])
+        self.reserve = ordered[open_at_once:]
+
+    def lose(self, option: Option) -> None:
+        """Take out an option that is infeasible."""
+        self.remove(option)
+        if not self:
+            self.extend(self.reserve[:64])
+            del self.reserve[:64]
+
+
 Cutter = Callable[[Option, int], bool]
 """Cut an option for replicas of so many micro-batches; False where it turns out to be infeasible."""
 
 
 def compose(
-    islands: Sequence[list[Option]], total: int, cut: Cutter, give_up_s: float = math.inf
+    islands: Sequence[Options], total: int, cut: Cutter, give_up_s: float = math.inf
 ) -> tuple[float, tuple[Option, ...]] | float:
     """Return the seconds and the option per island with which `total` micro-batches end earliest.
 
@@ -60,10 +76,10 @@ def compose(
             return time_s, tuple(chosen)
         for one, options in loose.values():
             if not cut(one, max(1, one.taken(time_s) // one.shape.dp)):
-                options.remove(one)
+                options.lose(one)
 
 
-def _least_s(islands: Sequence[list[Option]], total: int, from_s: float) -> float:
+def _least_s(islands: Sequence[Options], total: int, from_s: float) -> float:
     """Return the least time, from `from_s` on, within which the best options end `total` micro-batches.
 
     Every island ends at least one. `from_s` is a time that is known to be too short, or just enough.

@@ -14,15 +14,18 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from isthmus.plan.compose import Option, compose
+from isthmus.plan.compose import Option, Options, compose
 from isthmus.plan.layout import Layout, deal, ring_s
 from isthmus.plan.partitions import Partition, all_partitions, nested_partitions
 from isthmus.plan.shape import Shape
-from isthmus.plan.space import Space
+from isthmus.plan.space import MANY_CHIPS, Space
 from isthmus.plan.spots import Spot
 
 FEW_SPOTS = 4
 """All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
+
+OPEN = 64
+"""Options of an island that are compared at once."""
 
 Island = tuple[Spot, ...]
 
@@ -58,7 +61,7 @@ class Explorer:
     go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
     tally: Tally = field(default_factory=Tally)
     link_bound: bool = True
-    _options: dict[tuple[object, ...], list[Option]] = field(default_factory=dict)
+    _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
     _limit_s: float = math.inf
     best: Layout | None = None
     _top: list[Layout] = field(default_factory=list)
@@ -89,6 +92,9 @@ class Explorer:
             ring = ring_s(space.task, space.ways, islands, space.limits.zero)
             if ring == math.inf or (len(islands) > 1 and space.limits.executable):
                 continue
+            if ring >= self.limit_s():
+                self.tally.pruned += 1
+                continue
             all_spots = list(itertools.chain(*islands))
             if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
                 continue
@@ -101,11 +107,11 @@ class Explorer:
                     if promise_s < math.inf:
                         yield Branch(islands, size, schedule, ring, promise_s)
 
-    def _promise_s(self, options: Sequence[list[Option]], total: int) -> float:
+    def _promise_s(self, options: Sequence[Options], total: int) -> float:
         found = compose(options, total, lambda *_: False, 0.0)
         return found if isinstance(found, float) else found[0]
 
-    def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[list[Option]]:
+    def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
         """Return the options of each island; islands of one spot share those of their kind.
 
         An island that trains alone has only those that can beat what was found by then.
@@ -115,13 +121,24 @@ class Explorer:
         for island in islands:
             key: tuple[object, ...] = (size, schedule, alone, *(id(spot) for spot in island))
             if len(island) == 1:
-                key = (size, schedule, island[0].kind, island[0].chips, island[0].reads_data)
+                key = (size, schedule, alone, island[0].kind, island[0].chips, island[0].reads_data)
             if key not in self._options:
                 limit_s = self.limit_s() if alone and len(island) > 1 else math.inf
-                shapes = self.space.shapes(island, size, schedule, total, limit_s)
-                self._options[key] = [Option(shape, shape.bound) for shape in shapes]
+                coarse = not alone and len(island) > 1 and sum(s.chips for s in island) > MANY_CHIPS
+                shapes = self.space.shapes(island, size, schedule, total, limit_s, coarse)
+                made = [Option(shape, shape.bound) for shape in shapes]
+                self._options[key] = Options(made, self._scale_s(made, total), len(made) if alone else OPEN)
+                self.space.thinned = self.space.thinned or bool(self._options[key].reserve)
             found.append(self._options[key])
         return found
+
+    def _scale_s(self, options: Sequence[Option], total: int) -> float:
+        """Return a time about which options are worth comparing: the best so far, or what they promise."""
+        if self.best is not None:
+            return self.best.estimate_s
+        return min(
+            (one.cost.first_s + total / one.shape.dp * one.cost.pace_s for one in options), default=0.0
+        )
 
     def _visit(self, branch: Branch) -> None:
         if branch.promise_s >= self.limit_s():
@@ -142,7 +159,7 @@ class Explorer:
                 chosen.append((_placed(option.shape, island), option.chain))
         self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s))
 
-    def _visit_single(self, branch: Branch, options: list[Option]) -> None:
+    def _visit_single(self, branch: Branch, options: Options) -> None:
         """Cut the chains of one island in the order of their bounds, until none can beat what was found."""
         total = self.samples // branch.micro_batch_size
 

@@ -13,19 +13,16 @@ from dataclasses import replace
 from isthmus.plan.layout import Layout, Row
 from isthmus.plan.write import Scored
 
-MOVES = 48
-"""Simulations spent on one layout at most."""
-
-SIZE = 1 << 12
-"""Layouts of more stages x micro-batches than this are left as the search found them."""
-
 Score = Callable[[Layout], Scored]
 
 
-def refine(best: Scored, score: Score, moves: int = MOVES) -> Scored:
+def cells(layout: Layout) -> int:
+    """Return the stages x micro-batches that a simulation of a layout computes: what it costs."""
+    return sum(row.shape.num_stages * sum(set(row.counts)) for row in layout.rows)
+
+
+def refine(best: Scored, score: Score, moves: int) -> Scored:
     """Return the best of `best` and what single-layer moves make of it; at most `moves` are simulated."""
-    if sum(row.shape.num_stages * max(row.counts) for row in best.layout.rows) > SIZE:
-        return best
     improved = True
     while improved and moves > 0:
         improved = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
@@ -12,7 +13,7 @@ from isthmus.plan.loads import StageCost, distinct_replicas, schedule_of, stage_
 from isthmus.plan.memory import Degrees
 from isthmus.plan.seat import Seat, Task
 from isthmus.plan.spots import Spot
-from isthmus.schedule import Schedule
+from isthmus.schedule import Schedule, make_schedule, overlapped
 from isthmus.sim import Replica, StageLoad, Training, TrainingRun, simulate
 
 EMULATED = DATA_SHEET.with_values({"wan_share": 1.0}).model_copy(
@@ -34,16 +35,25 @@ def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
     """
     wires = wires_of(plan, pool, task.calibration)
     replicas = []
-    schedules: dict[tuple[object, ...], Schedule] = {}
     for first, count in Counter(distinct_replicas(plan)).items():
         costs = stage_costs(plan, pool, task.profile, task.calibration, first)
         loads = tuple(_load(plan, pool, task, cost) for cost in costs)
-        costs = tuple(replace(cost, load=load) for cost, load in zip(costs, loads, strict=True))
-        key = (len(costs), plan.micro_batches_of(first))
-        if key not in schedules:
-            schedules[key] = schedule_of(plan, costs, wires, first)
-        replicas.append(Replica(stages=loads, schedule=schedules[key], count=count))
+        micro_batches = plan.micro_batches_of(first)
+        if plan.schedule == "overlapped" and not plan.warm_up:
+            costs = tuple(replace(cost, load=load) for cost, load in zip(costs, loads, strict=True))
+            schedule = schedule_of(plan, costs, wires, first)
+        else:
+            schedule = _schedule(plan.schedule, len(loads), micro_batches, plan.warm_up)
+        replicas.append(Replica(stages=loads, schedule=schedule, count=count))
     return simulate(Training(replicas=tuple(replicas), wires=wires), details=False)
+
+
+@lru_cache(maxsize=256)
+def _schedule(name: str, num_stages: int, micro_batches: int, warm_up: tuple[int, ...]) -> Schedule:
+    """Return a generated schedule. The generators' schedules pass the checker: their tests see to that."""
+    if warm_up:
+        return overlapped(num_stages, micro_batches, warm_up)
+    return make_schedule(name, num_stages, micro_batches)
 
 
 def _load(plan: Plan, pool: Pool, task: Task, cost: StageCost) -> StageLoad:

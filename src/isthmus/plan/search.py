@@ -14,7 +14,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan.explore import Explorer, Tally
 from isthmus.plan.layout import Layout
 from isthmus.plan.profile import ModelProfile, profile_model
-from isthmus.plan.refine import refine
+from isthmus.plan.refine import cells, refine
 from isthmus.plan.refuse import refusals
 from isthmus.plan.score import calibration_for, score
 from isthmus.plan.seat import Task
@@ -28,11 +28,14 @@ Objective = Literal["time", "cost", "energy", "pareto"]
 WIDTH = 8
 """Layouts that the search keeps for the simulator, beside the best of each set of clusters."""
 
-FINALISTS = 12
-"""Layouts that are simulated."""
+CELLS = 6000
+"""Stages x micro-batches that are simulated before the search is content, but three layouts at least."""
+
+CLOSE = 1.1
+"""A layout whose estimate is this much above the best simulated time is not simulated for its own sake."""
 
 REFINED = 3
-"""Finalists whose layers are moved one by one."""
+"""Finalists whose layers are moved one by one, with what is left of `CELLS` and as much again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +185,20 @@ def _finals(question: Question, explorer: Explorer, task: Task) -> list[Scored]:
         plan = write_plan(layout, question.job, task, executable=executable)
         return Scored(layout, plan, score(plan, question.pool, task))
 
-    finals = [scored(layout) for layout in explorer.found[: max(FINALISTS, explorer.width)]]
+    finals: list[Scored] = []
+    spent, known = 0, set()
+    for layout in explorer.found:
+        best_s = min((one.time_s for one in finals), default=math.inf)
+        new = question.keep > 1 and layout.clusters not in known
+        if len(finals) >= 3 and (spent > CELLS or (layout.estimate_s > CLOSE * best_s and not new)):
+            continue
+        finals.append(scored(layout))
+        spent += cells(layout)
+        known.add(layout.clusters)
     finals.sort(key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
+    left = max(0, CELLS - spent) + CELLS
     for place, one in enumerate(finals[:REFINED]):
-        finals[place] = refine(one, scored)
+        finals[place] = refine(one, scored, left // REFINED // cells(one.layout))
     unique = {one.plan.id: one for one in finals}
     return sorted(unique.values(), key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
 

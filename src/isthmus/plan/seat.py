@@ -302,23 +302,38 @@ class Seat:
             found = self._tables[key] = self._same.setdefault(seconds, LayerTimes(seconds))
         return found
 
-    def _seconds(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> Iterator[float]:
-        """Yield the seconds of 1, 2, ... equal layers as long as they fit."""
-        dense, expert, kept, saved = self._held
+    def _room(
+        self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero
+    ) -> tuple[float, float, float]:
+        """Return the bytes left for layers without and with recomputation, and those of one layer."""
+        dense, expert, kept, _ = self._held
         each, each_expert = self._static(dp, zero)
         layer_bytes = dense[1] * each + expert[1] * each_expert + in_flight * kept[1]
         limit = self.chip.memory_bytes * MEMORY_FRACTION / RESERVE
-        room = []
-        for recomputes in (False, True):
-            rest, beside, working = self._rest[is_first, is_last, recomputes]
-            room.append(limit - rest * each - in_flight * beside - working)
+        plain, again = self._rest[is_first, is_last, False], self._rest[is_first, is_last, True]
+        return (
+            limit - plain[0] * each - in_flight * plain[1] - plain[2],
+            limit - again[0] * each - in_flight * again[1] - again[2],
+            layer_bytes,
+        )
+
+    def most_layers(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> int:
+        """Return how many equal layers fit, all recomputed if need be."""
+        plain, again, layer_bytes = self._room(is_first, is_last, in_flight, dp, zero)
+        least_bytes = layer_bytes - in_flight * self._held[3][1]
+        return max(0, math.floor(plain / layer_bytes), math.floor(again / least_bytes))
+
+    def _seconds(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> Iterator[float]:
+        """Yield the seconds of 1, 2, ... equal layers as long as they fit."""
+        plain, recomputing, layer_bytes = self._room(is_first, is_last, in_flight, dp, zero)
+        saved = in_flight * self._held[3][1]
         layer_s, again_s = self._layers[0][0] + self._layers[0][1], self._layers[0][2]
         end_s = sum(self._ends[0]) * is_first + sum(self._ends[1]) * is_last
         for count in range(1, self.task.profile.num_layers + 1):
             again = 0
-            if count * layer_bytes > room[0]:
-                over = count * layer_bytes - room[1]
-                again = max(1, math.ceil(over / (in_flight * saved[1]) - 1e-9)) if saved[1] else count + 1
+            if count * layer_bytes > plain:
+                over = count * layer_bytes - recomputing
+                again = max(1, math.ceil(over / saved - 1e-9)) if saved else count + 1
                 if again > count:
                     return
             yield end_s + count * layer_s + again * again_s

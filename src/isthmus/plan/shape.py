@@ -148,6 +148,8 @@ class Shape:
         if not self.task.equal_layers:
             layers = self._split(micro_batches)
             return None if layers is None else self.with_layers(layers, micro_batches)
+        if not self._may_fit(micro_batches):
+            return None
         tables = self._tables(micro_batches)
         found = share_layers(tables, self.task.profile.num_layers, micro_batches)
         if found is None:
@@ -173,6 +175,17 @@ class Shape:
                 return None
             cuts.append(one)
         return tuple(cuts)
+
+    def _may_fit(self, micro_batches: int) -> bool:
+        """Say whether the stages together hold all layers, with all of them recomputed."""
+        last, room = self.num_stages - 1, 0
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            most = seat.most_layers(stage == 0, stage == last, alive, self.dp, self.zero)
+            if most < 1:
+                return False
+            room += most
+        return room >= self.task.profile.num_layers
 
     def _tables(self, micro_batches: int) -> list[LayerTimes]:
         last, found = self.num_stages - 1, []

@@ -20,8 +20,17 @@ from isthmus.plan.ways import Ways
 WHOLE = 96
 """Numbers of stages per spot are all tried where there are at most so many combinations."""
 
-MAX_ORDERED = 4
+MAX_ORDERED = 3
 """Islands of at most so many spots are tried in every order."""
+
+MANY_CHIPS = 256
+"""Islands of three and more spots with more chips than this are cut alike everywhere."""
+
+DENSE_REPLICAS = 16
+"""Numbers of replicas are all tried up to this, beyond it in steps of `REPLICA_STEP`."""
+
+REPLICA_STEP = 1.1
+COARSE_STEP = 1.5
 
 LONG_SEQUENCE = 16384
 """Context parallelism is considered from this length on."""
@@ -154,15 +163,19 @@ class Space:
         schedule: str,
         micro_batches: int,
         limit_s: float = math.inf,
+        coarse: bool = False,
     ) -> Iterator[Shape]:
         """Yield every chain that uses all spots of an island, at most `micro_batches` replicas of it.
 
-        Those that cannot end `micro_batches` on their own before `limit_s` are left out.
+        Those that cannot end `micro_batches` on their own before `limit_s` are left out. `coarse` thins
+        numbers of replicas and stages where they are many.
         """
         if not self.limits.mixed_chips and len({spot.group.chip for spot in island}) > 1:
             return
         layers = self.task.profile.num_layers
         for order in self.orders(island):
+            if micro_batches * self._wire_s(order, micro_batch_size) >= limit_s:
+                continue
             for cuts in self._cut_choices(order):
                 seats = [self.seat(*one, micro_batch_size) for one in zip(order, cuts, strict=True)]
                 room = [places(spot, seat.num_chips) for spot, seat in zip(order, seats, strict=True)]
@@ -171,7 +184,7 @@ class Space:
                 most = sum(one * speed for one, speed in zip(room, speeds, strict=True))
                 if least_s + (micro_batches - most * least_s) / most >= limit_s:
                     continue
-                for dp, stages in self._numbers(room, micro_batches):
+                for dp, stages in self._numbers(room, micro_batches, coarse):
                     pace_s = 1 / sum(one * speed for one, speed in zip(stages, speeds, strict=True))
                     if least_s + (-(-micro_batches // dp) - 1) * pace_s >= limit_s:
                         continue
@@ -180,25 +193,32 @@ class Space:
                     if not self.limits.max_chips or shape.num_chips <= self.limits.max_chips:
                         yield shape
 
+    def _wire_s(self, order: Sequence[Spot], micro_batch_size: int) -> float:
+        """Return the seconds for which one micro-batch occupies the slowest wire that an order crosses."""
+        seat = self.seat(order[0], self.cuts(order[0])[0], micro_batch_size)
+        tokens = micro_batch_size * self.task.sequence_length
+        num_bytes = self.task.profile.boundary_bytes(tokens, seat.batch.precision_bytes)
+        pairs = [(a.cluster, b.cluster) for a, b in itertools.pairwise(order) if a.cluster != b.cluster]
+        return max((num_bytes / self.ways.rate(*pair) for pair in pairs), default=0.0)
+
     def _cut_choices(self, order: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
-        """Yield a cut per spot; in long chains spots of one kind of chip have the same."""
+        """Yield a cut per spot; in large islands all spots have the same, as far as they have it."""
         each = [self.cuts(spot) for spot in order]
-        if math.prod(len(one) for one in each) <= 256:
+        few = len(order) <= 2 or sum(spot.chips for spot in order) <= MANY_CHIPS
+        if few and math.prod(len(one) for one in each) <= 256:
             yield from itertools.product(*each)
             return
         self.thinned = True
-        kinds = list(dict.fromkeys(spot.chip.name for spot in order))
-        by_kind = {spot.chip.name: options for spot, options in zip(order, each, strict=True)}
-        if math.prod(len(by_kind[kind]) for kind in kinds) > 256:
-            by_kind = {kind: options[-3:] for kind, options in by_kind.items()}
-        for chosen in itertools.islice(itertools.product(*(by_kind[kind] for kind in kinds)), 256):
-            pick = dict(zip(kinds, chosen, strict=True))
-            yield tuple(pick[spot.chip.name] for spot in order)
+        for base in dict.fromkeys(itertools.chain(*each)):
+            alike = [base if base in options else options[-1] for options in each]
+            yield tuple(alike)
 
-    def _numbers(self, room: Sequence[int], micro_batches: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _numbers(
+        self, room: Sequence[int], micro_batches: int, coarse: bool
+    ) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (replicas, stages per spot) that fit `room` places per spot."""
         seen = set()
-        for dp, stages in self._all_numbers(room):
+        for dp, stages in self._all_numbers(room, coarse):
             pp = sum(stages)
             if pp > self.task.profile.num_layers or (self.limits.pp and pp != self.limits.pp):
                 continue
@@ -220,7 +240,7 @@ class Space:
             dict.fromkeys([most, *(1 << i for i in reversed(range(most.bit_length())) if 1 << i < most)])
         )
 
-    def _all_numbers(self, room: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _all_numbers(self, room: Sequence[int], coarse: bool) -> Iterator[tuple[int, tuple[int, ...]]]:
         layers = self.task.profile.num_layers
         most = [min(one, layers) for one in room]
         if min(most) < 1:
@@ -230,9 +250,10 @@ class Space:
                 yield min(r // s for r, s in zip(room, stages, strict=True)), stages
             return
         self.thinned = True
-        for dp in sorted({r // s for r in room for s in range(1, min(r, layers) + 1)}, reverse=True):
-            if all(r >= dp for r in room):
-                yield from ((dp, stages) for stages in self._fillings(room, dp))
+        numbers = sorted({r // s for r in room for s in range(1, min(r, layers) + 1)})
+        for dp in reversed(_spread([dp for dp in numbers if dp <= min(room)], coarse)):
+            fillings = self._fillings(room, dp)
+            yield from ((dp, stages) for stages in itertools.islice(fillings, 1 if coarse else None))
 
     def _fillings(self, room: Sequence[int], dp: int) -> Iterator[tuple[int, ...]]:
         """Yield numbers of stages with which `dp` replicas fill the spots: whole, one fewer, half."""
@@ -249,6 +270,18 @@ class Space:
         yield tuple(full)
         yield tuple(max(1, one - 1) for one in full)
         yield tuple((one + 1) // 2 for one in full)
+
+
+def _spread(numbers: Sequence[int], coarse: bool) -> list[int]:
+    """Return the small of rising numbers, and of the large ones those at least a step apart, the last too."""
+    found: list[int] = []
+    for number in numbers:
+        dense = number <= (2 if coarse else DENSE_REPLICAS)
+        if not found or dense or number >= found[-1] * (COARSE_STEP if coarse else REPLICA_STEP):
+            found.append(number)
+    if numbers and found[-1] != numbers[-1]:
+        found.append(numbers[-1])
+    return found
 
 
 def places(spot: Spot, chips: int) -> int:

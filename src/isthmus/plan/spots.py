@@ -13,7 +13,7 @@ FreeChips = Mapping[str, Mapping[str, int]]
 """Free chips by cluster and node group."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Spot:
     """`chips` free chips of one node group. `reads_data`: its stages may be first or last of a replica."""
 
