@@ -1,7 +1,7 @@
 """Export a model over another one and be cut off at each file operation: run by `test_weights`.
 
-`python -m tests.train.crash_exports FOLDER` prints the number of cuts. After each, the folder must hold the old
-model, the whole new one, or none that a reader would open, and the next export must finish.
+`python -m tests.train.crash_exports FOLDER` prints the number of cuts. After each, the folder must hold the
+old model, the whole new one, or none that a reader would open, and the next export must finish.
 """
 
 from __future__ import annotations
