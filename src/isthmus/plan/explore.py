@@ -157,6 +157,8 @@ class Explorer:
         for option, island in zip(answer[1], branch.islands, strict=True):
             if option.chain is not None:
                 chosen.append((_placed(option.shape, island), option.chain))
+        if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
+            return  # a plan has one warm-up for all its replicas
         self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s))
 
     def _visit_single(self, branch: Branch, options: Options) -> None:

@@ -98,11 +98,13 @@ class Shape:
 
     @cached_property
     def _crossing(self) -> list[float]:
-        """Seconds of an exchange at each boundary between clusters."""
+        """Seconds of an exchange at each boundary between clusters: replicas send in step."""
         found: list[float] = []
         for a, b in itertools.pairwise(self.segments):
             if a.spot.cluster != b.spot.cluster:
-                found.append(self.ways.exchange_s(a.spot.cluster, b.spot.cluster, self.message_bytes))
+                found.append(
+                    self.ways.exchange_s(a.spot.cluster, b.spot.cluster, self.dp * self.message_bytes)
+                )
         return found
 
     @cached_property
@@ -130,7 +132,7 @@ class Shape:
         for i in range(self.num_stages - 1):
             a, b, seat = self.spots[i], self.spots[i + 1], self.seats[i]
             if a.cluster != b.cluster:
-                found.append(self.ways.exchange_s(a.cluster, b.cluster, self.message_bytes))
+                found.append(self.ways.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
             elif seat.virtual:
                 found.append(0.0)
             else:
