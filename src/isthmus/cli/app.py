@@ -17,6 +17,7 @@ from isthmus.cli import (
     pool_commands,
     process_commands,
     report_commands,
+    search_commands,
 )
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ _PARTS = (
     follow,
     report_commands,
     pool_commands,
+    search_commands,
     plan_commands,
     calibrate_commands,
     process_commands,

@@ -1,0 +1,28 @@
+"""`why_not_runnable`: whether our own runtime executes a plan, decided from the plan alone."""
+
+from __future__ import annotations
+
+from isthmus.core.plan import Plan
+
+RUN_SCHEDULES = ("1f1b", "gpipe", "overlapped")
+"""Schedules that the runtime executes."""
+
+
+def why_not_runnable(plan: Plan) -> str | None:
+    """Return what our runtime lacks for `plan`, or None where it executes it.
+
+    The runtime checks more when a job starts: that plan and job agree, that the model is one it trains.
+    """
+    if plan.dp > 1:
+        return f"{plan.dp} replicas: the runtime runs one"
+    for name in ("tp", "cp", "ep"):
+        most = max(getattr(stage, name) for stage in plan.stages)
+        if most > 1:
+            return f"{name} {most}: the runtime has one chip per stage"
+    if plan.schedule not in RUN_SCHEDULES:
+        return f"schedule {plan.schedule}: the runtime has {', '.join(RUN_SCHEDULES)}"
+    if plan.warm_up:
+        return "a warm-up of its own: the runtime follows the schedule's"
+    if any(stage.recompute not in ("none", "full") for stage in plan.stages):
+        return "selective recomputation: the runtime knows none and full"
+    return None

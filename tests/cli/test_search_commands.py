@@ -1,0 +1,96 @@
+"""Rules of `isthmus plan` and `isthmus explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isthmus.core.files import load_plan
+from tests.cli.fake_server import FakeServer, run
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A job, its model and a pool of two unlike clusters."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "job.yaml").write_text(
+        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\ncheckpoints: {folder: ck}\n"
+        "training: {steps: 100, sequence_length: 2048, global_batch_size: 16}\n"
+    )
+    (tmp_path / "pool.yaml").write_text(
+        "clusters:\n"
+        "  - {name: a, owner: x, node_groups: [{chip: H20, nodes: 1, chips_per_node: 2, "
+        "price_per_chip_hour: 2}]}\n"
+        "  - {name: b, owner: y, node_groups: [{chip: BI-V150, nodes: 1, chips_per_node: 2, "
+        "price_per_chip_hour: 0.5}]}\n"
+        "links:\n  - {between: [a, b], bandwidth_gbps: 10, round_trip_ms: 10}\n"
+    )
+    return tmp_path
+
+
+def plan(files: Path, *more: str) -> dict:
+    done = run(FakeServer(), "plan", files / "job.yaml", "--pool", files / "pool.yaml", "--json", *more)
+    assert done.status == 0, done.err
+    return json.loads(done.out)
+
+
+def test_the_answer_has_plans_refusals_and_what_the_search_did(files: Path) -> None:
+    """The contract: plans with what they rest on, refused combinations, and the search's own figures."""
+    answer = plan(files)
+    assert set(answer) == {"plans", "refused", "search"}
+    assert {"seconds", "evaluated", "pruned", "optimal", "bound_s"} <= set(answer["search"])
+    best = answer["plans"][0]
+    assert {"id", "stages", "dp", "micro_batches", "schedule", "predicted", "why"} <= set(best)
+    assert {"replica", "cluster", "node_group", "layers", "tp", "recompute"} <= set(best["stages"][0])
+    assert answer["search"]["bound_s"] <= best["predicted"]["iteration_s"]
+
+
+def test_each_plan_can_be_simulated_and_explained(files: Path) -> None:
+    """`--save` writes files that `simulate` takes, with the time that was predicted, and `explain` draws."""
+    answer = plan(files, "--save", str(files / "plans"), "--top", "2")
+    for one in answer["plans"]:
+        file = files / "plans" / f"{one['id']}.json"
+        assert load_plan(file).id == one["id"]
+        done = run(FakeServer(), "simulate", file, "--pool", files / "pool.yaml", "--json")
+        told = json.loads(done.out)["iteration_s"]
+        assert told == pytest.approx(one["predicted"]["iteration_s"], rel=1e-6)
+        picture = files / "plan.svg"
+        done = run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--picture", picture)
+        assert "sets the pace" in done.out
+        assert picture.read_text().startswith("<svg")
+
+
+def test_cheaper_is_never_dearer_and_runnable_runs(files: Path) -> None:
+    """`--objective cost` finds a plan at most as dear; `--runnable` keeps to what the runtime executes."""
+    fastest, cheapest = plan(files)["plans"][0], plan(files, "--objective", "cost")["plans"][0]
+    assert cheapest["predicted"]["cost_per_iteration"] <= fastest["predicted"]["cost_per_iteration"] * 1.0001
+    answer = plan(files, "--runnable")
+    assert answer["search"]["runnable"] == [one["id"] for one in answer["plans"]]
+    assert answer["plans"]
+
+
+def test_a_deadline_that_nothing_keeps_says_what_is_possible(files: Path) -> None:
+    """No plan is returned; the reason names the fastest and the cheapest."""
+    answer = plan(files, "--deadline", "0.001")
+    assert answer["plans"] == []
+    assert "the fastest takes" in answer["refused"][-1]["reason"]
+
+
+def test_fixed_degrees_are_kept(files: Path) -> None:
+    """`--tp`, `--pp` and `--micro-batch` bind every plan."""
+    for one in plan(files, "--tp", "2", "--pp", "2", "--micro-batch", "2")["plans"]:
+        assert {stage["tp"] for stage in one["stages"]} == {2}
+        assert len(one["stages"]) == 2 * one["dp"]
+        assert one["micro_batch_size"] == 2
