@@ -100,6 +100,7 @@ def demo(
     losses = trained.figures.series("loss")
     result = {
         "clusters": list(plan.clusters),
+        "schedule": plan.schedule,
         "steps": job.training.steps,
         "loss_first": losses[0][1],
         "loss_last": losses[-1][1],
@@ -207,7 +208,7 @@ def _summary(result: dict[str, object]) -> str:
         f"\nLoss {result['loss_first']:.2f} -> {result['loss_last']:.2f} nats per byte "
         f"in {result['steps']} steps, {result['training_s']:.0f} s.\n"
         f"Efficiency {result['efficiency']:.1%} of the same plan without wide-area links "
-        "(1F1B with blocking exchanges; chips are virtual: computation is padded to their time).\n"
+        f"(schedule {result['schedule']}; chips are virtual: computing is padded to their time).\n"
         f"Checkpoint {result['checkpoint']}: loads in transformers, its loss differs by "
         f"{result['checkpoint_loss_difference']:.1e}.\n"
         f"Report {result['report']}"
