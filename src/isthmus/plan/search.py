@@ -28,7 +28,7 @@ Objective = Literal["time", "cost", "energy", "pareto"]
 WIDTH = 8
 """Layouts that the search keeps for the simulator, beside the best of each set of clusters."""
 
-CELLS = 6000
+CELLS = 3000
 """Stages x micro-batches that are simulated before the search is content, but three layouts at least."""
 
 CLOSE = 1.1

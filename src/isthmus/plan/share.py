@@ -76,16 +76,21 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
     lowest = bisect_left(bounds, True, key=holds)
     if lowest == len(bounds):
         return None
+    hulls = [one.hull for one in stages]
     convex = all(one.hull is one for one in kinds)
-    fill = _by_steps if convex else _by_numbers
-    free_s = _by_steps([one.hull for one in stages], num_layers, math.inf).sum_s
+    fill, repeats = (_by_steps if convex else _by_numbers), micro_batches - 1
+    free_s = _by_steps(hulls, num_layers, math.inf).sum_s
     best: Share | None = None
     best_s = math.inf
     for bound_s in bounds[lowest:]:
-        if best is not None and free_s + (micro_batches - 1) * bound_s >= best_s:
+        if free_s + repeats * bound_s >= best_s:
             break
+        if not convex and best is not None:  # what convex times could reach within the bound
+            hull_s = _by_steps(hulls, num_layers, bound_s).sum_s
+            if hull_s + repeats * bounds[lowest] >= best_s:
+                continue
         found = fill(stages, num_layers, bound_s)
-        total_s = found.sum_s + (micro_batches - 1) * found.slowest_s
+        total_s = found.sum_s + repeats * found.slowest_s
         if total_s < best_s:
             best, best_s = found, total_s
         if found.sum_s <= free_s * (1 + 1e-12):

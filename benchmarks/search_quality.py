@@ -1,0 +1,209 @@
+"""How good the planner's plans are: against every plan of small spaces, random plans, and even splitting.
+
+`python -m benchmarks.search_quality [--json] [--quick]`. All plans are compared by simulated time. Instances
+are random pools of unlike chips, seeded, whose memory is hardly enough for the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from benchmarks._planning import TOY, job, small_pool
+from benchmarks.table import Row, print_rows
+from isthmus.core.job import Job
+from isthmus.core.pool import Pool
+from isthmus.plan.explore import island_sets
+from isthmus.plan.layout import Layout, deal, ring_s
+from isthmus.plan.score import calibration_for, score
+from isthmus.plan.search import Question, search_plans
+from isthmus.plan.seat import Task
+from isthmus.plan.shape import Chain, Shape
+from isthmus.plan.space import Limits, Space
+from isthmus.plan.spots import spots_of
+from isthmus.plan.ways import Ways
+from isthmus.plan.write import write_plan
+
+SAMPLES = 6
+LENGTH = 1024
+MOST_LAYOUTS = 4000
+LIMITS = Limits(largest_micro_batch=2)
+
+
+def space_of(where: Pool) -> tuple[Space, Job]:
+    """Return the space of an instance."""
+    asked = job(SAMPLES, LENGTH)
+    task = Task(TOY, LENGTH, "bf16", calibration_for(where))
+    return Space(task, Ways(where, task.calibration), LIMITS), asked
+
+
+def splits(shape: Shape, micro_batches: int) -> Iterator[Chain]:
+    """Yield every split of a shape that fits."""
+    layers, count = TOY.num_layers, shape.num_stages
+    for cuts in itertools.combinations(range(1, layers), count - 1):
+        ends = list(itertools.pairwise((0, *cuts, layers)))
+        chain = shape.with_layers(ends, micro_batches)
+        if chain is not None:
+            yield chain
+
+
+def branches(space: Space, where: Pool) -> Iterator[tuple[float, int, list[list[Shape]]]]:
+    """Yield (ring seconds, micro-batch size, shapes per island) of the whole space."""
+    spots = [
+        spot for cluster in where.clusters for spot in spots_of(where, cluster, job(SAMPLES).placement, None)
+    ]
+    for islands in island_sets(spots, space):
+        ring = ring_s(space.task, space.ways, islands, space.limits.zero)
+        for schedule in space.schedules(list(itertools.chain(*islands))):
+            for size in space.micro_batch_sizes(1, SAMPLES):
+                total = SAMPLES // size
+                shapes = [list(space.shapes(island, size, schedule, total)) for island in islands]
+                if all(shapes) and ring < float("inf"):
+                    yield ring, size, shapes
+
+
+def layouts(space: Space, where: Pool) -> Iterator[Layout]:
+    """Yield every layout: every shape, every split, micro-batches dealt by speed."""
+    for ring, size, shapes in branches(space, where):
+        total = SAMPLES // size
+        for chosen in itertools.product(*shapes):
+            dp = sum(shape.dp for shape in chosen)
+            if dp > total or len({s.num_stages for s in chosen if s.schedule == "overlapped"}) > 1:
+                continue
+            each = [list(splits(shape, -(-total // shape.dp))) for shape in chosen]
+            for chains in itertools.product(*each):
+                layout = deal(list(zip(chosen, chains, strict=True)), total, size, ring)
+                if layout is not None:
+                    yield layout
+
+
+def seconds(layout: Layout, asked: Job, where: Pool, task: Task) -> float:
+    """Return the simulated iteration of a layout."""
+    return score(write_plan(layout, asked, task, executable=False), where, task).iteration_s
+
+
+def chosen_s(where: Pool) -> tuple[float | None, bool]:
+    """Return the planner's simulated time, and whether it recomputes for lack of memory."""
+    question = Question(job=job(SAMPLES, LENGTH), model=TOY, pool=where, limits=LIMITS, explain=False)
+    answer = search_plans(question)
+    if not answer.plans or answer.plans[0].predicted is None:
+        return None, False
+    best = answer.plans[0]
+    return best.predicted.iteration_s, any(stage.recompute != "none" for stage in best.stages)
+
+
+def first_fails(space: Space, where: Pool) -> bool:
+    """Say whether the first leaf fails: all chips in one chain, split evenly, nothing recomputed."""
+    shapes = [one[0] for _, size, one in branches(space, where) if len(one) == 1 and size == 1]
+    largest = max(itertools.chain(*shapes), key=lambda one: one.num_chips, default=None)
+    if largest is None:
+        return True
+    layers, count = TOY.num_layers, largest.num_stages
+    ends = [(layers * i // count, layers * (i + 1) // count) for i in range(count)]
+    cuts = largest.stage_cuts(ends, -(-SAMPLES // largest.dp))
+    return cuts is None or any(cut.recomputed for cut in cuts)
+
+
+def even_s(space: Space, where: Pool, asked: Job) -> float:
+    """Return the best time with layers split evenly over the stages of one chain."""
+    best = float("inf")
+    for ring, size, shapes in branches(space, where):
+        if len(shapes) > 1:
+            continue
+        for shape in shapes[0]:
+            layers, count = TOY.num_layers, shape.num_stages
+            ends = [(layers * i // count, layers * (i + 1) // count) for i in range(count)]
+            total = SAMPLES // size
+            chain = shape.with_layers(ends, -(-total // shape.dp))
+            layout = None if chain is None else deal([(shape, chain)], total, size, ring)
+            if layout is not None:
+                best = min(best, seconds(layout, asked, where, space.task))
+    return best
+
+
+def exhaustive_rows(instances: int) -> list[Row]:
+    """Compare with every plan of the same space."""
+    chance, gaps, tight, binding, missed = random.Random(1), [], 0, 0, 0
+    while len(gaps) < instances:
+        where = small_pool(chance, chips=3)
+        space, asked = space_of(where)
+        every = list(itertools.islice(layouts(space, where), MOST_LAYOUTS + 1))
+        if not every or len(every) > MOST_LAYOUTS:
+            continue
+        best = min(seconds(one, asked, where, space.task) for one in every)
+        ours, recomputes = chosen_s(where)
+        tight += first_fails(space, where)
+        binding += recomputes
+        missed += ours is None
+        gaps.append(0.0 if ours is None else (ours / best - 1) * 100)
+    exact = sum(gap <= 1e-6 for gap in gaps) / len(gaps) * 100
+    what = (
+        f"{len(gaps)} small instances (memory binds in {binding}, even splits fail or recompute in {tight})"
+    )
+    return [
+        Row(what=f"simulated time equal to that of exhaustive search: {what}", ours=exact, unit="%",
+            target="at least 95", met=exact >= 95),
+        Row(what="worst gap to exhaustive search", ours=max(gaps), unit="%", target="at most 1",
+            met=max(gaps) <= 1),
+        Row(what="instances with a plan in which none was found", ours=float(missed), unit="", target="0",
+            met=missed == 0),
+    ]  # fmt: skip
+
+
+def random_layouts(space: Space, where: Pool, chance: random.Random, count: int) -> Sequence[Layout]:
+    """Return random feasible layouts: a random branch, shapes and splits."""
+    every, found = list(branches(space, where)), []
+    for _ in range(50 * count):
+        if len(found) == count or not every:
+            break
+        ring, size, shapes = chance.choice(every)
+        chosen, total = [chance.choice(options) for options in shapes], SAMPLES // size
+        if sum(s.dp for s in chosen) > total or len({s.num_stages for s in chosen}) > 1:
+            continue
+        parts = []
+        for shape in chosen:
+            cuts = sorted(chance.sample(range(1, TOY.num_layers), shape.num_stages - 1))
+            ends = list(itertools.pairwise((0, *cuts, TOY.num_layers)))
+            parts.append(shape.with_layers(ends, -(-total // shape.dp)))
+        if all(parts):
+            layout = deal(list(zip(chosen, parts, strict=True)), total, size, ring)  # type: ignore[arg-type]
+            found += [layout] if layout else []
+    return found
+
+
+def random_rows(pools: int, plans: int) -> list[Row]:
+    """Compare with random feasible plans, and with even splits."""
+    chance, worst, worst_even, compared = random.Random(2), 0.0, 0.0, 0
+    while compared < pools:
+        where = small_pool(chance, chips=4)
+        space, asked = space_of(where)
+        some = random_layouts(space, where, chance, plans)
+        ours, _ = chosen_s(where)
+        if not some or ours is None:
+            continue
+        compared += 1
+        best = min(seconds(one, asked, where, space.task) for one in some)
+        worst = max(worst, (ours / best - 1) * 100)
+        worst_even = max(worst_even, (ours / even_s(space, where, asked) - 1) * 100)
+    return [
+        Row(what=f"slower than the best of {plans} random feasible plans, worst of {pools} pools", ours=worst,
+            unit="%", target="never", met=worst <= 1e-6),
+        Row(what=f"slower than the best even split, worst of {pools} pools", ours=worst_even, unit="%",
+            target="never", met=worst_even <= 1e-6),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="few instances")
+    options = parser.parse_args()
+    rows = exhaustive_rows(8 if options.quick else 1000)
+    rows += random_rows(6, 50) if options.quick else random_rows(200, 200)
+    print_rows(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Properties of the search: what it may never do, on random small pools."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
+from isthmus.core.model import Model
+from isthmus.core.pool import Pool
+from isthmus.plan.memory import stage_memory
+from isthmus.plan.predict import predict
+from isthmus.plan.profile import profile_model
+from isthmus.plan.search import Question, search_plans
+from isthmus.plan.space import Limits
+from isthmus.schedule import check_schedule, make_schedule, overlapped
+
+CONFIG = {
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "num_hidden_layers": 6,
+    "hidden_size": 1024,
+    "vocab_size": 32000,
+}
+PROFILE = profile_model(
+    Model(
+        path="m", architecture="LlamaForCausalLM", num_layers=6, hidden_size=1024, vocab_size=32000,
+        config=CONFIG,
+    )
+)  # fmt: skip
+
+site = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 3),
+        "flops": st.floats(2e13, 2e14),
+        "memory_gb": st.floats(0.8, 6.0),
+        "price": st.floats(0.1, 3),
+    }
+)
+sites = st.lists(site, min_size=1, max_size=3)
+links = st.fixed_dictionaries({"gbps": st.floats(0.5, 100), "round_trip_ms": st.floats(0, 40)})
+
+
+def make_pool(sites, gbps, round_trip_ms, names="abc", faster=1.0, larger=1.0):
+    """Sites of one chip type each, joined each to each."""
+    return Pool.model_validate(
+        {
+            "chips": [
+                {
+                    "name": f"chip-{name}",
+                    "peak_flop_per_s": {"bf16": one["flops"] * faster},
+                    "memory_bytes": round(one["memory_gb"] * 1e9 * larger),
+                    "memory_bandwidth_bytes_per_s": 2e12,
+                    "in_node_link": {"name": "link", "bandwidth_bytes_per_s": 2e11},
+                    "power_w": 400,
+                }
+                for name, one in zip(names, sites, strict=False)
+            ],
+            "clusters": [
+                {
+                    "name": name,
+                    "owner": f"owner-{name}",
+                    "region": f"region-{name}",
+                    "node_groups": [
+                        {
+                            "name": "g",
+                            "chip": f"chip-{name}",
+                            "nodes": 1,
+                            "chips_per_node": one["count"],
+                            "price_per_chip_hour": one["price"],
+                        }
+                    ],
+                }
+                for name, one in zip(names, sites, strict=False)
+            ],
+            "links": [
+                {"between": [x, y], "bandwidth_gbps": gbps, "round_trip_ms": round_trip_ms}
+                for i, x in enumerate(names[: len(sites)])
+                for y in names[i + 1 : len(sites)]
+            ],
+        }
+    )
+
+
+def ask(pool, placement=None, **more):
+    job = Job(
+        name="j",
+        model="m",
+        data=Data(paths=("x",)),
+        training=Training(steps=1, sequence_length=1024, global_batch_size=8),
+        checkpoints=Checkpoints(folder="c"),
+        output="o",
+        placement=placement or Placement(),
+    )
+    limits = more.pop("limits", Limits(largest_micro_batch=2))
+    return search_plans(Question(job=job, model=PROFILE, pool=pool, limits=limits, explain=False, **more))
+
+
+def best_s(answer):
+    return min((plan.predicted.iteration_s for plan in answer.plans), default=float("inf"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(sites, links, st.sampled_from(["bandwidth", "memory", "speed"]), st.floats(1.1, 4))
+def test_more_of_anything_is_never_slower(sites, links, what, factor):
+    """More bandwidth, memory or speed never makes the chosen plan slower (0.5 % for the refinement)."""
+    before = best_s(ask(make_pool(sites, **links)))
+    more = {"bandwidth": {}, "memory": {"larger": factor}, "speed": {"faster": factor}}[what]
+    better = links | ({"gbps": links["gbps"] * factor} if what == "bandwidth" else {})
+    after = best_s(ask(make_pool(sites, **better, **more)))
+    assert after <= before * 1.005
+
+
+@settings(max_examples=20, deadline=None)
+@given(sites, links, st.permutations("abc"))
+def test_names_and_their_order_change_nothing(sites, links, names):
+    """Relabelled clusters get the same predicted times."""
+    one, two = ask(make_pool(sites, **links)), ask(make_pool(sites, **links, names="".join(names)))
+    assert best_s(one) == pytest.approx(best_s(two), rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sites, links)
+def test_every_plan_fits_runs_and_is_never_faster_than_the_bound(sites, links):
+    """Memory model, schedule checker, chips there are, the bound, and the simulator's own prediction."""
+    pool = make_pool(sites, **links)
+    answer = ask(pool)
+    for plan in answer.plans:
+        assert plan.samples == 8
+        assert plan.predicted.iteration_s >= answer.bound_s * (1 - 1e-9)
+        assert predict(plan, pool, PROFILE).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
+        for part in plan.parts():
+            assert part.chips["g"] <= pool.cluster(part.cluster).group("g").chips
+        for replica in range(plan.dp):
+            check_replica(plan, pool, replica)
+
+
+def check_replica(plan, pool, replica):
+    stages, count = plan.pipeline(replica), plan.micro_batches_of(replica)
+    if plan.warm_up:
+        schedule = overlapped(len(stages), count, plan.warm_up)
+    else:
+        schedule = make_schedule(plan.schedule, len(stages), count)
+    alive = check_schedule(schedule)
+    for index, stage in enumerate(stages):
+        memory = stage_memory(
+            PROFILE, stage.layers, is_first=index == 0, is_last=index == len(stages) - 1,
+            micro_batch_size=plan.micro_batch_size, sequence_length=1024, in_flight=alive[index],
+            tp=stage.tp, dp=plan.dp, sp=stage.sp, zero=plan.zero, recompute=stage.recompute,
+            recompute_layers=stage.recompute_layers,
+        )  # fmt: skip
+        group = pool.cluster(stage.cluster).group(stage.node_group)
+        assert memory.total_bytes <= pool.chip(group).memory_bytes
+
+
+@settings(max_examples=15, deadline=None)
+@given(sites, links, st.sampled_from("abc"))
+def test_placement_is_kept(sites, links, name):
+    """Owners, regions, chips and where data may be read bind every plan; so does the number of chips."""
+    pool = make_pool(sites, **links)
+    for placement in (
+        Placement(owners=(f"owner-{name}",)),
+        Placement(regions=(f"region-{name}",)),
+        Placement(chips=(f"chip-{name}",)) if name in "abc"[: len(sites)] else Placement(clusters=(name,)),
+    ):
+        assert {plan.clusters for plan in ask(pool, placement).plans} <= {(name,)}
+    for plan in ask(pool, Placement(data_owners=(f"owner-{name}",))).plans:
+        for replica in range(plan.dp):
+            stages = plan.pipeline(replica)
+            assert {stages[0].cluster, stages[-1].cluster} == {name}
+    for plan in ask(pool, Placement(max_chips=2)).plans:
+        assert sum(stage.num_chips for stage in plan.stages) <= 2
+
+
+@settings(max_examples=10, deadline=None)
+@given(sites, links)
+def test_the_same_question_has_the_same_answer(sites, links):
+    """Nothing depends on chance, clocks or the order of sets."""
+    one, two = ask(make_pool(sites, **links)), ask(make_pool(sites, **links))
+    assert one.plans == two.plans
+
+
+@settings(max_examples=10, deadline=None)
+@given(sites, links)
+def test_objectives_find_what_they_ask_for(sites, links):
+    """The cheapest plan is not dearer than the fastest; no plan of a Pareto front beats another in all."""
+    pool = make_pool(sites, **links)
+    fastest, cheapest = ask(pool).plans[:1], ask(pool, objective="cost").plans[:1]
+    for a, b in zip(cheapest, fastest, strict=True):
+        assert a.predicted.cost_per_iteration <= b.predicted.cost_per_iteration * 1.0001
+    front = ask(pool, objective="pareto").scored
+    values = [(one.time_s, one.cost, one.energy_j) for one in front]
+    for a in values:
+        assert not any(all(x <= y for x, y in zip(b, a, strict=True)) and b != a for b in values)
+
+
+def test_a_search_that_is_stopped_returns_the_best_so_far():
+    """`go_on` ends the search: what was found is simulated and returned, and not called optimal."""
+    pool = make_pool(
+        [{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5
+    )
+    whole = ask(pool)
+    stopped = ask(pool, go_on=lambda tally, best: best is None)
+    assert stopped.plans
+    assert stopped.evaluated < whole.evaluated
+    assert not stopped.optimal
+    assert best_s(stopped) >= best_s(whole) * (1 - 1e-9)
+
+
+def test_fixed_degrees_bind_every_plan():
+    """Pinned degrees are kept, and nothing is returned where they are impossible."""
+    pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 8.0, "price": 1.0}], gbps=40, round_trip_ms=5)
+    limits = Limits(tp=2, pp=2, schedule="gpipe", micro_batch_size=2)
+    for plan in ask(pool, limits=limits).plans:
+        assert {stage.tp for stage in plan.stages} == {2}
+        assert (len(plan.stages), plan.schedule, plan.micro_batch_size) == (2, "gpipe", 2)
+    assert ask(pool, limits=dataclasses.replace(limits, pp=7)).plans == ()
