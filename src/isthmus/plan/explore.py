@@ -192,7 +192,8 @@ class Explorer:
 
     def _keep(self, layout: Layout | None) -> None:
         """Keep a layout if it is among the best, or the best of its set of clusters."""
-        if layout is None:
+        most = self.space.limits.max_chips
+        if layout is None or (most and layout.num_chips > most):
             return
         time_s, old = layout.estimate_s, self._best_of.get(layout.clusters)
         if time_s >= self._limit_s and old is not None and old.estimate_s <= time_s:

@@ -25,17 +25,26 @@ from isthmus.plan.write import Scored, predicted, write_plan
 
 Objective = Literal["time", "cost", "energy", "pareto"]
 
-WIDTH = 8
-"""Layouts that the search keeps for the simulator, beside the best of each set of clusters."""
+SMALL_POOL = 32
+"""Pools of at most so many chips are cheap to simulate: there the simulator sees more."""
 
-CELLS = 3000
-"""Stages x micro-batches that are simulated before the search is content, but three layouts at least."""
 
-CLOSE = 1.1
-"""A layout whose estimate is this much above the best simulated time is not simulated for its own sake."""
+@dataclass(frozen=True)
+class Effort:
+    """How much the simulator is asked.
 
-REFINED = 3
-"""Finalists whose layers are moved one by one, with what is left of `CELLS` and as much again."""
+    `width` layouts are kept by their estimate, beside the best of each set of clusters. They are simulated in
+    that order until `cells` (stages x micro-batches) are spent or an estimate is `close` times the best time.
+    Of the best `refined` layers are then moved one by one, for as many cells again.
+    """
+
+    width: int
+    cells: int
+    close: float
+    refined: int
+
+
+LARGE, SMALL = Effort(8, 3000, 1.1, 3), Effort(64, 5000, 1.25, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +138,19 @@ def search_plans(question: Question) -> Answer:
     space = Space(task, Ways(pool, task.calibration), limits, thrifty=thrifty)
     clusters = sorted(eligible_clusters(pool, placement), key=lambda one: one.name)
     spots = {cluster.name: spots_of(pool, cluster, placement, question.free) for cluster in clusters}
+    chips = sum(spot.chips for one in spots.values() for spot in one)
+    effort = SMALL if chips <= SMALL_POOL else LARGE
     explorer = Explorer(
         space,
         job.training.global_batch_size,
         job.training.micro_batch_size,
-        width=WIDTH * (4 if thrifty else 1),
+        width=effort.width * (4 if thrifty and effort is LARGE else 1),
         go_on=question.go_on,
         link_bound=not limits.executable,
     )
     for group in _owner_groups(spots, placement.several_owners):
         explorer.run(group)
-    scored = _finals(question, explorer, task)
+    scored = _finals(question, explorer, task, effort)
     refused: tuple[Refusal, ...] = ()
     if question.explain:
         total = job.training.global_batch_size // job.training.micro_batch_size
@@ -177,7 +188,7 @@ def _owner_groups(spots: dict[str, tuple[Spot, ...]], several_owners: bool) -> l
     return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
 
 
-def _finals(question: Question, explorer: Explorer, task: Task) -> list[Scored]:
+def _finals(question: Question, explorer: Explorer, task: Task, effort: Effort) -> list[Scored]:
     """Write, simulate and refine the best layouts; return them by simulated time."""
     executable = question.limits.executable
 
@@ -190,15 +201,17 @@ def _finals(question: Question, explorer: Explorer, task: Task) -> list[Scored]:
     for layout in explorer.found:
         best_s = min((one.time_s for one in finals), default=math.inf)
         new = question.keep > 1 and layout.clusters not in known
-        if len(finals) >= 3 and (spent > CELLS or (layout.estimate_s > CLOSE * best_s and not new)):
+        if len(finals) >= 3 and (
+            spent > effort.cells or (layout.estimate_s > effort.close * best_s and not new)
+        ):
             continue
         finals.append(scored(layout))
         spent += cells(layout)
         known.add(layout.clusters)
     finals.sort(key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
-    left = max(0, CELLS - spent) + CELLS
-    for place, one in enumerate(finals[:REFINED]):
-        finals[place] = refine(one, scored, left // REFINED // cells(one.layout))
+    left = max(0, effort.cells - spent) + effort.cells
+    for place, one in enumerate(finals[: effort.refined]):
+        finals[place] = refine(one, scored, left // effort.refined // cells(one.layout))
     unique = {one.plan.id: one for one in finals}
     return sorted(unique.values(), key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
 
