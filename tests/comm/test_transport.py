@@ -40,11 +40,13 @@ def test_the_fake_conforms() -> None:
     check_transport(memory_transports)
 
 
+@pytest.mark.slow
 def test_tcp_conforms() -> None:
     """The TCP transport keeps every rule of the seam."""
     check_transport(tcp_transports)
 
 
+@pytest.mark.slow
 def test_tcp_conforms_through_a_proxy() -> None:
     """A route (an HTTP CONNECT proxy) changes nothing but the path."""
     with Relay() as relay:
@@ -66,6 +68,7 @@ def test_a_cut_line_breaks_the_transport_for_all() -> None:
             one.close("the test is over")
 
 
+@pytest.mark.slow
 def test_silence_is_loss() -> None:
     """A line that carries nothing for the peer time-out counts as lost, though no connection was closed."""
     with Relay() as relay:
@@ -79,6 +82,7 @@ def test_silence_is_loss() -> None:
             one.close("the test is over")
 
 
+@pytest.mark.slow
 def test_heartbeats_keep_an_idle_line() -> None:
     """Peers that have nothing to say for longer than the time-out stay connected."""
     transports = tcp_transports(2, heartbeat_s=0.05, peer_timeout_s=0.4)
@@ -143,6 +147,7 @@ def test_all_ranks_meet() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_rank_of_another_attempt_is_turned_away() -> None:
     """Neither side of a mismatched pair starts: one is refused, the other waits in vain for the right one."""
     waiting, refused = meet([Greeting("j", 1, 0, 2), Greeting("j", 2, 1, 2)], timeout_s=1)
@@ -265,6 +270,7 @@ def test_a_mailbox_loses_and_doubles_nothing(steps: list[tuple[bool, int]]) -> N
                 assert isinstance(future.exception(0), PeerError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [

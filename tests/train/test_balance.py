@@ -51,6 +51,7 @@ def train(model: Path, ends: list[int], **options: object) -> tuple[list[float],
     return found, [sum(step) for step in zip(*parts, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["mixtral", "qwen3-moe-tied-sparse"])
 def test_every_cut_has_the_same_balance_loss(variant: str, tmp_path: Path) -> None:
     """Summed over stages it does not depend on the cut, nor on recomputation; the curves agree with it."""
@@ -74,6 +75,7 @@ def test_it_is_trained_on(tmp_path: Path) -> None:
     assert train(zero, [4]) == (off_losses, [0.0] * 5)
 
 
+@pytest.mark.slow
 def test_its_gradient_is_that_of_transformers(tmp_path: Path) -> None:
     """A model with one layer of experts gets the gradients of transformers' own loss, labels and balance."""
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -47,6 +47,7 @@ def parameters(parts: list[StageModel]) -> dict[str, torch.Tensor]:
     return {name: value.detach() for part in parts for name, value in part.global_named_parameters()}
 
 
+@pytest.mark.slow
 @any_variant
 @given(bounds=cuts)
 @few
@@ -66,6 +67,7 @@ def test_a_chain_of_stages_computes_what_transformers_computes(tmp_path, variant
         assert torch.allclose(found, default(token_ids()).logits, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @any_variant
 @given(bounds=cuts, seed=st.integers(0, 2**40))
 @few
@@ -123,6 +125,7 @@ def test_bf16_weights_are_the_fp32_ones_rounded(tmp_path):
         assert torch.equal(value, exact[name].to(torch.bfloat16))
 
 
+@pytest.mark.slow
 @any_variant
 @given(bounds=cuts)
 @few
@@ -138,6 +141,7 @@ def test_each_parameter_of_the_model_is_in_one_stage(tmp_path, variant, bounds):
     assert len(names) == len(set(names)) + copies - 1
 
 
+@pytest.mark.slow
 @any_variant
 def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
     """Back-propagation through the chain gives transformers' gradients; tied copies add up to the whole's."""

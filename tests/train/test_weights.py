@@ -49,6 +49,7 @@ def logits(folder: Path) -> torch.Tensor:
         return model(token_ids()).logits
 
 
+@pytest.mark.slow
 @any_variant
 @any_cut
 def test_an_exported_folder_is_what_transformers_would_have_saved(tmp_path, variant, bounds):
