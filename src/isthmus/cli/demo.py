@@ -105,6 +105,8 @@ def demo(
         "loss_first": losses[0][1],
         "loss_last": losses[-1][1],
         "training_s": training_s(trained.figures),
+        "iteration_s": trained.step_s,
+        "predicted_iteration_s": plan.predicted.iteration_s if plan.predicted else None,
         "efficiency": efficiency,
         "checkpoint": job.output,
         "checkpoint_loss_difference": check["difference"],
