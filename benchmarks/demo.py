@@ -1,7 +1,7 @@
 """The demo, measured: its steps beside the planner's prediction, and beside the same plan without its links.
 
-The prediction knows the pool file and the model only: the stages' times are those of the virtual chips (which
-real computing is padded to), the links those that `benchmarks.wan_links` checks. Nothing is fitted to the run.
+The prediction knows only the pool file and the model: the stages' times are those of virtual chips (which
+real computing is padded to), the links those `benchmarks.wan_links` checks. Nothing is fitted to the run.
 """
 
 from __future__ import annotations
