@@ -200,10 +200,9 @@ def _finals(question: Question, explorer: Explorer, task: Task, effort: Effort) 
     spent, known = 0, set()
     for layout in explorer.found:
         best_s = min((one.time_s for one in finals), default=math.inf)
-        new = question.keep > 1 and layout.clusters not in known
-        if len(finals) >= 3 and (
-            spent > effort.cells or (layout.estimate_s > effort.close * best_s and not new)
-        ):
+        new = layout.clusters not in known and len(known) < question.keep
+        poor = spent > effort.cells or layout.estimate_s > effort.close * best_s
+        if len(finals) >= 3 and poor and not new:
             continue
         finals.append(scored(layout))
         spent += cells(layout)
