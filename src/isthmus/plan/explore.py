@@ -108,6 +108,8 @@ class Explorer:
                         yield Branch(islands, size, schedule, ring, promise_s)
 
     def _promise_s(self, options: Sequence[Options], total: int) -> float:
+        if len(options) == 1:
+            return min(_alone_s(one, total) for one in options[0])
         found = compose(options, total, lambda *_: False, 0.0)
         return found if isinstance(found, float) else found[0]
 
@@ -165,12 +167,9 @@ class Explorer:
         """Cut the chains of one island in the order of their bounds, until none can beat what was found."""
         total = self.samples // branch.micro_batch_size
 
-        def bound_s(one: Option) -> float:
-            return one.shape.bound.first_s + (-(-total // one.shape.dp) - 1) * one.shape.bound.pace_s
-
-        ordered = sorted(options, key=bound_s)
+        ordered = sorted(options, key=lambda one: _alone_s(one, total))
         for place, option in enumerate(ordered):
-            if bound_s(option) >= self.limit_s():
+            if _alone_s(option, total) >= self.limit_s():
                 self.tally.pruned += len(ordered) - place
                 return
             if (option.cut or self._cut(option, -(-total // option.shape.dp))) and option.chain is not None:
@@ -212,6 +211,12 @@ class Explorer:
         """What was found so far, best first."""
         others = [one for one in self._best_of.values() if all(one is not top for top in self._top)]
         return self._top + sorted(others, key=lambda one: (one.estimate_s, one.num_chips))
+
+
+def _alone_s(option: Option, total: int) -> float:
+    """Return the least seconds in which a shape's replicas end `total` micro-batches on their own."""
+    bound, dp = option.shape.bound, option.shape.dp
+    return bound.first_s + (-(-total // dp) - 1) * bound.pace_s
 
 
 def _placed(shape: Shape, island: Island) -> Shape:

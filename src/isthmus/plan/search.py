@@ -44,7 +44,7 @@ class Effort:
     refined: int
 
 
-LARGE, SMALL = Effort(8, 3000, 1.1, 3), Effort(64, 5000, 1.25, 16)
+LARGE, SMALL = Effort(8, 2000, 1.1, 2), Effort(64, 5000, 1.25, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def _finals(question: Question, explorer: Explorer, task: Task, effort: Effort) 
         return Scored(layout, plan, score(plan, question.pool, task))
 
     finals: list[Scored] = []
-    spent, known = 0, set()
+    spent, known = 0, set[tuple[str, ...]]()
     for layout in explorer.found:
         best_s = min((one.time_s for one in finals), default=math.inf)
         new = layout.clusters not in known and len(known) < question.keep
@@ -263,13 +263,15 @@ def _unmet(question: Question, scored: Sequence[Scored], chosen: Sequence[Scored
 
 def whole_bound_s(space: Space, spots: Sequence[Spot], samples: int, asked_size: int) -> float:
     """Return a bound on every plan: all chips at the best rate of any cut, and none of them ever waits."""
-    speed = 0.0
+    speed, ends = 0.0, math.inf
     layers = space.task.profile.num_layers
     for spot in spots:
         best = 0.0
         for size in space.micro_batch_sizes(asked_size, samples):
             for cut in space.cuts(spot):
                 seat = space.seat(spot, cut, size)
-                best = max(best, size / (seat.num_chips * layers * seat.least_layer_s))
+                layers_s = layers * seat.least_layer_s
+                best = max(best, size / (seat.num_chips * layers_s))
+                ends = min(ends, seat.head_s / layers_s)  # the ends, in parts of what the layers take
         speed += spot.chips * best
-    return samples / speed if speed else math.inf
+    return samples * (1 + ends) / speed if speed else math.inf

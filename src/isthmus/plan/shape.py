@@ -7,6 +7,7 @@ first micro-batch at least what the fastest of them would. `cut` finds the exact
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,12 +86,21 @@ class Shape:
     def bound(self) -> Cost:
         """What no split can beat."""
         layers = self.task.profile.num_layers
-        speed = sum(one.stages / one.seat.least_layer_s for one in self.segments)
         ends_s = min(self.segments[0].seat.head_s, self.segments[-1].seat.head_s) if self._one_kind else 0.0
         least_s = min(one.seat.least_layer_s for one in self.segments)
         wire_s = max(self._wires, default=0.0)
         first_s = layers * least_s + ends_s + 2 * sum(self._crossing)
-        return Cost(first_s, max(layers / speed, wire_s))
+        return Cost(first_s, max(self._least_pace_s(layers), wire_s))
+
+    def _least_pace_s(self, layers: int) -> float:
+        """Return the least time in which stages that take whole layers hold all of them."""
+        kinds = [(one.stages, one.seat.least_layer_s) for one in self.segments]
+        pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
+        while True:
+            whole = [math.floor(pace_s / layer_s + 1e-9) for _, layer_s in kinds]
+            if sum(count * n for (count, _), n in zip(kinds, whole, strict=True)) >= layers:
+                return pace_s
+            pace_s = min((n + 1) * layer_s for (_, layer_s), n in zip(kinds, whole, strict=True))
 
     @property
     def _one_kind(self) -> bool:
