@@ -217,3 +217,17 @@ def test_fixed_degrees_bind_every_plan():
         assert {stage.tp for stage in plan.stages} == {2}
         assert (len(plan.stages), plan.schedule, plan.micro_batch_size) == (2, "gpipe", 2)
     assert ask(pool, limits=dataclasses.replace(limits, pp=7)).plans == ()
+
+
+def test_planning_near_old_plans_is_quicker_and_keeps_to_their_branches():
+    """Fewer chains are cut; with nothing changed the same best plan is found."""
+    pool = make_pool(
+        [{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5
+    )
+    whole = ask(pool)
+    again = ask(pool, near=whole.layouts)
+    assert again.plans[0].predicted.iteration_s == pytest.approx(
+        whole.plans[0].predicted.iteration_s, rel=1e-3
+    )
+    assert again.evaluated < whole.evaluated
+    assert not again.optimal

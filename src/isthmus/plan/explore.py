@@ -50,9 +50,25 @@ class Branch:
     promise_s: float
 
 
+BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]
+"""A branch by names: islands of (cluster, node group), micro-batch size, schedule."""
+
+
+def branch_of(layout: Layout) -> BranchKey:
+    """Return the branch that a layout was found on."""
+    islands = (
+        frozenset((one.spot.cluster, one.spot.group.name) for one in row.shape.segments)
+        for row in layout.rows
+    )
+    return frozenset(islands), layout.micro_batch_size, layout.schedule
+
+
 @dataclass
 class Explorer:
-    """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is."""
+    """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is.
+
+    `near` keeps the search to these branches.
+    """
 
     space: Space
     samples: int
@@ -61,6 +77,7 @@ class Explorer:
     go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
     tally: Tally = field(default_factory=Tally)
     link_bound: bool = True
+    near: frozenset[BranchKey] | None = None
     _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
     _limit_s: float = math.inf
     best: Layout | None = None
@@ -98,8 +115,11 @@ class Explorer:
             all_spots = list(itertools.chain(*islands))
             if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
                 continue
+            names = frozenset(frozenset((s.cluster, s.group.name) for s in island) for island in islands)
             for schedule in space.schedules(all_spots):
                 for size in space.micro_batch_sizes(self.asked_size, self.samples):
+                    if self.near is not None and (names, size, schedule) not in self.near:
+                        continue
                     options = self._options_of(islands, size, schedule)
                     if not all(options):
                         continue

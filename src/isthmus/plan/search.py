@@ -11,7 +11,7 @@ from isthmus.core.job import Job
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
-from isthmus.plan.explore import Explorer, Tally
+from isthmus.plan.explore import Explorer, Tally, branch_of
 from isthmus.plan.layout import Layout
 from isthmus.plan.profile import ModelProfile, profile_model
 from isthmus.plan.refine import cells, refine
@@ -53,7 +53,8 @@ class Question:
 
     `free` maps cluster and node group to free chips (None: all). `deadline_s` bounds the seconds of the whole
     job, `budget` its price; within either the objective decides. `go_on(tally, best)` is asked at every chain
-    that is cut and ends the search by returning False: the best so far is the answer.
+    that is cut and ends the search by returning False: the best so far is the answer. `near` plans again
+    after a small change: only the islands, micro-batches and schedules of these layouts are searched.
     """
 
     job: Job
@@ -66,6 +67,7 @@ class Question:
     limits: Limits = field(default_factory=Limits)
     keep: int = 5
     explain: bool = True
+    near: tuple[Layout, ...] = ()
     go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
 
 
@@ -84,6 +86,11 @@ class Answer:
     bound_s: float
     estimate_s: float
     scored: tuple[Scored, ...] = ()
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts of the plans: what to plan `near` after a small change."""
+        return tuple(one.layout for one in self.scored)
 
     def as_dict(self, seconds: float) -> dict[str, Any]:
         """Return the answer as `isthmus plan --json` prints it; `seconds` is what the search took."""
@@ -147,6 +154,7 @@ def search_plans(question: Question) -> Answer:
         width=effort.width * (4 if thrifty and effort is LARGE else 1),
         go_on=question.go_on,
         link_bound=not limits.executable,
+        near=frozenset(map(branch_of, question.near)) if question.near else None,
     )
     for group in _owner_groups(spots, placement.several_owners):
         explorer.run(group)
@@ -162,7 +170,7 @@ def search_plans(question: Question) -> Answer:
         refused=refused + _unmet(question, scored, chosen),
         evaluated=explorer.tally.evaluated,
         pruned=explorer.tally.pruned,
-        optimal=not space.thinned and not explorer.tally.stopped and bool(chosen),
+        optimal=not (space.thinned or explorer.tally.stopped or question.near) and bool(chosen),
         bound_s=whole_bound_s(space, every, job.training.global_batch_size, job.training.micro_batch_size),
         estimate_s=explorer.best.estimate_s if explorer.best else math.inf,
         scored=tuple(chosen),
