@@ -24,7 +24,7 @@ from isthmus.plan.spots import Spot
 FEW_SPOTS = 4
 """All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
 
-OPEN = 64
+OPEN = 32
 """Options of an island that are compared at once."""
 
 Island = tuple[Spot, ...]

@@ -7,11 +7,16 @@ where the simulated iteration is shorter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from isthmus.plan.layout import Layout, Row
 from isthmus.plan.write import Scored
+
+FEW_SPLITS = 24
+"""Of at most so many splits of a chain all are tried."""
 
 Score = Callable[[Layout], Scored]
 
@@ -38,13 +43,27 @@ def refine(best: Scored, score: Score, moves: int) -> Scored:
 
 
 def _neighbours(layout: Layout) -> Iterator[Layout]:
-    """Yield the layouts that differ by one layer across one stage boundary, and fit."""
+    """Yield the layouts that differ by one layer across one stage boundary, and fit; of few splits, all."""
     for index, row in enumerate(layout.rows):
-        for boundary in range(row.shape.num_stages - 1):
-            for step in (-1, 1):
-                moved = _moved(row, boundary, step)
-                if moved is not None:
-                    yield replace(layout, rows=(*layout.rows[:index], moved, *layout.rows[index + 1 :]))
+        for moved in _every(row) if _few(row) else _steps(row):
+            if moved is not None and moved.chain.layers != row.chain.layers:
+                yield replace(layout, rows=(*layout.rows[:index], moved, *layout.rows[index + 1 :]))
+
+
+def _few(row: Row) -> bool:
+    return math.comb(row.shape.task.profile.num_layers - 1, row.shape.num_stages - 1) <= FEW_SPLITS
+
+
+def _every(row: Row) -> Iterator[Row | None]:
+    layers = row.shape.task.profile.num_layers
+    for cuts in itertools.combinations(range(1, layers), row.shape.num_stages - 1):
+        yield _cut(row, list(itertools.pairwise((0, *cuts, layers))))
+
+
+def _steps(row: Row) -> Iterator[Row | None]:
+    for boundary in range(row.shape.num_stages - 1):
+        for step in (-1, 1):
+            yield _moved(row, boundary, step)
 
 
 def _moved(row: Row, boundary: int, step: int) -> Row | None:
@@ -53,5 +72,9 @@ def _moved(row: Row, boundary: int, step: int) -> Row | None:
     if not first < end + step < last:
         return None
     layers[boundary], layers[boundary + 1] = (first, end + step), (end + step, last)
+    return _cut(row, layers)
+
+
+def _cut(row: Row, layers: Sequence[tuple[int, int]]) -> Row | None:
     chain = row.shape.with_layers(layers, max(row.counts))
     return None if chain is None else Row(row.shape, chain, row.counts)
