@@ -1,6 +1,6 @@
 """From a job and a pool to candidate plans; from a plan to what it takes: profile, memory, time, search.
 
-The functions below are all a notebook needs; see `docs/guide/simulate.md`.
+The functions below are all a notebook needs; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
 from isthmus.plan.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
@@ -8,14 +8,18 @@ from isthmus.plan.fit import Observation, fit_calibration, fit_shapes
 from isthmus.plan.memory import stage_memory
 from isthmus.plan.predict import Forecast, estimate_s, predict
 from isthmus.plan.profile import ModelProfile, profile_model
-from isthmus.plan.search import make_plans
+from isthmus.plan.search import Answer, Question, make_plans, search_plans
+from isthmus.plan.space import Limits
 
 __all__ = [
     "DATA_SHEET",
+    "Answer",
     "Calibration",
     "Forecast",
+    "Limits",
     "ModelProfile",
     "Observation",
+    "Question",
     "estimate_s",
     "fit_calibration",
     "fit_shapes",
@@ -24,5 +28,6 @@ __all__ = [
     "predict",
     "profile_model",
     "save_calibration",
+    "search_plans",
     "stage_memory",
 ]
