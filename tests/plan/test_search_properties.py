@@ -16,6 +16,8 @@ from isthmus.plan.search import Question, search_plans
 from isthmus.plan.space import Limits
 from isthmus.schedule import check_schedule, make_schedule, overlapped
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "intermediate_size": 2816,
     "num_attention_heads": 16,

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 from isthmus.train.stage_model import StageModel, build_stage
 from tests.train.small_models import save_model, write_config
 
+pytestmark = pytest.mark.slow
+
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of CPU storages that are alive while the mode is on, and their peak."""
