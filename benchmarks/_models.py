@@ -8,11 +8,11 @@ from typing import Any
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
-from isthmus.plan.attention import AttentionShape, Kernel, attention
-from isthmus.plan.component import Component, Saved, Weight
-from isthmus.plan.layers import FeedForwardShape, LayerShape, feed_forward, norms
-from isthmus.plan.norms import norm_saved
-from isthmus.plan.profile import LayerProfile, ModelProfile, profile_model
+from isthmus.plan.profile.attention import AttentionShape, Kernel, attention
+from isthmus.plan.profile.component import Component, Saved, Weight
+from isthmus.plan.profile.layers import FeedForwardShape, LayerShape, feed_forward, norms
+from isthmus.plan.profile.model import LayerProfile, ModelProfile, profile_model
+from isthmus.plan.profile.norms import norm_saved
 
 GPT_VOCABULARY = 51200
 """The GPT-2 vocabulary as Megatron-LM pads it."""

@@ -20,9 +20,9 @@ from benchmarks.table import Row
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET, Calibration, Observation, fit_calibration, predict
-from isthmus.plan.calibration import Parameter
-from isthmus.plan.predict import simulate_plan
-from isthmus.plan.profile import ModelProfile
+from isthmus.plan.profile.model import ModelProfile
+from isthmus.plan.time.calibration import Parameter
+from isthmus.plan.time.predict import simulate_plan
 
 FIBRE_MS = 10.0
 """2,000 km at two thirds of the speed of light, one way."""

@@ -21,9 +21,9 @@ from isthmus.plan import (
     fit_calibration,
     fit_shapes,
 )
-from isthmus.plan.parameters import shape_scope
-from isthmus.plan.predict import simulate_plan
-from isthmus.plan.profile import ModelProfile
+from isthmus.plan.profile.model import ModelProfile
+from isthmus.plan.time.parameters import shape_scope
+from isthmus.plan.time.predict import simulate_plan
 
 REPOSITORY = "github.com/VIA-Research/vTrain"
 NETWORK_GBPS = 100.0

@@ -15,16 +15,16 @@ from benchmarks._planning import TOY, job, small_pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
-from isthmus.plan.explore import island_sets
-from isthmus.plan.layout import Layout, deal, ring_s
-from isthmus.plan.score import calibration_for, score
-from isthmus.plan.search import Question, search_plans
-from isthmus.plan.seat import Task
-from isthmus.plan.shape import Chain, Shape
-from isthmus.plan.space import Limits, Space
-from isthmus.plan.spots import spots_of
-from isthmus.plan.ways import Ways
-from isthmus.plan.write import write_plan
+from isthmus.plan.search.explore import island_sets
+from isthmus.plan.search.layout import Layout, deal, ring_s
+from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.score import calibration_for, score
+from isthmus.plan.search.seat import Task
+from isthmus.plan.search.shape import Chain, Shape
+from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.spots import spots_of
+from isthmus.plan.search.ways import Ways
+from isthmus.plan.search.write import write_plan
 
 SAMPLES = 6
 LENGTH = 1024

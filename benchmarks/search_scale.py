@@ -15,9 +15,9 @@ import time
 from benchmarks._planning import LLAMA2_7B, LLAMA2_70B, job, llama, pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
-from isthmus.plan.layout import Layout
-from isthmus.plan.profile import ModelProfile
-from isthmus.plan.search import Answer, Question, search_plans
+from isthmus.plan.profile.model import ModelProfile
+from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.plans import Answer, Question, search_plans
 
 KINDS = ("A100", "H100", "910B", "A800")
 

@@ -6,7 +6,7 @@ from isthmus.cli.link_measure import measure_links
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET
-from isthmus.plan.measure import with_links
+from isthmus.plan.time.measure import with_links
 
 
 def pool_of(*links: dict) -> Pool:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.plan.attention_blocks import balance_blocks, core_range
+from isthmus.plan.sequence.attention_blocks import balance_blocks, core_range
 
 costs = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 

@@ -17,9 +17,9 @@ from isthmus.plan import (
     profile_model,
     save_calibration,
 )
-from isthmus.plan.calibration import Parameter
-from isthmus.plan.fit import solve_linear
-from isthmus.plan.parameters import PARAMETERS, shape_scope
+from isthmus.plan.time.calibration import Parameter
+from isthmus.plan.time.fit import solve_linear
+from isthmus.plan.time.parameters import PARAMETERS, shape_scope
 from tests.plan.hand import model_of, plan_of, pool_of
 
 TRUE = {"A100/matmul_share": 0.62, "A100/memory_share": 0.7, "A100/launch_s": 1.1e-3, "A100/link_share": 0.6}

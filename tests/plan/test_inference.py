@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.plan.inference import cache_room_bytes, sequence_limits
+from isthmus.plan.memory.inference import cache_room_bytes, sequence_limits
 
 lengths = st.lists(st.integers(1, 2000), min_size=1, max_size=40)
 

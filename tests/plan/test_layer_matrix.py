@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.plan.layer_matrix import communication_matrix, layer_matrix, merge_small, render_layer_matrix
-from isthmus.plan.profile import profile_model
+from isthmus.plan.profile.layer_matrix import (
+    communication_matrix,
+    layer_matrix,
+    merge_small,
+    render_layer_matrix,
+)
+from isthmus.plan.profile.model import profile_model
 from tests.plan.published import NAMES, published
 
 

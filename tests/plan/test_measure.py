@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.core.chip import catalogue
-from isthmus.plan.measure import Measurement, Timing, calibrate_chip, with_links
+from isthmus.plan.time.measure import Measurement, Timing, calibrate_chip, with_links
 
 CHIP = catalogue()["CPU-core"]
 PEAK = CHIP.flop_per_s("fp32")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
-from isthmus.plan.memory import stage_memory
-from isthmus.plan.predict import predict
-from isthmus.plan.profile import profile_model
-from isthmus.plan.search import Question, search_plans
-from isthmus.plan.space import Limits
+from isthmus.plan.memory.stage import stage_memory
+from isthmus.plan.profile.model import profile_model
+from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.space import Limits
+from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule, overlapped
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.plan.sequence_groups import group_sequences
+from isthmus.plan.sequence.sequence_groups import group_sequences
 
 lengths = st.lists(st.integers(1, 40_000), min_size=1, max_size=24)
 

@@ -10,8 +10,9 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime
 from isthmus.plan import DATA_SHEET, estimate_s, predict, profile_model
-from isthmus.plan.calibration import smooth_max
-from isthmus.plan.collectives import (
+from isthmus.plan.memory.stage import Degrees
+from isthmus.plan.time.calibration import smooth_max
+from isthmus.plan.time.collectives import (
     HOP_S,
     Topology,
     all_gather_s,
@@ -22,9 +23,8 @@ from isthmus.plan.collectives import (
     send_s,
     tree_all_reduce_s,
 )
-from isthmus.plan.loads import stage_costs
-from isthmus.plan.memory import Degrees
-from isthmus.plan.stage_time import Batch, Host, stage_pass
+from isthmus.plan.time.loads import stage_costs
+from isthmus.plan.time.stage import Batch, Host, stage_pass
 from isthmus.schedule import one_f_one_b
 from isthmus.sim import run_pipeline
 from tests.plan.hand import model_of, plan_of, pool_of

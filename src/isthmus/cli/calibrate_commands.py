@@ -21,9 +21,9 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files import load_pool
 from isthmus.plan import Calibration, fit_calibration, save_calibration
-from isthmus.plan.measure import Measurement, calibrate_chip, with_links
-from isthmus.plan.parameters import PARAMETERS
-from isthmus.plan.runs import load_runs, observations
+from isthmus.plan.time.measure import Measurement, calibrate_chip, with_links
+from isthmus.plan.time.parameters import PARAMETERS
+from isthmus.plan.time.runs import load_runs, observations
 
 commands = typer.Typer()
 FITTED = "matmul_share,wan_share"

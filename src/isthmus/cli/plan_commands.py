@@ -19,8 +19,8 @@ from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import DATA_SHEET, Calibration, Forecast, load_calibration, predict, profile_model
-from isthmus.plan.layer_matrix import layer_matrix, render_layer_matrix
-from isthmus.plan.memory_table import Parallel, memory_table
+from isthmus.plan.memory.table import Parallel, memory_table
+from isthmus.plan.profile.layer_matrix import layer_matrix, render_layer_matrix
 from isthmus.sim import chrome_trace, timeline_page
 
 commands = typer.Typer()
@@ -148,7 +148,7 @@ def compare(
     calibration: CalibrationOption = None,
 ) -> None:
     """Compare what two plans take, or a prediction with measured runs that its calibration has not seen."""
-    from isthmus.plan.runs import is_run_table, load_runs
+    from isthmus.plan.time.runs import is_run_table, load_runs
 
     chosen, read = read_calibration(calibration), load_pool(pool)
 

@@ -23,13 +23,13 @@ from isthmus.core.files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan.explore import Tally
-from isthmus.plan.layout import Layout
-from isthmus.plan.picture import plan_picture
-from isthmus.plan.predict import Forecast, predict
-from isthmus.plan.runnable import why_not_runnable
-from isthmus.plan.search import Answer, Question, search_plans
-from isthmus.plan.space import Limits
+from isthmus.plan.search.explore import Tally
+from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.picture import plan_picture
+from isthmus.plan.search.plans import Answer, Question, search_plans
+from isthmus.plan.search.runnable import why_not_runnable
+from isthmus.plan.search.space import Limits
+from isthmus.plan.time.predict import Forecast, predict
 
 commands = typer.Typer()
 PANEL = "Know before you run"

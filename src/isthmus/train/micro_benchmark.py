@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from isthmus.core.chip import Precision
-from isthmus.plan.measure import Measurement, Timing
+from isthmus.plan.time.measure import Measurement, Timing
 
 _TYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAUNCHES = 28

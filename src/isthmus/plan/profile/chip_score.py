@@ -1,0 +1,107 @@
+"""The evaluation of chips in three dimensions of `cross-domain-pooling.txt`, 4.1.1: compute, memory,
+communication.
+
+Peak operations alone mislead: a chip of low peak may be fast where memory binds. Each dimension is a ratio to
+the best chip of the comparison; the score is their weighted geometric mean, with weights that the user sets,
+or that a model's own layers give (`weights_of`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.core.chip import Chip, Precision
+from isthmus.core.errors import InputError
+from isthmus.plan.profile.layer_matrix import LayerCost, render_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class DimensionWeights:
+    """How much each dimension counts; only their proportions matter."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+    communication: float = 1.0
+
+    def __post_init__(self) -> None:
+        parts = (self.compute, self.memory, self.communication)
+        if min(parts) < 0 or sum(parts) <= 0:
+            raise InputError(f"weights {parts}", hint="none below 0, and at least one above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChipScore:
+    """A chip beside the best of its comparison, 1 in each dimension being the best."""
+
+    chip: str
+    compute: float
+    memory: float
+    communication: float
+    score: float
+
+
+def evaluate_chips(
+    chips: Sequence[Chip],
+    weights: DimensionWeights | None = None,
+    *,
+    precision: Precision = "bf16",
+    capacity_share: float = 0.5,
+) -> tuple[ChipScore, ...]:
+    """Return the chips' scores, best first.
+
+    compute: dense peak at `precision`; memory: geometric mean of capacity (by `capacity_share`) and
+    bandwidth; communication: bandwidth to the chips of its node. Latencies are not on data sheets and do not
+    enter.
+    """
+    if not chips:
+        raise InputError("no chips to evaluate", hint="name at least one of the catalogue")
+    w = weights or DimensionWeights()
+    total = w.compute + w.memory + w.communication
+
+    def memory(chip: Chip) -> float:
+        return float(
+            chip.memory_bytes**capacity_share * chip.memory_bandwidth_bytes_per_s ** (1 - capacity_share)
+        )
+
+    best_compute = max(chip.flop_per_s(precision) for chip in chips)
+    best_memory = max(memory(chip) for chip in chips)
+    best_link = max(chip.in_node_link.bandwidth_bytes_per_s for chip in chips)
+    scores = []
+    for chip in chips:
+        compute, held = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
+        link = chip.in_node_link.bandwidth_bytes_per_s / best_link
+        logs = w.compute * math.log(compute) + w.memory * math.log(held) + w.communication * math.log(link)
+        scores.append(
+            ChipScore(
+                chip=chip.name, compute=compute, memory=held, communication=link, score=math.exp(logs / total)
+            )
+        )
+    return tuple(sorted(scores, key=lambda one: (-one.score, one.chip)))
+
+
+def weights_of(
+    rows: Sequence[LayerCost], chip: Chip, *, precision: Precision = "bf16", crossings: int = 1
+) -> DimensionWeights:
+    """Return the weights that a model gives: the seconds its forward pass spends on each dimension on `chip`.
+
+    `rows` is the layer matrix; `crossings` is how often a micro-batch leaves the chip.
+    """
+    flops = sum(row.count * row.forward_flops for row in rows)
+    moved = sum(row.count * row.moved_bytes for row in rows)
+    sent = crossings * max(row.sent_bytes for row in rows)
+    return DimensionWeights(
+        compute=flops / chip.flop_per_s(precision),
+        memory=moved / chip.memory_bandwidth_bytes_per_s,
+        communication=sent / chip.in_node_link.bandwidth_bytes_per_s,
+    )
+
+
+def render_chip_scores(scores: Sequence[ChipScore]) -> str:
+    """Return the scores as a table for people."""
+    rows = [
+        (one.chip, f"{one.compute:.2f}", f"{one.memory:.2f}", f"{one.communication:.2f}", f"{one.score:.2f}")
+        for one in scores
+    ]
+    return render_table(("chip", "compute", "memory", "communication", "score"), rows)

@@ -1,0 +1,128 @@
+"""Dimensions of each decoder layer, read from a `config.json` by the rules of its family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.core.errors import ModelError
+from isthmus.plan.profile.attention import AttentionShape, Kernel, Latent
+from isthmus.plan.profile.families import Config, Family, no_window
+from isthmus.plan.profile.layers import FeedForwardShape, LayerShape
+from isthmus.plan.profile.norms import NormKind
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys under which releases of transformers have written the number of experts."""
+
+_EXTRA_TENSORS = {"gelu_new": 3}
+"""Tensors that an activation written out in several steps keeps beyond its input and output."""
+
+
+def layer_shape(family: Family, config: Config, index: int, kernel: Kernel | None = None) -> LayerShape:
+    """Return the dimensions of decoder layer `index`; `kernel` overrides the family's attention kernel.
+
+    `config` is a `config.json` completed by `with_defaults`.
+    """
+    return LayerShape(
+        attention=_attention_shape(family, config, index, kernel or family.kernel),
+        feed_forward=_feed_forward_shape(family, config, index),
+        num_norms=family.num_norms,
+        norm=family.norm,
+    )
+
+
+def with_defaults(family: Family, config: Config) -> dict[str, Any]:
+    """Return `config` with what the family's class would assume where it says nothing."""
+    stated = {key: value for key, value in config.items() if value is not None}
+    counts = [stated[key] for key in _EXPERT_COUNTS if key in stated]
+    return {**family.defaults, **stated, **({"num_experts": counts[0]} if counts else {})}
+
+
+def position_width(family: Family, config: Config) -> int:
+    """Return the elements that the rotary embedding keeps for each position of a sequence."""
+    head_dim = config.get("head_dim") or _size(config, "hidden_size") // _size(config, "num_attention_heads")
+    rotary = config.get("qk_rope_head_dim") or round(head_dim * config.get("partial_rotary_factor", 1.0))
+    return family.rotary * int(rotary)
+
+
+def _attention_shape(family: Family, config: Config, index: int, kernel: Kernel) -> AttentionShape:
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    head_dim = config.get("head_dim") or hidden // heads
+    value_dim, latent = head_dim, None
+    if family.latent:
+        latent = Latent(
+            query_rank=config.get("q_lora_rank"),
+            kv_rank=_size(config, "kv_lora_rank"),
+            rope_dim=_size(config, "qk_rope_head_dim"),
+            nope_dim=_size(config, "qk_nope_head_dim"),
+        )
+        head_dim, value_dim = latent.nope_dim + latent.rope_dim, _size(config, "v_head_dim")
+    return AttentionShape(
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        window=_window(family, config, index),
+        qkv_bias=_switch(config, family.qkv_bias),
+        o_bias=_switch(config, family.o_bias),
+        qk_norm=_qk_norm(family, config),
+        sinks=family.sinks,
+        fused_qkv=family.fused_qkv,
+        partial_rotary=float(config.get("partial_rotary_factor", 1.0)) != 1.0,
+        capped=config.get("attn_logit_softcapping") is not None,
+        kernel=kernel,
+        latent=latent,
+    )
+
+
+def _feed_forward_shape(family: Family, config: Config, index: int) -> FeedForwardShape:
+    hidden = _size(config, "hidden_size")
+    tensors = family.activation_tensors + _EXTRA_TENSORS.get(str(config.get("hidden_act")), 0)
+    if not family.sparse(config, index):
+        return FeedForwardShape(
+            hidden=hidden,
+            intermediate=_size(config, "intermediate_size"),
+            gated=family.gated,
+            bias=_switch(config, family.mlp_bias),
+            activation_tensors=tensors,
+            parallel=family.parallel,
+        )
+    width = _size(config, family.expert_width)
+    num_shared = int(config.get("n_shared_experts") or 0)
+    shared = config.get("shared_expert_intermediate_size") or width * num_shared
+    return FeedForwardShape(
+        hidden=hidden,
+        intermediate=width,
+        bias=family.expert_bias,
+        activation_tensors=tensors,
+        num_experts=_size(config, "num_experts"),
+        experts_per_token=_size(config, "num_experts_per_tok"),
+        shared=shared,
+        num_shared=num_shared or int(shared > 0),
+        shared_gate=bool(config.get("shared_gate")),
+        router_bias=family.router_bias,
+    )
+
+
+def _window(family: Family, config: Config, index: int) -> int | None:
+    kinds = config.get("layer_types")
+    if kinds and family.window is not no_window:
+        return config.get("sliding_window") if kinds[index] == "sliding_attention" else None
+    return family.window(config, index)
+
+
+def _qk_norm(family: Family, config: Config) -> NormKind | None:
+    if family.qk_norm == "qk_layernorm":
+        return "layer" if config.get("qk_layernorm") else None
+    return family.qk_norm  # type: ignore[return-value]
+
+
+def _switch(config: Config, rule: str | bool) -> bool:
+    return bool(config.get(rule, False)) if isinstance(rule, str) else rule
+
+
+def _size(config: Config, key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: {key} is {value!r}", hint="a whole number of at least 1 is needed")
+    return value

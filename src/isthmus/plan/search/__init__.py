@@ -1,0 +1,1 @@
+"""From a job and a pool to candidate plans, with reasons."""

@@ -1,0 +1,107 @@
+"""`compose`: the best chain for every island, so that together they end a batch earliest; lazily exact.
+
+In a time T a chain of `dp` replicas ends dp x (1 + (T - first) / pace) micro-batches. The least T by which
+the best chains of all islands end the whole batch is found on the bounds of those that were not cut yet; the
+chains that this T rests on are then cut, which can only raise T, until it rests on chains that were cut
+alone. Nothing else needs to be cut, and the answer is the best of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from isthmus.plan.search.shape import Chain, Cost, Shape
+
+PRECISION = 1e-5
+"""Relative precision of the time that is bisected for."""
+
+
+@dataclass(eq=False)
+class Option:
+    """A shape of an island, with its cost so far: a bound until it was cut."""
+
+    shape: Shape
+    cost: Cost
+    chain: Chain | None = None
+    cut: bool = False
+
+    def taken(self, time_s: float) -> int:
+        """Return the micro-batches that its replicas can end within `time_s`."""
+        if time_s < self.cost.first_s:
+            return 0
+        return self.shape.dp * (1 + math.floor((time_s - self.cost.first_s) / self.cost.pace_s + 1e-9))
+
+
+class Options(list[Option]):
+    """The options of an island, the most promising `open_at_once` of them; the others take lost places."""
+
+    def __init__(self, options: Sequence[Option], time_s: float, open_at_once: int = 64) -> None:
+        ordered = sorted(options, key=lambda one: -one.taken(time_s))
+        super().__init__(ordered[:open_at_once])
+        self.reserve = ordered[open_at_once:]
+
+    def lose(self, option: Option) -> None:
+        """Take out an option that is infeasible."""
+        self.remove(option)
+        if not self:
+            self.extend(self.reserve[:64])
+            del self.reserve[:64]
+
+
+Cutter = Callable[[Option, int], bool]
+"""Cut an option for replicas of so many micro-batches; False where it turns out to be infeasible."""
+
+
+def compose(
+    islands: Sequence[Options], total: int, cut: Cutter, give_up_s: float = math.inf
+) -> tuple[float, tuple[Option, ...]] | float:
+    """Return the seconds and the option per island with which `total` micro-batches end earliest.
+
+    Every island takes part. Where no choice is feasible, or none ends before `give_up_s`, the bound that was
+    proven is returned alone (infinite: infeasible). Options that turn out infeasible lose their place for
+    good. `islands` may share lists.
+    """
+    time_s = 0.0
+    while True:
+        if not all(islands):
+            return math.inf
+        time_s = _least_s(islands, total, time_s)
+        if time_s >= give_up_s:
+            return time_s
+        chosen = [max(options, key=lambda one: one.taken(time_s)) for options in islands]
+        loose = {id(one): (one, options) for one, options in zip(chosen, islands, strict=True) if not one.cut}
+        if not loose:
+            return time_s, tuple(chosen)
+        for one, options in loose.values():
+            if not cut(one, max(1, one.taken(time_s) // one.shape.dp)):
+                options.lose(one)
+
+
+def _least_s(islands: Sequence[Options], total: int, from_s: float) -> float:
+    """Return the least time, from `from_s` on, within which the best options end `total` micro-batches.
+
+    Every island ends at least one. `from_s` is a time that is known to be too short, or just enough.
+    """
+    kinds = {id(options): options for options in islands}
+    weights = [sum(1 for options in islands if id(options) == key) for key in kinds]
+    low_s = max(from_s, *(min(one.cost.first_s for one in options) for options in kinds.values()))
+
+    def done(time_s: float) -> bool:
+        left = total
+        for options, weight in zip(kinds.values(), weights, strict=True):
+            left -= weight * max(one.taken(time_s) for one in options)
+        return left <= 0
+
+    if done(low_s):
+        return low_s
+    step_s = max(low_s * 1e-3, 1e-9)
+    high_s = low_s + step_s
+    while not done(high_s):
+        low_s, step_s = high_s, 2 * step_s
+        high_s = low_s + step_s
+    while high_s - low_s > PRECISION * high_s:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
+    return high_s

@@ -1,0 +1,285 @@
+"""`explore`: the search. Which spots, in which islands, with which micro-batch and schedule, cut how.
+
+The tree: sets of spots > partitions into islands > micro-batch size > schedule > a chain per island (order,
+cuts, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in the order
+of what they promise (`compose` on bounds), each depth first to its end; one whose promise is no better than
+the best layouts found so far is pruned with everything below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from isthmus.plan.search.compose import Option, Options, compose
+from isthmus.plan.search.layout import Layout, deal, ring_s
+from isthmus.plan.search.partitions import Partition, all_partitions, nested_partitions
+from isthmus.plan.search.shape import Shape
+from isthmus.plan.search.space import MANY_CHIPS, Space
+from isthmus.plan.search.spots import Spot
+
+FEW_SPOTS = 4
+"""All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
+
+OPEN = 32
+"""Options of an island that are compared at once."""
+
+Island = tuple[Spot, ...]
+
+
+@dataclass
+class Tally:
+    """What the search has done: chains cut, chains pruned by their bound, branches closed unopened."""
+
+    evaluated: int = 0
+    pruned: int = 0
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Islands, a micro-batch size and a schedule, with the least seconds that they promise."""
+
+    islands: tuple[Island, ...]
+    micro_batch_size: int
+    schedule: str
+    ring_s: float
+    promise_s: float
+
+
+BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]
+"""A branch by names: islands of (cluster, node group), micro-batch size, schedule."""
+
+
+def branch_of(layout: Layout) -> BranchKey:
+    """Return the branch that a layout was found on."""
+    islands = (
+        frozenset((one.spot.cluster, one.spot.group.name) for one in row.shape.segments)
+        for row in layout.rows
+    )
+    return frozenset(islands), layout.micro_batch_size, layout.schedule
+
+
+@dataclass
+class Explorer:
+    """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is.
+
+    `near` keeps the search to these branches.
+    """
+
+    space: Space
+    samples: int
+    asked_size: int
+    width: int = 8
+    go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
+    tally: Tally = field(default_factory=Tally)
+    link_bound: bool = True
+    near: frozenset[BranchKey] | None = None
+    _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
+    _limit_s: float = math.inf
+    best: Layout | None = None
+    _top: list[Layout] = field(default_factory=list)
+    _best_of: dict[tuple[str, ...], Layout] = field(default_factory=dict)
+
+    def run(self, spots: Sequence[Spot]) -> list[Layout]:
+        """Return the layouts found, best first: the best `width`, and the best of each set of clusters.
+
+        Node groups that train alone come first: they are few, and what they reach prunes the chains of many.
+        """
+        sets = list(island_sets(spots, self.space))
+        singles = [one for one in sets if all(len(island) == 1 for island in one)]
+        chains = [one for one in sets if any(len(island) > 1 for island in one)]
+        for some in (singles, chains):
+            for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
+                if self.tally.stopped:
+                    break
+                self._visit(branch)
+        return self.found
+
+    def limit_s(self) -> float:
+        """Return the estimate of the last of the best `width` layouts: what a branch must promise to beat."""
+        return self._limit_s
+
+    def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
+        space = self.space
+        for islands in sets:
+            ring = ring_s(space.task, space.ways, islands, space.limits.zero)
+            if ring == math.inf or (len(islands) > 1 and space.limits.executable):
+                continue
+            if ring >= self.limit_s():
+                self.tally.pruned += 1
+                continue
+            all_spots = list(itertools.chain(*islands))
+            if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
+                continue
+            names = frozenset(frozenset((s.cluster, s.group.name) for s in island) for island in islands)
+            for schedule in space.schedules(all_spots):
+                for size in space.micro_batch_sizes(self.asked_size, self.samples):
+                    if self.near is not None and (names, size, schedule) not in self.near:
+                        continue
+                    options = self._options_of(islands, size, schedule)
+                    if not all(options):
+                        continue
+                    promise_s = self._promise_s(options, self.samples // size) + ring
+                    if promise_s < math.inf:
+                        yield Branch(islands, size, schedule, ring, promise_s)
+
+    def _promise_s(self, options: Sequence[Options], total: int) -> float:
+        if len(options) == 1:
+            return min(_alone_s(one, total) for one in options[0])
+        found = compose(options, total, lambda *_: False, 0.0)
+        return found if isinstance(found, float) else found[0]
+
+    def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
+        """Return the options of each island; islands of one spot share those of their kind.
+
+        An island that trains alone has only those that can beat what was found by then.
+        """
+        total, found = self.samples // size, []
+        alone = len(islands) == 1
+        for island in islands:
+            key: tuple[object, ...] = (size, schedule, alone, *(id(spot) for spot in island))
+            if len(island) == 1:
+                key = (size, schedule, alone, island[0].kind, island[0].chips, island[0].reads_data)
+            if key not in self._options:
+                limit_s = self.limit_s() if alone and len(island) > 1 else math.inf
+                coarse = not alone and len(island) > 1 and sum(s.chips for s in island) > MANY_CHIPS
+                shapes = self.space.shapes(island, size, schedule, total, limit_s, coarse)
+                made = [Option(shape, shape.bound) for shape in shapes]
+                self._options[key] = Options(made, self._scale_s(made, total), len(made) if alone else OPEN)
+                self.space.thinned = self.space.thinned or bool(self._options[key].reserve)
+            found.append(self._options[key])
+        return found
+
+    def _scale_s(self, options: Sequence[Option], total: int) -> float:
+        """Return a time about which options are worth comparing: the best so far, or what they promise."""
+        if self.best is not None:
+            return self.best.estimate_s
+        return min(
+            (one.cost.first_s + total / one.shape.dp * one.cost.pace_s for one in options), default=0.0
+        )
+
+    def _visit(self, branch: Branch) -> None:
+        if branch.promise_s >= self.limit_s():
+            self.tally.pruned += 1
+            return
+        options = self._options_of(branch.islands, branch.micro_batch_size, branch.schedule)
+        if len(options) == 1:
+            self._visit_single(branch, options[0])
+            return
+        total = self.samples // branch.micro_batch_size
+        answer = compose(options, total, self._cut, self.limit_s() - branch.ring_s)
+        if isinstance(answer, float) or self.tally.stopped:
+            self.tally.pruned += 1
+            return
+        chosen = []
+        for option, island in zip(answer[1], branch.islands, strict=True):
+            if option.chain is not None:
+                chosen.append((_placed(option.shape, island), option.chain))
+        if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
+            return  # a plan has one warm-up for all its replicas
+        self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s))
+
+    def _visit_single(self, branch: Branch, options: Options) -> None:
+        """Cut the chains of one island in the order of their bounds, until none can beat what was found."""
+        total = self.samples // branch.micro_batch_size
+
+        ordered = sorted(options, key=lambda one: _alone_s(one, total))
+        for place, option in enumerate(ordered):
+            if _alone_s(option, total) >= self.limit_s():
+                self.tally.pruned += len(ordered) - place
+                return
+            if (option.cut or self._cut(option, -(-total // option.shape.dp))) and option.chain is not None:
+                shape = _placed(option.shape, branch.islands[0])
+                self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
+            if self.tally.stopped:
+                return
+
+    def _cut(self, option: Option, micro_batches: int) -> bool:
+        """Cut an option and count it; False where it is infeasible, or bound by a link that may not bind."""
+        self.tally.evaluated += 1
+        if not self.go_on(self.tally, self.best):
+            self.tally.stopped = True
+        chain = option.shape.cut(micro_batches)
+        if chain is None or (chain.link_bound and not self.link_bound):
+            return False
+        option.chain, option.cost, option.cut = chain, chain.cost, True
+        return True
+
+    def _keep(self, layout: Layout | None) -> None:
+        """Keep a layout if it is among the best, or the best of its set of clusters."""
+        most = self.space.limits.max_chips
+        if layout is None or (most and layout.num_chips > most):
+            return
+        time_s, old = layout.estimate_s, self._best_of.get(layout.clusters)
+        if time_s >= self._limit_s and old is not None and old.estimate_s <= time_s:
+            return
+        if old is None or time_s < old.estimate_s:
+            self._best_of[layout.clusters] = layout
+        if self.best is None or time_s < self.best.estimate_s:
+            self.best = layout
+        insort(self._top, layout, key=lambda one: (one.estimate_s, one.num_chips))
+        del self._top[self.width :]
+        if len(self._top) == self.width:
+            self._limit_s = self._top[-1].estimate_s
+
+    @property
+    def found(self) -> list[Layout]:
+        """What was found so far, best first."""
+        others = [one for one in self._best_of.values() if all(one is not top for top in self._top)]
+        return self._top + sorted(others, key=lambda one: (one.estimate_s, one.num_chips))
+
+
+def _alone_s(option: Option, total: int) -> float:
+    """Return the least seconds in which a shape's replicas end `total` micro-batches on their own."""
+    bound, dp = option.shape.bound, option.shape.dp
+    return bound.first_s + (-(-total // dp) - 1) * bound.pace_s
+
+
+def _placed(shape: Shape, island: Island) -> Shape:
+    """Return the shape at the spot of this island, where it was made for another of its kind."""
+    if len(island) > 1 or shape.segments[0].spot is island[0]:
+        return shape
+    segments = [replace(one, spot=island[0]) for one in shape.segments]
+    return Shape(shape.task, segments, shape.dp, shape.schedule, shape.zero, shape.ways)
+
+
+def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
+    """Yield the sets of islands to try: every partition of every set of few spots; nested islands of many."""
+    if len(spots) <= FEW_SPOTS:
+        for size in range(1, len(spots) + 1):
+            for chosen in itertools.combinations(spots, size):
+                for partition in all_partitions(size):
+                    yield _islands(chosen, partition)
+        return
+    space.thinned = True
+    seen = set()
+    for chosen in _large_sets(spots):
+        rates = {(i, j): _rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
+        for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
+            islands = _islands(chosen, partition)
+            if islands not in seen:
+                seen.add(islands)
+                yield islands
+
+
+def _islands(chosen: Sequence[Spot], partition: Partition) -> tuple[Island, ...]:
+    return tuple(tuple(chosen[place] for place in island) for island in partition)
+
+
+def _rate(space: Space, a: Spot, b: Spot) -> float:
+    if a.cluster != b.cluster:
+        return space.ways.rate(a.cluster, b.cluster)
+    return 1e15 if a.group.name == b.group.name else 1e12
+
+
+def _large_sets(spots: Sequence[Spot]) -> list[tuple[Spot, ...]]:
+    """Return sets of many spots: all, the fastest, those of each cluster, each alone."""
+    speed = sorted(spots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
+    prefixes = [tuple(s for s in spots if s in speed[:count]) for count in range(len(spots), 1, -1)]
+    clusters = dict.fromkeys(spot.cluster for spot in spots)
+    each = [tuple(spot for spot in spots if spot.cluster == name) for name in clusters]
+    return list(dict.fromkeys([*prefixes, *each, *((spot,) for spot in spots)]))

@@ -1,0 +1,124 @@
+"""`Layout`: an answer of the search before it is written down: chains and their micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from isthmus.plan.search.deal import Pace, deal_micro_batches
+from isthmus.plan.search.seat import StageCut, Task
+from isthmus.plan.search.shape import Chain, Shape
+from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.ways import Ways
+
+
+@dataclass(frozen=True)
+class Row:
+    """The replicas of one chain, and the micro-batches that each of them takes in a step."""
+
+    shape: Shape
+    chain: Chain
+    counts: tuple[int, ...]
+
+    @cached_property
+    def cuts(self) -> tuple[StageCut, ...]:
+        """Every stage, with what it recomputes."""
+        return self.shape.stage_cuts(self.chain.layers, max(self.counts)) or ()
+
+    @property
+    def end_s(self) -> float:
+        """Seconds until the last replica has ended, gradients reduced inside its clusters."""
+        cost = self.chain.cost
+        return cost.first_s + (max(self.counts) - 1) * cost.pace_s
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Chains side by side. `estimate_s` is the closed form that the search compares by."""
+
+    rows: tuple[Row, ...]
+    micro_batch_size: int
+    schedule: str
+    ring_s: float
+
+    @cached_property
+    def estimate_s(self) -> float:
+        """Seconds of an iteration in closed form."""
+        return max(row.end_s for row in self.rows) + self.ring_s
+
+    @property
+    def dp(self) -> int:
+        """Number of replicas."""
+        return sum(row.shape.dp for row in self.rows)
+
+    @cached_property
+    def num_chips(self) -> int:
+        """Chips of all stages."""
+        return sum(row.shape.num_chips for row in self.rows)
+
+    @cached_property
+    def clusters(self) -> tuple[str, ...]:
+        """Clusters it uses, sorted by name."""
+        return tuple(
+            sorted({spot.cluster for row in self.rows for spot in (s.spot for s in row.shape.segments)})
+        )
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others, whatever the order in which it was found."""
+        return (
+            self.micro_batch_size,
+            self.schedule,
+            tuple(
+                (
+                    row.counts,
+                    tuple((s.cluster, s.group.name) for s in row.shape.spots),
+                    row.chain.layers,
+                    tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in row.shape.seats),
+                )
+                for row in self.rows
+            ),
+        )
+
+    def rate(self, each: str) -> float:
+        """Return the sum over chips of `price` (per second) or `power` (watts)."""
+        total = 0.0
+        for row in self.rows:
+            for spot, seat in zip(row.shape.spots, row.shape.seats, strict=True):
+                value = spot.group.price_per_chip_hour / 3600 if each == "price" else spot.chip.power_w
+                total += row.shape.dp * seat.num_chips * value
+        return total
+
+
+def deal(
+    chosen: Sequence[tuple[Shape, Chain]], total: int, micro_batch_size: int, ring_s: float
+) -> Layout | None:
+    """Return the layout of cut shapes, with the micro-batches dealt, or None with too few to go round."""
+    paces = [Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp) for shape, chain in chosen]
+    counts = deal_micro_batches(paces, total)
+    if counts is None:
+        return None
+    rows = tuple(Row(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
+    return Layout(rows, micro_batch_size, chosen[0][0].schedule, ring_s)
+
+
+def ring_s(task: Task, ways: Ways, spots: Sequence[Sequence[Spot]], zero: int) -> float:
+    """Return the seconds of all gradients' ring over the clusters of several islands (infinite: not joined).
+
+    As the simulator lets it run: the clusters in order of first use, all members' parts on the same wires.
+    """
+    names = list(dict.fromkeys(spot.cluster for island in spots for spot in island))
+    if len(spots) < 2 or len(names) < 2:
+        return 0.0
+    num_bytes = 4.0 * task.profile.num_parameters * (0.75 if zero else 1.0)
+    steps, slowest_s, delay_s = 2 * (len(names) - 1), 0.0, 0.0
+    for a, b in itertools.pairwise([*names, names[0]]):
+        way = ways.way(a, b)
+        if way is None:
+            return math.inf
+        slowest_s = max(slowest_s, steps / len(names) * num_bytes / way.bytes_per_s)
+        delay_s = max(delay_s, way.delay_s)
+    return slowest_s + steps * delay_s

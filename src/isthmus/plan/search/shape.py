@@ -1,0 +1,247 @@
+"""`Shape`: one chain of stages over node groups, `dp` times; bounded at once, cut exactly when asked.
+
+`bound` needs no split: a pipeline's pace is at least what all its chips together need for the model, its
+first micro-batch at least what the fastest of them would. `cut` finds the exact split and what it costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from isthmus.plan.search.seat import Seat, StageCut, Task, Zero
+from isthmus.plan.search.share import LayerTimes, share_layers
+from isthmus.plan.search.split import split_layers
+from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.ways import Ways
+from isthmus.plan.time.collectives import send_s
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive stages at one spot."""
+
+    spot: Spot
+    seat: Seat
+    stages: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a pipeline: until its first micro-batch is through and reduced, and of each further one."""
+
+    first_s: float
+    pace_s: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A shape that was cut: layers per stage, its cost, and whether a link, not a stage, sets its pace."""
+
+    layers: tuple[tuple[int, int], ...]
+    cost: Cost
+    link_bound: bool
+
+
+class Shape:
+    """Segments in pipeline order, `dp` times side by side, under a schedule."""
+
+    def __init__(
+        self, task: Task, segments: Sequence[Segment], dp: int, schedule: str, zero: Zero, ways: Ways
+    ) -> None:
+        self.task, self.segments, self.dp = task, tuple(segments), dp
+        self.schedule, self.zero, self.ways = schedule, zero if dp > 1 else 0, ways
+
+    @cached_property
+    def seats(self) -> tuple[Seat, ...]:
+        """The seat of every stage."""
+        return tuple(one.seat for one in self.segments for _ in range(one.stages))
+
+    @cached_property
+    def spots(self) -> tuple[Spot, ...]:
+        """The spot of every stage."""
+        return tuple(one.spot for one in self.segments for _ in range(one.stages))
+
+    @cached_property
+    def num_stages(self) -> int:
+        """Stages of one replica."""
+        return sum(one.stages for one in self.segments)
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all replicas."""
+        return self.dp * sum(one.stages * one.seat.num_chips for one in self.segments)
+
+    @cached_property
+    def message_bytes(self) -> float:
+        """Bytes of one micro-batch over a stage boundary."""
+        batch = self.segments[0].seat.batch
+        tokens = batch.micro_batch_size * batch.sequence_length
+        return self.task.profile.boundary_bytes(tokens, batch.precision_bytes)
+
+    @cached_property
+    def bound(self) -> Cost:
+        """What no split can beat."""
+        layers = self.task.profile.num_layers
+        ends_s = min(self.segments[0].seat.head_s, self.segments[-1].seat.head_s) if self._one_kind else 0.0
+        least_s = min(one.seat.least_layer_s for one in self.segments)
+        wire_s = max(self._wires, default=0.0)
+        first_s = layers * least_s + ends_s + 2 * sum(self._crossing)
+        return Cost(first_s, max(self._least_pace_s(layers), wire_s))
+
+    def _least_pace_s(self, layers: int) -> float:
+        """Return the least time in which stages that take whole layers hold all of them."""
+        kinds = [(one.stages, one.seat.least_layer_s) for one in self.segments]
+        pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
+        while True:
+            whole = [math.floor(pace_s / layer_s + 1e-9) for _, layer_s in kinds]
+            if sum(count * n for (count, _), n in zip(kinds, whole, strict=True)) >= layers:
+                return pace_s
+            pace_s = min((n + 1) * layer_s for (_, layer_s), n in zip(kinds, whole, strict=True))
+
+    @property
+    def _one_kind(self) -> bool:
+        return len(self.segments) == 1
+
+    @cached_property
+    def _crossing(self) -> list[float]:
+        """Seconds of an exchange at each boundary between clusters: replicas send in step."""
+        found: list[float] = []
+        for a, b in itertools.pairwise(self.segments):
+            if a.spot.cluster != b.spot.cluster:
+                found.append(
+                    self.ways.exchange_s(a.spot.cluster, b.spot.cluster, self.dp * self.message_bytes)
+                )
+        return found
+
+    @cached_property
+    def _wires(self) -> list[float]:
+        """Seconds for which each wire is occupied by one micro-batch of every replica."""
+        if not self._crossing:
+            return []
+        load: dict[tuple[str, str], float] = {}
+        for a, b in itertools.pairwise(self.segments):
+            x, y = a.spot.cluster, b.spot.cluster
+            if x != y:
+                for ends in ((x, y), (y, x)):
+                    load[ends] = load.get(ends, 0.0) + self.dp * self.message_bytes
+        found = []
+        for (x, y), num_bytes in load.items():
+            way = self.ways.way(x, y)
+            if way is not None:
+                found.append(num_bytes / way.bytes_per_s)
+        return found
+
+    @cached_property
+    def hops_s(self) -> tuple[float, ...]:
+        """Seconds of an exchange at each stage boundary."""
+        found = []
+        for i in range(self.num_stages - 1):
+            a, b, seat = self.spots[i], self.spots[i + 1], self.seats[i]
+            if a.cluster != b.cluster:
+                found.append(self.ways.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
+            elif seat.virtual:
+                found.append(0.0)
+            else:
+                near = 2 * seat.num_chips * self.dp <= a.group.chips_per_node
+                found.append(send_s(seat.host.topology, self.message_bytes / seat.num_chips, same_node=near))
+        return tuple(found)
+
+    def in_flight(self, stage: int) -> int:
+        """Return the micro-batches that a stage keeps at once, at most."""
+        after = self.num_stages - stage - 1
+        return 2 * after + 1 if self.schedule == "overlapped" else after + 1
+
+    def cut(self, micro_batches: int) -> Chain | None:
+        """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
+        if not self.task.equal_layers:
+            layers = self._split(micro_batches)
+            return None if layers is None else self.with_layers(layers, micro_batches)
+        if not self._may_fit(micro_batches):
+            return None
+        tables = self._tables(micro_batches)
+        found = share_layers(tables, self.task.profile.num_layers, micro_batches)
+        if found is None:
+            return None
+        times = [table.seconds[count - 1] for table, count in zip(tables, found.counts, strict=True)]
+        ends = [0, *itertools.accumulate(found.counts)]
+        return self._chain(tuple(itertools.pairwise(ends)), times)
+
+    def with_layers(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
+        """Return the chain with these layers per stage, or None where they do not fit."""
+        cuts = self.stage_cuts(layers, micro_batches)
+        return None if cuts is None else self._chain(tuple(layers), [one.total_s for one in cuts])
+
+    def stage_cuts(
+        self, layers: Sequence[tuple[int, int]], micro_batches: int
+    ) -> tuple[StageCut, ...] | None:
+        """Return every stage with these layers, recomputed as needed, or None where one does not fit."""
+        cuts = []
+        for stage, (first, last) in enumerate(layers):
+            alive = min(self.in_flight(stage), micro_batches)
+            one = self.seats[stage].cut(first, last, alive, self.dp, self.zero)
+            if one is None:
+                return None
+            cuts.append(one)
+        return tuple(cuts)
+
+    def _may_fit(self, micro_batches: int) -> bool:
+        """Say whether the stages together hold all layers, with all of them recomputed."""
+        last, room = self.num_stages - 1, 0
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            most = seat.most_layers(stage == 0, stage == last, alive, self.dp, self.zero)
+            if most < 1:
+                return False
+            room += most
+        return room >= self.task.profile.num_layers
+
+    def _tables(self, micro_batches: int) -> list[LayerTimes]:
+        last, found = self.num_stages - 1, []
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            found.append(seat.table(stage == 0, stage == last, alive, self.dp, self.zero))
+        return found
+
+    def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
+        tables: dict[tuple[object, ...], list[list[float]]] = {}
+        rows = []
+        last_stage = self.num_stages - 1
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            key = (id(seat), alive, stage == 0, stage == last_stage)
+            if key not in tables:
+                tables[key] = seat.times(stage == 0, stage == last_stage, alive, self.dp, self.zero)
+            rows.append(tables[key])
+        found = split_layers(self.task.profile.num_layers, rows, micro_batches)
+        return None if found is None else list(found.layers)
+
+    def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:
+        sum_s = sum(times) + 2 * sum(self.hops_s)
+        wire_s, stage_s = max(self._wires, default=0.0), max(times)
+        pace_s = max(stage_s, wire_s)
+        if self.schedule != "overlapped":
+            pace_s = max(pace_s, self._round_trip_s(times))
+        held: dict[tuple[int, int, bool], float] = {}
+        for seat, (first, last) in zip(self.seats, layers, strict=True):
+            key = (id(seat), last - first, first == 0)
+            if key not in held or last == self.task.profile.num_layers:
+                held[key] = self._last_s(seat, seat.parameters(first, last))
+        return Chain(layers, Cost(sum_s + max(held.values()), pace_s), wire_s > stage_s)
+
+    def _last_s(self, seat: Seat, parameters: float) -> float:
+        """Return the seconds of a stage's all-reduce and update."""
+        own_s = seat.update_s(parameters, self.dp if self.zero else 1)
+        return own_s + (seat.reduce_s(parameters, self.dp, self.zero) if self.dp > 1 else 0.0)
+
+    def _round_trip_s(self, times: Sequence[float]) -> float:
+        """Return the pace of 1F1B that its number of micro-batches in flight allows."""
+        later_s = pace_s = 0.0
+        count = len(times)
+        for stage in reversed(range(count)):
+            later_s += times[stage] + (2 * self.hops_s[stage] if stage < count - 1 else 0.0)
+            pace_s = max(pace_s, later_s / (count - stage))
+        return pace_s

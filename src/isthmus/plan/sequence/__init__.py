@@ -1,0 +1,1 @@
+"""Long sequences: blocks dealt to cores, ranks dealt to sequences."""

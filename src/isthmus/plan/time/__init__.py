@@ -1,0 +1,1 @@
+"""What a plan takes: rooflines, collectives, calibration, and the prediction by simulation."""

@@ -1,0 +1,136 @@
+"""`Calibration`: the parameters of the time model as fitted, from what, and how sure they are.
+
+A calibration file is YAML of version 1. It names its source and the runs it was fitted on, and a prediction
+made with it is never compared with those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from isthmus.core.base import Frozen, Name, NotNegative, Positive
+from isthmus.core.errors import FileError, InputError
+from isthmus.core.mistakes import explain
+from isthmus.core.yaml_lines import read_yaml
+from isthmus.plan.time.parameters import PARAMETERS
+
+
+class Parameter(Frozen):
+    """A fitted value and its relative uncertainty (standard deviation of the logarithm)."""
+
+    value: Positive
+    relative: NotNegative
+
+
+class Calibration(Frozen):
+    """Parameters by name, or by `CHIP/name` and `FROM>TO/name` where they hold for one chip or link alone.
+
+    `fitted_on` names the runs or micro-benchmarks it was fitted on; `residual` is the relative error that
+    the fit left (standard deviation of the logarithm). What it does not name keeps its default.
+    """
+
+    version: Literal[1] = 1
+    name: Name
+    source: str
+    fitted_on: tuple[str, ...] = ()
+    parameters: dict[str, Parameter] = Field(default_factory=dict)
+    residual: NotNegative = 0.1
+
+    @model_validator(mode="after")
+    def _known(self) -> Calibration:
+        for key in self.parameters:
+            if key.rpartition("/")[2] not in PARAMETERS:
+                raise ValueError(f"unknown parameter '{key}'; known are {', '.join(PARAMETERS)}")
+        return self
+
+    def key(self, name: str, scope: str = "") -> str:
+        """Return the key under which `name` is found for a chip or link: its own, or that of all."""
+        own = f"{scope}/{name}"
+        return own if scope and own in self.parameters else name
+
+    def value(self, name: str, scope: str = "") -> float:
+        """Return a parameter's value for a chip or link (`scope`), or its default."""
+        found = self.parameters.get(self.key(name, scope))
+        return found.value if found else PARAMETERS[name].value
+
+    def relative(self, name: str, scope: str = "") -> float:
+        """Return a parameter's relative uncertainty for a chip or link, or its default's."""
+        found = self.parameters.get(self.key(name, scope))
+        return found.relative if found else PARAMETERS[name].relative
+
+    def with_values(self, values: Mapping[str, float]) -> Calibration:
+        """Return a calibration with other values for some keys; their uncertainties are kept."""
+        parameters = dict(self.parameters)
+        for key, value in values.items():
+            scope, _, name = key.rpartition("/")
+            parameters[key] = Parameter(value=value, relative=self.relative(name, scope))
+        return self.model_copy(update={"parameters": parameters})
+
+    def require_unseen(self, run: str) -> None:
+        """Raise `InputError` if the calibration was fitted on `run`: agreement would prove nothing."""
+        if run in self.fitted_on:
+            raise InputError(
+                f"calibration '{self.name}' was fitted on '{run}'",
+                hint="compare its predictions with other runs, or calibrate without this one",
+            )
+
+
+DATA_SHEET = Calibration(name="data-sheet", source="data sheets and the defaults of the time model")
+"""What is assumed where nothing was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The parameters as they hold for one chip."""
+
+    matmul_share: float
+    attention_share: float
+    memory_share: float
+    launch_s: float
+    skew_s: float
+    link_share: float
+    link_latency_s: float
+    network_share: float
+    network_latency_s: float
+    backward_overlap: float
+    step_s: float
+
+    @classmethod
+    def of(cls, calibration: Calibration, chip: str) -> Rates:
+        """Return the parameters of `calibration` for `chip`."""
+        return cls(**{name: calibration.value(name, chip) for name in cls.__dataclass_fields__})
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read a calibration file; raise `FileError` with line and field of a mistake."""
+    file = Path(path)
+    document, lines = read_yaml(file)
+    try:
+        return Calibration.model_validate(document)
+    except ValidationError as error:
+        raise explain(error, document, lines, file, Calibration) from error
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Write a calibration file; raise `FileError` where the folder cannot be written."""
+    text = yaml.safe_dump(calibration.model_dump(mode="json"), sort_keys=False)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot be written: {error}", file=str(path)) from error
+
+
+def smooth_max(a: float, b: float, sharpness: float = 3.0) -> float:
+    """Return a smooth maximum of two times that overlap: (a^k + b^k)^(1/k), at least either, at most both.
+
+    Kernels of one pass differ: where host and chip are about as fast, each waits for the other in turn.
+    """
+    high, low = max(a, b), min(a, b)
+    return high * math.pow(1 + math.pow(low / high, sharpness), 1 / sharpness) if high > 0 else 0.0

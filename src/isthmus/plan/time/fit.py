@@ -1,0 +1,224 @@
+"""`fit_calibration`: parameters from measured times, by least squares, with their uncertainty.
+
+Logarithms of times are compared, so errors are relative, and logarithms of parameters are moved, so they stay
+positive. What was believed before (each parameter's value and uncertainty) counts as one more measurement:
+what the runs say nothing about keeps its default. Outliers count less (Huber's loss). Solved by Gauss-Newton
+with Levenberg's damping and differences for derivatives; parameters are few, so plain Python will do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from isthmus.core.errors import InputError
+from isthmus.plan.time.calibration import Calibration, Parameter
+from isthmus.plan.time.parameters import PARAMETERS
+
+ROUNDS = 12
+"""Steps of the solver at most."""
+
+SCATTERS = 3
+"""Times the scatter of the runs is estimated and the fit made again."""
+
+HUBER = 1.5
+"""Residuals beyond so many standard deviations count linearly, not squared."""
+
+LEAST_RESIDUAL = 0.01
+"""What the time of an iteration is known to; no model is trusted further."""
+
+Matrix = list[list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A measured time, and what the model says of it under a calibration (both in seconds).
+
+    `shape` is the scope of the layers' shape where they all have the same (`shape_scope`).
+    """
+
+    name: str
+    measured_s: float
+    model: Callable[[Calibration], float]
+    shape: str = ""
+
+
+def fit_calibration(
+    start: Calibration, keys: Sequence[str], runs: Sequence[Observation], *, name: str, source: str
+) -> Calibration:
+    """Return `start` with `keys` fitted to `runs`, their uncertainty, and the runs' names.
+
+    More runs than keys tell their own scatter, which becomes the residual. Fewer are met as nearly as a time
+    can be measured, and the residual stays what it was: they say nothing of the model's error elsewhere.
+    Raises `InputError` without a run, or for a time that is not positive.
+    """
+    if not runs or any(not run.measured_s > 0 for run in runs):
+        raise InputError("nothing to fit to", hint="give at least one run with a time above 0")
+    problem = _Problem(start, tuple(keys), tuple(runs))
+    at, sigma, residual = problem.start, LEAST_RESIDUAL, start.residual
+    if len(runs) > len(keys):
+        sigma = max(start.residual, LEAST_RESIDUAL)
+        for _ in range(SCATTERS):  # with the scatter that the fit before found
+            at = problem.solve(at, sigma)
+            residual = sigma = problem.scatter(at)
+    else:
+        at = problem.solve(at, sigma)
+    deviations = problem.deviations(at, sigma)
+    fitted = {
+        key: Parameter(value=math.exp(x), relative=deviation)
+        for key, x, deviation in zip(keys, at, deviations, strict=True)
+    }
+    return start.model_copy(
+        update={
+            "name": name,
+            "source": source,
+            "fitted_on": (*start.fitted_on, *(run.name for run in runs)),
+            "parameters": {**start.parameters, **fitted},
+            "residual": residual,
+        }
+    )
+
+
+def fit_shapes(calibration: Calibration, runs: Sequence[Observation]) -> Calibration:
+    """Return `calibration`, fitted on `runs` before, with a factor for every shape that two or more of them
+    have.
+
+    Kernels are chosen by shape, and no roofline knows which: this is where measuring beats it. A factor is
+    the mean error of the shape's runs, drawn to 1 by as much as their scatter asks for; one run alone is not
+    told from chance. The residual stays that of the fit: it holds for shapes that were not measured.
+    """
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run.shape:
+            found.setdefault(run.shape, []).append(math.log(run.measured_s / run.model(calibration)))
+    groups = {shape: errors for shape, errors in found.items() if len(errors) > 1}
+    if not groups:
+        return calibration
+    scatter, belief = _within(list(groups.values())), PARAMETERS["shape_time"].relative
+    parameters = dict(calibration.parameters)
+    for shape, errors in groups.items():
+        precision = len(errors) / scatter**2 + 1 / belief**2
+        factor = sum(errors) / scatter**2 / precision
+        parameters[f"{shape}/shape_time"] = Parameter(value=math.exp(factor), relative=precision**-0.5)
+    return calibration.model_copy(update={"parameters": parameters})
+
+
+def _within(groups: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation of errors within their groups, each of two or more."""
+    free = sum(len(group) - 1 for group in groups)
+    total = sum((x - sum(group) / len(group)) ** 2 for group in groups for x in group)
+    return max(LEAST_RESIDUAL, math.sqrt(total / free))
+
+
+class _Problem:
+    """The sum of squares over runs and beliefs, as a function of the logarithms of the parameters."""
+
+    def __init__(self, start: Calibration, keys: tuple[str, ...], runs: tuple[Observation, ...]) -> None:
+        self.calibration, self.keys, self.runs = start, keys, runs
+        parts = [key.rpartition("/") for key in keys]
+        self.start = [math.log(start.value(name, scope)) for scope, _, name in parts]
+        self.beliefs = [max(start.relative(name, scope), 1e-6) for scope, _, name in parts]
+
+    def errors(self, at: Sequence[float]) -> list[float]:
+        """Return the logarithm of modelled over measured time, per run."""
+        values = {key: math.exp(x) for key, x in zip(self.keys, at, strict=True)}
+        moved = self.calibration.with_values(values)
+        return [math.log(run.model(moved) / run.measured_s) for run in self.runs]
+
+    def cost(self, at: Sequence[float], errors: Sequence[float], sigma: float) -> float:
+        """Return the loss: Huber's over runs, squares over beliefs."""
+        runs = sum(_huber(error / sigma) for error in errors)
+        return runs + sum(((x - x0) / b) ** 2 for x, x0, b in zip(at, self.start, self.beliefs, strict=True))
+
+    def jacobian(self, at: Sequence[float], errors: Sequence[float]) -> Matrix:
+        """Return the derivatives of the errors, a row per parameter."""
+        step, rows = 1e-3, []
+        for index in range(len(at)):
+            moved = [x + step * (i == index) for i, x in enumerate(at)]
+            rows.append([(b - a) / step for a, b in zip(errors, self.errors(moved), strict=True)])
+        return rows
+
+    def solve(self, start: Sequence[float], sigma: float) -> list[float]:
+        """Return the parameters of least cost, from `start` on."""
+        at, damping = list(start), 1e-3
+        errors = self.errors(at)
+        cost = self.cost(at, errors, sigma)
+        for _ in range(ROUNDS):
+            curvature, gradient = self._normal(at, errors, sigma)
+            for _ in range(8):
+                damped = [
+                    [v * (1 + damping) if i == j else v for j, v in enumerate(row)]
+                    for i, row in enumerate(curvature)
+                ]
+                steps = solve_linear(damped, gradient)
+                trial = [x - max(-1.0, min(1.0, s)) for x, s in zip(at, steps, strict=True)]
+                trial_errors = self.errors(trial)
+                trial_cost = self.cost(trial, trial_errors, sigma)
+                if trial_cost <= cost:
+                    break
+                damping *= 6
+            else:
+                return at
+            small = cost - trial_cost < 1e-7 * (1 + cost)
+            at, errors, cost, damping = trial, trial_errors, trial_cost, damping / 4
+            if small:
+                break
+        return at
+
+    def _normal(
+        self, at: Sequence[float], errors: Sequence[float], sigma: float
+    ) -> tuple[Matrix, list[float]]:
+        """Return the curvature and the gradient of half the cost."""
+        rows = self.jacobian(at, errors)
+        weights = [_weight(error / sigma) / sigma**2 for error in errors]
+        size = range(len(at))
+        curvature = [
+            [sum(w * a * b for w, a, b in zip(weights, rows[i], rows[j], strict=True)) for j in size]
+            for i in size
+        ]
+        gradient = [sum(w * a * e for w, a, e in zip(weights, rows[i], errors, strict=True)) for i in size]
+        for i in size:
+            curvature[i][i] += 1 / self.beliefs[i] ** 2
+            gradient[i] += (at[i] - self.start[i]) / self.beliefs[i] ** 2
+        return curvature, gradient
+
+    def scatter(self, at: Sequence[float]) -> float:
+        """Return the standard deviation of the errors, by their median; there are more runs than keys."""
+        errors = sorted(abs(error) for error in self.errors(at))
+        free = len(errors) - len(at)
+        middle = errors[len(errors) // 2]
+        return max(LEAST_RESIDUAL, 1.4826 * middle * math.sqrt(len(errors) / free))
+
+    def deviations(self, at: Sequence[float], sigma: float) -> list[float]:
+        """Return the standard deviation of each parameter: the root of the inverse curvature's diagonal."""
+        curvature, _ = self._normal(at, self.errors(at), sigma)
+        size = len(at)
+        unit = [[float(i == j) for j in range(size)] for i in range(size)]
+        return [math.sqrt(max(solve_linear(curvature, unit[i])[i], 0.0)) for i in range(size)]
+
+
+def _huber(z: float) -> float:
+    return z * z if abs(z) <= HUBER else HUBER * (2 * abs(z) - HUBER)
+
+
+def _weight(z: float) -> float:
+    return 1.0 if abs(z) <= HUBER else HUBER / abs(z)
+
+
+def solve_linear(matrix: Matrix, right: Sequence[float]) -> list[float]:
+    """Return x of matrix x = right, by elimination with pivots; the matrix must not be singular."""
+    size = len(right)
+    rows = [[*row, right[index]] for index, row in enumerate(matrix)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda index: abs(rows[index][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for index in range(column + 1, size):
+            factor = rows[index][column] / rows[column][column]
+            for k in range(column, size + 1):
+                rows[index][k] -= factor * rows[column][k]
+    answer = [0.0] * size
+    for index in reversed(range(size)):
+        known = sum(rows[index][k] * answer[k] for k in range(index + 1, size))
+        answer[index] = (rows[index][size] - known) / rows[index][index]
+    return answer

@@ -1,0 +1,231 @@
+"""`predict`: what a plan will take on a pool, simulated, with its band and what it rests on.
+
+`estimate_s` is the same in closed form, in about a millisecond: for fits, searches and the band.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan, StageTime
+from isthmus.core.pool import Pool
+from isthmus.plan.profile.model import ModelProfile, profile_model
+from isthmus.plan.time.calibration import DATA_SHEET, Calibration, Rates
+from isthmus.plan.time.collectives import all_reduce_s
+from isthmus.plan.time.estimate import iteration_estimate_s
+from isthmus.plan.time.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
+from isthmus.sim import Interference, Replica, Training, TrainingRun, Wire, simulate
+
+NINETY_PERCENT = 1.645
+"""Standard deviations on either side of the mean that hold 90 % of a normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a plan will take. `low_s` to `high_s` holds the iteration in nine of ten cases."""
+
+    plan: str
+    run: TrainingRun
+    tokens: int
+    samples: int
+    cards: float
+    low_s: float
+    high_s: float
+    calibration: str
+    stages: tuple[StageCost, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of one iteration."""
+        return self.run.iteration_s
+
+    @property
+    def tgs_tokens_per_card_s(self) -> float:
+        """Tokens per card and second; a card of two chips counts once."""
+        return self.tokens / self.iteration_s / self.cards
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second."""
+        return self.samples / self.iteration_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the forecast as `isthmus simulate --json` prints it."""
+        return {
+            "plan": self.plan,
+            "iteration_s": self.iteration_s,
+            "iteration_low_s": self.low_s,
+            "iteration_high_s": self.high_s,
+            "tgs_tokens_per_card_s": self.tgs_tokens_per_card_s,
+            "samples_per_s": self.samples_per_s,
+            "stages": [stage.as_dict() for stage in self.run.stages],
+            "links": [link.as_dict() for link in self.run.links if link.num_bytes],
+            "calibration": self.calibration,
+            "assumptions": list(self.assumptions),
+        }
+
+
+def predict(
+    plan: Plan,
+    pool: Pool,
+    model: Model | ModelProfile,
+    calibration: Calibration = DATA_SHEET,
+    *,
+    iterations: int = 1,
+    seed: int = 0,
+    interference: Mapping[tuple[str, str], Interference] | None = None,
+    details: bool = False,
+) -> Forecast:
+    """Return what `plan` takes on `pool`; `details` keeps spans for a trace or a page.
+
+    `interference` adds traffic of others to a direction between clusters. Raises `InputError` for places the
+    pool does not have, `PlanError` for a plan that does not fit the model or links that are not there.
+    """
+    profile = profile_model(model) if isinstance(model, Model) else model
+    run, first = simulate_plan(
+        plan,
+        pool,
+        profile,
+        calibration,
+        iterations=iterations,
+        seed=seed,
+        interference=interference,
+        details=details,
+    )
+    spread = NINETY_PERCENT * uncertainty(plan, pool, profile, calibration)
+    return Forecast(
+        plan=plan.id,
+        run=run,
+        tokens=plan.samples * plan.sequence_length,
+        samples=plan.samples,
+        cards=_cards(plan, pool),
+        low_s=run.iteration_s * math.exp(-spread),
+        high_s=run.iteration_s * math.exp(spread),
+        calibration=calibration.name,
+        stages=first,
+        assumptions=_assumptions(plan, pool, calibration, run),
+    )
+
+
+def simulate_plan(
+    plan: Plan,
+    pool: Pool,
+    profile: ModelProfile,
+    calibration: Calibration = DATA_SHEET,
+    *,
+    iterations: int = 1,
+    seed: int = 0,
+    interference: Mapping[tuple[str, str], Interference] | None = None,
+    details: bool = False,
+) -> tuple[TrainingRun, tuple[StageCost, ...]]:
+    """Return the simulated run alone, and the costs of the first replica's stages; as `predict` otherwise."""
+    wires = wires_of(plan, pool, calibration, dict(interference or {}))
+    kinds: dict[int, Replica] = {}
+    first: tuple[StageCost, ...] = ()
+    kind_of = distinct_replicas(plan)
+    for replica in dict.fromkeys(kind_of):
+        costs = stage_costs(plan, pool, profile, calibration, replica)
+        first = first or costs
+        schedule = schedule_of(plan, costs, wires, replica)
+        kinds[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
+    replicas = [kinds[replica] for replica in kind_of]
+    training = Training(
+        replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed
+    )
+    return simulate(training, details=details), first
+
+
+def _cards(plan: Plan, pool: Pool) -> float:
+    chips = ((stage.num_chips, pool.cluster(stage.cluster).group(stage.node_group)) for stage in plan.stages)
+    return sum(count / pool.chip(group).chips_per_card for count, group in chips)
+
+
+def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: TrainingRun) -> tuple[str, ...]:
+    fitted = (
+        f"{len(calibration.parameters)} parameters fitted" if calibration.parameters else "nothing fitted"
+    )
+    notes = [f"calibration '{calibration.name}': {fitted}, from {calibration.source}"]
+    notes.append("experts receive equal numbers of tokens; gradients are reduced after the last backward")
+    stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]
+    for number, (stage, done) in enumerate(zip(stages, run.stages, strict=True)):
+        chip = pool.chip(pool.cluster(stage.cluster).group(stage.node_group))
+        if done.peak_memory_bytes > chip.memory_bytes:
+            notes.append(
+                f"stage {number} needs {done.peak_memory_bytes / 1e9:.1f} GB, more than the "
+                f"{chip.memory_bytes / 1e9:.1f} GB of {chip.name}"
+            )
+    return tuple(notes)
+
+
+def estimate_s(
+    plan: Plan, pool: Pool, model: Model | ModelProfile, calibration: Calibration = DATA_SHEET
+) -> float:
+    """Return a close estimate of the iteration in seconds, without simulating it.
+
+    A pipeline's pace is that of its slowest stage or of its round trip; replicas wait for the slowest, then
+    reduce their gradients. Schedules other than 1F1B are taken for it.
+    """
+    profile = profile_model(model) if isinstance(model, Model) else model
+    wires = wires_of(plan, pool, calibration)
+    slowest_s = 0.0
+    for replica in dict.fromkeys(distinct_replicas(plan)):
+        costs = stage_costs(plan, pool, profile, calibration, replica)
+        slowest_s = max(slowest_s, _replica_s(plan, costs, wires, plan.micro_batches_of(replica)))
+    return slowest_s
+
+
+def _replica_s(
+    plan: Plan, costs: Sequence[StageCost], wires: Mapping[tuple[str, str], Wire], micro_batches: int
+) -> float:
+    times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
+    hops = [_hop_s(a, b, wires) for a, b in itertools.pairwise(costs)]
+    pipeline_s = iteration_estimate_s(times, hops, micro_batches)
+    last_s = max(cost.load.update_s + _reduce_s(plan, cost) for cost in costs)
+    return pipeline_s + last_s
+
+
+def _hop_s(a: StageCost, b: StageCost, wires: Mapping[tuple[str, str], Wire]) -> float:
+    if a.load.cluster == b.load.cluster:
+        return a.load.hop_s
+    wire = wires[a.load.cluster, b.load.cluster]
+    return wire.delay_s + a.load.boundary_bytes / wire.bytes_per_s
+
+
+def _reduce_s(plan: Plan, cost: StageCost) -> float:
+    if plan.dp < 2:
+        return 0.0
+    chips = cost.stage.num_chips
+    return all_reduce_s(cost.host.topology, cost.load.gradient_bytes / chips, plan.dp, chips)
+
+
+def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> float:
+    """Return the relative uncertainty of the iteration: of each parameter by its effect, and of the model.
+
+    Parameters are taken as independent; each is moved by its own standard deviation.
+    """
+    base_s = estimate_s(plan, pool, profile, calibration)
+    total = calibration.residual**2
+    for key in used_keys(plan, pool, calibration):
+        scope, _, name = key.rpartition("/")
+        relative = calibration.relative(name, scope)
+        if not relative:
+            continue
+        moved = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
+        total += math.log(estimate_s(plan, pool, profile, moved) / base_s) ** 2
+    return math.sqrt(total)
+
+
+def used_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
+    """Return the keys of the parameters that a prediction of `plan` uses, each once."""
+    chips = {pool.chip(pool.cluster(s.cluster).group(s.node_group)).name for s in plan.stages}
+    keys = [calibration.key(name, chip) for chip in sorted(chips) for name in Rates.__dataclass_fields__]
+    for replica in range(plan.dp):
+        for a, b in plan.hops(replica):
+            keys += [calibration.key("wan_share", f"{x}>{y}") for x, y in ((a, b), (b, a))]
+    return tuple(dict.fromkeys(keys))
