@@ -29,6 +29,7 @@ def test_every_file_a_page_names_exists(page):
     assert not missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples_run(page):
     """What a page shows after `>>>` is what Python prints."""

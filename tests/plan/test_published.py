@@ -9,6 +9,7 @@ from benchmarks import _rows, _tasks, _vtrain
 from isthmus.core.errors import InputError
 
 
+@pytest.mark.slow
 def test_the_reports_tasks_are_predicted_from_tasks_1_and_3():
     """Mean error at most 5 %, worst at most 10 %; what was fitted on is met to 0.5 %."""
     rows = {row.what: row for row in _tasks.rows()}

@@ -141,6 +141,7 @@ def test_only_free_chips_are_planned_on(model):
     assert "b has no free chip" in reasons(plans)[("b",)]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1),
@@ -162,6 +163,7 @@ def test_every_plan_fits_its_chips_and_passes_the_schedule_checker(model, sizes,
             assert peak <= where.chip(group).memory_bytes
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.permutations(["a", "b", "c"]))
 def test_the_order_of_clusters_in_the_pool_changes_nothing(model, order):

@@ -51,6 +51,7 @@ def trainings(draw, sharings=("fifo", "fair")):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(trainings(sharings=("fair",)))
 def test_folding_equal_replicas_changes_nothing(training):
@@ -122,6 +123,7 @@ def test_the_critical_path_fills_the_run_without_a_gap(training):
     assert all(a.end_s == b.start_s for a, b in itertools.pairwise(path))
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(trainings())
 def test_memory_peaks_as_the_checker_says(training):

@@ -64,6 +64,7 @@ def test_every_cut_has_the_same_balance_loss(variant: str, tmp_path: Path) -> No
         assert of_cut == pytest.approx(balance, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_trained_on(tmp_path: Path) -> None:
     """With a large coefficient the experts become evenly used, which they do not without."""
     on = write_config(tmp_path / "on", "mixtral", output_router_logits=True, router_aux_loss_coef=50.0)
