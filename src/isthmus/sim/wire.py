@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, Protocol
@@ -95,7 +96,7 @@ class Parcel(Protocol):
         ...
 
 
-class Carrier:
+class Carrier(ABC):
     """A wire at work: counts its bytes, and draws its delays from `seed`."""
 
     def __init__(self, kernel: Kernel, wire: Wire, seed: int | str = 0) -> None:
@@ -105,9 +106,9 @@ class Carrier:
         self._random = random.Random(seed)
         self._last_s: dict[int, float] = {}
 
+    @abstractmethod
     def carry(self, parcel: Parcel) -> None:
         """Take a parcel now."""
-        raise NotImplementedError
 
     def _arrival_s(self, left_s: float, flow: int) -> float:
         wire = self.wire

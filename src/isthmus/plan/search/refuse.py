@@ -129,10 +129,12 @@ def _too_little(shape: Shape) -> str:
         part = (layers * stage // count, layers * (stage + 1) // count)
         alive = shape.in_flight(stage)
         needed += seat.num_chips * seat.stage_bytes(*part, alive, part[1] - part[0], shape.dp, shape.zero)
+    whole = needed <= MEMORY_FRACTION * _memory(shape)
     return (
         f"too little memory: with all layers recomputed the model needs about {format_bytes(needed)} on "
         f"{sum(seat.num_chips for seat in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
         f"{MEMORY_FRACTION:.0%} of it usable"
+        + ("; it would be enough, but no cut into whole layers fits every chip" if whole else "")
     )
 
 
