@@ -16,7 +16,9 @@ from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobState, Submission
 
-PartLife = Literal["ordered", "prepared", "refused", "running", "succeeded", "failed", "released"]
+PartLife = Literal[
+    "ordered", "queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"
+]
 """A part as the coordinator knows it: `ordered` until its site has said anything about it."""
 
 Ending = Literal["waiting", "failed", "succeeded", "cancelled"]

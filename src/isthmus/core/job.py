@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from isthmus.core.base import Count, Fraction, Frozen, Index, Name, NotNegative, Positive
+from isthmus.core.priority import Priority
 
 Task = Literal["pretrain", "continue", "finetune"]
 
@@ -74,6 +75,7 @@ class Placement(Frozen):
 
     `data_owners` and `data_regions` say whose clusters, and where, may read the training data: the first and
     the last stage of every replica (tokens and labels) are placed there, the stages between anywhere.
+    Without `network` plans are offered whatever the links between their clusters have left.
     """
 
     clusters: tuple[Name, ...] = ()
@@ -85,6 +87,17 @@ class Placement(Frozen):
     max_chips: Count | None = None
     several_owners: bool = True
     mixed_chips: bool = True
+    network: bool = True
+
+
+class Parallel(Frozen):
+    """Degrees that the user fixes; those left out are the planner's to choose."""
+
+    tp: Count | None = None
+    pp: Count | None = None
+    dp: Count | None = None
+    cp: Count | None = None
+    ep: Count | None = None
 
 
 class Job(Frozen):
@@ -92,7 +105,10 @@ class Job(Frozen):
 
     `output` is the folder that becomes a Hugging Face model. `policy` says who chooses among the
     candidate plans: `manual` waits for the user, `auto` takes the one predicted fastest. A job that lost a
-    worker is started again from its last checkpoint, at most `max_restarts` times.
+    worker is started again from its last checkpoint, at most `max_restarts` times. A job of higher
+    `priority` may, if its user agrees, take the chips of `preemptible` ones of lower priority, which go on
+    later from a checkpoint taken before. `deadline_s` counts from the submission. Without `overlap` no
+    schedule is used that overlaps communication with computation.
     """
 
     version: Literal[1] = 1
@@ -104,5 +120,10 @@ class Job(Frozen):
     checkpoints: Checkpoints
     output: str
     placement: Placement = Placement()
+    parallel: Parallel = Parallel()
+    overlap: bool = True
+    priority: Priority = "middle"
+    preemptible: bool = True
+    deadline_s: Positive | None = None
     policy: Literal["auto", "manual"] = "manual"
     max_restarts: Index = 3

@@ -19,15 +19,18 @@ from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
+from isthmus.core.priority import Priority
 
 PROTOCOL_VERSION = 1
 
-PartState = Literal["prepared", "refused", "running", "succeeded", "failed", "released"]
-"""What an agent observes. `prepared`: cards are held under a lease; `refused`: they could not be had;
-`released`: nothing of the part is left at the site, not a process and not a card."""
+PartState = Literal["queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"]
+"""What an agent observes. `queued`: it stands in the site's queue and holds nothing; `ready`: its cards are
+free or those of victims that may be evicted for it, and kept for it under a lease, while nobody has been
+evicted; `prepared`: cards are held under a lease; `refused`: they could not be had; `released`: nothing of
+the part is left at the site, not a process and not a card."""
 
-Desired = Literal["prepared", "running", "released"]
-"""What the server wants of a part."""
+Desired = Literal["queued", "ready", "prepared", "running", "released"]
+"""What the server wants of a part. From `prepared` on the victims of its order are evicted."""
 
 
 Fault = Literal["peer", "own", "permanent"]
@@ -57,10 +60,47 @@ class RankMap(Frozen):
     workers: tuple[WorkerAddress, ...]
 
 
+class Protection(Frozen):
+    """A checkpoint that will survive the part: written, read back and verified, `num_bytes` large."""
+
+    step: Index
+    num_bytes: Index
+
+
+class Victim(Frozen):
+    """Whose cards a part may have: a part of another job of the pool, or (`attempt` 0) a local job."""
+
+    job: Name
+    attempt: Index = 0
+
+
+class QueueEntry(Frozen):
+    """One waiting job of a site's queue: a part of the pool, or (`attempt` 0) a local job."""
+
+    job: Name
+    attempt: Index = 0
+
+
+class LocalJobSeen(Frozen):
+    """A job of the site's own users, as far as the pool needs to know. `level` is one of the site's own.
+
+    `preemptible` says that the owner's policy lets jobs of the pool of a higher level take its cards;
+    `unsaved_s` is the work, in seconds, that it would lose.
+    """
+
+    name: Name
+    chips: dict[Name, Count]
+    level: Name
+    running: bool
+    preemptible: bool = False
+    unsaved_s: NotNegative = 0.0
+
+
 class ObservedPart(Frozen):
     """What an agent has of one part. `fault` says of one that failed where the cause lies, `detail` what.
 
-    Both stay with the part until it is forgotten, so that a lost report loses no reason.
+    Both stay with the part until it is forgotten, so that a lost report loses no reason. `unsaved_s` is the
+    work since its last checkpoint; `protection` answers an order to protect.
     """
 
     job: Name
@@ -69,28 +109,43 @@ class ObservedPart(Frozen):
     detail: str = ""
     fault: Fault | None = None
     workers: tuple[WorkerAddress, ...] = ()
+    unsaved_s: NotNegative = 0.0
+    protection: Protection | None = None
 
 
 class PartOrder(Frozen):
-    """What an agent should have of one part. `lease_s` bounds how long `prepared` holds cards unrenewed."""
+    """What an agent should have of one part. `lease_s` bounds how long `ready` and `prepared` hold cards.
+
+    `protect` asks a running part for a checkpoint that survives it, before it is released. `victims` are
+    those whose cards it is given from `prepared` on, as far as the policy of the site's owner allows.
+    """
 
     job: Name
     attempt: Count
     desired: Desired
     lease_s: NotNegative = 30.0
+    priority: Priority = "middle"
+    protect: bool = False
+    victims: tuple[Victim, ...] = ()
     spec: Job | None = None
     plan: Plan | None = None
     rank_map: RankMap | None = None
 
 
 class AgentReport(Frozen):
-    """One agent's half of an exchange. `incarnation` is new at each start of the agent."""
+    """One agent's half of an exchange. `incarnation` is new at each start of the agent.
+
+    `queue` is the site's queue as it stands, first to start first; `local_jobs` are those of its own users.
+    """
 
     protocol: Count = PROTOCOL_VERSION
     cluster: Cluster
     incarnation: str
     free_chips: dict[Name, Index]
     parts: tuple[ObservedPart, ...] = ()
+    queue: tuple[QueueEntry, ...] = ()
+    local_jobs: tuple[LocalJobSeen, ...] = ()
+    free_storage_bytes: Index | None = None
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
@@ -98,11 +153,15 @@ class AgentReport(Frozen):
 class AgentOrders(Frozen):
     """The server's half: every part that should exist at the site, and when to report again.
 
-    An answer also says that the metrics and logs of the report are on disk at the server.
+    An answer also says that the metrics and logs of the report are on disk at the server. `fence` grows with
+    every change of the server that speaks for the pool: an agent drops orders under a lower one than it has
+    seen. `queue` is the order in which the pool's jobs should stand in the site's queue.
     """
 
     protocol: Count = PROTOCOL_VERSION
+    fence: Index = 0
     parts: tuple[PartOrder, ...] = ()
+    queue: tuple[Name, ...] = ()
     poll_after_s: NotNegative = 0.2
 
 

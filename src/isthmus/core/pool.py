@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from isthmus.core.base import Count, Fraction, Frozen, Name, NotNegative, Positive
 from isthmus.core.chip import Chip, catalogue
+from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
 
 
@@ -51,13 +52,14 @@ class NodeGroup(Frozen):
 
 
 class Cluster(Frozen):
-    """One site under one local scheduler."""
+    """One site under one local scheduler. `priorities` maps the pool's priorities to the site's own."""
 
     name: Name
     owner: Name
     region: str = ""
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
     storage_bytes: Bytes = 10 * TB
+    priorities: PriorityMap = PriorityMap()
 
     @model_validator(mode="after")
     def _unique_groups(self) -> Cluster:
