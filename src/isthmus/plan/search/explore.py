@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from isthmus.plan.search.compose import Option, Options, compose
-from isthmus.plan.search.layout import Layout, deal, ring_s
+from isthmus.plan.search.layout import Layout, deal
 from isthmus.plan.search.partitions import Partition, all_partitions, nested_partitions
 from isthmus.plan.search.shape import Shape
 from isthmus.plan.search.space import MANY_CHIPS, Space
@@ -106,7 +106,7 @@ class Explorer:
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
         space = self.space
         for islands in sets:
-            ring = ring_s(space.task, space.ways, islands, space.limits.zero)
+            ring = space.ring_s(islands)
             if ring == math.inf or (len(islands) > 1 and space.limits.executable):
                 continue
             if ring >= self.limit_s():
@@ -178,7 +178,7 @@ class Explorer:
         chosen = []
         for option, island in zip(answer[1], branch.islands, strict=True):
             if option.chain is not None:
-                chosen.append((_placed(option.shape, island), option.chain))
+                chosen.append((self._placed(option.shape, island), option.chain))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
             return  # a plan has one warm-up for all its replicas
         self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s))
@@ -193,10 +193,17 @@ class Explorer:
                 self.tally.pruned += len(ordered) - place
                 return
             if (option.cut or self._cut(option, -(-total // option.shape.dp))) and option.chain is not None:
-                shape = _placed(option.shape, branch.islands[0])
+                shape = self._placed(option.shape, branch.islands[0])
                 self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
             if self.tally.stopped:
                 return
+
+    def _placed(self, shape: Shape, island: Island) -> Shape:
+        """Return the shape at the spot of this island, where it was made for another of its kind."""
+        if len(island) > 1 or shape.segments[0].spot is island[0]:
+            return shape
+        segments = [replace(one, spot=island[0]) for one in shape.segments]
+        return self.space.shape(segments, shape.dp, shape.schedule)
 
     def _cut(self, option: Option, micro_batches: int) -> bool:
         """Cut an option and count it; False where it is infeasible, or bound by a link that may not bind."""
@@ -237,14 +244,6 @@ def _alone_s(option: Option, total: int) -> float:
     """Return the least seconds in which a shape's replicas end `total` micro-batches on their own."""
     bound, dp = option.shape.bound, option.shape.dp
     return bound.first_s + (-(-total // dp) - 1) * bound.pace_s
-
-
-def _placed(shape: Shape, island: Island) -> Shape:
-    """Return the shape at the spot of this island, where it was made for another of its kind."""
-    if len(island) > 1 or shape.segments[0].spot is island[0]:
-        return shape
-    segments = [replace(one, spot=island[0]) for one in shape.segments]
-    return Shape(shape.task, segments, shape.dp, shape.schedule, shape.zero, shape.ways)
 
 
 def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:

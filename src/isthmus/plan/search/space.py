@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.plan.memory.stage import Degrees
+from isthmus.plan.search.layout import ring_s
 from isthmus.plan.search.seat import Seat, Task, Zero
 from isthmus.plan.search.shape import Segment, Shape
 from isthmus.plan.search.spots import Spot
@@ -123,6 +124,14 @@ class Space:
             self._seats[key] = Seat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
+    def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
+        """Return a chain. A space with costs of its own has its own `seat`, `shape` and `ring_s`."""
+        return Shape(self.task, segments, dp, schedule, self.limits.zero, self.ways)
+
+    def ring_s(self, islands: Sequence[Sequence[Spot]]) -> float:
+        """Return the seconds of the gradients' ring over several islands (infinite: not joined)."""
+        return ring_s(self.task, self.ways, islands, self.limits.zero)
+
     def orders(self, island: Sequence[Spot]) -> list[tuple[Spot, ...]]:
         """Return the orders in which a pipeline may pass through an island's spots, each cluster once."""
         clusters = list(dict.fromkeys(spot.cluster for spot in island))
@@ -189,7 +198,7 @@ class Space:
                     if least_s + (-(-micro_batches // dp) - 1) * pace_s >= limit_s:
                         continue
                     segments = [Segment(*one) for one in zip(order, seats, stages, strict=True)]
-                    shape = Shape(self.task, segments, dp, schedule, self.limits.zero, self.ways)
+                    shape = self.shape(segments, dp, schedule)
                     if not self.limits.max_chips or shape.num_chips <= self.limits.max_chips:
                         yield shape
 
