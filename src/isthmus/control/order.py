@@ -1,0 +1,209 @@
+"""`global_order`: the one order in which the waiting jobs of several owners' queues are to start.
+
+Cross-domain pooling report 4.3.1. A job is cut into parts, one in the queue of each of its sites, and starts
+only when all of them can. So what is decided is *which jobs start together* on what the queues have free:
+
+    utilisation   those that use most chips
+    throughput    the greatest number of jobs
+    deadline      jobs with a deadline first, the nearest first; the others for throughput
+    arrival       first come, first served
+
+A higher priority goes before any objective. A job that cannot start and whose turn may not be missed
+**reserves**: what its queues have free is kept for it, up to its need. That is a job with a deadline that can
+still be met (by `deadline`), the first that does not fit (by `arrival`), and under every objective one that
+has waited longer than `patience_s`: from then on nobody that comes later takes its chips, so no job waits for
+ever. Chips kept are lent to a job that is known to end before the reservation could begin (EASY backfilling,
+Lifka 1995), where `releases` tell when that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from isthmus.control.packing import Needs, pack_jobs
+from isthmus.core.priority import Priority
+
+Objective = Literal["arrival", "utilisation", "throughput", "deadline"]
+
+WINDOW = 64
+"""Of each priority so many jobs, the longest waiting, are weighed against each other; those behind them start
+where they fit."""
+
+_RANK: Mapping[Priority, int] = {"high": 0, "middle": 1, "low": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A waiting job: chips `needs` at each queue, when it came, when it must have ended, how long it runs.
+
+    Times are seconds on the clock of `now_s`; `deadline_s` None means none, `run_s` 0 that it is unknown.
+    """
+
+    job: str
+    needs: Needs
+    submitted_s: float
+    priority: Priority = "middle"
+    deadline_s: float | None = None
+    run_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """Chips that a running job gives back by queue, at the time when it is expected to end."""
+
+    at_s: float
+    chips: Needs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What starts now, what waits with chips kept for it, and what waits: together the order of the queue.
+
+    `exact` says that no other choice of `start` is better by the objective.
+    """
+
+    start: tuple[str, ...]
+    reserve: tuple[str, ...]
+    wait: tuple[str, ...]
+    exact: bool
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """All jobs, in the order to be pushed into every queue."""
+        return self.start + self.reserve + self.wait
+
+
+def global_order(
+    requests: Iterable[Request],
+    free: Mapping[str, int],
+    objective: Objective,
+    now_s: float,
+    *,
+    releases: Sequence[Release] = (),
+    patience_s: float = math.inf,
+) -> Order:
+    """Return the order of `requests` on queues with `free` chips each, by `objective`.
+
+    Deterministic: it depends on the set of requests, not on the order in which they are given.
+    """
+    books = _Books(dict(free), now_s, releases)
+    order = sorted(requests, key=lambda one: (_RANK[one.priority], one.submitted_s, one.job))
+    waiting: list[Request] = []
+    exact = True
+    for _, group in groupby(order, key=lambda one: _RANK[one.priority]):
+        rest = list(group)
+        for one in _in_turn(rest, objective, now_s, patience_s):
+            rest.remove(one)
+            if not books.start(one):
+                books.reserve(one)
+        weighed, whole = _weigh(rest[:WINDOW], books.left, objective)
+        exact = exact and whole and (len(rest) <= WINDOW or objective == "arrival")
+        for one in (*weighed, *rest):
+            if one.job in books.known or books.start(one):
+                continue
+            if objective == "arrival" and not books.reserved:
+                books.reserve(one)
+        waiting += [one for one in rest if one.job not in books.known]
+    lent = {one.job for one in waiting if books.lend(one)}
+    return Order(
+        start=tuple(books.started),
+        reserve=tuple(one.job for one in books.reserved),
+        wait=tuple(one.job for one in waiting if one.job not in lent),
+        exact=exact,
+    )
+
+
+def _in_turn(rest: Sequence[Request], objective: Objective, now_s: float, patience_s: float) -> list[Request]:
+    """Return the jobs that nobody of their priority may overtake, in the order of their turns."""
+    waited = [one for one in rest if now_s - one.submitted_s > patience_s]
+    if objective != "deadline":
+        return waited
+    due = [
+        (one.deadline_s, one.submitted_s, one.job, one)
+        for one in rest
+        if one.deadline_s is not None
+        and now_s + one.run_s <= one.deadline_s
+        and now_s - one.submitted_s <= patience_s
+    ]
+    return [*waited, *(one for *_, one in sorted(due, key=lambda each: each[:3]))]
+
+
+def _weigh(
+    rest: Sequence[Request], left: Mapping[str, int], objective: Objective
+) -> tuple[list[Request], bool]:
+    """Return which jobs of one priority start on what is left, first to start first, and whether exactly."""
+    if objective == "arrival":
+        return [], True
+    values = [float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in rest]
+    packing = pack_jobs(values, [one.needs for one in rest], left)
+    chosen = sorted(packing.chosen, key=lambda index: (-values[index], index))
+    return [rest[index] for index in chosen], packing.exact
+
+
+class _Books:
+    """Who has started and who reserves; `left` is free for all, `kept` for those that reserve."""
+
+    def __init__(self, left: dict[str, int], now_s: float, releases: Sequence[Release]) -> None:
+        self.left, self.now_s = left, now_s
+        self.kept: dict[str, int] = {}
+        self.started: list[str] = []
+        self.reserved: list[Request] = []
+        self.known: set[str] = set()
+        self._releases = sorted(releases, key=lambda one: one.at_s)
+        self._begin_s: dict[str, float] = {}
+
+    def start(self, one: Request) -> bool:
+        """Start a job if all it needs is free for all."""
+        if any(self.left.get(queue, 0) < n for queue, n in one.needs.items()):
+            return False
+        for queue, n in one.needs.items():
+            self.left[queue] -= n
+        self.started.append(one.job)
+        self.known.add(one.job)
+        return True
+
+    def reserve(self, one: Request) -> None:
+        """Keep what its queues have, up to its need, and note when it could begin."""
+        begin_s = self._beginning_s(one)
+        for queue, n in one.needs.items():
+            taken = min(n, self.left.get(queue, 0))
+            self.left[queue] = self.left.get(queue, 0) - taken
+            self.kept[queue] = self.kept.get(queue, 0) + taken
+            self._begin_s[queue] = min(begin_s, self._begin_s.get(queue, math.inf))
+        self.reserved.append(one)
+        self.known.add(one.job)
+
+    def lend(self, one: Request) -> bool:
+        """Start a job on chips that are kept, if it is known to end before any of them is needed."""
+        if not one.run_s:
+            return False
+        for queue, n in one.needs.items():
+            short = n - self.left.get(queue, 0)
+            late = self.now_s + one.run_s > self._begin_s.get(queue, math.inf)
+            if short > self.kept.get(queue, 0) or (short > 0 and late):
+                return False
+        for queue, n in one.needs.items():
+            open_chips = min(n, self.left.get(queue, 0))
+            self.left[queue] = self.left.get(queue, 0) - open_chips
+            self.kept[queue] = self.kept.get(queue, 0) - (n - open_chips)
+        self.started.append(one.job)
+        return True
+
+    def _beginning_s(self, one: Request) -> float:
+        """Return when the job could begin; -inf where that is not known, so that nothing is lent.
+
+        What other reservations keep counts as theirs.
+        """
+        have = {queue: self.left.get(queue, 0) for queue in one.needs}
+        at_s = self.now_s
+        for release in self._releases:
+            if all(have[queue] >= n for queue, n in one.needs.items()):
+                break
+            at_s = max(at_s, release.at_s)
+            for queue in have.keys() & release.chips.keys():
+                have[queue] += release.chips[queue]
+        return at_s if all(have[queue] >= n for queue, n in one.needs.items()) else -math.inf

@@ -1,0 +1,176 @@
+"""The global order of several owners' queues: the report's worked cases, and what holds of every instance."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.control.order import Objective, Release, Request, global_order
+from isthmus.control.packing import pack_jobs
+
+FREE = {"queue1": 6, "queue2": 6, "queue3": 6}
+JOB1 = {"queue1": 8}
+JOB2 = {"queue1": 5, "queue2": 5}
+JOB3 = {"queue1": 6, "queue2": 6, "queue3": 6}
+JOB4 = {"queue3": 4}
+
+
+def _requests(deadline_s: float | None = None) -> list[Request]:
+    needs = (JOB1, JOB2, JOB3, JOB4)
+    return [
+        Request(job=f"job{n}", needs=need, submitted_s=n, deadline_s=deadline_s if n == 1 else None)
+        for n, need in enumerate(needs, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "deadline_s", "start"),
+    [
+        ("utilisation", None, {"job3"}),
+        ("throughput", None, {"job4", "job2"}),
+        ("deadline", 1000.0, {"job4"}),
+    ],
+)
+def test_the_worked_cases_of_the_report(
+    objective: Objective, deadline_s: float | None, start: set[str]
+) -> None:
+    """Capacities 6, 6, 6 (4.3.1): the objective fixes what starts; queue1 is kept for Job1's deadline."""
+    order = global_order(_requests(deadline_s), FREE, objective, now_s=10.0)
+    assert set(order.start) == start
+    assert order.exact
+    assert order.reserve == (("job1",) if deadline_s else ())
+    assert sorted(order.jobs) == ["job1", "job2", "job3", "job4"]
+
+
+def test_first_come_first_served_keeps_chips_for_the_first_that_does_not_fit() -> None:
+    """By arrival Job1 keeps queue1: neither Job2 nor Job3 overtakes it there; Job4 is not in its way."""
+    order = global_order(_requests(), FREE, "arrival", now_s=10.0)
+    assert (order.start, order.reserve) == (("job4",), ("job1",))
+
+
+def test_a_hopeless_deadline_reserves_nothing() -> None:
+    """A job that could not end in time even if it started now does not hold up the others."""
+    order = global_order(_requests(deadline_s=5.0), FREE, "deadline", now_s=10.0)
+    assert order.reserve == ()
+    assert set(order.start) == {"job2", "job4"}
+
+
+@pytest.mark.parametrize("objective", ["arrival", "utilisation", "throughput", "deadline"])
+def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
+    """Jobs of one chip that never stop coming let one of two chips start once its patience has ended."""
+    running = [3.0, 4.0]
+    large = Request(job="large", needs={"q": 2}, submitted_s=0.0)
+    for now in range(1, 40):
+        running = [end for end in running if end > now]
+        small = [Request(job=f"s{now}-{n}", needs={"q": 1}, submitted_s=float(now)) for n in range(2)]
+        order = global_order([large, *small], {"q": 2 - len(running)}, objective, float(now), patience_s=10)
+        if "large" in order.start:
+            return
+        running += [now + 2.0 for _ in order.start]
+    pytest.fail("the large job never started")
+
+
+def test_kept_chips_are_lent_to_a_job_that_gives_them_back_in_time() -> None:
+    """A short job starts on chips kept for another, a long one and one of unknown length do not."""
+    waiting = [
+        Request(job="large", needs={"q": 4}, submitted_s=0.0),
+        Request(job="unknown", needs={"q": 1}, submitted_s=1.0),
+        Request(job="long", needs={"q": 1}, submitted_s=2.0, run_s=20.0),
+        Request(job="short", needs={"q": 1}, submitted_s=3.0, run_s=9.0),
+    ]
+    ends = [Release(at_s=20.0, chips={"q": 2})]
+    order = global_order(waiting, {"q": 2}, "arrival", 10.0, releases=ends)
+    assert (order.start, order.reserve, order.wait) == (("short",), ("large",), ("unknown", "long"))
+    assert global_order(waiting, {"q": 2}, "arrival", 10.0).start == ()
+
+
+_needs = st.dictionaries(st.sampled_from("abc"), st.integers(1, 6), min_size=1)
+_free = st.fixed_dictionaries({queue: st.integers(0, 9) for queue in "abc"})
+_objectives = st.sampled_from(["arrival", "utilisation", "throughput", "deadline"])
+
+
+@st.composite
+def _waiting(draw: st.DrawFn) -> list[Request]:
+    return [
+        Request(
+            job=f"j{n}",
+            needs=draw(_needs),
+            submitted_s=draw(st.floats(0, 50)),
+            priority=draw(st.sampled_from(["low", "middle", "high"])),
+            deadline_s=draw(st.none() | st.floats(0, 200)),
+            run_s=draw(st.floats(0, 60)),
+        )
+        for n in range(draw(st.integers(0, 8)))
+    ]
+
+
+@given(_waiting(), _free, _objectives, st.floats(0, 100))
+def test_what_starts_fits_and_every_job_is_in_the_order_once(
+    waiting: list[Request], free: dict[str, int], objective: Objective, patience_s: float
+) -> None:
+    """Started jobs take no more of any queue than it has free; the order lists each job exactly once."""
+    order = global_order(waiting, free, objective, 100.0, patience_s=patience_s)
+    assert sorted(order.jobs) == sorted(one.job for one in waiting)
+    for queue, chips in free.items():
+        assert sum(one.needs.get(queue, 0) for one in waiting if one.job in order.start) <= chips
+
+
+@given(_waiting(), _free, _objectives, st.data())
+def test_the_order_depends_on_the_set_of_jobs_alone(
+    waiting: list[Request], free: dict[str, int], objective: Objective, data: st.DataObject
+) -> None:
+    """The same jobs in another order give the same answer."""
+    shuffled = data.draw(st.permutations(waiting))
+    assert global_order(waiting, free, objective, 100.0) == global_order(shuffled, free, objective, 100.0)
+
+
+@given(st.lists(_needs, max_size=8), _free, st.sampled_from(["utilisation", "throughput"]))
+def test_the_choice_is_the_exact_optimum_of_its_objective(
+    needs: list[dict[str, int]], free: dict[str, int], objective: Objective
+) -> None:
+    """No set of jobs that fits uses more chips (utilisation), or is larger (throughput), than what starts."""
+    waiting = [Request(job=f"j{n}", needs=need, submitted_s=n) for n, need in enumerate(needs)]
+    order = global_order(waiting, free, objective, 100.0)
+
+    def value(chosen: list[Request]) -> int:
+        return sum(sum(one.needs.values()) if objective == "utilisation" else 1 for one in chosen)
+
+    best = 0
+    for size in range(len(waiting) + 1):
+        for chosen in combinations(waiting, size):
+            if all(sum(one.needs.get(queue, 0) for one in chosen) <= n for queue, n in free.items()):
+                best = max(best, value(list(chosen)))
+    assert value([one for one in waiting if one.job in order.start]) == best
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 9), _needs), max_size=9), _free)
+def test_packing_equals_the_best_of_all_subsets(
+    jobs: list[tuple[float, dict[str, int]]], free: dict[str, int]
+) -> None:
+    """Branch and bound finds the optimum that enumeration finds."""
+    values, needs = [value for value, _ in jobs], [need for _, need in jobs]
+    best = 0.0
+    for size in range(len(jobs) + 1):
+        for chosen in combinations(range(len(jobs)), size):
+            if all(sum(needs[i].get(q, 0) for i in chosen) <= n for q, n in free.items()):
+                best = max(best, sum(values[i] for i in chosen))
+    packing = pack_jobs(values, needs, free, node_limit=10_000)
+    assert packing.exact
+    assert packing.value == pytest.approx(best)
+    assert packing.value == pytest.approx(sum(values[i] for i in packing.chosen))
+
+
+@given(st.lists(_needs, min_size=1, max_size=30), _free)
+def test_a_packing_cut_short_still_fits_and_says_so(
+    needs: list[dict[str, int]], free: dict[str, int]
+) -> None:
+    """With hardly any nodes the answer is feasible, and never called exact where the search was cut."""
+    packing = pack_jobs([1.0] * len(needs), needs, free, node_limit=len(needs))
+    for queue, chips in free.items():
+        assert sum(needs[i].get(queue, 0) for i in packing.chosen) <= chips
+    whole = pack_jobs([1.0] * len(needs), needs, free, node_limit=50_000)
+    assert packing.value <= whole.value
+    assert not packing.exact or packing.value == whole.value
