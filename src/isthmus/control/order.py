@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from isthmus.control.packing import Needs, pack_jobs
+from isthmus.control.packing import NODE_LIMIT, Needs, pack_jobs
 from isthmus.core.priority import Priority
 
 Objective = Literal["arrival", "utilisation", "throughput", "deadline"]
@@ -85,9 +85,11 @@ def global_order(
     *,
     releases: Sequence[Release] = (),
     patience_s: float = math.inf,
+    node_limit: int = NODE_LIMIT,
 ) -> Order:
     """Return the order of `requests` on queues with `free` chips each, by `objective`.
 
+    `node_limit` bounds the search for what starts together (`pack_jobs`).
     Deterministic: it depends on the set of requests, not on the order in which they are given.
     """
     books = _Books(dict(free), now_s, releases)
@@ -100,7 +102,7 @@ def global_order(
             rest.remove(one)
             if not books.start(one):
                 books.reserve(one)
-        weighed, whole = _weigh(rest[:WINDOW], books.left, objective)
+        weighed, whole = _weigh(rest[:WINDOW], books.left, objective, node_limit)
         exact = exact and whole and (len(rest) <= WINDOW or objective == "arrival")
         for one in (*weighed, *rest):
             if one.job in books.known or books.start(one):
@@ -133,13 +135,13 @@ def _in_turn(rest: Sequence[Request], objective: Objective, now_s: float, patien
 
 
 def _weigh(
-    rest: Sequence[Request], left: Mapping[str, int], objective: Objective
+    rest: Sequence[Request], left: Mapping[str, int], objective: Objective, node_limit: int
 ) -> tuple[list[Request], bool]:
     """Return which jobs of one priority start on what is left, first to start first, and whether exactly."""
     if objective == "arrival":
         return [], True
     values = [float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in rest]
-    packing = pack_jobs(values, [one.needs for one in rest], left)
+    packing = pack_jobs(values, [one.needs for one in rest], left, node_limit)
     chosen = sorted(packing.chosen, key=lambda index: (-values[index], index))
     return [rest[index] for index in chosen], packing.exact
 

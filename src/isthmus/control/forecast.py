@@ -1,0 +1,117 @@
+"""`forecast_starts`: when each waiting job is expected to start, between which bounds, and who is ahead.
+
+The queue is played forward: running jobs end when they are expected to, `global_order` chooses what starts on
+what they give back, and so on. It is played three times, with everything as predicted, sooner and later by a
+`spread`; between the two extremes lies the band. Arrivals to come and failures are not in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from isthmus.control.order import Objective, Release, Request, global_order
+
+SPREAD = 0.2
+"""Part by which a run may end sooner or later than predicted."""
+
+HORIZON = 64
+"""So many jobs from the head of the queue are played forward; those behind them have no forecast."""
+
+EFFORT = 200
+"""Nodes of the search at each step of the play: near enough, and a tenth of the time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """When a job should start, in seconds on the clock of `now_s`; inf where nothing that is known starts it.
+
+    `ahead` are the jobs before it in the order that want chips of a queue it wants too.
+    """
+
+    start_s: float
+    earliest_s: float
+    latest_s: float
+    ahead: tuple[str, ...]
+
+
+def forecast_starts(
+    requests: Iterable[Request],
+    free: Mapping[str, int],
+    releases: Sequence[Release],
+    objective: Objective,
+    now_s: float,
+    *,
+    patience_s: float = math.inf,
+    spread: float = SPREAD,
+) -> dict[str, Forecast]:
+    """Return a forecast for each of the first `HORIZON` jobs of the order; see `global_order`.
+
+    A request or release of unknown length (`run_s` 0, `at_s` inf) never gives its chips back here: what waits
+    for it has start inf, and at least `earliest_s` unless that hangs on it too.
+    """
+    every = {one.job: one for one in requests}
+    order = global_order(every.values(), free, objective, now_s, releases=releases, patience_s=patience_s)
+    head = [every[job] for job in order.jobs[:HORIZON]]
+    plays = [
+        _play(
+            [replace(one, run_s=one.run_s * factor) for one in head],
+            free,
+            [replace(one, at_s=now_s + (one.at_s - now_s) * factor) for one in releases],
+            objective,
+            now_s,
+            patience_s,
+        )
+        for factor in (1.0, 1.0 - spread, 1.0 + spread)
+    ]
+    found: dict[str, Forecast] = {}
+    for place, one in enumerate(head):
+        starts = [play.get(one.job, math.inf) for play in plays]
+        ahead = tuple(other.job for other in head[:place] if other.needs.keys() & one.needs.keys())
+        found[one.job] = Forecast(
+            start_s=starts[0], earliest_s=min(starts), latest_s=max(starts), ahead=ahead
+        )
+    return found
+
+
+def _play(
+    waiting: Sequence[Request],
+    free: Mapping[str, int],
+    releases: Sequence[Release],
+    objective: Objective,
+    now_s: float,
+    patience_s: float,
+) -> dict[str, float]:
+    """Return when each job starts if everything lasts as long as it says."""
+    left, rest = dict(free), {one.job: one for one in waiting}
+    running = [(one.at_s, number, one) for number, one in enumerate(releases)]
+    heapq.heapify(running)
+    starts: dict[str, float] = {}
+    number = len(running)
+    while rest:
+        order = global_order(
+            rest.values(),
+            left,
+            objective,
+            now_s,
+            releases=[one for _, _, one in running],
+            patience_s=patience_s,
+            node_limit=EFFORT,
+        )
+        for job in order.start:
+            one = rest.pop(job)
+            starts[job] = now_s
+            for queue, chips in one.needs.items():
+                left[queue] = left.get(queue, 0) - chips
+            ends_s = now_s + one.run_s if one.run_s else math.inf
+            heapq.heappush(running, (ends_s, number, Release(at_s=ends_s, chips=one.needs)))
+            number += 1
+        if not running or math.isinf(running[0][0]):
+            break
+        now_s = max(now_s, running[0][0])
+        while running and running[0][0] <= now_s:
+            for queue, chips in heapq.heappop(running)[2].chips.items():
+                left[queue] = left.get(queue, 0) + chips
+    return starts

@@ -1,0 +1,66 @@
+"""Expected starts: what follows from who runs and who is ahead."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.control.forecast import forecast_starts
+from isthmus.control.order import Release, Request
+
+
+def _job(name: str, chips: int, submitted_s: float, run_s: float = 0.0, queue: str = "q") -> Request:
+    return Request(job=name, needs={queue: chips}, submitted_s=submitted_s, run_s=run_s)
+
+
+def test_a_job_starts_when_those_ahead_of_it_have_given_back_what_it_needs() -> None:
+    """Two chips, one in use until 100, two jobs of two chips: the second starts when the first ends."""
+    waiting = [_job("first", 2, 1, run_s=50), _job("second", 2, 2, run_s=10)]
+    found = forecast_starts(waiting, {"q": 1}, [Release(at_s=100, chips={"q": 1})], "arrival", 10.0)
+    assert found["first"].start_s == 100
+    assert found["second"].start_s == 150
+    assert found["second"].ahead == ("first",)
+    assert found["first"].ahead == ()
+
+
+def test_the_band_grows_with_what_lies_ahead() -> None:
+    """Every run ahead may end sooner or later: the further back, the wider."""
+    waiting = [_job(f"j{n}", 1, n, run_s=100) for n in range(4)]
+    found = forecast_starts(
+        waiting, {"q": 0}, [Release(at_s=100, chips={"q": 1})], "arrival", 0.0, spread=0.2
+    )
+    widths = [found[f"j{n}"].latest_s - found[f"j{n}"].earliest_s for n in range(4)]
+    assert widths == sorted(widths)
+    assert (found["j1"].earliest_s, found["j1"].start_s, found["j1"].latest_s) == (160, 200, 240)
+
+
+def test_what_waits_for_a_run_of_unknown_length_has_no_expected_start() -> None:
+    """Nothing is promised on chips of which nobody knows when they come back."""
+    waiting = [_job("a", 1, 1), _job("b", 1, 2, run_s=5)]
+    found = forecast_starts(waiting, {"q": 0}, [Release(at_s=20, chips={"q": 1})], "arrival", 0.0)
+    assert found["a"].start_s == 20
+    assert math.isinf(found["b"].start_s)
+
+
+def test_jobs_on_other_queues_are_not_ahead() -> None:
+    """Only who wants chips of the same queue stands in the way."""
+    waiting = [_job("a", 9, 1, queue="p"), _job("b", 1, 2)]
+    found = forecast_starts(waiting, {"p": 0, "q": 1}, [], "arrival", 5.0)
+    assert (found["b"].start_s, found["b"].ahead) == (5.0, ())
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.floats(1, 50)), min_size=1, max_size=7),
+    st.sampled_from(["arrival", "utilisation", "throughput"]),
+)
+def test_every_job_that_can_run_is_given_a_start_within_its_band(
+    jobs: list[tuple[int, float]], objective: str
+) -> None:
+    """With four chips and known lengths all start, none before now, each between its bounds."""
+    waiting = [_job(f"j{n}", chips, n, run_s=run_s) for n, (chips, run_s) in enumerate(jobs)]
+    found = forecast_starts(waiting, {"q": 4}, [], objective, 100.0)  # type: ignore[arg-type]
+    for one in waiting:
+        each = found[one.job]
+        assert 100.0 <= each.earliest_s <= each.start_s <= each.latest_s < math.inf
