@@ -1,0 +1,120 @@
+"""`grid_of`: a plan as frameworks of one program see it: equal replicas, equal degrees, a block of ranks.
+
+Megatron-LM and torchtitan start the same program on every rank and derive a rank's place from one set of
+degrees. A plan fits if all its replicas are cut alike and every stage has the same degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from isthmus.core.plan import Plan, Stage
+from isthmus.plan.export.obstacle import Obstacle
+
+_DEGREES = ("tp", "cp", "ep", "sp")
+_UNLIKE = "run it with our runtime, or plan again with equal replicas (`isthmus plan --tp --pp --dp`)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Degrees of parallelism, and `parts[chunk][stage]`: the decoder layers of each piece of the model.
+
+    Rank `((stage * dp + replica) * cp + i) * tp + j`: tensor parallelism varies fastest, stages slowest.
+    """
+
+    pp: int
+    dp: int
+    tp: int
+    cp: int
+    ep: int
+    sp: bool
+    parts: tuple[tuple[int, ...], ...]
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of the model per stage."""
+        return len(self.parts)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.pp * self.dp * self.tp * self.cp
+
+
+def grid_of(plan: Plan) -> Grid:
+    """Return the grid of a plan in which `grid_obstacles` finds nothing."""
+    stages = plan.pipeline()
+    first = stages[0]
+    chunks = num_chunks(plan)
+    return Grid(
+        pp=len(stages),
+        dp=plan.dp,
+        tp=first.tp,
+        cp=first.cp,
+        ep=first.ep,
+        sp=first.sp and first.tp > 1,
+        parts=tuple(tuple(_piece(stage.num_layers, i, chunks) for stage in stages) for i in range(chunks)),
+    )
+
+
+def num_chunks(plan: Plan) -> int:
+    """Return the pieces of the model per stage: as the simulator cuts them, one where nothing interleaves."""
+    if plan.schedule != "interleaved" or len(plan.pipeline()) == 1:
+        return 1
+    return plan.chunks or min(2, *(stage.num_layers for stage in plan.stages))
+
+
+def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
+    """Yield what keeps a plan from being a grid, whatever the framework."""
+    cuts = [tuple(stage.num_layers for stage in plan.pipeline(replica)) for replica in range(plan.dp)]
+    odd = next((replica for replica in range(plan.dp) if cuts[replica] != cuts[0]), None)
+    if odd is not None:
+        a, b = (", ".join(map(str, cuts[replica])) for replica in (0, odd))
+        yield Obstacle(f"replicas differ: replica 0 has stages of {a} layers, replica {odd} of {b}", _UNLIKE)
+    for name in _DEGREES:
+        yield from _differing(plan, name, lambda stage, name=name: getattr(stage, name))  # type: ignore[misc]
+    if len(set(plan.replica_micro_batches)) > 1:
+        counts = ", ".join(map(str, plan.replica_micro_batches))
+        yield Obstacle(f"replicas take {counts} micro-batches: each must take as many", _UNLIKE)
+    if plan.warm_up:
+        yield Obstacle(
+            f"a warm-up of its own ({', '.join(map(str, plan.warm_up))})",
+            "plan with --schedule 1f1b, whose warm-up is fixed",
+        )
+    small = min(stage.num_layers for stage in plan.stages)
+    if num_chunks(plan) > small:
+        yield Obstacle(
+            f"a stage of {small} layers cannot be cut into {num_chunks(plan)} pieces",
+            "set chunks to 1, or give the stage more layers",
+        )
+
+
+def interleaving_obstacles(plan: Plan) -> Iterator[Obstacle]:
+    """Yield where an interleaved order of ours is not that of the frameworks: groups that are not full."""
+    pp = len(plan.pipeline())
+    if num_chunks(plan) > 1 and plan.micro_batches % pp:
+        yield Obstacle(
+            f"{plan.micro_batches} micro-batches do not fill groups of {pp} stages, "
+            "and the rest would be ordered otherwise",
+            f"take a multiple of {pp} micro-batches",
+        )
+
+
+def _differing(plan: Plan, name: str, value: Callable[[Stage], object]) -> Iterator[Obstacle]:
+    first = plan.stages[0]
+    for replica in range(plan.dp):
+        for number, stage in enumerate(plan.pipeline(replica)):
+            if value(stage) != value(first):
+                yield Obstacle(
+                    f"{name} differs by stage: {value(first)} in stage 0 of replica 0, "
+                    f"{value(stage)} in stage {number} of replica {replica}",
+                    f"plan again with one {name} for all stages"
+                    + (" (`isthmus plan --tp`)" if name == "tp" else ""),
+                )
+                return
+
+
+def _piece(num_layers: int, chunk: int, chunks: int) -> int:
+    """Return the layers of one piece of a stage; pieces differ by one at most."""
+    return num_layers * (chunk + 1) // chunks - num_layers * chunk // chunks

@@ -1,0 +1,180 @@
+"""`to_megatron`: a plan as launch arguments of Megatron-LM, and the script that starts them on every node.
+
+Written against the parsers of megatron-core 0.16 to 0.19 (`megatron.training.arguments`, `TransformerConfig`,
+`PipelineParallelLayerLayout`); `tests/plan/test_export_parsers.py` gives them what is written here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from isthmus.core.job import Job, Training
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.plan.export.decoder import decoder_obstacles, decoder_of
+from isthmus.plan.export.exported import Exported, rank_map, training_of
+from isthmus.plan.export.grid import Grid, grid_obstacles, grid_of, interleaving_obstacles
+from isthmus.plan.export.launch import Launch, launches_of
+from isthmus.plan.export.layout import layout_text
+from isthmus.plan.export.megatron_model import Flag, flag, model_arguments, model_obstacles
+from isthmus.plan.export.megatron_recomputation import recomputation_arguments, recomputation_obstacles
+from isthmus.plan.export.obstacle import Obstacle, require_none
+
+NAME = "Megatron-LM"
+_SCHEDULES = ("1f1b", "interleaved")
+
+
+def to_megatron(
+    plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None
+) -> Exported:
+    """Return the export of `plan`; `data` is the prefix of data made by Megatron-LM's preprocessing.
+
+    Without data it trains on mock data, without a job for 50 iterations: enough to measure the plan. Raises
+    `PlanError` with every reason why Megatron-LM cannot run the plan.
+    """
+    require_none(NAME, plan.id, decoder_obstacles(model))
+    decoder = decoder_of(model)
+    require_none(NAME, plan.id, (*model_obstacles(decoder), *plan_obstacles(plan, bool(decoder.sparse))))
+    grid = grid_of(plan)
+    training = training_of(plan, job)
+    flags = [
+        *model_arguments(decoder, plan.sequence_length, grid.tp, grid.ep),
+        *_parallel(plan, grid),
+        *recomputation_arguments(plan),
+        *_training(plan, training),
+        *_data(model, data),
+    ]
+    arguments = tuple(word for one in flags for word in one.words())
+    launches = launches_of(plan, grid, pool)
+    return Exported(
+        framework=NAME,
+        plan=plan.id,
+        arguments=arguments,
+        launches=launches,
+        notes=_notes(plan, data),
+        text=_script(plan, flags, launches),
+    )
+
+
+def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
+    """Yield what Megatron-LM cannot do of a plan; `experts` says that the model has some."""
+    yield from grid_obstacles(plan)
+    yield from interleaving_obstacles(plan)
+    if len(plan.pipeline()) > 1 and plan.schedule not in _SCHEDULES:
+        yield Obstacle(
+            f"it has no schedule '{plan.schedule}', only {' and '.join(_SCHEDULES)}",
+            "plan with --schedule 1f1b, or run the plan with our runtime",
+        )
+    if plan.zero > 1:
+        yield Obstacle(
+            f"ZeRO {plan.zero}: its distributed optimizer is ZeRO 1",
+            "plan with ZeRO 1",
+        )
+    if plan.precision not in (None, "bf16", "fp16", "fp32"):
+        yield Obstacle(f"precision {plan.precision} is not exported", "plan in bf16")
+    first = plan.stages[0]
+    if first.cp > 1 and plan.sequence_length % (2 * first.cp):
+        yield Obstacle(
+            f"{plan.sequence_length} tokens are not cut into 2 x {first.cp} equal pieces for cp",
+            f"take a multiple of {2 * first.cp} tokens",
+        )
+    if experts and first.tp > 1 and not first.sp:
+        yield Obstacle("experts with tp but without sequence parallelism", "set sp in every stage")
+    if not experts and first.ep > 1:
+        yield Obstacle(f"ep {first.ep}, and the model has no experts", "set ep to 1")
+    if first.ep > plan.dp * first.cp * first.tp:
+        yield Obstacle(f"ep {first.ep} over {plan.dp * first.cp * first.tp} chips of a stage", "lower ep")
+    yield from recomputation_obstacles(plan)
+
+
+def _parallel(plan: Plan, grid: Grid) -> list[Flag]:
+    found = [
+        flag("tensor-model-parallel-size", grid.tp),
+        flag("pipeline-model-parallel-size", grid.pp),
+        flag("context-parallel-size", grid.cp),
+    ]
+    if grid.pp > 1:
+        found.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
+    if grid.sp:
+        found.append(flag("sequence-parallel"))
+    if plan.zero:
+        found.append(flag("use-distributed-optimizer"))
+    if plan.overlap_gradients:
+        found.append(flag("overlap-grad-reduce"))
+    return found
+
+
+def _training(plan: Plan, training: Training) -> list[Flag]:
+    found = [
+        flag("micro-batch-size", plan.micro_batch_size),
+        flag("global-batch-size", plan.samples),
+        flag("train-iters", training.steps),
+        flag("lr", training.learning_rate),
+        flag("min-lr", training.min_learning_rate),
+        flag("lr-decay-style", "cosine"),
+        flag("lr-decay-iters", training.steps),
+        flag("lr-warmup-iters", training.warmup_steps),
+        flag("weight-decay", training.weight_decay),
+        flag("adam-beta1", training.beta1),
+        flag("adam-beta2", training.beta2),
+        flag("adam-eps", training.epsilon),
+        flag("clip-grad", training.clip_norm),
+        flag("seed", training.seed or 1),
+        flag("eval-iters", 0),
+        flag("log-interval", 1),
+        flag("log-throughput"),
+    ]
+    precision = plan.precision or training.precision
+    return found + ([flag(precision)] if precision in ("bf16", "fp16") else [])
+
+
+def _data(model: Model, data: str | None) -> list[Flag]:
+    if data is None:
+        kind = [flag("mock-data"), flag("tokenizer-type", "NullTokenizer")]
+        return [*kind, flag("vocab-size", model.vocab_size)]
+    tokenizer = [flag("tokenizer-type", "HuggingFaceTokenizer"), flag("tokenizer-model", model.path)]
+    return [flag("data-path", data), flag("split", "99,1,0"), *tokenizer]
+
+
+def _notes(plan: Plan, data: str | None) -> tuple[str, ...]:
+    notes = []
+    if data is None:
+        notes.append("mock data: give --data for training")
+    if plan.transport == "buffered" and len(plan.pipeline()) > 1:
+        notes.append("messages wait for their receive (NCCL); the plan was predicted with buffered ones")
+    if len(plan.clusters) > 1:
+        notes.append("all ranks must reach each other: NCCL knows no gateways between clusters")
+    return tuple(notes)
+
+
+def _script(plan: Plan, flags: Sequence[Flag], launches: Sequence[Launch]) -> str:
+    """Return a shell script that a node runs with its `NODE_RANK`, and all with the same `MASTER_ADDR`."""
+    cases = [
+        f"  {one.node_rank}) devices={','.join(map(str, one.devices))} nproc={len(one.devices)} ;;"
+        for one in launches
+    ]
+    lines = [" ".join(shlex.quote(word) for word in one.words()) for one in flags]
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# Plan '{plan.id}' for Megatron-LM, written by `isthmus export`. In a checkout of Megatron-LM:",
+            "#   MASTER_ADDR=HOST NODE_RANK=N bash THIS_FILE [further arguments]",
+            "#",
+            *(f"# {line}" for line in rank_map(launches)),
+            "set -euo pipefail",
+            'case "${NODE_RANK:?the number of this node, see above}" in',
+            *cases,
+            '  *) echo "no such node: $NODE_RANK" >&2; exit 2 ;;',
+            "esac",
+            "export CUDA_VISIBLE_DEVICES=$devices CUDA_DEVICE_MAX_CONNECTIONS=1",
+            f'exec torchrun --nnodes {len(launches)} --nproc-per-node "$nproc" --node-rank "$NODE_RANK" \\',
+            '  --master-addr "${MASTER_ADDR:?the host of node rank 0}" \\',
+            '  --master-port "${MASTER_PORT:-29500}" \\',
+            "  pretrain_gpt.py \\",
+            *(f"  {line} \\" for line in lines),
+            '  "$@"',
+            "",
+        ]
+    )
