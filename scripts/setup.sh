@@ -39,8 +39,9 @@ if [ ! -x "$VENV/bin/python" ]; then
     "$PYTHON" -m venv "$VENV"
 fi
 need_package ip iproute2
+[ -n "$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" ] || need_package initdb postgresql
 
 PIP="$VENV/bin/python -m pip --disable-pip-version-check install --quiet"
 [ -z "$TORCH" ] || $PIP "$TORCH"
-$PIP --constraint constraints.txt --editable '.[server,agent,train,dev]'
+$PIP --constraint constraints.txt --editable '.[server,postgres,agent,train,dev]'
 touch "$VENV/ready"

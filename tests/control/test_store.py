@@ -146,12 +146,12 @@ def test_waiting_writers_share_a_flush(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "pool.db")
     commits: list[str] = []
     store._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
-    store._write_lock.acquire()
+    store._group.lock.acquire()
     with ThreadPoolExecutor(8) as pool:
         appends = [pool.submit(store.append, [event(number)]) for number in range(8)]
-        while len(store._queue) < 8:
+        while len(store._group.queue) < 8:
             pass
-        store._write_lock.release()
+        store._group.lock.release()
     assert sorted(done.result() for done in appends)[-1] == 8
     assert len(commits) == 1
     store.close()
@@ -161,13 +161,13 @@ def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None
     """Of writes that wait together only the one that cannot be stored fails, with an error about its data."""
     store = SqliteStore(tmp_path / "pool.db")
     huge = StepMetrics(job="j", attempt=1, rank=0, step=2**70, values={})
-    store._write_lock.acquire()
+    store._group.lock.acquire()
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(store.append, [event(number)]) for number in range(2)]
         bad = pool.submit(store.append_metrics, [huge])
-        while len(store._queue) < 3:
+        while len(store._group.queue) < 3:
             pass
-        store._write_lock.release()
+        store._group.lock.release()
     assert sorted(done.result() for done in good) == [1, 2]
     with pytest.raises(InputError, match="too large to be stored"):
         bad.result()
@@ -191,6 +191,7 @@ def test_an_event_this_version_does_not_know_is_refused(fields: dict[str, object
 
 def test_the_written_form_of_an_event_is_pinned() -> None:
     """What version 1 wrote, every later version of this format reads."""
-    text = '{"version": 1, "now_s": 3.0, "kind": "job-cancelled", "job_id": "job-3"}'
+    text = '{"version":1,"now_s":3.0,"kind":"job-cancelled","job_id":"job-3"}'
     assert encode(event(3)) == text
     assert decode(text) == event(3)
+    assert decode('{"version": 1, "now_s": 3.0, "kind": "job-cancelled", "job_id": "job-3"}') == event(3)

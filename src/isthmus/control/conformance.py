@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.control.events import Event, JobCancelled
-from isthmus.control.store import Store, StoredToken
+from isthmus.control.store import LogMovedError, Store, StoredToken
 from isthmus.core.messages import LogChunk, StepMetrics
 
 Reopen = Callable[[Store], Store]
@@ -52,6 +52,18 @@ def _check_events(store: Store) -> None:
         "events come back whole and in order",
     )
     _expect([number for number, _ in store.events(after=2)] == [3], "`after` is exclusive")
+    _expect(store.append([_event("d")], expected=3) == 4, "an append that expects the log's end succeeds")
+    for wrong in (3, 5):
+        try:
+            store.append([_event("e")], expected=wrong)
+        except LogMovedError:
+            continue
+        _expect(False, "an append that expects another end of the log is refused")
+    _expect([number for number, _ in store.events(after=3)] == [4], "a refused append leaves nothing")
+    with store.turn():
+        _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the log whole")
+        store.append([_event("f")], expected=4)
+    _expect([number for number, _ in store.events(after=3)] == [4, 5], "what a turn appends stays")
 
 
 def _check_threads(store: Store) -> None:

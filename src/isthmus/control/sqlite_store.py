@@ -1,8 +1,7 @@
 """The embedded store: one SQLite file in WAL mode, flushed to disk before anything is acknowledged.
 
-Writers queue; whoever gets the write lock commits all that has queued up meanwhile in one transaction with
-one flush (group commit). No thread of its own, so nothing to stop. A second server on the same file is
-turned away by a lock on `FILE.lock`.
+Writes that wait together share a flush (`group_commit`). A second server on the same file is turned away by
+a lock on `FILE.lock`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from isthmus.control.events import Event, decode, encode
-from isthmus.control.store import StoredToken, cut_overlap
+from isthmus.control.group_commit import GroupCommit
+from isthmus.control.store import LogMovedError, StoredToken, cut_overlap
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.views import LogPage, MetricsPage
@@ -49,15 +49,6 @@ PAGE = 1000
 Write = Callable[[sqlite3.Connection], Any]
 
 
-class _Ticket:
-    """One queued write and, once done, its result or error."""
-
-    def __init__(self, write: Write) -> None:
-        self.write, self.done = write, False
-        self.result: Any = None
-        self.error: Exception | None = None
-
-
 class SqliteStore:
     """A `Store` in one file; `path` is made, with mode 0600, where it is not there.
 
@@ -67,11 +58,12 @@ class SqliteStore:
     version of isthmus has changed its schema.
     """
 
+    shared = False
+
     def __init__(self, path: str | Path, *, busy_s: float = 5.0) -> None:
         self.path, self._busy_s = Path(path), busy_s
-        self._queue: list[_Ticket] = []
-        self._queue_lock, self._write_lock, self._read_lock = (threading.Lock() for _ in range(3))
-        self._closed = False
+        self._group = GroupCommit[sqlite3.Connection](self._commit, own=(OverflowError, LogMovedError))
+        self._read_lock = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         self._lock_file = self._claim()
         try:
@@ -84,15 +76,23 @@ class SqliteStore:
             self.close()
             raise
 
-    def append(self, events: Sequence[Event]) -> int:
+    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
         """Append events; see `Store`."""
-        rows = [(encode(event),) for event in events]
+        bodies = [encode(event) for event in events]
 
         def write(db: sqlite3.Connection) -> int:
-            db.executemany("INSERT INTO events (body) VALUES (?)", rows)
-            return int(db.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()[0])
+            last = int(db.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()[0])
+            if expected is not None and last != expected:
+                raise LogMovedError(expected, last)
+            rows = enumerate(bodies, start=last + 1)
+            db.executemany("INSERT INTO events (number, body) VALUES (?, ?)", rows)
+            return last + len(bodies)
 
         return int(self._write(write))
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Do nothing: the claim on the file keeps others away."""
+        return nullcontext()
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield events; see `Store`."""
@@ -174,8 +174,7 @@ class SqliteStore:
 
     def close(self) -> None:
         """Close the file and give up the claim on it; see `Store`."""
-        with self._write_lock, self._read_lock:
-            self._closed = True
+        with self._group.lock, self._read_lock:
             for connection in self._connections:
                 connection.close()
             self._lock_file.close()
@@ -208,54 +207,30 @@ class SqliteStore:
             return self._reader.execute(sql, values).fetchall()
 
     def _write(self, write: Write) -> Any:
-        """Queue `write`, see it committed by whoever holds the lock, return its result."""
-        ticket = _Ticket(write)
-        with self._queue_lock:
-            self._queue.append(ticket)
-        with self._write_lock:
-            if not ticket.done:
-                self._commit_queue()
-        if ticket.error is not None:
-            raise self._unavailable(ticket.error) from ticket.error
-        return ticket.result
+        with self._named():
+            return self._group.write(write)
 
-    def _commit_queue(self) -> None:
-        """Commit all queued writes in one transaction; each in one of its own where one has bad data."""
-        with self._queue_lock:
-            batch, self._queue = self._queue, []
-        self._commit(batch)
-        if len(batch) > 1 and isinstance(batch[0].error, OverflowError):
-            for ticket in batch:
-                self._commit([ticket])
-
-    def _commit(self, batch: list[_Ticket]) -> None:
-        """Commit writes in one transaction; a failure fails them all, and none is kept."""
-        outcome: Exception | None = UnavailableError(f"a write to {self.path} was interrupted")
+    def _commit(self, writes: Sequence[Write]) -> list[Any]:
+        """Run writes in one transaction; where one fails, none is kept."""
+        self._writer.execute("BEGIN IMMEDIATE")
         try:
-            self._writer.execute("BEGIN IMMEDIATE")
-            for ticket in batch:
-                ticket.result = ticket.write(self._writer)
+            results = [write(self._writer) for write in writes]
             self._writer.execute("COMMIT")
-            outcome = None
-        except (sqlite3.Error, OverflowError, IsthmusError) as error:
-            outcome = error
-        finally:
-            if outcome is not None and not self._closed and self._writer.in_transaction:
+        except BaseException:
+            if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-            for ticket in batch:
-                ticket.done, ticket.error = True, outcome
+            raise
+        return results
 
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Turn what SQLite and the system raise into an error that names the file."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, OverflowError) as error:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> IsthmusError:
-        if isinstance(error, IsthmusError):
-            return error
         if isinstance(error, OverflowError):
             return InputError(f"a number is too large to be stored: {error}", hint="the largest is 2^63 - 1")
         return UnavailableError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from isthmus.control.events import Event, decode, encode
 from isthmus.core.base import Frozen, Name
+from isthmus.core.errors import ConflictError
 from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.views import LogPage, MetricsPage
 
@@ -21,14 +23,35 @@ class StoredToken(Frozen):
     created_s: float
 
 
+class LogMovedError(ConflictError):
+    """The log has grown behind the back of whoever wanted to append to it."""
+
+    def __init__(self, expected: int, found: int | None = None) -> None:
+        now = "another number" if found is None else f"number {found}"
+        super().__init__(
+            f"the log was expected to end with event {expected} and ends with {now}",
+            hint="read the new events, decide again",
+        )
+
+
 class Store(Protocol):
     """What any store of the control plane does; `conformance.check_store` is its contract in code.
 
     Every call that changes something returns when it is on disk; all may be called from any thread.
+    `shared` says that other processes append to the same log.
     """
 
-    def append(self, events: Sequence[Event]) -> int:
-        """Append events, all or none, in order; return the number of the last one (the first ever is 1)."""
+    shared: bool
+
+    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
+        """Append events, all or none, in order; return the number of the last one (the first ever is 1).
+
+        Raises `LogMovedError`, and appends nothing, where the log does not end with event `expected`. Within
+        a `turn` they are on disk when that has ended, and nothing else is done in it afterwards.
+        """
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Have the log to oneself: nobody else appends before the turn has ended."""
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield the events numbered above `after`, in order, each with its number."""
@@ -64,6 +87,8 @@ class Store(Protocol):
 class MemoryStore:
     """A store that forgets everything with its process: for tests. Events are kept in their written form."""
 
+    shared = False
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: list[str] = []
@@ -72,11 +97,17 @@ class MemoryStore:
         self._tokens: dict[str, StoredToken] = {}
         self._arrivals = 0
 
-    def append(self, events: Sequence[Event]) -> int:
+    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
         """Append events; see `Store`."""
         with self._lock:
+            if expected is not None and expected != len(self._events):
+                raise LogMovedError(expected, len(self._events))
             self._events.extend([encode(event) for event in events])
             return len(self._events)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Do nothing: the log is this process's own."""
+        return nullcontext()
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield events; see `Store`."""

@@ -1,0 +1,63 @@
+"""The tables of `PostgresStore` and how they came to be: one migration per version, applied once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from isthmus.core.errors import ProtocolError
+
+MIGRATIONS = (
+    """
+    CREATE TABLE events (number BIGINT PRIMARY KEY, body TEXT NOT NULL);
+    CREATE TABLE metrics (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        job TEXT NOT NULL, attempt BIGINT NOT NULL, rank BIGINT NOT NULL, step BIGINT NOT NULL,
+        body TEXT NOT NULL, UNIQUE (job, attempt, rank, step)
+    );
+    CREATE INDEX metrics_of_job ON metrics (job, number);
+    CREATE TABLE logs (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        job TEXT NOT NULL, attempt BIGINT NOT NULL, rank BIGINT NOT NULL,
+        start BIGINT NOT NULL, stop BIGINT NOT NULL, body BYTEA NOT NULL
+    );
+    CREATE INDEX logs_of_job ON logs (job, number);
+    CREATE INDEX logs_of_rank ON logs (job, attempt, rank, stop);
+    CREATE TABLE tokens (
+        digest TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, created_s DOUBLE PRECISION NOT NULL
+    );
+    """,
+    """
+    CREATE TABLE heard (cluster TEXT PRIMARY KEY, at_s DOUBLE PRECISION NOT NULL);
+    CREATE TABLE leader (
+        one BOOLEAN PRIMARY KEY DEFAULT true CHECK (one), beat TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
+    );
+    """,
+)
+"""What takes a database from each schema version to the next; version 1 is the first."""
+
+SCHEMA_LOCK = 0x15_7468_6D75_7300
+"""The advisory lock under which one server at a time changes the schema."""
+
+
+def migrate(db: psycopg.Connection[Any]) -> None:
+    """Bring the schema up to date, inside the caller's transaction.
+
+    Raises `ProtocolError` where it is newer than this version knows, psycopg's errors otherwise.
+    """
+    db.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+    db.execute(
+        "CREATE TABLE IF NOT EXISTS migrations "
+        "(version INTEGER PRIMARY KEY, applied TIMESTAMPTZ NOT NULL DEFAULT now())"
+    )
+    found = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()
+    present = int(found[0]) if found else 0
+    if present > len(MIGRATIONS):
+        raise ProtocolError(
+            f"the store has schema version {present}; this server knows versions up to {len(MIGRATIONS)}",
+            hint="start the version of isthmus that wrote it, or a newer one",
+        )
+    for version, script in enumerate(MIGRATIONS[present:], start=present + 1):
+        db.execute(script.encode())
+        db.execute("INSERT INTO migrations (version) VALUES (%s)", (version,))

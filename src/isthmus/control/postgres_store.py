@@ -1,0 +1,258 @@
+"""The store that several servers share: a PostgreSQL database, reached through psycopg 3.
+
+The log has one writer at a time: a `turn` takes an advisory lock for one transaction, so a server that dies
+in its turn gives it up at once, and one that hangs loses it after `TURN_S`. Every append also names the
+number it expects, so that even a server that wrongly thinks it is its turn appends nothing. Connections are
+made anew after they were lost. The address may hold a password: it is in no message, log or process list.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+
+from isthmus.control.events import Event, decode, encode
+from isthmus.control.group_commit import GroupCommit
+from isthmus.control.postgres_schema import migrate
+from isthmus.control.store import LogMovedError, StoredToken, cut_overlap, log_end
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages import LogChunk, StepMetrics
+from isthmus.core.views import LogPage, MetricsPage
+
+LOG_LOCK = 0x15_7468_6D75_7301
+"""The advisory lock of whose turn it is to append."""
+LINES_LOCK = 0x15_7468_6D75_7302
+"""The advisory lock under which lines are written: they become visible in the order of their numbers."""
+TURN_S = 10
+"""After this long without a word the database takes a server's turn away, in seconds."""
+PAGE = 1000
+Db = psycopg.Connection[Any]
+
+
+class Session:
+    """One connection to the database at `address`, opened at its first use and again after it was lost."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._db: Db | None = None
+        self.lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return "Session(...)"
+
+    @contextmanager
+    def use(self) -> Iterator[Db]:
+        """Have the connection to oneself; psycopg's errors become `UnavailableError` and `InputError`."""
+        with self.lock:
+            try:
+                yield self._open()
+            except (psycopg.DataError, OverflowError) as error:
+                raise InputError(f"this cannot be stored: {error}") from error
+            except psycopg.Error as error:
+                if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                    self.close()
+                raise UnavailableError(
+                    f"the PostgreSQL database cannot be used: {str(error).strip()}",
+                    hint="check that it runs, and the file with its address",
+                ) from error
+
+    def close(self) -> None:
+        """Let go of the connection; may be called twice."""
+        with self.lock:
+            if self._db is not None:
+                with suppress(psycopg.Error):
+                    self._db.close()
+            self._db = None
+
+    def _open(self) -> Db:
+        if self._db is None or self._db.closed:
+            self._db = connect(self._address)
+        return self._db
+
+
+def connect(address: str) -> Db:
+    """Open a connection on which a commit means that the disk has it.
+
+    Raises `InputError` for an address that cannot be read (without repeating it) and psycopg's errors.
+    """
+    try:
+        psycopg.conninfo.conninfo_to_dict(address)
+    except psycopg.Error:
+        raise InputError(
+            "the address of the PostgreSQL database cannot be read",
+            hint="for example postgresql://isthmus:PASSWORD@db.example/isthmus",
+        ) from None
+    db = psycopg.connect(address, autocommit=True, connect_timeout=5, application_name="isthmus")
+    db.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{TURN_S}s",))
+    db.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) "
+        "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+    )
+    return db
+
+
+class PostgresStore:
+    """A `Store` in the database at `address`, a psycopg connection string; tables are made at the start.
+
+    Raises `InputError` for an address that cannot be read, `UnavailableError` where the database cannot be
+    reached or written, `ProtocolError` where a newer version of isthmus has changed its tables.
+    """
+
+    shared = True
+
+    def __init__(self, address: str) -> None:
+        self._log, self._lines, self._reader = Session(address), Session(address), Session(address)
+        self._group = GroupCommit[Db](self._commit, own=(InputError,))
+        self._mine = threading.local()
+        try:
+            with self._log.use() as db, db.transaction():
+                migrate(db)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the log to oneself; see `Store`."""
+        with self._log.use() as db, db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (LOG_LOCK,))
+            self._mine.turn = True
+            try:
+                yield
+            finally:
+                self._mine.turn = False
+
+    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
+        """Append events; see `Store`."""
+        if not getattr(self._mine, "turn", False):
+            with self.turn():
+                return self.append(events, expected)
+        bodies = [encode(event) for event in events]
+        with self._log.use() as db:
+            found = db.execute("SELECT coalesce(max(number), 0) FROM events").fetchone()
+            last = int(found[0]) if found else 0
+            if expected is not None and last != expected:
+                raise LogMovedError(expected, last)
+            if bodies:
+                numbers = list(range(last + 1, last + len(bodies) + 1))
+                db.execute(
+                    "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::text[])", (numbers, bodies)
+                )
+        return last + len(bodies)
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield events; see `Store`."""
+        while True:
+            sql = "SELECT number, body FROM events WHERE number > %s ORDER BY number LIMIT %s"
+            rows = self._read(sql, after, PAGE)
+            for number, body in rows:
+                yield number, decode(body)
+            if len(rows) < PAGE:
+                return
+            after = rows[-1][0]
+
+    def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        """Take over metrics; see `Store`."""
+        rows = [(one.job, one.attempt, one.rank, one.step, one.model_dump_json()) for one in metrics]
+        sql = (
+            "INSERT INTO metrics (job, attempt, rank, step, body) VALUES (%s, %s, %s, %s, %s) "
+            "ON CONFLICT DO NOTHING"
+        )
+
+        def write(db: Db) -> None:
+            with db.cursor() as cursor:
+                cursor.executemany(sql, rows)
+
+        self._group.write(write)
+
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
+        """Return metrics; see `Store`."""
+        sql = "SELECT number, body FROM metrics WHERE job = %s AND number > %s ORDER BY number LIMIT %s"
+        rows = self._read(sql, job_id, after, limit)
+        found = tuple(StepMetrics.model_validate_json(body) for _, body in rows)
+        return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
+
+    def append_logs(self, chunks: Sequence[LogChunk]) -> None:
+        """Take over log text; see `Store`."""
+
+        def write(db: Db) -> None:
+            for chunk in chunks:
+                of_rank = (chunk.job, chunk.attempt, chunk.rank)
+                sql = "SELECT coalesce(max(stop), 0) FROM logs WHERE job = %s AND attempt = %s AND rank = %s"
+                found = db.execute(sql, of_rank).fetchone()
+                fresh = cut_overlap(chunk, int(found[0]) if found else 0)
+                if fresh is not None:
+                    row = (*of_rank, fresh.offset, log_end(fresh), fresh.text.encode())
+                    db.execute(
+                        "INSERT INTO logs (job, attempt, rank, start, stop, body) "
+                        "VALUES (%s, %s, %s, %s, %s, %s)",
+                        row,
+                    )
+
+        self._group.write(write)
+
+    def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
+        """Return log text; see `Store`."""
+        sql = (
+            "SELECT number, job, attempt, rank, start, body FROM logs WHERE job = %s AND number > %s "
+            "AND (%s::bigint IS NULL OR rank = %s) ORDER BY number LIMIT %s"
+        )
+        rows = self._read(sql, job_id, after, rank, rank, limit)
+        chunks = tuple(
+            LogChunk(job=job, attempt=attempt, rank=of, offset=start, text=bytes(body).decode())
+            for _, job, attempt, of, start, body in rows
+        )
+        return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job's metrics and logs; see `Store`."""
+
+        def write(db: Db) -> None:
+            db.execute("DELETE FROM metrics WHERE job = %s", (job_id,))
+            db.execute("DELETE FROM logs WHERE job = %s", (job_id,))
+
+        self._group.write(write)
+
+    def put_token(self, token: StoredToken) -> None:
+        """Keep a token; see `Store`."""
+        sql = (
+            "INSERT INTO tokens (digest, role, name, created_s) VALUES (%s, %s, %s, %s) "
+            "ON CONFLICT (digest) DO UPDATE "
+            "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s"
+        )
+        row = (token.digest, token.role, token.name, token.created_s)
+        self._group.write(lambda db: db.execute(sql, row) and None)
+
+    def find_token(self, digest: str) -> StoredToken | None:
+        """Return a token; see `Store`."""
+        rows = self._read("SELECT digest, role, name, created_s FROM tokens WHERE digest = %s", digest)
+        return _token(rows[0]) if rows else None
+
+    def tokens(self) -> tuple[StoredToken, ...]:
+        """Return every token; see `Store`."""
+        rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
+        return tuple(_token(row) for row in rows)
+
+    def close(self) -> None:
+        """Close the connections; see `Store`."""
+        for session in (self._log, self._lines, self._reader):
+            session.close()
+
+    def _read(self, sql: str, *values: Any) -> list[Any]:
+        with self._reader.use() as db:
+            return db.execute(sql, values).fetchall()
+
+    def _commit(self, writes: Sequence[Any]) -> list[Any]:
+        """Run writes in one transaction; where one fails, none is kept."""
+        with self._lines.use() as db, db.transaction():
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (LINES_LOCK,))
+            return [write(db) for write in writes]
+
+
+def _token(row: tuple[str, str, str, float]) -> StoredToken:
+    digest, role, name, created_s = row
+    return StoredToken(digest=digest, role=role, name=name, created_s=created_s)

@@ -1,0 +1,32 @@
+"""Fixtures of the control plane's tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.control import postgres as real
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A PostgreSQL server's connection string, without a database."""
+    found = real.binaries()
+    if found is None:
+        pytest.skip(f"PostgreSQL is not installed: {real.INSTALL}")
+    with real.running(found) as address:
+        yield address
+
+
+@pytest.fixture
+def postgres(postgres_server: str) -> str:
+    """A connection string of an empty database."""
+    name = f"t{next(_numbers)}"
+    with psycopg.connect(f"{postgres_server} dbname=postgres", autocommit=True) as db:
+        db.execute(f"CREATE DATABASE {name}".encode())
+    return f"{postgres_server} dbname={name}"
