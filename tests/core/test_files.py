@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.errors import FileError
-from isthmus.core.files import FILE_KINDS, json_schema, load_job, load_plan, load_pool
+from isthmus.core.files import FILE_KINDS, json_schema, load_job, load_plan, load_policy, load_pool
 
 POOL = """\
 clusters:
@@ -45,7 +45,14 @@ micro_batch_size: 1
 sequence_length: 128
 """
 
-LOADERS = {"pool": (load_pool, POOL), "job": (load_job, JOB), "plan": (load_plan, PLAN)}
+POLICY = "pool_share: 0.5\n"
+
+LOADERS = {
+    "pool": (load_pool, POOL),
+    "job": (load_job, JOB),
+    "plan": (load_plan, PLAN),
+    "policy": (load_policy, POLICY),
+}
 
 
 def write(tmp_path, text, name="file.yaml"):

@@ -13,13 +13,14 @@ from isthmus.cli.command import verb
 from isthmus.cli.shell import Shell
 from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError
-from isthmus.core.files import json_schema, load_job, load_plan, load_pool
+from isthmus.core.files import json_schema, load_job, load_plan, load_policy, load_pool
 from isthmus.core.model import load_model, require_trainable
+from isthmus.core.policy import OwnerPolicy
 from isthmus.core.yaml_lines import read_yaml
 
 commands = typer.Typer()
 PANEL = "Files"
-KindWord = Literal["pool", "job", "plan"]
+KindWord = Literal["pool", "job", "plan", "policy"]
 
 
 @verb(
@@ -28,7 +29,8 @@ KindWord = Literal["pool", "job", "plan"]
     examples=["isthmus schema job > job.schema.json", "isthmus schema pool", "isthmus schema plan --json"],
 )
 def schema(
-    shell: Shell, kind: Annotated[KindWord, typer.Argument(metavar="pool|job|plan", help="Which file form.")]
+    shell: Shell,
+    kind: Annotated[KindWord, typer.Argument(metavar="pool|job|plan|policy", help="Which file form.")],
 ) -> None:
     """Print the JSON Schema of a file, for editors and other tools."""
     answer = json_schema(kind)
@@ -42,10 +44,10 @@ def schema(
 )
 def check(
     shell: Shell,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job or a plan.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan or a policy.")],
     kind: Annotated[
         KindWord | None,
-        typer.Option(metavar="pool|job|plan", help="What the file is; found out if not said."),
+        typer.Option(metavar="pool|job|plan|policy", help="What the file is; found out if not said."),
     ] = None,
 ) -> None:
     """Check a file without sending it anywhere.
@@ -71,13 +73,14 @@ def _guess(file: Path) -> KindWord:
         ("pool", "clusters"),
         ("job", "training"),
         ("plan", "stages"),
+        *(("policy", key) for key in sorted(OwnerPolicy.model_fields) if key != "version"),
     )
     for kind, key in telling:
         if key in keys:
             return kind
     raise InputError(
-        f"{file} is neither a pool (clusters), a job (training) nor a plan (stages)",
-        hint="say what it should be with --kind pool, job or plan",
+        f"{file} is neither a pool (clusters), a job (training), a plan (stages) nor a policy (pool_share)",
+        hint="say what it should be with --kind pool, job, plan or policy",
     )
 
 
@@ -99,7 +102,12 @@ def _check_plan(file: Path) -> dict[str, Any]:
     return {"id": plan.id, "stages": len(plan.stages), "layers": plan.num_layers}
 
 
-_CHECKS = {"pool": _check_pool, "job": _check_job, "plan": _check_plan}
+def _check_policy(file: Path) -> dict[str, Any]:
+    policy = load_policy(file)
+    return {"pool_share": policy.pool_share, "preemptible_from": policy.preemptible_from or "no level"}
+
+
+_CHECKS = {"pool": _check_pool, "job": _check_job, "plan": _check_plan, "policy": _check_policy}
 
 
 @verb(commands, panel=PANEL, examples=["isthmus chips", "isthmus chips --json | jq '.H20.source'"])

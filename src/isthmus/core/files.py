@@ -1,4 +1,4 @@
-"""Read the files that users write (`pool.yaml`, `job.yaml`, a plan), and give their JSON Schema.
+"""Read the files that users write (a pool, a job, a plan, an owner's policy), and give their JSON Schema.
 
 A mistake becomes a `FileError` with file, line, field, value and, where a word is nearly right, the
 nearest valid one.
@@ -15,11 +15,12 @@ from isthmus.core.chip import catalogue
 from isthmus.core.job import Job
 from isthmus.core.mistakes import explain
 from isthmus.core.plan import Plan
+from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Pool
 from isthmus.core.yaml_lines import read_yaml
 
-FileKind = Literal["pool", "job", "plan"]
-FILE_KINDS: dict[str, type[BaseModel]] = {"pool": Pool, "job": Job, "plan": Plan}
+FileKind = Literal["pool", "job", "plan", "policy"]
+FILE_KINDS: dict[str, type[BaseModel]] = {"pool": Pool, "job": Job, "plan": Plan, "policy": OwnerPolicy}
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
@@ -27,6 +28,11 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 def load_pool(path: str | Path) -> Pool:
     """Read `pool.yaml`."""
     return _load(Path(path), Pool)
+
+
+def load_policy(path: str | Path) -> OwnerPolicy:
+    """Read `policy.yaml`."""
+    return _load(Path(path), OwnerPolicy)
 
 
 def load_plan(path: str | Path) -> Plan:

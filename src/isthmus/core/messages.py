@@ -33,11 +33,13 @@ Desired = Literal["queued", "ready", "prepared", "running", "released"]
 """What the server wants of a part. From `prepared` on the victims of its order are evicted."""
 
 
-Fault = Literal["peer", "own", "permanent"]
-"""Where the cause of a failure lies. `peer`: a rank here lost another one, so the cause is elsewhere; `own`:
-it is here; `permanent`: it is here, and another attempt would end in the same way."""
+Fault = Literal["peer", "evicted", "own", "permanent"]
+"""Where the cause of a failure lies. `peer`: a rank here lost another one, so the cause is elsewhere;
+`evicted`: the site's owner took the cards back for a local job of a higher level, and the part (protected
+first if there was time) goes to `released` by itself; `own`: it is here; `permanent`: it is here, and another
+attempt would end in the same way."""
 
-_BY_WEIGHT: tuple[Fault | None, ...] = (None, "peer", "own", "permanent")
+_BY_WEIGHT: tuple[Fault | None, ...] = (None, "peer", "evicted", "own", "permanent")
 
 
 def explains_more(one: Fault | None, other: Fault | None) -> bool:
