@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from isthmus.plan.search.compose import Option, Options, compose
+from isthmus.plan.search.even import compose_even
 from isthmus.plan.search.layout import Layout, deal
 from isthmus.plan.search.partitions import Partition, all_partitions, nested_partitions
 from isthmus.plan.search.shape import Shape
@@ -130,8 +131,12 @@ class Explorer:
     def _promise_s(self, options: Sequence[Options], total: int) -> float:
         if len(options) == 1:
             return min(_alone_s(one, total) for one in options[0])
-        found = compose(options, total, lambda *_: False, 0.0)
+        found = self._compose(options, total, lambda *_: False, 0.0)
         return found if isinstance(found, float) else found[0]
+
+    @property
+    def _compose(self) -> Callable[..., tuple[float, tuple[Option, ...]] | float]:
+        return compose_even if self.space.limits.even_batches else compose
 
     def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
         """Return the options of each island; islands of one spot share those of their kind.
@@ -171,7 +176,7 @@ class Explorer:
             self._visit_single(branch, options[0])
             return
         total = self.samples // branch.micro_batch_size
-        answer = compose(options, total, self._cut, self.limit_s() - branch.ring_s)
+        answer = self._compose(options, total, self._cut, self.limit_s() - branch.ring_s)
         if isinstance(answer, float) or self.tally.stopped:
             self.tally.pruned += 1
             return
@@ -181,7 +186,8 @@ class Explorer:
                 chosen.append((self._placed(option.shape, island), option.chain))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
             return  # a plan has one warm-up for all its replicas
-        self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s))
+        even = self.space.limits.even_batches
+        self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s, even))
 
     def _visit_single(self, branch: Branch, options: Options) -> None:
         """Cut the chains of one island in the order of their bounds, until none can beat what was found."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from isthmus.plan.search.deal import Pace, deal_micro_batches
+from isthmus.plan.search.even import deal_evenly
 from isthmus.plan.search.seat import StageCut, Task
 from isthmus.plan.search.shape import Chain, Shape
 from isthmus.plan.search.spots import Spot
@@ -94,11 +95,18 @@ class Layout:
 
 
 def deal(
-    chosen: Sequence[tuple[Shape, Chain]], total: int, micro_batch_size: int, ring_s: float
+    chosen: Sequence[tuple[Shape, Chain]],
+    total: int,
+    micro_batch_size: int,
+    ring_s: float,
+    even: bool = False,
 ) -> Layout | None:
-    """Return the layout of cut shapes, with the micro-batches dealt, or None with too few to go round."""
+    """Return the layout of cut shapes with the micro-batches dealt, None with too few to go round.
+
+    They are dealt by speed, or `even`ly.
+    """
     paces = [Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp) for shape, chain in chosen]
-    counts = deal_micro_batches(paces, total)
+    counts = deal_evenly(paces, total) if even else deal_micro_batches(paces, total)
     if counts is None:
         return None
     rows = tuple(Row(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))

@@ -41,7 +41,8 @@ LONG_SEQUENCE = 16384
 class Limits:
     """What the caller fixes. None leaves a degree free; `executable` admits what our runtime runs.
 
-    `largest_micro_batch` bounds the micro-batch sizes that are tried.
+    `largest_micro_batch` bounds the micro-batch sizes that are tried. `even_batches` gives every replica as
+    many micro-batches (to within one), for frameworks that deal samples evenly.
     """
 
     executable: bool = False
@@ -56,6 +57,7 @@ class Limits:
     max_chips: int | None = None
     mixed_chips: bool = True
     largest_micro_batch: int = 8
+    even_batches: bool = False
 
 
 @dataclass
@@ -231,17 +233,19 @@ class Space:
             pp = sum(stages)
             if pp > self.task.profile.num_layers or (self.limits.pp and pp != self.limits.pp):
                 continue
-            most = min(dp, micro_batches)
-            if self.limits.executable:
-                replicas: Sequence[int] = (1,)
-            elif self.limits.dp:
-                replicas = (self.limits.dp,) if self.limits.dp <= most else ()
-            else:
-                replicas = self._fewer(most) if self.thrifty or self.limits.max_chips else (most,)
-            for one in replicas:
+            for one in self.replicas(dp, micro_batches):
                 if (one, stages) not in seen:
                     seen.add((one, stages))
                     yield one, stages
+
+    def replicas(self, room: int, micro_batches: int) -> tuple[int, ...]:
+        """Return the numbers of replicas to try where at most `room` fit, for so many micro-batches."""
+        most = min(room, micro_batches)
+        if self.limits.executable:
+            return (1,)
+        if self.limits.dp:
+            return (self.limits.dp,) if self.limits.dp <= most else ()
+        return self._fewer(most) if self.thrifty or self.limits.max_chips else (most,)
 
     @staticmethod
     def _fewer(most: int) -> tuple[int, ...]:
