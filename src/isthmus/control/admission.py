@@ -9,6 +9,7 @@ from isthmus.control.events import (
     AgentLost,
     AgentReported,
     DeadlinePassed,
+    EpochBegan,
     Event,
     JobCancelled,
     JobDeleted,
@@ -117,6 +118,10 @@ def _deadline(state: State, event: DeadlinePassed) -> bool:
     return job.state == event.state and job.attempt == event.attempt
 
 
+def _epoch(state: State, event: EpochBegan) -> bool:
+    return event.epoch > state.epoch
+
+
 def _restarted(_state: State, _event: Restarted) -> bool:
     return False
 
@@ -131,5 +136,6 @@ _QUESTIONS: Mapping[type[Any], Callable[[State, Any], bool]] = {
     AgentReported: _reported,
     AgentLost: _lost,
     DeadlinePassed: _deadline,
+    EpochBegan: _epoch,
     Restarted: _restarted,
 }

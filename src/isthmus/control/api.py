@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 import isthmus
@@ -44,10 +45,20 @@ MAX_BODY_BYTES = 16 * 2**20
 """Largest body of a request."""
 
 
+LARGEST_BULK = 1000
+"""Most jobs submitted by one request."""
+
+
 class Choice(Frozen):
     """The candidate plan that a job shall run by."""
 
     plan: Name
+
+
+class Bulk(Frozen):
+    """Many jobs to be taken in, with one flush for all."""
+
+    submissions: Annotated[tuple[Submission, ...], Field(max_length=LARGEST_BULK)]
 
 
 class ErrorBody(Frozen):
@@ -56,6 +67,13 @@ class ErrorBody(Frozen):
     error: str
     message: str
     hint: str | None = None
+
+
+class Submitted(Frozen):
+    """What became of one of many submissions: its job's id, or why it was refused."""
+
+    id: Name | None = None
+    error: ErrorBody | None = None
 
 
 async def caller_of(request: Request) -> Caller:
@@ -102,6 +120,13 @@ def submit(submission: Submission, caller: By, shell: Shell) -> JobView:
     """Submit a job; answered once it is on disk. The same key again returns the same job."""
     auth.require(caller, "user")
     return shell.submit(caller.name, submission)
+
+
+@router.post("/jobs:bulk", responses=_documented())
+def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> list[Submitted]:
+    """Submit many jobs, each as if it came alone; answered in their order once all are on disk."""
+    auth.require(caller, "user")
+    return [_submitted(outcome) for outcome in shell.submit_all(caller.name, bulk.submissions)]
 
 
 @router.get("/jobs", responses=_documented())
@@ -186,6 +211,13 @@ def make_token(request: TokenRequest, caller: By, shell: Shell) -> TokenView:
     return auth.make_token(shell.store, request, shell.clock())
 
 
+def _submitted(outcome: JobView | IsthmusError) -> Submitted:
+    if isinstance(outcome, IsthmusError):
+        told = outcome.as_dict()
+        return Submitted(error=ErrorBody(error=told["error"], message=told["message"], hint=told["hint"]))
+    return Submitted(id=outcome.id)
+
+
 def _own_job(shell: ControlShell, caller: Caller, job_id: str) -> JobView:
     auth.require(caller, "user")
     job = shell.job(job_id)
@@ -232,6 +264,13 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
         return as_json(other, other.http_status)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        ours = f"version {isthmus.__version__}, protocol {PROTOCOL_VERSION}"
+        unknown = InputError(
+            f"{where}: this server ({ours}) knows no such field",
+            hint="mend the name, or have client and server of one version",
+        )
+        return as_json(unknown, 422)
     return as_json(InputError(f"{where}: {first['msg']}", hint="/docs describes every body"), 422)
 
 

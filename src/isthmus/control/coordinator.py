@@ -93,6 +93,11 @@ class Coordinator:
         if record is not None:
             record.heard_s = now_s
 
+    @property
+    def epoch(self) -> int:
+        """How many servers have spoken for the pool so far; orders carry it as their fence."""
+        return self.state.epoch
+
     def due(self, now_s: float) -> tuple[Event, ...]:
         """Return what time alone has brought about: `AgentLost` and `DeadlinePassed` events."""
         return outlook.due(self.state, now_s)

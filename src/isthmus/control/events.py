@@ -113,6 +113,13 @@ class DeadlinePassed(_Fact):
     attempt: Index
 
 
+class EpochBegan(_Fact):
+    """A server began to speak for the pool: what was said under an earlier epoch is void from now on."""
+
+    kind: Literal["epoch-began"] = "epoch-began"
+    epoch: Count
+
+
 class Restarted(_Fact):
     """The server came up and rebuilt its state: nothing has happened, so it is never logged.
 
@@ -132,6 +139,7 @@ Event = Annotated[
     | AgentReported
     | AgentLost
     | DeadlinePassed
+    | EpochBegan
     | Restarted,
     Field(discriminator="kind"),
 ]

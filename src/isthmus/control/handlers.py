@@ -10,6 +10,7 @@ from isthmus.control.events import (
     AgentLost,
     AgentReported,
     DeadlinePassed,
+    EpochBegan,
     JobCancelled,
     JobDeleted,
     JobSubmitted,
@@ -158,6 +159,10 @@ def _deadline(state: State, event: DeadlinePassed) -> None:
     fail(state, job, f"ranks {', '.join(late)} did not check in in {state.rules.start_s:g} s", event.now_s)
 
 
+def _epoch(state: State, event: EpochBegan) -> None:
+    state.epoch = event.epoch
+
+
 HANDLERS: Mapping[type[Any], Callable[[State, Any], None]] = {
     JobSubmitted: _submitted,
     PlansMade: _plans_made,
@@ -168,4 +173,5 @@ HANDLERS: Mapping[type[Any], Callable[[State, Any], None]] = {
     AgentReported: _reported,
     AgentLost: _lost,
     DeadlinePassed: _deadline,
+    EpochBegan: _epoch,
 }

@@ -22,6 +22,13 @@ class Incumbents:
         self._replaced = {(cluster, one) for cluster, past in known.items() for one in past[:-1]}
         self._candidates: dict[str, str] = {}
 
+    def note(self, cluster: str, incarnation: str) -> None:
+        """Another server of the pool has taken a report of this agent in: it speaks for `cluster`."""
+        present = self._present.get(cluster)
+        if present is not None and present != incarnation:
+            self._replaced.add((cluster, present))
+        self._present[cluster] = incarnation
+
     def check(self, cluster: str, incarnation: str) -> None:
         """Let the present agent of `cluster` pass.
 

@@ -165,13 +165,15 @@ class ClusterRecord:
 class State:
     """Everything the coordinator knows; jobs in the order of their submission, `live` those not ended.
 
-    `touched` are the jobs whose view the event in hand has changed.
+    `epoch` counts the servers that have spoken for the pool, `touched` are the jobs whose view the event in
+    hand has changed.
     """
 
     rules: Rules
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     live: dict[str, JobRecord] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
+    epoch: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
 

@@ -19,7 +19,8 @@ from isthmus.control.api import create_app
 from isthmus.control.auth import ensure_admin
 from isthmus.control.coordinator import Rules
 from isthmus.control.planner import PlannerProcess
-from isthmus.control.shell import ControlShell, Planner
+from isthmus.control.planning import Planner
+from isthmus.control.shell import ControlShell
 from isthmus.control.sqlite_store import SqliteStore
 from isthmus.control.store import Store
 from isthmus.control.tls import Certificate, self_signed

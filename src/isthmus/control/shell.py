@@ -1,7 +1,6 @@
-"""The server's shell around the coordinator: one event at a time, on disk before it is decided or answered.
+"""The server's shell around the coordinator: what is asked of it, in events and questions to the actor.
 
-The lock makes it an actor: whoever holds it admits, appends, handles. Planning runs beside it, and its answer
-comes back as one more event. Metrics and logs never wait for the lock.
+Planning runs beside it, and its answer comes back as one more event. Metrics and logs never pass the actor.
 """
 
 from __future__ import annotations
@@ -11,14 +10,17 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from pydantic import ValidationError
 
+from isthmus.control.actor import Actor, Folded, Request
+from isthmus.control.changes import Changes
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import (
     AgentReported,
+    EpochBegan,
     Event,
     ForgetJob,
     Instruction,
@@ -28,28 +30,23 @@ from isthmus.control.events import (
     JobSubmitted,
     MakePlans,
     PlanChosen,
-    PlanningFailed,
-    PlansMade,
     Restarted,
 )
 from isthmus.control.incumbents import Incumbents
+from isthmus.control.job_log import JobLog
+from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.placement import check_placement
-from isthmus.control.planner import PlanningEndedError
+from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.store import Store
-from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
-from isthmus.core.job import Job
-from isthmus.core.messages import AgentOrders, AgentReport
-from isthmus.core.model import Model
-from isthmus.core.plan import PlanSet, Refusal
+from isthmus.core.errors import ConflictError, InputError, IsthmusError
+from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
-Planner = Callable[[Job, Model, Pool, dict[str, dict[str, int]]], PlanSet]
-"""What `isthmus.plan.make_plans` does: plans of a job on what is free, by cluster and node group."""
-
 TICK_S = 0.5
-"""Between two looks at what time alone has brought about."""
+"""Between two looks at what time alone has brought about, and at what other servers have appended."""
 
+T = TypeVar("T")
 _log = logging.getLogger("isthmus.server")
 
 
@@ -57,7 +54,8 @@ class ControlShell:
     """The running control plane without its network side. `clock` gives seconds since the epoch.
 
     `pool` is the operator's file: its links, its owners, its own chips, and the owners of the clusters it
-    names; clusters themselves come and go with their agents.
+    names; clusters themselves come and go with their agents. Of the servers on one store the one that has
+    `leadership` plans and watches the time; users and agents may talk to any.
     """
 
     def __init__(
@@ -68,30 +66,34 @@ class ControlShell:
         planner: Planner,
         rules: Rules | None = None,
         clock: Callable[[], float] = time.time,
+        leadership: Leadership | None = None,
     ) -> None:
         self.store, self.file, self.clock = store, pool, clock
-        self._lock = threading.RLock()
-        self._planner = planner
-        self._planning = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
+        self.changes = Changes()
+        self._leadership: Leadership = leadership or Alone()
+        self._leads = False
+        self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
         self._ended = threading.Event()
         self._seen_at: set[tuple[str, str]] = set()
-        self._logged: dict[str, tuple[str, str]] = {}
-        self._coordinator = Coordinator.replay((event for _, event in store.events()), rules)
-        self._incumbents = Incumbents(self._coordinator.incarnations())
+        self._job_log = JobLog()
+        self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
+        self._actor = Actor(store, self._observe, rules)
+        self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
     def start(self) -> None:
         """Take up what the last life left, and begin to tick."""
-        with self._lock:
-            self._act(self._coordinator.handle(Restarted(now_s=self.clock())))
+        self._lead_or_follow()
         self._ticking.start()
 
     def close(self) -> None:
         """Stop ticking and planning; every acknowledged event is on disk already."""
+        self.changes.end()
         self._ended.set()
         if self._ticking.is_alive():
             self._ticking.join()
-        self._planning.shutdown(wait=True, cancel_futures=True)
+        self._leadership.give_up()
+        self._planning.close()
 
     # Users --------------------------------------------------------------------------------------------
 
@@ -100,37 +102,53 @@ class ControlShell:
 
         Raises `InputError` where its placement names what the pool does not know.
         """
-        with self._lock:
-            known = self._coordinator.job_of_key(user, submission.key)
-            if known is not None:
-                return self._same_job(known, submission)
-            joined = tuple(view.cluster for view in self.pool().clusters)
+        found: JobView = self._actor.settle([self._submission(user, submission)])[0].value()
+        return found
+
+    def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[JobView | IsthmusError]:
+        """Take many jobs in with one flush, each as if it came alone: its view, or why it was refused."""
+        done = self._actor.settle([self._submission(user, one) for one in submissions])
+        return [_outcome(request) for request in done]
+
+    def _submission(self, user: str, submission: Submission) -> Request:
+        job_id = f"{submission.job.name[:50]}-{uuid.uuid4().hex[:8]}"
+        now_s = self.clock()
+
+        def propose(coordinator: Coordinator) -> Event | None:
+            if coordinator.job_of_key(user, submission.key) is not None:
+                return None
+            joined = tuple(record.cluster for record in coordinator.state.clusters.values())
             check_placement(submission.job.placement, joined, self.file)
-            job_id = f"{submission.job.name[:50]}-{uuid.uuid4().hex[:8]}"
-            self._take(JobSubmitted(now_s=self.clock(), job_id=job_id, user=user, submission=submission))
-            return self._coordinator.job(job_id)
+            return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=submission)
+
+        def answer(coordinator: Coordinator) -> JobView:
+            known = coordinator.job(coordinator.job_of_key(user, submission.key) or job_id)
+            if known.job != submission.job:
+                raise ConflictError(
+                    f"key '{submission.key}' already stands for another job, '{known.id}'",
+                    hint="use a new key for a new job",
+                )
+            return known
+
+        return Request(answer, propose)
 
     def jobs(self, user: str | None) -> tuple[JobView, ...]:
         """Return all jobs (of one user), oldest first, without plans."""
-        with self._lock:
-            return self._coordinator.jobs(user)
+        return self._ask(lambda coordinator: coordinator.jobs(user))
 
     def job(self, job_id: str) -> JobView:
         """Return a job; raise `NotFoundError` if there is none."""
-        with self._lock:
-            return self._coordinator.job(job_id)
+        return self._ask(lambda coordinator: coordinator.job(job_id))
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Let a job run by one of its candidate plans."""
-        with self._lock:
-            self._take(PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id))
-            return self._coordinator.job(job_id)
+        event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
+        return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
 
     def cancel(self, job_id: str) -> JobView:
         """Stop a job at all sites."""
-        with self._lock:
-            self._take(JobCancelled(now_s=self.clock(), job_id=job_id))
-            return self._coordinator.job(job_id)
+        event = JobCancelled(now_s=self.clock(), job_id=job_id)
+        return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
 
     def delete(self, job_id: str) -> None:
         """Forget an ended job with its metrics and logs."""
@@ -146,8 +164,8 @@ class ControlShell:
 
     def pool(self) -> PoolView:
         """Return the pool as it stands."""
-        with self._lock:
-            return self._coordinator.pool(self.file.links if self.file else ())
+        links = self.file.links if self.file else ()
+        return self._ask(lambda coordinator: coordinator.pool(links))
 
     # Agents -------------------------------------------------------------------------------------------
 
@@ -166,113 +184,128 @@ class ControlShell:
         `InputError` for a chip or owner nobody knows, `ConflictError` for an agent that was replaced, and
         `UnavailableError` for the first report of one that takes over.
         """
+        name = report.cluster.name
         check_cluster(report.cluster, self.file)
-        with self._lock:
-            self._incumbents.check(report.cluster.name, report.incarnation)
-        ours = {job_id for job_id in _jobs_of(report) if self._runs_at(job_id, report.cluster.name)}
+        with self._incumbents_lock:
+            self._incumbents.check(name, report.incarnation)
+        self._store_lines(report)
+        now_s = self.clock()
+
+        def answer(coordinator: Coordinator) -> tuple[int, tuple[PartOrder, ...]]:
+            coordinator.hear(name, now_s)
+            return coordinator.epoch, coordinator.orders(name)
+
+        epoch, parts = self._actor.take(lambda _: AgentReported.of(report, now_s), answer)
+        self._leadership.hear(name)
+        self._seen_at.update((part.job, name) for part in parts)
+        return AgentOrders(fence=epoch, parts=parts)
+
+    def _store_lines(self, report: AgentReport) -> None:
+        """Keep the lines of jobs that have or had a part at the cluster; those of others are dropped."""
+        named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
+        if not named:
+            return
+        cluster = report.cluster.name
+
+        def run_there(coordinator: Coordinator) -> set[str]:
+            jobs = (coordinator.state.jobs.get(job_id) for job_id in named)
+            planned = {job.id for job in jobs if job and job.plan and cluster in job.plan.clusters}
+            return planned | {job_id for job_id in named if (job_id, cluster) in self._seen_at}
+
+        ours = self._ask(run_there)
         if ours:
             self.store.append_metrics([line for line in report.metrics if line.job in ours])
             self.store.append_logs([chunk for chunk in report.logs if chunk.job in ours])
-        with self._lock:
-            now_s = self.clock()
-            self._take(AgentReported.of(report, now_s))
-            self._coordinator.hear(report.cluster.name, now_s)
-            parts = self._coordinator.orders(report.cluster.name)
-        self._seen_at.update((part.job, report.cluster.name) for part in parts)
-        return AgentOrders(parts=parts)
+        for job_id in ours:
+            self.changes.note_lines(job_id)
 
-    def _runs_at(self, job_id: str, cluster: str) -> bool:
-        """Tell whether a job has or had a part at `cluster`: lines of others are not taken from there."""
-        try:
-            plan = self.job(job_id).plan
-        except NotFoundError:
-            return False
-        return (job_id, cluster) in self._seen_at or (plan is not None and cluster in plan.clusters)
+    # In and out of the actor --------------------------------------------------------------------------
 
-    # The one way in -----------------------------------------------------------------------------------
+    def _ask(self, question: Callable[[Coordinator], T]) -> T:
+        return self._actor.ask(question)
 
     def _take(self, event: Event) -> None:
-        with self._lock:
-            if self._coordinator.admit(event):
-                self.store.append([event])
-                self._act(self._coordinator.handle(event))
+        self._actor.take(lambda _: event, lambda _: None)
 
-    def _act(self, instructions: Iterable[Instruction]) -> None:
+    def _hand_in(self, event: Event) -> None:
+        self._quietly(event.kind, lambda: self._take(event))
+
+    def _observe(self, folded: Folded) -> None:
+        """Keep up with what is durable, and do what it asks for where that is this server's to do."""
+        for instruction in folded.asked:
+            match instruction:
+                case JobChanged(job_id=job_id):
+                    self.changes.note(job_id, folded.number)
+                    if folded.live:
+                        self._job_log.look(folded, job_id)
+                case ForgetJob(job_id=job_id):
+                    self.changes.note_deleted(job_id, folded.number)
+                    self._job_log.forget(job_id)
+        if isinstance(folded.event, AgentReported) and not folded.own:
+            with self._incumbents_lock:
+                self._incumbents.note(folded.event.cluster.name, folded.event.incarnation)
+        if folded.live:
+            self._act(folded.asked, own=folded.own)
+
+    def _act(self, instructions: Iterable[Instruction], *, own: bool) -> None:
         for instruction in instructions:
             match instruction:
-                case MakePlans():
-                    self._planning.submit(self._plan, instruction)
-                case ForgetJob(job_id=job_id):
-                    self.store.forget(job_id)
-                    self._logged.pop(job_id, None)
-                case JobChanged(job_id=job_id):
-                    self._log_change(job_id)
+                case MakePlans() if self._leads:
+                    self._planning.ask(instruction)
+                case ForgetJob(job_id=job_id) if own:
+                    self._quietly(f"forget the lines of job {job_id}", lambda: self.store.forget(job_id))
 
-    def _log_change(self, job_id: str) -> None:
-        """Write a line where state or reason have changed since the last one."""
-        job = self._coordinator.job(job_id)
-        if self._logged.get(job_id) != (job.state, job.reason):
-            self._logged[job_id] = (job.state, job.reason)
-            _log.info("job %s: %s%s", job_id, job.state, f" ({job.reason})" if job.reason else "")
+    # Time ------------------------------------------------------------------------------------------
 
-    def _same_job(self, job_id: str, submission: Submission) -> JobView:
-        known = self._coordinator.job(job_id)
-        if known.job != submission.job:
-            raise ConflictError(
-                f"key '{submission.key}' already stands for another job, '{job_id}'",
-                hint="use a new key for a new job",
-            )
-        return known
-
-    # Planning and time --------------------------------------------------------------------------------
-
-    def _plan(self, request: MakePlans) -> None:
-        """Answer a request for plans with an event; in the planner's thread."""
-        answer = functools.partial(PlanningFailed, job_id=request.job_id, round=request.round)
-        event: Event
+    def _quietly(self, what: str, act: Callable[[], None]) -> None:
+        """Do what nobody waits for: where it came too late, or cannot be stored now, that is logged."""
         try:
-            plans = self._plans(request)
-            event = PlansMade(now_s=self.clock(), job_id=request.job_id, round=request.round, plans=plans)
-        except PlanningEndedError:
-            return
+            act()
         except IsthmusError as error:
-            event = answer(now_s=self.clock(), reason=str(error))
-        except Exception as error:
-            _log.exception("planning job %s", request.job_id)
-            event = answer(now_s=self.clock(), reason=f"the planner broke: {error}")
-        self._take_quietly(event)
-
-    def _plans(self, request: MakePlans) -> PlanSet:
-        if not request.clusters:
-            return PlanSet(plans=(), refused=(Refusal(clusters=(), reason="no cluster is connected"),))
-        pool = assemble(request.clusters, self.file)
-        submission = request.submission
-        return self._planner(submission.job, submission.model, pool, request.free_chips)
-
-    def _take_quietly(self, event: Event) -> None:
-        """Take an event that nobody waits for: one that came too late, or cannot be stored now, is logged."""
-        try:
-            self._take(event)
-        except IsthmusError as error:
-            _log.warning("%s: %s", event.kind, error)
+            _log.warning("%s: %s", what, error)
 
     def _tick_until_ended(self) -> None:
         while not self._ended.wait(TICK_S):
-            self.tick()
+            self._quietly("a tick", self.tick)
 
     def tick(self) -> None:
-        """Take in what time alone has brought about."""
-        with self._lock:
-            due = self._coordinator.due(self.clock())
-        for event in due:
-            self._take_quietly(event)
+        """Take in what time alone has brought about; a server that does not lead only keeps up."""
+        self._lead_or_follow()
+        now_s = self.clock()
+        heard = self._leadership.heard()
+
+        def due(coordinator: Coordinator) -> tuple[Event, ...]:
+            for cluster, ago_s in heard.items():
+                record = coordinator.state.clusters.get(cluster)
+                if record is not None and (record.heard_s or 0) < now_s - ago_s:
+                    coordinator.hear(cluster, now_s - ago_s)
+            return coordinator.due(now_s)
+
+        events = self._ask(due)
+        if self._leads and events:
+            requests = [Request(lambda _: None, functools.partial(_given, event)) for event in events]
+            for event, request in zip(events, self._actor.settle(requests), strict=True):
+                self._quietly(event.kind, request.value)
+
+    def _lead_or_follow(self) -> None:
+        """Begin an epoch where leadership was won: what the last leader was doing is asked for again."""
+        led, self._leads = self._leads, self._leadership.holds()
+        if self._leads and not led:
+            now_s = self.clock()
+            self._actor.take(lambda c: EpochBegan(now_s=now_s, epoch=c.epoch + 1), lambda _: None)
+            asked = self._ask(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
+            self._act(asked, own=True)
 
 
-def assemble(clusters: tuple[Cluster, ...], file: Pool | None) -> Pool:
-    """Return the pool of `clusters` with the operator's chips and the links between them."""
-    names = {cluster.name for cluster in clusters}
-    links = tuple(link for link in file.links if {link.source, link.target} <= names) if file else ()
-    return Pool(clusters=clusters, chips=file.chips if file else (), links=links)
+def _given(event: Event, _coordinator: Coordinator) -> Event:
+    return event
+
+
+def _outcome(request: Request) -> JobView | IsthmusError:
+    """Return what became of one of many submissions; raise what is nobody's mistake but ours."""
+    if request.error is not None and not isinstance(request.error, IsthmusError):
+        raise request.error
+    return request.error or request.result
 
 
 def check_cluster(cluster: Cluster, file: Pool | None) -> None:
@@ -284,7 +317,3 @@ def check_cluster(cluster: Cluster, file: Pool | None) -> None:
             f"cluster '{cluster.name}' does not fit the pool: {error.errors()[0]['msg']}",
             hint="mend the cluster's file, or add the chip or owner to the server's pool file",
         ) from error
-
-
-def _jobs_of(report: AgentReport) -> set[str]:
-    return {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}

@@ -1,0 +1,102 @@
+"""`Changes`: which event last changed each job. Whoever follows the pool asks what changed after a number.
+
+The newest state of a job is all that a follower is told, however often it changed meanwhile: a slow one costs
+nothing, and one that comes back needs no more than the number it last saw.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import NamedTuple
+
+DELETIONS_KEPT = 10_000
+"""Deleted jobs remembered; whoever was away for longer lists the jobs anew."""
+
+
+class Change(NamedTuple):
+    """A job and the number of the event that last changed it; `deleted` where it is no more."""
+
+    number: int
+    job_id: str
+    deleted: bool = False
+
+
+class Changes:
+    """May be called from any thread. Callbacks run in the thread that made the change, and must not wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._deleted: deque[Change] = deque(maxlen=DELETIONS_KEPT)
+        self._lines: dict[str, int] = {}
+        self._listeners: set[Callable[[], None]] = set()
+        self.ended = False
+
+    def note(self, job_id: str, number: int) -> None:
+        """Event `number` changed a job."""
+        with self._lock:
+            self._numbers[job_id] = number
+            self._numbers.move_to_end(job_id)
+        self._wake()
+
+    def note_deleted(self, job_id: str, number: int) -> None:
+        """Event `number` deleted a job."""
+        with self._lock:
+            self._numbers.pop(job_id, None)
+            self._lines.pop(job_id, None)
+            self._deleted.append(Change(number, job_id, deleted=True))
+        self._wake()
+
+    def note_lines(self, job_id: str) -> None:
+        """New metrics or logs of a job were stored."""
+        with self._lock:
+            self._lines[job_id] = self._lines.get(job_id, 0) + 1
+        self._wake()
+
+    def end(self) -> None:
+        """Let everybody who follows come to an end."""
+        self.ended = True
+        self._wake()
+
+    def since(self, after: int, limit: int) -> list[Change]:
+        """Return the first `limit` jobs last changed by an event above `after`, in the events' order."""
+        with self._lock:
+            found = [
+                Change(number, job_id)
+                for job_id, number in _while_after(reversed(self._numbers.items()), after)
+            ]
+            gone = [change for change in self._deleted if change.number > after]
+        return list(islice(sorted([*found, *gone]), limit))
+
+    def of_job(self, job_id: str) -> tuple[int, int]:
+        """Return which event last changed a job, and how often lines of it came (0: none did)."""
+        with self._lock:
+            return self._numbers.get(job_id, 0), self._lines.get(job_id, 0)
+
+    @contextmanager
+    def listening(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have `callback` called after every change."""
+        with self._lock:
+            self._listeners.add(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.discard(callback)
+
+    def _wake(self) -> None:
+        with self._lock:
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            listener()
+
+
+def _while_after(items: Iterator[tuple[str, int]], after: int) -> Iterator[tuple[str, int]]:
+    for job_id, number in items:
+        if number <= after:
+            return
+        yield job_id, number

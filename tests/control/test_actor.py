@@ -1,0 +1,185 @@
+"""The rules of the actor: nothing is answered or acted upon before it is durable, whatever fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from isthmus.control.actor import Actor, Folded, Request
+from isthmus.control.coordinator import Coordinator
+from isthmus.control.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.store import LogMovedError, MemoryStore
+from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
+from tests.control.samples import submission
+
+
+class Disk(MemoryStore):
+    """A disk whose next appends end as `endings` say: "lost", "kept" (and yet an error), "moved", "" (well).
+
+    With `gate` set, an append waits for it; `entered` says that it has begun.
+    """
+
+    def __init__(self, *endings: str, shared: bool = False) -> None:
+        super().__init__()
+        self.shared = shared
+        self.endings, self.flushes = list(endings), 0
+        self.gate: threading.Event | None = None
+        self.entered = threading.Event()
+
+    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
+        self.entered.set()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        self.flushes += 1
+        ending = self.endings.pop(0) if self.endings else ""
+        if ending == "lost":
+            raise UnavailableError("the disk is full")
+        if ending == "moved":
+            raise LogMovedError(expected or 0)
+        number = super().append(events, expected)
+        if ending == "kept":
+            raise UnavailableError("the connection was lost")
+        return number
+
+    def jobs(self) -> list[str]:
+        return [event.job_id for _, event in self.events() if isinstance(event, JobSubmitted)]
+
+
+class Watched:
+    """An actor on `disk`, and what its observer was told: (number, job, live, own)."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk, self.told = disk, list[tuple[int, str, bool, bool]]()
+        self.actor = Actor(disk, self._observe)
+
+    def _observe(self, folded: Folded) -> None:
+        job_id = getattr(folded.event, "job_id", "")
+        self.told.append((folded.number, job_id, folded.live, folded.own))
+
+    def known(self) -> list[str]:
+        return self.actor.ask(lambda coordinator: [job.id for job in coordinator.jobs()])
+
+
+def submit(job_id: str) -> Request:
+    """A request that submits a job and answers how many there are then."""
+    event = JobSubmitted(now_s=1.0, job_id=job_id, user="u", submission=submission(job_id))
+    return Request(lambda coordinator: len(coordinator.jobs()), lambda _: event)
+
+
+def test_nobody_sees_what_is_not_yet_on_disk() -> None:
+    """The script: 1. a submission is being flushed; 2. a read comes; 3. it is answered after the flush."""
+    disk = Disk()
+    watched = Watched(disk)
+    disk.gate = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(watched.actor.settle, [submit("a")])
+        assert disk.entered.wait(20)
+        reading = pool.submit(watched.known)
+        assert not writing.done()
+        assert not reading.done()
+        assert watched.told == []
+        disk.gate.set()
+        assert reading.result(20) == ["a"]
+    assert watched.told == [(1, "a", True, True)]
+
+
+def test_submissions_that_wait_together_share_a_flush() -> None:
+    """While one is being flushed, all that come are decided and appended together."""
+    disk = Disk()
+    watched = Watched(disk)
+    disk.gate = threading.Event()
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(watched.actor.settle, [submit("first")])
+        assert disk.entered.wait(20)
+        others = [pool.submit(watched.actor.settle, [submit(f"j{i}")]) for i in range(8)]
+        while len(watched.actor._queue) < 8:
+            pass
+        disk.gate.set()
+        answers = sorted(done.result(20)[0].value() for done in [first, *others])
+    assert answers == list(range(1, 10))
+    assert disk.flushes == 2
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_failed_append_leaves_nothing_behind(others: int) -> None:
+    """Who wanted to write is told so; who only read gets the durable state; later ones succeed."""
+    disk = Disk("", "lost")
+    watched = Watched(disk)
+    watched.actor.settle([submit("old")])
+    read = Request(lambda coordinator: len(coordinator.jobs()))
+    batch = [submit("a"), *(submit(f"b{i}") for i in range(others)), read]
+    watched.actor.settle(batch)
+    assert all(isinstance(request.error, UnavailableError) for request in batch[:-1])
+    assert read.value() == 1
+    assert watched.known() == disk.jobs() == ["old"]
+    assert watched.actor.settle([submit("a")])[0].value() == 2
+    assert [told[:2] for told in watched.told] == [(1, "old"), (2, "a")]
+
+
+def test_an_append_of_unknown_outcome_is_looked_up_in_the_log() -> None:
+    """What was kept although the answer was lost is there, and told once; trying again is safe."""
+    watched = Watched(Disk("kept"))
+    with pytest.raises(UnavailableError):
+        watched.actor.settle([submit("a")])[0].value()
+    assert watched.known() == ["a"]
+    assert watched.actor.settle([submit("a")])[0].value() == 1
+    assert watched.told == [(1, "a", True, False)]
+
+
+def test_an_event_that_breaks_the_coordinator_is_never_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sender is told; what else was in the batch is decided again without it and kept."""
+    whole = Coordinator.handle
+
+    def fragile(self: Coordinator, event: Event) -> object:
+        if isinstance(event, JobCancelled):
+            self.state.jobs.clear()
+            raise ZeroDivisionError
+        return whole(self, event)
+
+    monkeypatch.setattr(Coordinator, "handle", fragile)
+    watched = Watched(Disk())
+    watched.actor.settle([submit("old")])
+    bad = Request(lambda _: None, lambda _: JobCancelled(now_s=2, job_id="old"))
+    batch = [submit("a"), bad, submit("b")]
+    watched.actor.settle(batch)
+    assert isinstance(bad.error, ZeroDivisionError)
+    assert [batch[0].value(), batch[2].value()] == [2, 3]
+    assert watched.known() == watched.disk.jobs() == ["old", "a", "b"]
+
+
+def test_a_refused_event_changes_nothing() -> None:
+    """What `admit` refuses, or a proposal raises, is its sender's alone."""
+    watched = Watched(Disk())
+    refused = Request(lambda _: None, lambda _: JobCancelled(now_s=2, job_id="nobody"))
+    watched.actor.settle([refused, submit("a")])
+    assert isinstance(refused.error, NotFoundError)
+    assert watched.disk.jobs() == ["a"]
+
+
+def test_a_log_that_others_append_to_is_read_first() -> None:
+    """Two actors on one log: each decides on what both have appended, and is told of every event once."""
+    disk = Disk(shared=True)
+    one, two = Watched(disk), Watched(disk)
+    one.actor.settle([submit("a")])
+    assert two.actor.settle([submit("b")])[0].value() == 2
+    assert one.known() == two.known() == ["a", "b"]
+    assert one.told == [(1, "a", True, True), (2, "b", True, False)]
+    assert two.told == [(1, "a", True, False), (2, "b", True, True)]
+
+
+def test_a_log_that_moved_is_read_and_the_batch_decided_again() -> None:
+    """Whoever appended in between, the request is settled on the log as it is then."""
+    watched = Watched(Disk("moved", "moved"))
+    assert watched.actor.settle([submit("a")])[0].value() == 1
+    assert watched.disk.jobs() == ["a"]
+
+
+def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
+    """An actor that cannot rebuild the state says at which event."""
+    disk = Disk()
+    disk.append([JobCancelled(now_s=1, job_id="ghost")])
+    with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be taken in again"):
+        Actor(disk, lambda _: None)
