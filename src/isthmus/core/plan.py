@@ -183,10 +183,19 @@ class Part(Frozen):
 
 
 class Refusal(Frozen):
-    """Why a combination of clusters gives no plan."""
+    """Why a combination of clusters gives no plan.
+
+    `stage` says which stage of co-scheduling refused it (None: the search for plans). The rest says what was
+    lacking there: nodes or storage at the one cluster of `owner`, bandwidth between the two.
+    """
 
     clusters: tuple[Name, ...]
     reason: str
+    stage: Literal["compute", "storage", "network"] | None = None
+    owner: Name | None = None
+    lacking_nodes: Index = 0
+    lacking_bytes: Index = 0
+    lacking_gbps: NotNegative = 0.0
 
 
 class PlanSet(Frozen):

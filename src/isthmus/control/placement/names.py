@@ -10,7 +10,7 @@ from isthmus.core.pool import Cluster, Pool
 
 
 def check_placement(placement: Placement, joined: tuple[Cluster, ...], file: Pool | None) -> None:
-    """Raise `InputError` for a cluster, owner or chip that neither the operator's file nor an agent names.
+    """Raise `InputError` for a cluster, owner, region or chip that neither the file nor an agent names.
 
     `joined` are the clusters whose agents ever reported. While no cluster is known at all, any name may come.
     """
@@ -21,7 +21,11 @@ def check_placement(placement: Placement, joined: tuple[Cluster, ...], file: Poo
     chips = set(catalogue()) | {chip.name for chip in (file.chips if file else ())}
     _check("clusters", placement.clusters, {cluster.name for cluster in clusters})
     _check("owners", placement.owners, owners)
+    regions = {cluster.region for cluster in clusters if cluster.region}
     _check("chips", placement.chips, chips)
+    _check("regions", placement.regions, regions)
+    _check("data_owners", placement.data_owners, owners)
+    _check("data_regions", placement.data_regions, regions)
 
 
 def _check(field: str, wanted: tuple[str, ...], known: set[str]) -> None:

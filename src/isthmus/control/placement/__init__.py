@@ -1,0 +1,25 @@
+"""Where a job can run: its requirement, the stages compute, storage and network, and what they refuse.
+
+See `docs/design/placement.md`. `place` is pure: a requirement, what is free, the job's switches; candidates.
+"""
+
+from isthmus.control.placement.demand import requirement_of
+from isthmus.control.placement.names import check_placement
+from isthmus.control.placement.place import Candidate, Placements, place
+from isthmus.control.placement.propose import propose
+from isthmus.control.placement.requirement import Requirement, StageNeed, WanNeed
+from isthmus.control.placement.resources import FreeLink, Resources
+
+__all__ = [
+    "Candidate",
+    "FreeLink",
+    "Placements",
+    "Requirement",
+    "Resources",
+    "StageNeed",
+    "WanNeed",
+    "check_placement",
+    "place",
+    "propose",
+    "requirement_of",
+]

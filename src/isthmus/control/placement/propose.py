@@ -1,0 +1,136 @@
+"""`propose`: plans for a waiting job: pipelines from the planner, placed and filtered stage by stage.
+
+The way of cross-domain pooling report 4.2.3: a job's requirement is modelled from its best plan, the compute
+stage finds other places for the same pipelines, storage and network refuse those that they cannot carry. A
+job that has no plan on what is free is modelled on the whole pool, so that it can be told what is lacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from isthmus.control.placement.demand import ranges_of, requirement_of
+from isthmus.control.placement.network import NetworkStage
+from isthmus.control.placement.place import place
+from isthmus.control.placement.replant import replant
+from isthmus.control.placement.resources import Resources
+from isthmus.control.placement.storage import StorageStage
+from isthmus.core.errors import IsthmusError, PlanError
+from isthmus.core.job import Job
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan, PlanSet, Refusal
+from isthmus.core.pool import Pool
+from isthmus.plan import ModelProfile, make_plans, profile_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A job with what is free. None: all that the pool has. `free_gbps` is by `FROM>TO`."""
+
+    job: Job
+    model: Model
+    pool: Pool
+    free_chips: Mapping[str, Mapping[str, int]] | None = None
+    free_storage_bytes: Mapping[str, int] | None = None
+    free_gbps: Mapping[str, float] | None = None
+    executable: bool = True
+
+
+def propose(asked: Asked, keep: int = 5) -> PlanSet:
+    """Return up to `keep` plans, predicted fastest first, and what the search and each stage refused.
+
+    Raises `ModelError` for a model that cannot be profiled.
+    """
+    job, network = asked.job, asked.job.placement.network
+    resources = Resources.of(asked.pool, asked.free_chips, asked.free_storage_bytes, asked.free_gbps)
+    pool = _left(asked.pool, asked.free_gbps or {}) if network else asked.pool
+    planned = make_plans(job, asked.model, pool, asked.free_chips, keep=keep, executable=asked.executable)
+    profile = profile_model(asked.model)
+    kept: list[Plan] = []
+    refused: list[Refusal] = list(planned.refused)
+    for plan in planned.plans:
+        refusals = _refusals(plan, asked, profile, resources)
+        refused += refusals
+        kept += [] if refusals else [plan]
+    for pattern in planned.plans[:1] or _patterns(asked):
+        moved, more = _elsewhere(pattern, kept, asked, profile, resources, pool)
+        kept += moved
+        refused += more
+    return PlanSet(plans=_best(kept, keep), refused=tuple(dict.fromkeys(refused)))
+
+
+def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
+    """Return the pool with what links have left; those that have nothing left are not there."""
+    links = []
+    for link in pool.links:
+        gbps = min(link.bandwidth_gbps, free_gbps.get(f"{link.source}>{link.target}", link.bandwidth_gbps))
+        if gbps > 0:
+            links.append(link.model_copy(update={"bandwidth_gbps": gbps}))
+    return pool.model_copy(update={"links": tuple(links)})
+
+
+def _patterns(asked: Asked) -> tuple[Plan, ...]:
+    """Return the best plan on the whole pool, nothing in use and all owners together, if there is one.
+
+    It tells what the job needs where nothing can be had: it is never offered itself.
+    """
+    placement = asked.job.placement.model_copy(update={"several_owners": True, "network": False})
+    job = asked.job.model_copy(update={"placement": placement})
+    return make_plans(job, asked.model, asked.pool, keep=1, executable=asked.executable).plans
+
+
+def _refusals(plan: Plan, asked: Asked, profile: ModelProfile, resources: Resources) -> list[Refusal]:
+    """Return what storage and network refuse of a plan where it stands."""
+    try:
+        requirement, ranges = requirement_of(plan, asked.job, profile, asked.pool), ranges_of(plan)
+    except PlanError as error:
+        return [Refusal(clusters=plan.clusters, stage="compute", reason=f"compute: {error}")]
+    storage = StorageStage(requirement, resources)
+    network = NetworkStage(requirement, resources, network=asked.job.placement.network)
+    for number in range(1, len(ranges) + 1):
+        storage.stores(ranges[:number])
+        if number < len(ranges):
+            network.joins(ranges[:number], ranges[number].cluster)
+    return [*storage.refusals(), *network.refusals()]
+
+
+def _elsewhere(
+    pattern: Plan,
+    kept: Sequence[Plan],
+    asked: Asked,
+    profile: ModelProfile,
+    resources: Resources,
+    pool: Pool,
+) -> tuple[list[Plan], list[Refusal]]:
+    """Return the stages of `pattern` at places that `kept` does not use, and what was refused."""
+    try:
+        requirement = requirement_of(pattern, asked.job, profile, asked.pool)
+    except PlanError:
+        return [], []
+    known = {frozenset(plan.clusters) for plan in kept}
+    placements = place(requirement, resources, asked.job.placement)
+    found, refused = [], list(placements.refused)
+    for candidate in placements.candidates:
+        if frozenset(candidate.clusters) in known:
+            continue
+        try:
+            found.append(replant(pattern, candidate, requirement, resources, asked.job, profile, pool))
+        except IsthmusError as error:
+            refused.append(Refusal(clusters=candidate.clusters, stage="compute", reason=str(error)))
+    return found, [one for one in refused if one.stage != "compute" or not (kept or found)]
+
+
+def _best(plans: Sequence[Plan], keep: int) -> tuple[Plan, ...]:
+    """Return `keep` plans, fastest first: the fastest of each set of clusters before others of the same."""
+    ordered = sorted(plans, key=lambda one: (_seconds(one), one.id))
+    first: dict[frozenset[str], Plan] = {}
+    for one in ordered:
+        first.setdefault(frozenset(one.clusters), one)
+    others = [one for one in ordered if one is not first[frozenset(one.clusters)]]
+    wanted = {one.id for one in [*first.values(), *others][:keep]}
+    return tuple(one for one in ordered if one.id in wanted)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.iteration_s if plan.predicted else float("inf")
