@@ -10,6 +10,7 @@ from isthmus import __version__
 from isthmus.cli import (
     calibrate_commands,
     demo,
+    export_commands,
     file_commands,
     follow,
     job_commands,
@@ -54,6 +55,7 @@ _PARTS = (
     search_commands,
     plan_commands,
     calibrate_commands,
+    export_commands,
     process_commands,
     file_commands,
 )

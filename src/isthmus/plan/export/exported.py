@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from isthmus.core.errors import InputError
 from isthmus.core.job import Job, Training
+from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.plan.export.launch import Launch
 
@@ -68,6 +70,12 @@ def training_of(plan: Plan, job: Job | None) -> Training:
                 hint="plan again for this job, or leave --job out",
             )
     return asked
+
+
+def model_folder(model: Model) -> str:
+    """Return the folder of a model, where its tokenizer is, whether the folder or its file was named."""
+    path = Path(model.path)
+    return str(path.parent if path.suffix == ".json" else path)
 
 
 def rank_map(launches: Sequence[Launch]) -> list[str]:

@@ -14,7 +14,7 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder import decoder_obstacles, decoder_of
-from isthmus.plan.export.exported import Exported, rank_map, training_of
+from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
 from isthmus.plan.export.grid import Grid, grid_obstacles, grid_of, interleaving_obstacles
 from isthmus.plan.export.launch import Launch, launches_of
 from isthmus.plan.export.layout import layout_text
@@ -134,7 +134,7 @@ def _data(model: Model, data: str | None) -> list[Flag]:
     if data is None:
         kind = [flag("mock-data"), flag("tokenizer-type", "NullTokenizer")]
         return [*kind, flag("vocab-size", model.vocab_size)]
-    tokenizer = [flag("tokenizer-type", "HuggingFaceTokenizer"), flag("tokenizer-model", model.path)]
+    tokenizer = [flag("tokenizer-type", "HuggingFaceTokenizer"), flag("tokenizer-model", model_folder(model))]
     return [flag("data-path", data), flag("split", "99,1,0"), *tokenizer]
 
 

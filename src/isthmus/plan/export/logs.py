@@ -1,0 +1,161 @@
+"""`read_log`: iterations from the log lines of Megatron-LM, torchtitan and our own runtime.
+
+The forms are those of `training_log` and `report_memory` of Megatron-LM (core 0.16 to 0.19), of
+`MetricsProcessor.log` of torchtitan (0.1 to 0.3), and of the workers' `metrics.jsonl`. Prefixes of launchers
+and colours of terminals are passed over, and so is every other line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import ValidationError
+
+from isthmus.core.errors import InputError
+from isthmus.core.messages import StepMetrics
+from isthmus.core.plan import Plan
+from isthmus.core.units import GIB, MIB
+
+LogFormat = Literal["megatron", "torchtitan", "isthmus"]
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = r"(-?[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?)"
+_ITERATION = re.compile(r" iteration +(\d+)/ *\d+ \|")
+_ELAPSED = re.compile(rf"elapsed time per iteration \(ms\): {_NUMBER}")
+_BATCH = re.compile(r"global batch size: +(\d+)")
+_LOSS = re.compile(rf"lm loss: {_NUMBER}")
+_MEMORY = re.compile(rf"memory \(MB\) .*\| max allocated: {_NUMBER}")
+_STEP = re.compile(
+    rf"(?<!validate )step: +(\d+) +loss: +{_NUMBER} .*memory: +{_NUMBER}GiB\([^)]*\) +tps: +{_NUMBER}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """A logged interval that ends with `iteration` (from 1): `num` iterations of `iteration_s` seconds each.
+
+    `num` is set where the intervals are put in order. Loss and memory are None where the line has none.
+    """
+
+    iteration: int
+    iteration_s: float
+    num: int = 1
+    loss: float | None = None
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What a log says: its intervals in order, and the fullest chip where it is told."""
+
+    format: LogFormat
+    intervals: tuple[Logged, ...]
+    peak_memory_bytes: float | None
+
+
+def read_log(lines: Iterable[str], plan: Plan, form: LogFormat | None = None) -> Log:
+    """Return the log of a run of `plan`; its form is told from the lines where None is given.
+
+    An iteration that several ranks or attempts logged counts once: a line with a loss before one without,
+    else the later. Raises `InputError` where no line has the form, or a line is of another batch.
+    """
+    kept = [_COLOUR.sub("", line) for line in lines]
+    forms = (form,) if form else tuple(_READERS)
+    for name in forms:
+        found = list(_READERS[name](kept, plan))
+        timed = [one for one in found if one.iteration_s > 0]
+        if timed:
+            memory = [one.memory_bytes for one in found if one.memory_bytes is not None]
+            intervals = tuple(_in_order(timed))
+            return Log(format=name, intervals=intervals, peak_memory_bytes=max(memory, default=None))
+    raise InputError(
+        f"no line with the time of an iteration, as {' or '.join(forms)} writes it",
+        hint="give the log of the rank that prints them: of the last stage",
+    )
+
+
+def _in_order(found: Iterable[Logged]) -> Iterator[Logged]:
+    """Yield each interval once, in order, with its number of iterations.
+
+    The first interval is as long as the second, unless the run began within it.
+    """
+    chosen: dict[int, Logged] = {}
+    for one in found:
+        known = chosen.get(one.iteration)
+        if known is None or one.loss is not None or known.loss is None:
+            chosen[one.iteration] = one
+    ends = sorted(chosen)
+    gap = ends[1] - ends[0] if len(ends) > 1 else ends[0]
+    before = max(0, ends[0] - gap)
+    for end in ends:
+        yield replace(chosen[end], num=end - before)
+        before = end
+
+
+def _megatron(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:
+    for line in lines:
+        if memory := _MEMORY.search(line):
+            yield Logged(iteration=0, iteration_s=0.0, memory_bytes=_number(memory[1]) * MIB)
+        place, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
+        if place is None or elapsed is None:
+            continue
+        batch, loss = _BATCH.search(line), _LOSS.search(line)
+        if batch and int(batch[1]) != plan.samples:
+            raise InputError(
+                f"iteration {place[1]} took {batch[1]} samples, plan '{plan.id}' takes {plan.samples}",
+                hint="compare the run with the plan it was made by",
+            )
+        yield Logged(
+            iteration=int(place[1]),
+            iteration_s=_number(elapsed[1]) / 1e3,
+            loss=_number(loss[1]) if loss else None,
+        )
+
+
+def _torchtitan(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:
+    """Tokens per second and device, rounded to whole ones, give the time; only the last stage has a loss."""
+    tokens = plan.samples * plan.sequence_length / sum(stage.num_chips for stage in plan.stages)
+    for line in lines:
+        found = _STEP.search(line)
+        if found is None or _number(found[4]) <= 0:
+            continue
+        loss = _number(found[2])
+        yield Logged(
+            iteration=int(found[1]),
+            iteration_s=tokens / _number(found[4]),
+            loss=loss if loss >= 0 else None,
+            memory_bytes=_number(found[3]) * GIB,
+        )
+
+
+def _isthmus(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:  # noqa: ARG001
+    """The slowest rank of a step gives its time; steps are counted from 0."""
+    slowest: dict[int, Logged] = {}
+    for line in lines:
+        try:
+            step = StepMetrics.model_validate_json(line)
+        except ValidationError:
+            continue
+        seconds, known = step.values.get("step_s"), slowest.get(step.step)
+        if seconds is None:
+            continue
+        slowest[step.step] = Logged(
+            iteration=step.step + 1,
+            iteration_s=max(seconds, known.iteration_s if known else 0.0),
+            loss=step.values.get("loss", known.loss if known else None),
+        )
+    yield from slowest.values()
+
+
+_READERS: dict[LogFormat, Callable[[Iterable[str], Plan], Iterator[Logged]]] = {
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
+    "isthmus": _isthmus,
+}
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "").rstrip("."))

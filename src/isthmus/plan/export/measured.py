@@ -1,0 +1,115 @@
+"""`measure`: what a log comes to, its warm-up left out, beside what was predicted; `add_run` keeps it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+import yaml
+
+from isthmus.core.errors import FileError, InputError
+from isthmus.plan.export.logs import Log, LogFormat
+from isthmus.plan.time.predict import Forecast
+from isthmus.plan.time.runs import MeasuredRun, RunTable, load_runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds of an iteration over the `iterations` that count; `skipped` came before them.
+
+    `iteration_s` is the median. A log that tells means of several iterations hides their spread: then
+    `stdev_s`, `min_s` and `max_s` are those of the means.
+    """
+
+    format: LogFormat
+    iterations: int
+    skipped: int
+    iteration_s: float
+    mean_s: float
+    stdev_s: float
+    min_s: float
+    max_s: float
+    peak_memory_bytes: float | None
+    first_loss: float | None
+    last_loss: float | None
+
+
+def measure(log: Log, warm_up: int) -> Measured:
+    """Return what `log` says; intervals with any of the first `warm_up` iterations are left out.
+
+    Raises `InputError` where nothing is left.
+    """
+    begin = log.intervals[0].iteration - log.intervals[0].num
+    kept = [one for one in log.intervals if one.iteration - one.num - begin >= warm_up]
+    last = log.intervals[-1].iteration
+    if not kept:
+        raise InputError(
+            f"the log ends with iteration {last}, of which {warm_up} and their intervals are warm-up",
+            hint="run longer, log more often, or lower --warm-up",
+        )
+    each = [one.iteration_s for one in kept for _ in range(one.num)]
+    losses = [one.loss for one in log.intervals if one.loss is not None]
+    return Measured(
+        format=log.format,
+        iterations=len(each),
+        skipped=last - begin - len(each),
+        iteration_s=median(each),
+        mean_s=fmean(each),
+        stdev_s=pstdev(each),
+        min_s=min(each),
+        max_s=max(each),
+        peak_memory_bytes=log.peak_memory_bytes,
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+    )
+
+
+def beside(measured: Measured, forecast: Forecast) -> dict[str, Any]:
+    """Return prediction and measurement side by side, as `isthmus measured --json` prints them."""
+    seconds = measured.iteration_s
+    return {
+        "plan": forecast.plan,
+        "measured": {
+            **vars(measured),
+            "samples_per_s": forecast.samples / seconds,
+            "tgs_tokens_per_card_s": forecast.tokens / seconds / forecast.cards,
+        },
+        "predicted": {
+            "iteration_s": forecast.iteration_s,
+            "iteration_low_s": forecast.low_s,
+            "iteration_high_s": forecast.high_s,
+            "samples_per_s": forecast.samples_per_s,
+            "tgs_tokens_per_card_s": forecast.tgs_tokens_per_card_s,
+            "peak_memory_bytes": max(stage.peak_memory_bytes for stage in forecast.run.stages),
+            "calibration": forecast.calibration,
+        },
+        "predicted_over_measured": forecast.iteration_s / seconds,
+        "within_band": forecast.low_s <= seconds <= forecast.high_s,
+    }
+
+
+def add_run(table: Path, *, name: str, plan: Path, pool: Path, iteration_s: float) -> None:
+    """Add a run to a table that `isthmus calibrate` fits to, in place of one of the same name.
+
+    Paths are written as seen from the table. Raises `FileError` for a file that is no table of runs.
+    """
+    known = load_runs(table) if table.exists() else None
+    runs = [run for run in known.runs if run.name != name] if known else []
+    base = table.resolve().parent
+    runs.append(
+        MeasuredRun(name=name, plan=str(plan.resolve()), pool=str(pool.resolve()), iteration_s=iteration_s)
+    )
+    seen = [
+        run.model_copy(
+            update={"plan": os.path.relpath(run.plan, base), "pool": os.path.relpath(run.pool, base)}
+        )
+        for run in runs
+    ]
+    made = RunTable(source=known.source if known else "logs read by `isthmus measured`", runs=tuple(seen))
+    try:
+        table.write_text(yaml.safe_dump(made.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot be written: {error}", file=str(table)) from error

@@ -1,0 +1,228 @@
+"""`to_torchtitan`: a plan as a configuration module of torchtitan, which also starts it on every node.
+
+torchtitan is configured by Python functions that `--module` and `--config` name. Written against
+`ConfigManager`, `ParallelismConfig` and the model builders of torchtitan 0.3.0, which are given the module in
+`tests/plan/test_export_parsers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from string import Template
+
+from isthmus.core.job import Job, Training
+from isthmus.core.model import Model
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.plan.export.decoder import Decoder, decoder_obstacles, decoder_of
+from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
+from isthmus.plan.export.grid import Grid, grid_obstacles, grid_of, interleaving_obstacles
+from isthmus.plan.export.launch import launches_of
+from isthmus.plan.export.obstacle import Obstacle, require_none
+
+NAME = "torchtitan"
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+"""Schedules of plans that torch.distributed.pipelining has under another name."""
+_MEGATRON = "export to Megatron-LM"
+
+
+def to_torchtitan(
+    plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None
+) -> Exported:
+    """Return the export of `plan`; `data` is a folder with the C4 data set, or one of its form.
+
+    Without data it trains on torchtitan's own test data, without a job for 50 iterations. Raises `PlanError`
+    with every reason why torchtitan cannot run the plan.
+    """
+    require_none(NAME, plan.id, decoder_obstacles(model))
+    decoder = decoder_of(model)
+    require_none(NAME, plan.id, (*_model_obstacles(decoder, plan), *plan_obstacles(plan)))
+    grid, training = grid_of(plan), training_of(plan, job)
+    launches = launches_of(plan, grid, pool)
+    fields = {
+        **_model_fields(decoder),
+        **_training_fields(training),
+        "plan": plan.id,
+        "architecture": model.architecture,
+        "ranks": "\n".join(rank_map(launches)),
+        "nodes": "\n".join(f"    {one.node_rank}: {one.devices!r}," for one in launches),
+        "model_path": repr(model_folder(model)),
+        "data": f'dataset="c4", dataset_path={data!r}' if data else 'dataset="c4_test"',
+        "recompute": "None" if plan.stages[0].recompute == "none" else "FullAC.Config()",
+        "training": _assignments(training_values(plan, training)),
+        "parallelism": _assignments(parallelism_values(plan, grid)),
+        "log_rank": str(grid.ranks // grid.pp * (grid.pp - 1)),
+    }
+    template = resources.files("isthmus.plan.export").joinpath("torchtitan_config.txt")
+    return Exported(
+        framework=NAME,
+        plan=plan.id,
+        arguments=("--module", "FILE", "--config", "plan"),
+        launches=launches,
+        notes=_notes(plan, data),
+        text=Template(template.read_text(encoding="utf-8")).substitute(fields),
+    )
+
+
+def plan_obstacles(plan: Plan) -> Iterator[Obstacle]:
+    """Yield what torchtitan cannot do of a plan."""
+    yield from grid_obstacles(plan)
+    yield from interleaving_obstacles(plan)
+    first, staged = plan.stages[0], len(plan.pipeline()) > 1
+    if staged and plan.schedule not in SCHEDULES:
+        yield Obstacle(
+            f"it has no schedule '{plan.schedule}', only {', '.join(SCHEDULES)}",
+            "plan with --schedule 1f1b, or run the plan with our runtime",
+        )
+    kinds = {"none" if stage.recompute_layers == 0 else stage.recompute for stage in plan.stages}
+    partly = any(0 < (stage.recompute_layers or 0) < stage.num_layers for stage in plan.stages)
+    if partly or len(kinds) > 1:
+        yield Obstacle("some layers recomputed and others not: it checkpoints every layer or none", _MEGATRON)
+    elif not kinds <= {"none", "full"}:
+        yield Obstacle(
+            f"'{kinds.pop()}' recomputation: its selective policy saves other tensors than the plan counts",
+            f"recompute nothing or whole layers, or {_MEGATRON}",
+        )
+    if plan.zero > 1 and staged:
+        yield Obstacle(
+            f"ZeRO {plan.zero} in a pipeline: it keeps whole gradients until the last micro-batch",
+            "plan with ZeRO 1",
+        )
+    if plan.dp > 1 and not staged and plan.micro_batches > 1:
+        yield Obstacle(
+            "replicas without a pipeline reduce their gradients after each of several micro-batches",
+            f"plan with one larger micro-batch, or {_MEGATRON}",
+        )
+    if plan.zero == 0 and first.cp > 1:
+        yield Obstacle("context parallelism always shards the optimizer", "plan with ZeRO 1")
+    if first.ep > 1:
+        yield Obstacle(f"ep {first.ep}: only dense models are exported", _MEGATRON)
+    if plan.precision not in (None, "bf16", "fp32"):
+        yield Obstacle(f"precision {plan.precision} is not exported", "plan in bf16")
+    pieces = (first.tp if first.sp else 1) * (2 * first.cp if first.cp > 1 else 1)
+    if plan.sequence_length % pieces:
+        yield Obstacle(
+            f"{plan.sequence_length} tokens are not cut into {pieces} equal pieces",
+            f"take a multiple of {pieces} tokens",
+        )
+
+
+def _model_obstacles(decoder: Decoder, plan: Plan) -> Iterator[Obstacle]:
+    shape = decoder.attention
+    unlike = {
+        "experts": bool(decoder.sparse),
+        "biases": shape.qkv_bias or shape.o_bias or any(block.bias for block in decoder.blocks),
+        "a window shorter than the sequence": shape.window is not None
+        and shape.window < plan.sequence_length,
+        "heads that are rotated in part": decoder.rotary_share != 1.0,
+        "blocks of several widths": len({block.intermediate for block in decoder.blocks}) > 1,
+        "norms of query and key and stretched positions": bool(shape.qk_norm)
+        and decoder.rope_factor is not None,
+    }
+    for text in (text for text, found in unlike.items() if found):
+        yield Obstacle(f"the model has {text}: only dense Llama and Qwen3 forms are exported", _MEGATRON)
+    if decoder.tied and len(plan.pipeline()) > 1:
+        yield Obstacle("embedding and head share their weights, and a pipeline parts them", _MEGATRON)
+
+
+def parallelism_values(plan: Plan, grid: Grid) -> dict[str, object]:
+    """Return the fields of `ParallelismConfig`."""
+    sharded = plan.zero > 0
+    values: dict[str, object] = {
+        "data_parallel_replicate_degree": 1 if sharded else grid.dp,
+        "data_parallel_shard_degree": grid.dp if sharded else 1,
+        "fsdp_reshard_after_forward": "always" if plan.zero == 3 else "never",
+        "tensor_parallel_degree": grid.tp,
+        "enable_sequence_parallel": grid.sp,
+        "context_parallel_degree": grid.cp,
+        "pipeline_parallel_degree": grid.pp,
+    }
+    if grid.pp > 1:
+        schedule = "1F1B" if grid.chunks == 1 and plan.schedule == "interleaved" else SCHEDULES[plan.schedule]
+        values |= {
+            "pipeline_parallel_schedule": schedule,
+            "pipeline_parallel_microbatch_size": plan.micro_batch_size,
+            "module_fqns_per_model_part": module_names(grid),
+        }
+    return values
+
+
+def module_names(grid: Grid) -> list[list[str]]:
+    """Return the modules of each piece of the model: the first piece of every stage, then the second."""
+    pieces: list[list[str]] = []
+    layer = 0
+    for count in (count for chunk in grid.parts for count in chunk):
+        pieces.append([f"layers.{index}" for index in range(layer, layer + count)])
+        layer += count
+    return [["tok_embeddings", *pieces[0]], *pieces[1:-1], [*pieces[-1], "norm", "lm_head"]]
+
+
+def training_values(plan: Plan, training: Training) -> dict[str, object]:
+    """Return the fields of `TrainingConfig`; a pipeline's local batch is all micro-batches of a replica."""
+    staged = len(plan.pipeline()) > 1
+    precision = plan.precision or training.precision
+    values: dict[str, object] = {
+        "local_batch_size": plan.micro_batch_size * (plan.micro_batches if staged else 1),
+        "global_batch_size": plan.samples,
+        "seq_len": plan.sequence_length,
+        "steps": training.steps,
+        "max_norm": training.clip_norm,
+        "mixed_precision_param": "float32" if precision == "fp32" else "bfloat16",
+    }
+    return values | ({"disable_cuda_graphs": True} if staged else {})
+
+
+def _model_fields(decoder: Decoder) -> dict[str, object]:
+    shape = decoder.attention
+    qwen = bool(shape.qk_norm)
+    stretched = decoder.rope_factor is not None
+    return {
+        "family": "qwen3" if qwen else "llama3",
+        "parallelize": "qwen3" if qwen else "llama",
+        "family_class": "Qwen3Model" if qwen else "Llama3Model",
+        "block": "Qwen3" if qwen else "Llama3",
+        "rope_class": "CosSinRoPE" if qwen else "ComplexRoPE",
+        "scaling": f', scaling="llama", scaling_factor={decoder.rope_factor}' if stretched else "",
+        "qk_norm": f"norm({shape.head_dim})" if qwen else None,
+        "hidden_size": decoder.hidden_size,
+        "vocab_size": decoder.vocab_size,
+        "num_layers": len(decoder.blocks),
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": decoder.blocks[0].intermediate,
+        "max_positions": max(decoder.max_positions, 131_072),
+        "rope_theta": decoder.rope_theta,
+        "norm_epsilon": decoder.norm_epsilon,
+        "init_std": decoder.init_std,
+        "tied": decoder.tied,
+    }
+
+
+def _training_fields(training: Training) -> dict[str, object]:
+    return {
+        "learning_rate": training.learning_rate,
+        "min_lr_factor": training.min_learning_rate / training.learning_rate,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "beta1": training.beta1,
+        "beta2": training.beta2,
+        "epsilon": training.epsilon,
+        "seed": training.seed,
+    }
+
+
+def _assignments(values: dict[str, object]) -> str:
+    return "\n".join(f"            {name}={value!r}," for name, value in values.items())
+
+
+def _notes(plan: Plan, data: str | None) -> tuple[str, ...]:
+    notes = []
+    if data is None:
+        notes.append("torchtitan's own test data: give --data for training")
+    if plan.zero and len(plan.pipeline()) > 1:
+        notes.append("ZeRO 1 as FSDP that gathers weights once a step: they are sharded between steps too")
+    if len(plan.clusters) > 1:
+        notes.append("all ranks must reach each other: NCCL knows no gateways between clusters")
+    return tuple(notes)

@@ -1,0 +1,252 @@
+"""Rules of exports: what is written, who gets which ranks, and what is refused with its reason."""
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given
+
+from isthmus.core.errors import InputError, PlanError
+from isthmus.core.files import load_plan
+from isthmus.core.job import Job
+from isthmus.core.plan import Plan
+from isthmus.plan.export.exported import Exported
+from isthmus.plan.export.grid import grid_of
+from isthmus.plan.export.layout import layout_text
+from isthmus.plan.export.megatron import to_megatron
+from isthmus.plan.export.runtime import to_runtime
+from isthmus.plan.export.torchtitan import module_names, to_torchtitan
+from tests.plan.hand import model_of, pool_of
+from tests.plan.plans import grids, staged, with_stages
+
+POOL = pool_of("H100", "H100", nodes=64)
+
+
+def megatron(plan: Plan, **config: object) -> Exported:
+    return to_megatron(plan, model_of(plan.num_layers, **config), POOL)
+
+
+def option(made: Exported, name: str) -> str | None:
+    """Return the value of an option, None where it is not given."""
+    words = list(made.arguments)
+    return words[words.index(f"--{name}") + 1] if f"--{name}" in words else None
+
+
+def read_layout(text: str) -> list[int]:
+    """Return the decoder layers of each piece, by a reader of its own."""
+    for count in range(40, 1, -1):
+        text = text.replace(f"t*{count}", "t" * count)
+    assert text[0] == "E"
+    assert text[-1] == "L"
+    return [piece.count("t") for piece in text.split("|")]
+
+
+def test_the_layout_names_embedding_layers_and_loss():
+    """Pieces stand in the order a token passes them; long runs of layers are counted."""
+    assert layout_text([[3, 2, 1]]) == "Et*3|tt|tL"
+    assert layout_text([[1, 2], [2, 4]]) == "Et|tt|tt|t*4L"
+
+
+@given(grids())
+def test_a_layout_holds_every_layer_of_every_stage(plan):
+    """Read back, the pieces of a stage add up to its layers, and none is empty."""
+    grid = grid_of(plan)
+    pieces = read_layout(layout_text(grid.parts))
+    stages = [sum(pieces[stage :: grid.pp]) for stage in range(grid.pp)]
+    assert stages == [stage.num_layers for stage in plan.pipeline()]
+    assert min(pieces) > 0
+
+
+@given(grids())
+def test_every_rank_lands_on_the_cluster_of_its_stage(plan):
+    """Launches cover all ranks once, in order; a rank's node is of its stage's cluster, its device free."""
+    made = to_megatron(plan, model_of(plan.num_layers), POOL)
+    grid, rank, used = grid_of(plan), 0, set()
+    for number, launch in enumerate(made.launches):
+        assert (launch.node_rank, launch.first_rank) == (number, rank)
+        for device in launch.devices:
+            stage, replica = divmod(rank // (grid.tp * grid.cp), grid.dp)
+            assert plan.pipeline(replica)[stage].cluster == launch.cluster
+            assert stage in launch.stages
+            assert (launch.cluster, launch.node, device) not in used
+            used.add((launch.cluster, launch.node, device))
+            rank += 1
+    assert rank == grid.ranks
+
+
+def test_a_tensor_parallel_group_stays_on_one_node():
+    """Where the rest of a node is too small for a group, the next node begins; the rest stays idle."""
+    pool = pool_of("H100", "H100", chips_per_node=6)
+    made = to_megatron(staged((4, 4), dp=2, tp=4, sp=True), model_of(8), pool)
+    assert [(one.cluster, one.node, one.devices) for one in made.launches] == [
+        ("a", 0, (0, 1, 2, 3)), ("a", 1, (0, 1, 2, 3)), ("b", 0, (0, 1, 2, 3)), ("b", 1, (0, 1, 2, 3)),
+    ]  # fmt: skip
+
+
+def test_a_pool_with_too_few_nodes_is_refused():
+    """A plan is started only where it fits."""
+    with pytest.raises(PlanError, match="too few"):
+        to_megatron(staged((4, 4), dp=9, tp=8, sp=True), model_of(8), pool_of("H100", "H100", nodes=8))
+
+
+def test_what_is_recomputed_is_said_as_nearly_as_it_can_be():
+    """All layers: uniform; the first N of every stage: block; one part of each layer: selective."""
+
+    def said(**fields):
+        made = megatron(staged((5, 3), **fields))
+        return [option(made, f"recompute-{name}") for name in ("granularity", "method", "num-layers")]
+
+    assert said() == [None, None, None]
+    assert said(recompute="full") == ["full", "uniform", "1"]
+    assert said(recompute="full", recompute_layers=2) == ["full", "block", "2"]
+    assert said(recompute="selective") == ["selective", None, None]
+
+
+REFUSED = {
+    "replicas differ": Plan.model_validate(
+        {
+            "id": "p",
+            "dp": 2,
+            "micro_batches": 8,
+            "micro_batch_size": 1,
+            "sequence_length": 4096,
+            "stages": [
+                {"replica": replica, "cluster": cluster, "node_group": "g", "layers": layers}
+                for replica, cut in ((0, 4), (1, 5))
+                for cluster, layers in (("a", (0, cut)), ("b", (cut, 8)))
+            ],
+        }
+    ),
+    "micro-batches: each must take as many": staged((4, 4), dp=2, replica_micro_batches=(8, 4)),
+    "no schedule 'overlapped'": staged((4, 4), schedule="overlapped"),
+    "no schedule 'zero_bubble'": staged((4, 4), schedule="zero_bubble"),
+    "a warm-up of its own": staged((4, 4), warm_up=(2, 1)),
+    "do not fill groups": staged((4, 4), schedule="interleaved", micro_batches=7),
+    "cannot be cut into 3 pieces": staged((6, 2), schedule="interleaved", chunks=3),
+    "ZeRO 3": staged((4, 4), dp=2, zero=3),
+    "precision fp8": staged((4, 4), precision="fp8"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize("write", [to_megatron, to_torchtitan])
+def test_a_plan_without_words_is_refused_with_its_reason(write, reason):
+    """The reason names what and which value, and the hint what to do."""
+    with pytest.raises(PlanError, match=reason) as caught:
+        write(REFUSED[reason], model_of(8), POOL)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["tp", "cp", "ep", "sp"])
+def test_degrees_that_differ_by_stage_are_refused(name):
+    """Frameworks of one program have one degree for all stages; a refusal names the first that differs."""
+    plan = staged((4, 4))
+    second = plan.stages[1].model_copy(update={name: True if name == "sp" else 2})
+    with pytest.raises(PlanError, match=f"{name} differs by stage: .* in stage 1 of replica 0"):
+        megatron(with_stages(plan, (plan.stages[0], second)))
+
+
+def recomputing(*counts: int, kind: str = "full") -> Plan:
+    plan = staged((5, 3))
+    said = ({"recompute": kind, "recompute_layers": count} for count in counts)
+    return with_stages(plan, (s.model_copy(update=u) for s, u in zip(plan.stages, said, strict=True)))
+
+
+def test_recomputation_that_differs_by_stage_is_refused():
+    """One number for all stages says 4 and 3 of 3 (all it has), but not 4 and 1."""
+    assert option(megatron(recomputing(4, 3)), "recompute-num-layers") == "4"
+    with pytest.raises(PlanError, match="4 of 5, 1 of 3"):
+        megatron(recomputing(4, 1))
+    with pytest.raises(PlanError, match="all or none"):
+        megatron(recomputing(4, 3, kind="selective"))
+
+
+def test_every_reason_is_given_at_once():
+    """Nobody mends a plan one refusal at a time."""
+    with pytest.raises(PlanError, match=r"'overlapped'.*ZeRO 3"):
+        megatron(staged((4, 4), schedule="overlapped", zero=3))
+
+
+def test_what_only_torchtitan_lacks_is_refused_there_alone():
+    """Selective or partial recomputation, accumulation without a pipeline, context parallelism unsharded."""
+    for plan, reason in (
+        (staged((5, 3), recompute="selective"), "saves other tensors"),
+        (staged((5, 3), recompute="full", recompute_layers=2), "every layer or none"),
+        (staged((8,), dp=2, zero=1), "after each of several micro-batches"),
+        (staged((5, 3), cp=2), "always shards the optimizer"),
+    ):
+        megatron(plan)
+        with pytest.raises(PlanError, match=reason):
+            to_torchtitan(plan, model_of(8), POOL)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "activation is gelu"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "stretched by 'yarn'"),
+        ({"mlp_bias": True}, "disable-bias-linear governs both"),
+    ],
+)
+def test_models_without_words_are_refused(config, reason):
+    """What Megatron-LM's options cannot say of a model is no silent change of the model."""
+    with pytest.raises(PlanError, match=reason):
+        megatron(staged((4, 4)), **config)
+
+
+def test_a_job_gives_its_hyper_parameters_and_must_agree():
+    """Batches of plan and job are the same, or the export is refused."""
+    training = {"steps": 7, "sequence_length": 4096, "global_batch_size": 8, "learning_rate": 1e-4, "seed": 5}
+    fields = {
+        "name": "j", "model": "m", "data": {"paths": ["d"]}, "training": training,
+        "checkpoints": {"folder": "c"}, "output": "o",
+    }  # fmt: skip
+    made = to_megatron(staged((4, 4)), model_of(8), POOL, job=Job.model_validate(fields), data="corpus")
+    assert [option(made, name) for name in ("train-iters", "lr", "seed", "data-path")] == [
+        "7", "0.0001", "5", "corpus",
+    ]  # fmt: skip
+    other = Job.model_validate(fields | {"training": training | {"global_batch_size": 16}})
+    with pytest.raises(InputError, match="samples a step is 8 in plan 'p' and 16 in job 'j'"):
+        to_megatron(staged((4, 4)), model_of(8), POOL, job=other)
+
+
+def test_the_script_gives_torchrun_what_the_parser_gets(tmp_path):
+    """Run with a torchrun that prints its arguments, the script passes on each word as it is."""
+    made = megatron(staged((5, 3), dp=2, tp=2, sp=True))
+    script, torchrun = tmp_path / "run.sh", tmp_path / "torchrun"
+    script.write_text(made.text)
+    torchrun.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
+    torchrun.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_RANK": "1", "MASTER_ADDR": "first"}
+    command = ["bash", str(script), "--exit-interval", "3"]
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said[0] == "0,1,2,3"
+    assert said[said.index("pretrain_gpt.py") + 1 :] == [*made.arguments, "--exit-interval", "3"]
+    assert f"--nnodes {len(made.launches)}" in shlex.join(said)
+    unknown = subprocess.run(command, env=environment | {"NODE_RANK": "9"}, capture_output=True, check=False)
+    assert unknown.returncode == 2
+
+
+def test_torchtitan_gets_the_modules_of_every_piece():
+    """Embedding first, norm and head last, every layer once and in order."""
+    grid = grid_of(staged((3, 2), schedule="interleaved", chunks=2))
+    assert module_names(grid) == [
+        ["tok_embeddings", "layers.0"],
+        ["layers.1"],
+        ["layers.2", "layers.3"],
+        ["layers.4", "norm", "lm_head"],
+    ]
+    compile(to_torchtitan(staged((5, 3)), model_of(8), POOL).text, "config", "exec")
+
+
+def test_the_runtimes_plan_is_a_plan_file(tmp_path):
+    """What one replica does not have is left out; the rest reads back as it was."""
+    plan = staged((5, 3), zero=1, schedule="overlapped")
+    file = tmp_path / "plan.yaml"
+    file.write_text(to_runtime(plan, model_of(8)).text)
+    read = load_plan(file)
+    assert (read.stages, read.schedule, read.zero) == (plan.stages, "overlapped", 0)
+    with pytest.raises(PlanError, match="2 replicas"):
+        to_runtime(staged((5, 3), dp=2), model_of(8))
