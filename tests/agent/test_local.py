@@ -31,7 +31,7 @@ def until(happened: Callable[[], object], timeout_s: float = 20) -> None:
 @pytest.mark.slow
 def test_the_local_adapter_keeps_the_contract(tmp_path: Path) -> None:
     """Every rule of `Adapter` holds for real processes of this machine."""
-    check_adapter(lambda command: LocalAdapter(SITE, command), tmp_path)
+    check_adapter(lambda command: LocalAdapter(SITE, tmp_path / "queue", command), tmp_path)
 
 
 class StartsTwice(LocalAdapter):
@@ -46,13 +46,15 @@ class StartsTwice(LocalAdapter):
 def test_the_kit_finds_an_adapter_that_starts_twice(tmp_path: Path) -> None:
     """A conformance kit that cannot fail proves nothing."""
     with pytest.raises(ContractError, match=r"started once|exited"):
-        check_adapter(lambda command: StartsTwice(SITE, command), tmp_path, timeout_s=3)
+        check_adapter(lambda command: StartsTwice(SITE, tmp_path / "queue", command), tmp_path, timeout_s=3)
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[LocalAdapter, Path]]:
     """An adapter with one worker that runs until it is killed."""
-    adapter = LocalAdapter(SITE, ("sh", "-c", 'echo $$ > "$1/worker"; while :; do sleep 0.02; done', "w"))
+    adapter = LocalAdapter(
+        SITE, tmp_path / "queue", ("sh", "-c", 'echo $$ > "$1/worker"; while :; do sleep 0.02; done', "w")
+    )
     adapter.start(tmp_path, ["h20/0/0"])
     until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
     yield adapter, tmp_path
@@ -70,7 +72,7 @@ def test_a_worker_whose_wrapper_is_killed_is_still_seen_and_stopped(
     os.kill(wrapper, signal.SIGKILL)
     until(lambda: adapter._living_child(folder.absolute()) is None)
     assert adapter.poll(folder).state == "running"
-    assert LocalAdapter(SITE).poll(folder).state == "running"
+    assert LocalAdapter(SITE, folder / "queue").poll(folder).state == "running"
     adapter.stop(folder, force=True)
     until(lambda: adapter.poll(folder).state == "exited")
     assert adapter.poll(folder).exit_status == 137
@@ -82,7 +84,7 @@ def test_a_worker_whose_wrapper_is_killed_is_still_seen_and_stopped(
 def test_another_process_with_the_old_id_is_not_the_worker(tmp_path: Path) -> None:
     """A process id that was given to somebody else is neither taken for the worker nor killed."""
     (tmp_path / "pid").write_text(f"{os.getpid()}\n")
-    adapter = LocalAdapter(SITE)
+    adapter = LocalAdapter(SITE, tmp_path / "queue")
     adapter.stop(tmp_path, force=True)
     assert adapter.poll(tmp_path).state == "exited"
 
@@ -90,7 +92,7 @@ def test_another_process_with_the_old_id_is_not_the_worker(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_program_that_is_not_there_ends_with_its_reason(tmp_path: Path) -> None:
     """A worker program that does not exist is an exit status and a line of the log, not a crash."""
-    adapter = LocalAdapter(SITE, ("/nowhere/program",))
+    adapter = LocalAdapter(SITE, tmp_path / "queue", ("/nowhere/program",))
     adapter.start(tmp_path, [])
     until(lambda: adapter.poll(tmp_path).state == "exited")
     assert adapter.poll(tmp_path).exit_status == 127
@@ -99,7 +101,9 @@ def test_a_program_that_is_not_there_ends_with_its_reason(tmp_path: Path) -> Non
 
 def test_cards_are_named_by_group_node_and_place() -> None:
     """Neighbours of one node are next to each other, so that a part is given whole nodes first."""
-    assert LocalAdapter(SITE).inventory() == {"h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")}
+    assert LocalAdapter(SITE, Path("queue")).inventory() == {
+        "h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")
+    }
 
 
 def test_a_worker_gets_one_thread_unless_the_user_chose() -> None:

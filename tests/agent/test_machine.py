@@ -17,6 +17,7 @@ from isthmus.agent.parts import (
     WorkersSeen,
     WriteRanks,
 )
+from isthmus.agent.site import move
 from isthmus.agent.validators import validate
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import AgentOrders, PartOrder, RankMap
@@ -317,7 +318,7 @@ def test_an_illegal_step_raises_with_the_story_of_the_part(site: Site) -> None:
     """The table is all there is: any other step is a bug, and shows how the part came there."""
     site.obey(order("prepared"))
     with pytest.raises(IllegalTransitionError, match="a/1 at east: new -> prepared -> succeeded"):
-        site.machine._move(site.machine.parts["a", 1], "succeeded", 0.0)
+        move(site.machine.site, site.machine.parts["a", 1], "succeeded", 0.0)
 
 
 def reborn(site: Site) -> Site:

@@ -19,7 +19,7 @@ from isthmus.agent.parts import (
     StopWorker,
     WorkersSeen,
 )
-from isthmus.agent.table import _OF_THIS_LIFE, _PARTS
+from isthmus.agent.table import Table, read_table, write_table
 from isthmus.agent.validators import validate
 from isthmus.core.messages import PartOrder
 from tests.agent.samples import INVENTORY, address, order, orders
@@ -47,9 +47,8 @@ class World(RuleBasedStateMachine):
     def apply(self, event: Event) -> None:
         """Decide, save, act; where `cut`, the agent dies after the first act."""
         done = self.machine.handle(event)
-        self.saved = _PARTS.validate_json(
-            _PARTS.dump_json(list(self.machine.parts.values()), exclude={"__all__": _OF_THIS_LIFE})
-        )
+        table = Table(fence=self.machine.fence, parts=list(self.machine.parts.values()))
+        self.saved = read_table(write_table(table)).parts
         for step in done[:1] if self.cut else done:
             match step:
                 case StartWorker(part=part, rank=rank):

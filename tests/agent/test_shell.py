@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.adapter import WorkerStatus
+from isthmus.agent.adapter import Move, WorkerStatus
 from isthmus.agent.folders import LocalJobFile, last_words, read_routes, submit_local, worker_spec
 from isthmus.agent.parts import HeldPart
 from isthmus.agent.shell import AgentShell
 from isthmus.agent.table import PartTable
 from isthmus.agent.validators import validate
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.messages import PartOrder, RankMap
+from isthmus.core.messages import PartOrder, QueueEntry, RankMap
 from isthmus.core.plan import StageTime
 from isthmus.core.worker import WorkerFolder
 from tests.agent.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
@@ -30,6 +30,8 @@ class FakeAdapter:
         self.workers: dict[Path, WorkerStatus] = {}
         self.started: list[tuple[Path, tuple[str, ...]]] = []
         self.broken, self.deaf = False, False
+        self.waiting: list[QueueEntry] = []
+        self.num_moves: list[int] = []
 
     def inventory(self) -> Mapping[str, Sequence[str]]:
         return INVENTORY
@@ -47,6 +49,17 @@ class FakeAdapter:
     def stop(self, folder: Path, *, force: bool) -> None:
         if self.poll(folder).state != "exited" and not self.deaf:
             self.end(folder, 143)
+
+    def queue(self) -> Sequence[QueueEntry]:
+        return tuple(self.waiting)
+
+    def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
+        self.num_moves.append(len(moves))
+        self.waiting = [entry for entry in self.waiting if entry not in gone]
+        for move in moves:
+            self.waiting = [entry for entry in self.waiting if entry != move.entry]
+            at = 0 if move.after is None else self.waiting.index(move.after) + 1
+            self.waiting.insert(at, move.entry)
 
     def end(self, folder: Path, status: int) -> None:
         self.workers[folder] = WorkerStatus(state="exited", exit_status=status)
@@ -102,7 +115,7 @@ def test_the_table_is_on_disk_before_a_worker_is_started(tmp_path: Path) -> None
     site = Site(tmp_path)
     seen = []
     start = site.adapter.start
-    site.adapter.start = lambda *a: (seen.append(PartTable(tmp_path).load()), start(*a))[1]  # type: ignore
+    site.adapter.start = lambda *a: (seen.append(PartTable(tmp_path).load().parts), start(*a))[1]  # type: ignore
     site.run()
     assert [(part.state, part.live) for part in seen[0]] == [("running", True)]
 
@@ -261,12 +274,12 @@ def test_local_jobs_come_and_go_by_their_folders(site: Site) -> None:
     one = submit_local(site.state, "one", LocalJobFile(command=("true",), node_group="h20", chips=2))
     two = submit_local(site.state, "two", LocalJobFile(command=("true",), node_group="h20", chips=2))
     site.shell.tick()
-    assert [folder for folder, _ in site.adapter.started] == [one]
+    assert [folder for folder, _ in site.adapter.started] == [one / "run-0"]
     assert site.shell.report("i")[0].free_chips == {"h20": 0, "l40s": 2}
-    site.adapter.end(one, 0)
-    (one / "exit").write_text("0\n")
+    site.adapter.end(one / "run-0", 0)
     site.shell.tick()
-    assert [folder for folder, _ in site.adapter.started] == [one, two]
+    assert (one / "exit").read_text() == "0\n"
+    assert [folder for folder, _ in site.adapter.started] == [one / "run-0", two / "run-0"]
     (two / "cancel").touch()
     site.shell.tick()
     site.shell.tick()

@@ -1,5 +1,7 @@
 """The seam between the agent and whatever runs processes at a site: local, and later Slurm, Kubernetes, Ray.
 
+It also shows the site's own queue to the agent, which stands for the pool's jobs there and keeps their order.
+
 An adapter knows workers only by their folders (`isthmus.core.worker.WorkerFolder`). It decides nothing: the
 agent's machine says what to start and stop. Whoever implements `Adapter` proves it with
 `isthmus.agent.conformance.check_adapter`.
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from isthmus.core.base import Frozen
+from isthmus.core.messages import QueueEntry
 
 
 class WorkerStatus(Frozen):
@@ -25,8 +28,17 @@ class WorkerStatus(Frozen):
     exit_status: int | None = None
 
 
+class Move(Frozen):
+    """Put `entry` directly behind `after`, or first where that is None; put it in if it is not there."""
+
+    entry: QueueEntry
+    after: QueueEntry | None = None
+
+
 class Adapter(Protocol):
-    """Start, watch and stop workers. Every method returns at once; every one may be repeated.
+    """Start, watch and stop workers; show and order the site's queue.
+
+    Every method returns at once; every one may be repeated.
 
     A folder is started at most once in its life, however often, and by however many agents one after the
     other, `start` is called. The state of a worker is read from its folder and from the site's scheduler,
@@ -53,5 +65,17 @@ class Adapter(Protocol):
         """Ask the worker of `folder` to end (SIGTERM), or end it (`force`, SIGKILL).
 
         A worker that was not started will never start after this.
+        """
+        ...
+
+    def queue(self) -> Sequence[QueueEntry]:
+        """Return the site's queue as it stands, each entry once, first to start first."""
+        ...
+
+    def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
+        """Take `gone` out of the site's queue, then carry out `moves` one after the other.
+
+        What is named by neither keeps its place. A move behind what is not there puts its entry last.
+        Thousands of moves take no longer than a second. Raises `OSError` where the queue takes no change.
         """
         ...

@@ -1,63 +1,98 @@
-"""Exact accounting of a site's cards: each belongs to at most one worker."""
+"""Exact accounting of a site's cards: each is held by at most one part, and claimed by at most one.
+
+A part that is `ready` or `evicting` has *claimed* its cards: nobody else is given them, though a victim may
+hold them still. From `prepared` on a part *holds* its cards. Both are derived from the parts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from isthmus.agent.parts import HeldPart
+from isthmus.agent.parts import HeldPart, PartKey, State
 
-_HOLDING = ("prepared", "running", "succeeded", "failed", "stopping")
+HOLDING: frozenset[State] = frozenset({"prepared", "running", "succeeded", "failed", "stopping"})
 """States in which a part's workers hold their cards."""
+
+CLAIMING: frozenset[State] = frozenset({"ready", "evicting"})
+"""States in which a part's cards are kept for it, whoever holds them."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Who holds and who has claimed each card."""
+
+    holder: Mapping[str, PartKey]
+    claimer: Mapping[str, PartKey]
+
+    def is_free(self, card: str, part: HeldPart) -> bool:
+        """Tell whether `part` could have `card` at once."""
+        return card not in self.holder and self.claimer.get(card, part.key) == part.key
+
+    def obtainable(self, victim: HeldPart, part: HeldPart) -> dict[str, list[str]]:
+        """Return the cards, by node group, that `part` could have if all were taken from `victim`."""
+        cards: dict[str, list[str]] = {}
+        for worker in victim.workers.values():
+            for card in worker.cards:
+                held = self.holder.get(card, victim.key) == victim.key
+                if held and self.claimer.get(card) in (None, victim.key, part.key):
+                    cards.setdefault(worker.node_group, []).append(card)
+        return cards
+
+    def occupants(self, part: HeldPart) -> set[PartKey]:
+        """Return the others that hold cards which `part` has claimed."""
+        holders = {self.holder.get(card) for worker in part.workers.values() for card in worker.cards}
+        return {key for key in holders if key is not None and key != part.key}
 
 
 class Cards:
-    """The cards of a site by node group; who holds which is derived from the parts, never counted twice."""
+    """The cards of a site by node group."""
 
     def __init__(self, inventory: Mapping[str, Sequence[str]]) -> None:
         self.inventory = {group: tuple(cards) for group, cards in inventory.items()}
-
-    def free(self, group: str, parts: Iterable[HeldPart]) -> list[str]:
-        """Return the cards of `group` that no worker of `parts` holds, in inventory order."""
-        held = {card for part in parts if _holds(part) for card in _cards(part)}
-        return [card for card in self.inventory.get(group, ()) if card not in held]
-
-    def num_free(self, parts: Iterable[HeldPart], reserved: Iterable[HeldPart] = ()) -> dict[str, int]:
-        """Return the number of free cards by group, less what the `reserved` parts wait for."""
-        parts, reserved = list(parts), list(reserved)
-        return {
-            group: max(0, len(self.free(group, parts)) - sum(_wanted(part, group) for part in reserved))
-            for group in self.inventory
+        self._place = {
+            card: i for i, card in enumerate(c for cards in self.inventory.values() for c in cards)
         }
 
-    def lacking(self, wanted: Mapping[str, int], parts: Iterable[HeldPart], queue: Iterable[HeldPart]) -> str:
-        """Return "" where every group has its `wanted` cards free, else which has not and how many there are.
+    def ledger(self, parts: Iterable[HeldPart]) -> Ledger:
+        """Return who of `parts` holds and who has claimed which cards."""
+        holder: dict[str, PartKey] = {}
+        claimer: dict[str, PartKey] = {}
+        for part in parts:
+            book = holder if part.state in HOLDING else claimer if part.state in CLAIMING else None
+            if book is not None:
+                for worker in part.workers.values():
+                    book.update(dict.fromkeys(worker.cards, part.key))
+        return Ledger(holder, claimer)
 
-        A group for which a local job of `queue` waits counts as taken: its own queue comes first.
-        """
-        parts, queue = list(parts), list(queue)
-        for group, num in wanted.items():
-            if group not in self.inventory:
-                return f"no node group '{group}'; there is {', '.join(sorted(self.inventory))}"
-            ahead = [part.job for part in queue if _wanted(part, group)]
-            if ahead:
-                return f"node group '{group}': {num} cards wanted, queued behind local job '{ahead[0]}'"
-            num_free = len(self.free(group, parts))
-            if num_free < num:
-                return f"node group '{group}': {num} cards wanted, {num_free} free"
-        return ""
+    def free(self, ledger: Ledger, part: HeldPart) -> dict[str, list[str]]:
+        """Return the cards of each group that `part` could have at once, in inventory order."""
+        return {
+            group: [card for card in cards if ledger.is_free(card, part)]
+            for group, cards in self.inventory.items()
+        }
 
-    def take(self, group: str, num: int, parts: Iterable[HeldPart]) -> tuple[str, ...]:
-        """Return `num` cards of `group` that no worker of `parts` holds; the caller made sure there are."""
-        return tuple(self.free(group, parts)[:num])
+    def num_free(self, parts: Iterable[HeldPart]) -> dict[str, int]:
+        """Return the number of cards of each group that nobody holds or has claimed."""
+        ledger = self.ledger(parts)
+        taken = ledger.holder.keys() | ledger.claimer.keys()
+        return {group: sum(card not in taken for card in cards) for group, cards in self.inventory.items()}
 
+    def of_pool(self, parts: Iterable[HeldPart]) -> dict[str, set[str]]:
+        """Return the cards of each group that the pool's `parts` hold or have claimed."""
+        cards: dict[str, set[str]] = {group: set() for group in self.inventory}
+        for part in parts:
+            if not part.local and part.state in HOLDING | CLAIMING:
+                for worker in part.workers.values():
+                    cards[worker.node_group].update(worker.cards)
+        return cards
 
-def _holds(part: HeldPart) -> bool:
-    return part.state in _HOLDING or (part.state == "new" and bool(part.workers))
-
-
-def _cards(part: HeldPart) -> list[str]:
-    return [card for worker in part.workers.values() for card in worker.cards]
-
-
-def _wanted(part: HeldPart, group: str) -> int:
-    return sum(len(worker.cards) for worker in part.workers.values() if worker.node_group == group)
+    def deal(self, part: HeldPart, taken: Mapping[str, Sequence[str]]) -> None:
+        """Give each worker of `part` its share of the cards `taken` of each group, neighbours together."""
+        hands = {
+            group: iter(sorted(cards, key=lambda card: self._place.get(card, 0)))
+            for group, cards in taken.items()
+        }
+        for worker in part.workers.values():
+            hand = hands[worker.node_group]
+            worker.cards = tuple(next(hand) for _ in range(worker.chips))

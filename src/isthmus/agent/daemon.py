@@ -10,13 +10,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.exchange import Exchange
 from isthmus.agent.local import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.shell import AgentShell
 from isthmus.core.errors import ConflictError, UnavailableError
+from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder import locked
 
@@ -37,7 +38,8 @@ class AgentConfig:
 
     `server` is the URL of the control plane and `token` one of the cluster's owner; `state` the folder that
     survives restarts; `host` where the site's workers listen; `routes` a JSON file
-    `{cluster: {other: "host:port"}}`; `ca` a certificate to trust instead of the system's.
+    `{cluster: {other: "host:port"}}`; `ca` a certificate to trust instead of the system's; `policy`
+    what the owner lets the pool do.
     """
 
     server: str
@@ -48,6 +50,7 @@ class AgentConfig:
     routes: Path | None = None
     worker_command: tuple[str, ...] = WORKER_COMMAND
     ca: Path | None = None
+    policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
 
 @dataclass
@@ -127,11 +130,12 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
     ):
         shell = AgentShell(
             cluster=config.cluster,
-            adapter=LocalAdapter(config.cluster, config.worker_command),
+            adapter=LocalAdapter(config.cluster, config.state / "queue", config.worker_command),
             state=config.state,
             clock=time.monotonic,
             host=config.host,
             routes=config.routes,
+            policy=config.policy,
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom())
         try:

@@ -30,7 +30,7 @@ class StateFolder:
     def of(self, part: HeldPart, rank: int) -> Path:
         """Return the folder of one worker."""
         if part.local:
-            return self.local / part.job
+            return self.local / part.job / f"run-{part.runs}"
         return self.runs / part.job / str(part.attempt) / f"rank-{rank}"
 
 
@@ -97,12 +97,30 @@ def written_bytes(folder: Path) -> int:
     return num_bytes
 
 
+def unsaved_s(folder: Path, now_s: float) -> float:
+    """Return the seconds since the worker of `folder` last saved its work, or since it began to work.
+
+    `now_s` is in seconds since the epoch, as are the times of files.
+    """
+    worker = WorkerFolder(folder)
+    for mark in (worker.saved, worker.ranks, worker.started):
+        with contextlib.suppress(FileNotFoundError):
+            return max(0.0, now_s - mark.stat().st_mtime)
+    return 0.0
+
+
 class LocalJobFile(Frozen):
-    """`job.json` of a site's own job: the command to run and the cards it needs."""
+    """`job.json` of a site's own job: the command to run, the cards it needs, and how urgent it is.
+
+    `level` is one of the site's own priorities (without it, the one that `middle` stands for). A job that is
+    not `preemptible` is never stopped for a job of the pool, whatever the owner's policy lets the pool do.
+    """
 
     command: tuple[str, ...]
     node_group: Name
     chips: Count = 1
+    level: Name | None = None
+    preemptible: bool = True
 
 
 def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
@@ -117,6 +135,8 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
             continue
         try:
             job = LocalJobFile.model_validate_json(file.read_bytes())
+            level = job.level or cluster.priorities.middle
+            cluster.priorities.rank(level)
             _check_fits(job, cluster)
         except (ValidationError, ValueError) as error:
             with contextlib.suppress(OSError):  # on a full disk it is said at the next look
@@ -124,7 +144,14 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
                 WorkerFolder(folder).write_exit(2)
             continue
         found.append(
-            LocalJob(name=folder.name, command=job.command, node_group=job.node_group, chips=job.chips)
+            LocalJob(
+                name=folder.name,
+                command=job.command,
+                node_group=job.node_group,
+                chips=job.chips,
+                level=level,
+                preemptible=job.preemptible,
+            )
         )
     return tuple(found)
 

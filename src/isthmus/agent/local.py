@@ -16,8 +16,10 @@ from pathlib import Path
 
 import psutil
 
-from isthmus.agent.adapter import WorkerStatus
+from isthmus.agent.adapter import Move, WorkerStatus
+from isthmus.agent.local_queue import LocalQueue
 from isthmus.core.errors import UnavailableError
+from isthmus.core.messages import QueueEntry
 from isthmus.core.pool import Cluster
 from isthmus.core.worker import WorkerFolder
 
@@ -42,9 +44,13 @@ _KILLED = 128 + signal.SIGKILL
 
 
 class LocalAdapter:
-    """Runs the workers of `cluster` as processes of this machine (see `Adapter`)."""
+    """Runs the workers of `cluster` as processes of this machine (see `Adapter`).
 
-    def __init__(self, cluster: Cluster, command: Sequence[str] = WORKER_COMMAND) -> None:
+    The site's queue is the file `queue`, which people at the site may edit.
+    """
+
+    def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._queue = LocalQueue(queue)
         self._cards = {
             group.name: tuple(
                 f"{group.name}/{node}/{chip}"
@@ -119,6 +125,14 @@ class LocalAdapter:
                 os.killpg(leader, signal.SIGKILL if force else signal.SIGTERM)
             except ProcessLookupError:
                 return
+
+    def queue(self) -> Sequence[QueueEntry]:
+        """Return the entries of the queue's file."""
+        return self._queue.entries()
+
+    def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
+        """Write the queue's file anew (see `Adapter.order`)."""
+        self._queue.order(moves, gone)
 
     def _living_child(self, folder: Path) -> int | None:
         """Return the wrapper that this adapter started for `folder`; reap it, and None, once it ended."""

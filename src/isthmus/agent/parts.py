@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.core.job import Job
-from isthmus.core.messages import AgentOrders, Fault, PartState, RankMap, WorkerAddress
+from isthmus.core.messages import AgentOrders, Fault, PartState, Protection, RankMap, WorkerAddress
 from isthmus.core.plan import Plan
 
 State = Literal[
     "new",  # named for the first time
-    "queued",  # a local job that waits for cards
+    "queued",  # waits for cards, and holds none
+    "ready",  # of the pool: cards claimed under a lease; those of its victims are still theirs
+    "evicting",  # cards claimed; waits until those that hold them are gone
     "prepared",  # cards held under a lease
-    "refused",  # could not be held; `detail` says why
+    "refused",  # could not be had; `detail` says why
     "running",  # workers ordered to run
     "succeeded",  # every worker ended with 0
     "failed",  # a worker ended otherwise; the others are being stopped
-    "stopping",  # workers are being stopped so that the part can be released
+    "stopping",  # workers are being stopped so that the part can be released, or queued again
     "released",  # no process and no card left
     "forgotten",  # the server no longer names it: its record and its files go
 ]
@@ -28,20 +30,24 @@ PartKey = tuple[str, int]
 
 @dataclass(kw_only=True)
 class HeldWorker:
-    """One rank of a part: its cards, and what was last seen of it.
+    """One rank of a part: the `chips` it needs, its cards once it has any, and what was last seen of it.
 
     `live` while a process of it may exist; `started` once this life of the agent has started it. `num_bytes`
-    is what it has written, `wrote_s` when that was last seen to change, by the agent's clock.
+    is what it has written, `wrote_s` when that was last seen to change, by the agent's clock. `unsaved_s` is
+    the work since its last checkpoint, `protection` the last one that it has verified.
     """
 
     node_group: str
-    cards: tuple[str, ...]
+    chips: int
+    cards: tuple[str, ...] = ()
     address: WorkerAddress | None = None
     exit_status: int | None = None
     live: bool = False
     started: bool = False
     num_bytes: int = 0
     wrote_s: float = 0.0
+    unsaved_s: float = 0.0
+    protection: Protection | None = None
 
 
 @dataclass(kw_only=True)
@@ -49,7 +55,14 @@ class HeldPart:
     """One part of a job at this site. Times are seconds of the agent's clock and are not kept on disk.
 
     `reported` is what the server is told while `state` is `stopping`. `detail` and `fault` say why it was
-    refused or failed. `story` lists the states so far.
+    refused, failed or evicted. `story` lists its latest states. `level` is one of the site's own; of a level,
+    the lower `place` stands first in the queue, and `arrived` (larger for whoever came later) decides between
+    the pool and the site's own.
+
+    `protect_after` is the step, while a checkpoint of a later one is wanted (`isthmus.agent.protection`), and
+    `protection` that checkpoint; `evicted` says that it must go for a local job. Of local jobs only: `runs`
+    is how often it was preempted, `requeue` that it is being, `preemptible` its own word on it, `withdrawn`
+    that its user no longer wants it.
     """
 
     job: str
@@ -62,10 +75,24 @@ class HeldPart:
     plan: Plan | None = None
     command: tuple[str, ...] = ()
     workers: dict[int, HeldWorker] = field(default_factory=dict)
+    level: str = ""
+    arrived: int = 0
+    place: int = 0
+    victims: tuple[PartKey, ...] = ()
+    protect_after: int | None = None
+    protection: Protection | None = None
+    evicted: bool = False
+    preemptible: bool = True
+    runs: int = 0
+    requeue: bool = False
+    withdrawn: bool = False
+    exit_status: int | None = None
     rank_map: RankMap | None = None
     lease_s: float = 0.0
     since_s: float = 0.0
     force_at_s: float | None = None
+    evict_at_s: float | None = None
+    asked: bool = False
     story: tuple[str, ...] = ()
 
     @property
@@ -83,15 +110,28 @@ class HeldPart:
         """Whether a process of it may exist."""
         return any(worker.live for worker in self.workers.values())
 
+    @property
+    def wanted(self) -> dict[str, int]:
+        """The number of cards that it needs of each node group."""
+        wanted: dict[str, int] = {}
+        for worker in self.workers.values():
+            wanted[worker.node_group] = wanted.get(worker.node_group, 0) + worker.chips
+        return wanted
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJob:
-    """A job of the site's own users: `command` on `chips` cards of `node_group`."""
+    """A job of the site's own users: `command` on `chips` cards of `node_group`.
+
+    `level` is one of the site's own priorities; `preemptible` says that the job takes being preempted.
+    """
 
     name: str
     command: tuple[str, ...]
     node_group: str
     chips: int
+    level: str = "middle"
+    preemptible: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +146,8 @@ class OrdersReceived:
 class SeenWorker:
     """What the adapter and the folder show of one worker.
 
-    `num_bytes` is what it has written to its log and metrics; `last_words` ends its log.
+    `num_bytes` is what it has written to its log and metrics; `unsaved_s` its work since the last checkpoint;
+    `protection` the last checkpoint that it has verified; `last_words` ends its log.
     """
 
     job: str
@@ -116,6 +157,8 @@ class SeenWorker:
     exit_status: int | None = None
     address: WorkerAddress | None = None
     num_bytes: int = 0
+    unsaved_s: float = 0.0
+    protection: Protection | None = None
     last_words: str = ""
 
 
@@ -136,13 +179,21 @@ class LocalJobsSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueueSeen:
+    """The site's queue as its scheduler has it, first to start first."""
+
+    now_s: float
+    entries: tuple[PartKey, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShutdownAsked:
     """The agent is to end and to leave nothing behind."""
 
     now_s: float
 
 
-Event = OrdersReceived | WorkersSeen | LocalJobsSeen | ShutdownAsked
+Event = OrdersReceived | WorkersSeen | LocalJobsSeen | QueueSeen | ShutdownAsked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,4 +221,35 @@ class WriteRanks:
     rank_map: RankMap
 
 
-Instruction = StartWorker | StopWorker | WriteRanks
+@dataclass(frozen=True, kw_only=True)
+class AskProtection:
+    """Ask every worker of the part for a verified checkpoint after more than `after` steps."""
+
+    part: HeldPart
+    after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndLocal:
+    """Tell the user of a local job that it has ended, and how."""
+
+    part: HeldPart
+    exit_status: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderQueue:
+    """Take `gone` out of the site's queue, then put each of `moves` directly behind another, or first."""
+
+    moves: tuple[tuple[PartKey, PartKey | None], ...]
+    gone: tuple[PartKey, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complain:
+    """Say in the log what somebody ought to look at, once."""
+
+    text: str
+
+
+Instruction = StartWorker | StopWorker | WriteRanks | AskProtection | EndLocal | OrderQueue | Complain

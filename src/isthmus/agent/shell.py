@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from isthmus.agent.adapter import Adapter
-from isthmus.agent.folders import StateFolder, last_words, local_jobs, read_routes, worker_spec, written_bytes
+from isthmus.agent.adapter import Adapter, Move
+from isthmus.agent.folders import (
+    StateFolder,
+    last_words,
+    local_jobs,
+    read_routes,
+    unsaved_s,
+    worker_spec,
+    written_bytes,
+)
 from isthmus.agent.machine import AgentMachine
 from isthmus.agent.outbox import Batch, Outbox
 from isthmus.agent.parts import (
+    AskProtection,
+    Complain,
+    EndLocal,
     Event,
     HeldPart,
     Instruction,
     LocalJobsSeen,
+    OrderQueue,
     OrdersReceived,
+    PartKey,
+    QueueSeen,
     SeenWorker,
     ShutdownAsked,
     StartWorker,
@@ -28,11 +43,13 @@ from isthmus.agent.parts import (
     WorkersSeen,
     WriteRanks,
 )
+from isthmus.agent.protection import wants_protection
 from isthmus.agent.table import PartTable
 from isthmus.core.errors import IsthmusError, UnavailableError
-from isthmus.core.messages import AgentOrders, AgentReport
+from isthmus.core.messages import AgentOrders, AgentReport, QueueEntry
+from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Cluster
-from isthmus.core.worker import WorkerFolder
+from isthmus.core.worker import ProtectRequest, WorkerFolder, write_atomically
 
 _NOT_STARTED = 126
 """Exit status reported for a worker that could not be started."""
@@ -41,7 +58,10 @@ _log = logging.getLogger("isthmus.agent")
 
 
 class AgentShell:
-    """One site: its machine, adapter and state folder. `clock` is monotonic, in seconds."""
+    """One site: its machine, adapter and state folder.
+
+    `clock` is monotonic, `wall_clock` counts from the epoch as files do; both in seconds.
+    """
 
     def __init__(
         self,
@@ -52,17 +72,28 @@ class AgentShell:
         clock: Callable[[], float],
         host: str = "127.0.0.1",
         routes: Path | None = None,
+        policy: OwnerPolicy | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.folders = cluster, adapter, StateFolder(state)
-        self._clock, self._host, self._routes = clock, host, routes
+        self._clock, self._wall_clock = clock, wall_clock
+        self._host, self._routes = host, routes
         read_routes(routes, cluster.name)
         self._table = PartTable(self.folders.path)
-        inventory = adapter.inventory()
-        self.machine = AgentMachine(cluster.name, inventory, self._table.load(), now_s=clock())
+        known = self._table.load()
+        self.machine = AgentMachine(
+            cluster.name,
+            adapter.inventory(),
+            known.parts,
+            fence=known.fence,
+            priorities=cluster.priorities,
+            policy=policy,
+            now_s=clock(),
+        )
         self.outbox = Outbox(self.folders.runs)
         self._waiting: list[Instruction] = []
         self._complaint = ""
-        self._table.save(self.machine.parts.values())
+        self._save()
 
     @property
     def ended(self) -> bool:
@@ -75,10 +106,12 @@ class AgentShell:
         return any(_about_to_change(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
-        """Look at every live worker and every local job; let the machine decide; clear what is forgotten."""
+        """Look at workers, local jobs and the queue; let the machine decide; clear what is forgotten."""
         seen = () if self._waiting else tuple(self._look())
         self._apply(WorkersSeen(now_s=self._clock(), workers=seen))
         self._apply(LocalJobsSeen(now_s=self._clock(), jobs=local_jobs(self.folders, self.cluster)))
+        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.queue())
+        self._apply(QueueSeen(now_s=self._clock(), entries=entries))
         self._clear()
 
     def obey(self, orders: AgentOrders) -> None:
@@ -94,13 +127,15 @@ class AgentShell:
 
         Raises `UnavailableError` while what would be told is not on disk.
         """
-        self._table.save(self.machine.parts.values())
+        self._save()
         batch = self.outbox.collect()
         report = AgentReport(
             cluster=self.cluster,
             incarnation=incarnation,
             free_chips=self.machine.free_chips(),
             parts=self.machine.observed(),
+            queue=tuple(self.adapter.queue()),
+            local_jobs=self.machine.local_jobs(),
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )
@@ -113,7 +148,7 @@ class AgentShell:
         """
         todo, self._waiting = [*self._waiting, *self.machine.handle(event)], []
         try:
-            self._table.save(self.machine.parts.values())
+            self._save()
             self._complaint = ""
         except UnavailableError as error:
             self._complain(str(error))
@@ -121,6 +156,9 @@ class AgentShell:
             todo = [step for step in todo if isinstance(step, StopWorker)]
         for instruction in todo:
             self._do(instruction)
+
+    def _save(self) -> None:
+        self._table.save(self.machine.parts.values(), self.machine.fence)
 
     def _complain(self, text: str) -> None:
         """Log an error once, however often the same thing fails."""
@@ -134,25 +172,43 @@ class AgentShell:
                 self._start(part, rank)
             case StopWorker(part=part, rank=rank, force=force):
                 self._stop(self.folders.of(part, rank), force=force)
-            case WriteRanks():
-                self._write_ranks(instruction)
+            case WriteRanks() | AskProtection() | EndLocal() | OrderQueue():
+                self._write_down(instruction)
+            case Complain(text=text):
+                self._complain(text)
 
-    def _write_ranks(self, instruction: WriteRanks) -> None:
-        """Hand out the rank map; what a full disk does not take is handed out with the next event."""
-        part = instruction.part
+    def _write_down(self, instruction: WriteRanks | AskProtection | EndLocal | OrderQueue) -> None:
+        """Write what an instruction is about; what a full disk does not take, with a later event."""
         try:
-            for rank in part.workers:
-                WorkerFolder(self.folders.of(part, rank)).write_ranks(instruction.rank_map)
+            match instruction:
+                case WriteRanks(part=part):
+                    for rank in part.workers:
+                        WorkerFolder(self.folders.of(part, rank)).write_ranks(instruction.rank_map)
+                case AskProtection(part=part):
+                    request = ProtectRequest(after=instruction.after)
+                    for rank in part.workers:
+                        WorkerFolder(self.folders.of(part, rank)).write_protect(request)
+                case EndLocal(part=part):
+                    WorkerFolder(self.folders.local / part.job).write_exit(instruction.exit_status)
+                case OrderQueue():
+                    moves = [
+                        Move(entry=_entry(key), after=after and _entry(after))
+                        for key, after in instruction.moves
+                    ]
+                    self.adapter.order(moves, [_entry(key) for key in instruction.gone])
         except OSError as error:
-            self._complain(f"part {part.job}/{part.attempt}: the rank map cannot be written now: {error}")
-            self._waiting.append(instruction)
+            self._complain(f"{type(instruction).__name__}: cannot be written now: {error}")
+            if isinstance(instruction, WriteRanks | AskProtection):
+                self._waiting.append(instruction)
 
     def _start(self, part: HeldPart, rank: int) -> None:
         folder, worker = self.folders.of(part, rank), part.workers.get(rank)
         if worker is None or part.state != "running":
             return
         try:
-            if not part.local:
+            if part.local:
+                write_atomically(WorkerFolder(folder).started, "")
+            else:
                 routes = read_routes(self._routes, self.cluster.name)
                 spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes)
                 WorkerFolder(folder).write_spec(spec)
@@ -190,9 +246,10 @@ class AgentShell:
         status = self.adapter.poll(folder)
         try:
             address = None if known or part.local else WorkerFolder(folder).read_checkin()
+            protection = None if part.local else WorkerFolder(folder).read_protected()
         except IsthmusError as error:
             _log.error("%s", error)
-            address = None
+            address = protection = None
         return SeenWorker(
             job=part.job,
             attempt=part.attempt,
@@ -201,6 +258,8 @@ class AgentShell:
             exit_status=status.exit_status,
             address=address,
             num_bytes=written_bytes(folder),
+            unsaved_s=unsaved_s(folder, self._wall_clock()),
+            protection=protection,
             last_words=last_words(folder) if status.state == "exited" else "",
         )
 
@@ -216,5 +275,18 @@ class AgentShell:
 
 def _about_to_change(part: HeldPart) -> bool:
     if part.state == "running":
-        return part.rank_map is None
-    return part.state in ("prepared", "refused", "stopping", "failed", "succeeded", "released")
+        return not part.local and (part.rank_map is None or wants_protection(part))
+    return part.state in (
+        "ready",
+        "evicting",
+        "prepared",
+        "refused",
+        "stopping",
+        "failed",
+        "succeeded",
+        "released",
+    )
+
+
+def _entry(key: PartKey) -> QueueEntry:
+    return QueueEntry(job=key[0], attempt=key[1])

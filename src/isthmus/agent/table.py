@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,25 @@ from isthmus.core.errors import FileError
 from isthmus.core.state_folder import sync_folder, unwritable
 from isthmus.core.worker import write_atomically
 
-_PARTS: TypeAdapter[list[HeldPart]] = TypeAdapter(list[HeldPart])
+
+@dataclass(kw_only=True)
+class Table:
+    """What an agent must not forget: its parts, and the highest fence that orders have come under."""
+
+    fence: int = 0
+    parts: list[HeldPart] = field(default_factory=list)
+
+
+_TABLE: TypeAdapter[Table] = TypeAdapter(Table)
 _OF_THIS_LIFE: dict[str, Any] = {
     "since_s": True,
     "force_at_s": True,
+    "evict_at_s": True,
+    "asked": True,
     "rank_map": True,
-    "workers": {"__all__": {"num_bytes", "wrote_s"}},
+    "workers": {"__all__": {"num_bytes", "wrote_s", "unsaved_s", "protection"}},
 }
-"""Fields that mean nothing to the agent's next life."""
+"""Fields of a part that mean nothing to the agent's next life, or that it sees anew."""
 
 
 class PartTable:
@@ -30,12 +42,12 @@ class PartTable:
         self.path = state / "parts.json"
         self._written = b""
 
-    def load(self) -> list[HeldPart]:
-        """Return the parts of the agent's last life; raise `FileError` where the file does not read."""
+    def load(self) -> Table:
+        """Return the table of the agent's last life; raise `FileError` where the file does not read."""
         try:
-            return _PARTS.validate_json(self.path.read_bytes())
+            return read_table(self.path.read_bytes())
         except FileNotFoundError:
-            return []
+            return Table()
         except ValidationError as error:
             raise FileError(
                 f"not a part table of this version: {error.errors()[0]['msg']}",
@@ -43,9 +55,9 @@ class PartTable:
                 hint="start the version of isthmus that wrote it, or end its workers and remove the folder",
             ) from error
 
-    def save(self, parts: Iterable[HeldPart]) -> None:
-        """Write `parts` durably unless they are what was last written; raise `UnavailableError` if not."""
-        data = _PARTS.dump_json(list(parts), exclude={"__all__": _OF_THIS_LIFE}, by_alias=True)
+    def save(self, parts: Iterable[HeldPart], fence: int) -> None:
+        """Write the table durably unless it is what was last written; raise `UnavailableError` if not."""
+        data = write_table(Table(fence=fence, parts=list(parts)))
         if data == self._written:
             return
         try:
@@ -54,3 +66,13 @@ class PartTable:
         except OSError as error:
             raise unwritable(self.path.parent, error) from error
         self._written = data
+
+
+def write_table(table: Table) -> bytes:
+    """Return the table as its file keeps it."""
+    return _TABLE.dump_json(table, exclude={"parts": {"__all__": _OF_THIS_LIFE}}, by_alias=True)
+
+
+def read_table(data: bytes) -> Table:
+    """Return what `write_table` wrote; raise pydantic's `ValidationError` where it is something else."""
+    return _TABLE.validate_json(data)

@@ -15,9 +15,10 @@ from isthmus.cli.client import require_private
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
 from isthmus.cli.settings import DEFAULT_PORT, resolve
 from isthmus.cli.shell import Shell
-from isthmus.core.errors import AuthError, InputError, NotFoundError
-from isthmus.core.files import load_pool
-from isthmus.core.pool import Cluster, Pool
+from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
+from isthmus.core.files import load_policy, load_pool
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Cluster, Pool, UnknownNameError
 
 commands = typer.Typer()
 PANEL = "Processes"
@@ -92,6 +93,7 @@ def _how_to_use(found: dict[str, str]) -> str:
     examples=[
         "isthmus agent --cluster hangzhou --pool pool.yaml --state agent-state --token-file owner.token",
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
+        "isthmus agent --pool site.yaml --state st --policy policy.yaml",
     ],
 )
 def agent(
@@ -106,6 +108,10 @@ def agent(
     routes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="POLICY.yaml", help="What the pool may do here: see `isthmus schema policy`."),
     ] = None,
     server: ServerOption = None,
     token_file: TokenFileOption = None,
@@ -124,11 +130,12 @@ def agent(
         )
     require_private(settings.server)
     here = _cluster(load_pool(pool), cluster)
+    rules = _policy(policy, here)
     _log_to(shell)
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=here,
-            state=state, host=host, routes=routes, ca=settings.ca,
+            state=state, host=host, routes=routes, ca=settings.ca, policy=rules,
         )
     )  # fmt: skip
 
@@ -176,6 +183,21 @@ def _cluster(pool: Pool, name: str | None) -> Cluster:
     if name is not None and name not in known:
         raise NotFoundError(f"the pool has no cluster '{name}'", hint="it has " + ", ".join(known))
     return pool.cluster(name or known[0])
+
+
+def _policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
+    """Read the owner's policy for `cluster`; raise `FileError` where it names what is not there."""
+    if file is None:
+        return OwnerPolicy()
+    policy = load_policy(file)
+    try:
+        policy.check(cluster)
+    except UnknownNameError as error:
+        known = ", ".join(error.known)
+        raise FileError(
+            str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}"
+        ) from error
+    return policy
 
 
 def _log_to(shell: Shell) -> None:

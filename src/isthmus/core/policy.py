@@ -17,7 +17,7 @@ class OwnerPolicy(Frozen):
     """What the owner of a site lets the pool do there.
 
     The pool's jobs may hold at most `pool_chips` of a node group, or `pool_share` of one that is not named
-    there. Local jobs of the level `preemptible_from` and of those below it may be preempted by the pool's jobs
+    there. Local jobs of level `preemptible_from` and of those below it may be preempted by the pool's jobs
     of a higher level; without it none may. A preempted job gets SIGTERM and `grace_s` later SIGKILL, and goes
     back to its place in the queue. With `local_evicts_pool` a local job takes the cards of the pool's jobs of
     a lower level where it finds no others; those that train have `protect_s` to save their work first. A job

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from isthmus.core.base import Count, Frozen, Index, Name, Positive
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job
-from isthmus.core.messages import RankMap, WorkerAddress
+from isthmus.core.messages import Protection, RankMap, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
 WORKER_VERSION: Literal[1] = 1
@@ -69,6 +69,12 @@ class WorkerSpec(Frozen):
         return self.stage.cluster
 
 
+class ProtectRequest(Frozen):
+    """A checkpoint is wanted that survives the run, of the state after more than `after` steps."""
+
+    after: Index
+
+
 @dataclass(frozen=True)
 class WorkerFolder:
     """The folder of one worker: paths, and reading and writing them whole."""
@@ -101,6 +107,26 @@ class WorkerFolder:
         return self.path / "log"
 
     @property
+    def protect(self) -> Path:
+        """`ProtectRequest`, written by the agent that wants the work saved."""
+        return self.path / "protect.json"
+
+    @property
+    def protected(self) -> Path:
+        """`Protection`, written by the worker once it has read its part of such a checkpoint back."""
+        return self.path / "protected.json"
+
+    @property
+    def saved(self) -> Path:
+        """Written by the worker after each checkpoint: its time is that of the last one."""
+        return self.path / "saved"
+
+    @property
+    def started(self) -> Path:
+        """Written by the agent when it starts a job of the site's own: its time is that of the start."""
+        return self.path / "started"
+
+    @property
     def exit(self) -> Path:
         """The exit status in decimal, written by the adapter's wrapper."""
         return self.path / "exit"
@@ -131,6 +157,22 @@ class WorkerFolder:
     def write_ranks(self, ranks: RankMap) -> None:
         """Hand the worker its rank map."""
         write_atomically(self.ranks, ranks.model_dump_json())
+
+    def read_protect(self) -> ProtectRequest | None:
+        """Return the latest request for a checkpoint, or None where there was none."""
+        return _read(self.protect, ProtectRequest)
+
+    def write_protect(self, request: ProtectRequest) -> None:
+        """Ask the worker for a checkpoint that survives it."""
+        write_atomically(self.protect, request.model_dump_json())
+
+    def read_protected(self) -> Protection | None:
+        """Return the worker's last checkpoint that was read back, or None where there is none."""
+        return _read(self.protected, Protection)
+
+    def write_protected(self, protection: Protection) -> None:
+        """Say which checkpoint was read back and is whole."""
+        write_atomically(self.protected, protection.model_dump_json())
 
     def read_exit(self) -> int | None:
         """Return the exit status, or None while the worker runs (or its wrapper died with it)."""
