@@ -108,8 +108,8 @@ class Explorer:
         space = self.space
         for islands in sets:
             ring = space.ring_s(islands)
-            if ring == math.inf or (len(islands) > 1 and space.limits.executable):
-                continue
+            if ring == math.inf or (len(islands) > 1 and (space.limits.executable or space.limits.dp)):
+                continue  # a fixed dp is that of one chain of stages
             if ring >= self.limit_s():
                 self.tally.pruned += 1
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from isthmus.core.job import Job
@@ -14,6 +14,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan.profile.model import ModelProfile, profile_model
 from isthmus.plan.search.explore import Explorer, Tally, branch_of
 from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.pinned import pinned
 from isthmus.plan.search.refine import cells, refine
 from isthmus.plan.search.refuse import refusals
 from isthmus.plan.search.score import calibration_for, score
@@ -120,7 +121,7 @@ def make_plans(
 
     `free` maps cluster and node group to free chips; None plans on an empty pool. A job without any plan gets
     an empty list and the reasons. `executable` keeps to what our runtime runs. Raises `ModelError` for a
-    model that cannot be profiled.
+    model that cannot be profiled, `PlanError` for degrees (`job.parallel`) that no pool could keep.
     """
     question = Question(
         job=job, model=model, pool=pool, free=free, keep=keep, limits=Limits(executable=executable)
@@ -130,17 +131,14 @@ def make_plans(
 
 
 def search_plans(question: Question) -> Answer:
-    """Return the best plans for a question, simulated. Raises `ModelError` for a model without a profile.
+    """Return the best plans for a question, simulated.
 
-    The same question has the same answer, whatever the order of clusters in the pool.
+    Raises `ModelError` for a model without a profile, `PlanError` for degrees that no pool could keep. The
+    same question has the same answer, whatever the order of clusters in the pool.
     """
     job, pool, placement = question.job, question.pool, question.job.placement
     task = _task(question)
-    limits = replace(
-        question.limits,
-        max_chips=question.limits.max_chips or placement.max_chips,
-        mixed_chips=question.limits.mixed_chips and placement.mixed_chips,
-    )
+    limits = pinned(question.limits, job, task)
     thrifty = question.objective != "time" or question.deadline_s is not None or question.budget is not None
     space = Space(task, Ways(pool, task.calibration), limits, thrifty=thrifty)
     clusters = sorted(eligible_clusters(pool, placement), key=lambda one: one.name)
@@ -153,7 +151,7 @@ def search_plans(question: Question) -> Answer:
         job.training.micro_batch_size,
         width=effort.width * (4 if thrifty and effort is LARGE else 1),
         go_on=question.go_on,
-        link_bound=not limits.executable,
+        link_bound=not (limits.executable and placement.network),
         near=frozenset(map(branch_of, question.near)) if question.near else None,
     )
     for group in _owner_groups(spots, placement.several_owners):

@@ -10,6 +10,7 @@ from isthmus.core.plan import Refusal
 from isthmus.core.pool import Cluster
 from isthmus.core.units import format_bytes
 from isthmus.plan.search.explore import Explorer
+from isthmus.plan.search.pinned import degrees_in_words
 from isthmus.plan.search.seat import MEMORY_FRACTION
 from isthmus.plan.search.shape import Shape
 from isthmus.plan.search.spots import Spot
@@ -97,7 +98,8 @@ def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
             itertools.islice(space.shapes(chosen, explorer.asked_size, "1f1b", total), 20 * PROBES)
         )
     if not shapes:
-        return "no chain of stages over them keeps the limits of the job"
+        degrees = degrees_in_words(space.limits)
+        return "no chain of stages over them keeps the limits of the job" + (degrees and f": {degrees}")
     shapes.sort(key=lambda one: -_memory(one))
     narrow = ""
     for shape in shapes[:PROBES]:

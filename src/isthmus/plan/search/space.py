@@ -42,7 +42,8 @@ class Limits:
     """What the caller fixes. None leaves a degree free; `executable` admits what our runtime runs.
 
     `largest_micro_batch` bounds the micro-batch sizes that are tried. `even_batches` gives every replica as
-    many micro-batches (to within one), for frameworks that deal samples evenly.
+    many micro-batches (to within one), for frameworks that deal samples evenly. Without `overlap` no
+    schedule is tried that overlaps communication with computation.
     """
 
     executable: bool = False
@@ -58,6 +59,7 @@ class Limits:
     mixed_chips: bool = True
     largest_micro_batch: int = 8
     even_batches: bool = False
+    overlap: bool = True
 
 
 @dataclass
@@ -86,8 +88,10 @@ class Space:
     def schedules(self, spots: Sequence[Spot]) -> tuple[str, ...]:
         """Return the schedules to try: exchanges are only worth overlapping where they cross the WAN."""
         if self.limits.schedule:
-            return (self.limits.schedule,)
-        if len({spot.cluster for spot in spots}) > 1 and not self.limits.executable:
+            kept = self.limits.overlap or self.limits.schedule != "overlapped"
+            return (self.limits.schedule,) if kept else ()
+        several = len({spot.cluster for spot in spots}) > 1
+        if several and self.limits.overlap and not self.limits.executable:
             return ("1f1b", "overlapped")
         return ("1f1b",)
 
@@ -183,6 +187,8 @@ class Space:
         """
         if not self.limits.mixed_chips and len({spot.group.chip for spot in island}) > 1:
             return
+        if not all(self.cuts(spot) for spot in island):
+            return
         layers = self.task.profile.num_layers
         for order in self.orders(island):
             if micro_batches * self._wire_s(order, micro_batch_size) >= limit_s:
@@ -258,6 +264,10 @@ class Space:
         most = [min(one, layers) for one in room]
         if min(most) < 1:
             return
+        if self.limits.pp:
+            for stages in self._splits(self.limits.pp, most):
+                yield min(r // s for r, s in zip(room, stages, strict=True)), stages
+            return
         if math.prod(most) <= (400 if self.limits.executable else WHOLE):
             for stages in itertools.product(*(range(1, one + 1) for one in most)):
                 yield min(r // s for r, s in zip(room, stages, strict=True)), stages
@@ -267,6 +277,16 @@ class Space:
         for dp in reversed(_spread([dp for dp in numbers if dp <= min(room)], coarse)):
             fillings = self._fillings(room, dp)
             yield from ((dp, stages) for stages in itertools.islice(fillings, 1 if coarse else None))
+
+    def _splits(self, pp: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Yield the ways to deal `pp` stages to spots of at most so many, each some: evenly few of many."""
+        count = math.comb(pp - 1, len(most) - 1)
+        step = max(1, count // WHOLE)
+        self.thinned = self.thinned or step > 1
+        for ends in itertools.islice(itertools.combinations(range(1, pp), len(most) - 1), None, None, step):
+            stages = tuple(b - a for a, b in itertools.pairwise((0, *ends, pp)))
+            if all(one <= limit for one, limit in zip(stages, most, strict=True)):
+                yield stages
 
     def _fillings(self, room: Sequence[int], dp: int) -> Iterator[tuple[int, ...]]:
         """Yield numbers of stages with which `dp` replicas fill the spots: whole, one fewer, half."""

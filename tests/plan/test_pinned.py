@@ -1,0 +1,78 @@
+"""Degrees and switches that a job fixes: kept by every plan, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks._planning import TOY, job, pool
+from isthmus.core.errors import PlanError
+from isthmus.core.job import Job
+from isthmus.plan import Answer, Limits, Question, search_plans
+
+TWO_SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
+
+
+def ask(limits: Limits | None = None, **fields: object) -> Answer:
+    """Plans of the toy model of six layers and sixteen heads on two clusters of sixteen chips."""
+    asked = Job.model_validate(job(16).model_dump() | fields)
+    question = Question(job=asked, model=TOY, pool=TWO_SITES, limits=limits or Limits())
+    return search_plans(question)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [{"tp": 2}, {"pp": 5}, {"dp": 3}, {"tp": 4, "pp": 6, "dp": 1}, {"tp": 1, "pp": 2, "dp": 4}, {"cp": 2}],
+)
+def test_every_plan_keeps_the_degrees(parallel: dict[str, int]) -> None:
+    """A degree that the job fixes is that of every stage, of every chain, and of all replicas together."""
+    plans = ask(parallel=parallel).plans
+    assert plans
+    for plan in plans:
+        has = {"pp": len(plan.pipeline()), "dp": plan.dp}
+        for stage in plan.stages:
+            has |= {"tp": stage.tp, "cp": stage.cp, "ep": stage.ep}
+            assert {name: has[name] for name in parallel} == parallel
+
+
+def test_a_fixed_number_of_stages_is_found_over_several_roomy_clusters() -> None:
+    """Every way to deal six stages to two clusters is tried, also where there is room for sixty."""
+    used = {plan.clusters for plan in ask(parallel={"tp": 1, "pp": 6, "dp": 1}).plans}
+    assert any(len(clusters) == 2 for clusters in used)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "reason"),
+    [
+        ({"pp": 7}, "parallel.pp 7: the model has 6 layers"),
+        ({"tp": 3}, "parallel.tp 3 does not divide the 16 attention heads"),
+        ({"ep": 2}, "parallel.ep 2 does not divide the 0 experts of a layer"),
+        ({"dp": 17}, "parallel.dp 17: a step has 16 samples"),
+    ],
+)
+def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], reason: str) -> None:
+    """They would let the job wait for ever."""
+    with pytest.raises(PlanError, match=reason):
+        ask(parallel=parallel)
+
+
+@pytest.mark.parametrize("name", ["tp", "cp", "ep", "dp"])
+def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
+    """The runtime has one chip per stage and one replica: a job that fixes more is told so."""
+    with pytest.raises(PlanError, match=f"parallel.{name} 2: the runtime"):
+        ask(Limits(executable=True), parallel={name: 2})
+
+
+def test_degrees_that_this_pool_cannot_keep_are_named_in_the_refusals() -> None:
+    """Sixteen chips in one stage need a node of sixteen."""
+    answer = ask(parallel={"tp": 16})
+    assert not answer.plans
+    assert any("limits of the job: tp 16" in one.reason for one in answer.refused)
+
+
+def test_without_overlap_no_schedule_overlaps() -> None:
+    """Neither the search's own choice nor a limit brings in the overlapped schedule."""
+    across = {"placement": {"max_chips": 32}, "overlap": False}
+    plans = ask(**across).plans
+    assert plans
+    assert {plan.schedule for plan in plans} == {"1f1b"}
+    assert not ask(Limits(schedule="overlapped"), **across).plans
