@@ -1,0 +1,303 @@
+"""The planner's own search on Sailor's numbers: `SailorSpace` gives it stages, chains and rings at its costs.
+
+What Sailor's simulator charges for an iteration of `M` micro-batches is
+(M - 1) x slowest stage + sum of stages + slowest update + slowest ring, a stage's seconds being those of its
+layers and of what it sends. That is the closed form `first + (M - 1) x pace` of the search, so that the tree,
+its bounds and the exact split of layers serve as they are. A place (a chip in a zone) is a node group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from benchmarks._models import gpt
+from benchmarks._sailor import FLOAT_BYTES, Case, LayerTable, Place, SailorPlan, StageUse, Tables
+from isthmus.core.chip import Chip, InNodeLink
+from isthmus.core.pool import NodeGroup
+from isthmus.plan.memory.stage import Degrees
+from isthmus.plan.search.explore import Explorer
+from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.seat import Seat, Task
+from isthmus.plan.search.shape import Chain, Cost, Segment, Shape
+from isthmus.plan.search.share import LayerTimes, share_layers
+from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.ways import Way, Ways
+from isthmus.plan.time.calibration import DATA_SHEET
+
+NEVER_S = 1e9
+"""Seconds of a layer that was never measured."""
+
+MANY = 1 << 16
+"""Replicas have connections of their own: what crosses between two places at once has no common limit."""
+
+
+def spots_of_case(case: Case, tables: Tables) -> list[Spot]:
+    """Return the places of a case as the planner's spots, fastest chips first."""
+    found = []
+    for (kind, zone), count in case.chips.items():
+        rows = [tables.times_of(kind, 1, tp) for tp in (1, 2, 4)]
+        speed = max((1 / (tp * sum(row.layer_s)) for tp, row in zip((1, 2, 4), rows, strict=True) if row),
+                    default=1.0)  # fmt: skip
+        chip = Chip(
+            name=kind,
+            peak_flop_per_s={"fp32": speed * 1e12},
+            memory_bytes=round(tables.memory_gb[kind] * 2**30),
+            memory_bandwidth_bytes_per_s=1e12,
+            in_node_link=InNodeLink(name="link", bandwidth_bytes_per_s=1e11),
+        )
+        place = (kind, zone)
+        group = NodeGroup(
+            name=kind,
+            chip=kind,
+            nodes=max(1, count // case.chips_per_node),
+            chips_per_node=case.chips_per_node,
+            network_gbps=max(1.0, tables.bytes_per_s(place, place) * 8e-9),
+        )
+        if count:
+            found.append(
+                Spot(cluster=zone, owner=zone, group=group, chip=chip, chips=min(count, group.chips))
+            )
+    return sorted(found, key=lambda spot: -spot.chip.flop_per_s("fp32"))
+
+
+def place_of(spot: Spot) -> Place:
+    """Return the place that a spot stands for."""
+    return spot.chip.name, spot.cluster
+
+
+class SailorWays(Ways):
+    """What was measured between zones; every replica has a way of its own."""
+
+    def __init__(self, tables: Tables, spots: Sequence[Spot]) -> None:
+        places = [place_of(spot) for spot in spots]
+        rates = {
+            (a[1], b[1]): max(tables.bytes_per_s(x, y) for x in places for y in places
+                              if x[1] == a[1] and y[1] == b[1])
+            for a in places for b in places
+        }  # fmt: skip
+        self._ways = {ends: Way(0.0, MANY * rate) for ends, rate in rates.items() if rate}
+
+
+@dataclass(frozen=True)
+class SailorTask(Task):
+    """What is trained, by Sailor's measurements."""
+
+    tables: Tables
+
+
+class SailorSeat(Seat):
+    """A stage's seconds and bytes by its layers, as Sailor measured them."""
+
+    task: SailorTask
+
+    @cached_property
+    def measured(self) -> LayerTable | None:
+        """What was measured of this chip, cut and micro-batch size."""
+        return self.task.tables.times_of(self.chip.name, self.batch.micro_batch_size, self.degrees.tp)
+
+    @cached_property
+    def least_layer_s(self) -> float:
+        """Seconds of a decoder layer, both ways."""
+        if self.measured is None:
+            return NEVER_S
+        inner = self.measured.layer_s[2:-1]
+        return sum(inner) / len(inner)
+
+    @cached_property
+    def ends_s(self) -> tuple[float, float]:
+        """Seconds of the embedding (and what the first layer takes beyond others), and of the head."""
+        if self.measured is None:
+            return NEVER_S, NEVER_S
+        each = self.measured.layer_s
+        return each[0] + each[1] - self.least_layer_s, each[-1]
+
+    def most_layers(self, is_first: bool, is_last: bool, in_flight: int, *_: int) -> int:
+        """Return how many decoder layers fit: nothing is recomputed, nothing dealt out over replicas."""
+        tables, tp, size = self.task.tables, self.degrees.tp, self.batch.micro_batch_size
+        count = tables.num_layers - 2
+
+        def needs(layer: int) -> float:
+            return tables.state_bytes(layer, tp) + in_flight * tables.held_bytes(layer, tp, size)
+
+        left = tables.room_bytes(self.chip.name, tp) - is_first * needs(0) - is_last * needs(count + 1)
+        return min(count, math.floor(left / needs(1))) if left > 0 and self.measured else 0
+
+    def stage_times(self, is_first: bool, is_last: bool, in_flight: int, sending_s: float) -> LayerTimes:
+        """Return the seconds of 1, 2, ... decoder layers in a place, as many as fit, and of what it sends."""
+        key = (is_first, is_last, in_flight, sending_s)
+        if key not in self._known:
+            start = sending_s + is_first * self.ends_s[0] + is_last * self.ends_s[1]
+            most = self.most_layers(is_first, is_last, in_flight)
+            seconds = (start + n * self.least_layer_s for n in range(1, most + 1))
+            self._known[key] = LayerTimes(tuple(seconds))
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[bool, bool, int, float], LayerTimes]:
+        return {}
+
+
+class SailorShape(Shape):
+    """A chain of stages at the costs that Sailor's simulator charges."""
+
+    task: SailorTask
+    segments: tuple[Segment, ...]
+
+    @cached_property
+    def places(self) -> list[tuple[Seat, float, int]]:
+        """Seat, seconds of what it sends for a micro-batch both ways, and how many stages in a row are so."""
+        message = self.task.tables.message_bytes(1, self.segments[0].seat.batch.micro_batch_size)
+        few = [(one, min(one.stages, 3)) for one in self.segments]  # first, inner and last of a segment
+        ends = [(place_of(one.spot), one.seat.degrees.tp) for one, count in few for _ in range(count)]
+        copies = [max(1, one.stages - 2 if i == 1 else 1) for one, count in few for i in range(count)]
+        seats = [one.seat for one, count in few for _ in range(count)]
+        return [
+            (seat, self._sending_s(ends, index, message), count)
+            for index, (seat, count) in enumerate(zip(seats, copies, strict=True))
+        ]
+
+    def _sending_s(self, ends: Sequence[tuple[Place, int]], index: int, message: float) -> float:
+        send_s, here, last = self.task.tables.send_s, ends[index], len(ends) - 1
+        on = send_s(*here, *ends[index + 1], message) if index < last else 0.0
+        back = send_s(*here, *ends[index - 1], message) if index else 0.0
+        if 0 < index < last:
+            return on + back
+        if index:
+            return 2 * back
+        return on if self.num_stages <= 3 else 2 * on
+
+    @cached_property
+    def bound(self) -> Cost:
+        """What no split can beat: layers in parts, memory ignored."""
+        layers, last = self.task.profile.num_layers, len(self.places) - 1
+        offered, speed, sum_s, longest_s, least_s = 0.0, 0.0, 0.0, 0.0, math.inf
+        for index, (seat, sending_s, count) in enumerate(self.places):
+            layer_s = seat.least_layer_s
+            start_s = sending_s + (index == 0) * seat.ends_s[0] + (index == last) * seat.ends_s[1]
+            offered += count * start_s / layer_s
+            speed += count / layer_s
+            sum_s += count * start_s
+            longest_s, least_s = max(longest_s, start_s + layer_s), min(least_s, layer_s)
+        pace_s = max((layers + offered) / speed, longest_s)
+        return Cost(sum_s + layers * least_s + self._update_s, pace_s)
+
+    def cut(self, micro_batches: int) -> Chain | None:
+        """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
+        last = self.num_stages - 1
+        stages = ((seat, sending_s) for seat, sending_s, count in self.places for _ in range(count))
+        tables = [
+            seat.stage_times(stage == 0, stage == last, last - stage + 1, sending_s)
+            for stage, (seat, sending_s) in enumerate(stages)
+        ]
+        if not all(table.seconds and table.seconds[0] < math.inf for table in tables):
+            return None
+        found = share_layers(tables, self.task.profile.num_layers, micro_batches)
+        if found is None:
+            return None
+        ends = [0, *itertools.accumulate(found.counts)]
+        layers = tuple(itertools.pairwise(ends))
+        first_s = found.sum_s + self._update_s + self._ring_s(layers)
+        return Chain(layers, Cost(first_s, found.slowest_s), link_bound=False)
+
+    @cached_property
+    def _update_s(self) -> float:
+        return max(one.seat.measured.update_s if one.seat.measured else NEVER_S for one in self.segments)
+
+    def _ring_s(self, layers: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of the slowest stage's all-reduce."""
+        tables, slowest_s = self.task.tables, 0.0
+        for spot, seat, cut in zip(self.spots, self.seats, layers, strict=True):
+            floats = sum(tables.parameters(layer, 1) for layer in sailor_layers(cut, tables))
+            num_bytes = floats * FLOAT_BYTES / seat.degrees.tp
+            place = place_of(spot)
+            slowest_s = max(slowest_s, tables.ring_s(place, place, num_bytes, self.dp))
+        return slowest_s
+
+
+class SailorSpace(Space):
+    """The planner's space with stages, chains and rings at Sailor's costs."""
+
+    task: SailorTask
+
+    def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
+        """Return the tensor parallelism that was measured."""
+        kind, tables = spot.chip.name, self.task.tables
+        sizes = tables.micro_batch_sizes([kind])
+        return tuple(
+            Degrees(tp=tp)
+            for tp in (1, 2, 4)
+            if tp <= spot.group.chips_per_node and any(tables.times_of(kind, size, tp) for size in sizes)
+        )
+
+    def seat(self, spot: Spot, degrees: Degrees, micro_batch_size: int) -> Seat:
+        """Return the seat of a cut at a spot; spots of one kind share it."""
+        key = (*spot.kind, degrees, micro_batch_size)
+        if key not in self._seats:
+            self._seats[key] = SailorSeat(self.task, spot, degrees, micro_batch_size)
+        return self._seats[key]
+
+    def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
+        """Return a chain at Sailor's costs."""
+        return SailorShape(self.task, segments, dp, schedule, 0, self.ways)
+
+    def ring_s(self, islands: Sequence[Sequence[Spot]]) -> float:  # noqa: ARG002
+        """Return what a ring over islands takes beyond their own: next to nothing, so the referee says."""
+        return 0.0
+
+
+def sailor_layers(cut: tuple[int, int], tables: Tables) -> tuple[int, ...]:
+    """Return Sailor's numbers of the layers `[first, last)` of the decoder, embedding and head with them."""
+    count = tables.num_layers - 2
+    first, last = cut
+    return tuple(range(0 if first == 0 else first + 1, count + 2 if last == count else last + 1))
+
+
+def sailor_plans(layout: Layout, tables: Tables) -> list[SailorPlan]:
+    """Return a layout in Sailor's form: in both, where it has two.
+
+    Rows with the same layers become replicas of one pipeline. Unlike ones are pipelines of their own, which
+    all have as many replicas: one, as Sailor writes what FlashFlex plans, or as many as go into all rows. Its
+    simulator reduces gradients inside and between pipelines one after the other, and charges the two apart.
+    """
+    rows = []
+    for row in layout.rows:
+        places = map(place_of, row.shape.spots)
+        ends = tuple((place, seat.degrees.tp) for place, seat in zip(places, row.shape.seats, strict=True))
+        rows.append((row.chain.layers, ends, row.shape.dp))
+    if len({layers for layers, _, _ in rows}) == 1:
+        stages = tuple(
+            StageUse(sailor_layers(cut, tables), tuple(ends[i] for _, ends, dp in rows for _ in range(dp)))
+            for i, cut in enumerate(rows[0][0])
+        )
+        return [SailorPlan(layout.micro_batch_size, (stages,))]
+    found = []
+    for each in sorted({1, math.gcd(*(dp for _, _, dp in rows))}):
+        pipelines: list[tuple[StageUse, ...]] = []
+        for layers, ends, dp in rows:
+            cuts = zip(layers, ends, strict=True)
+            stages = tuple(StageUse(sailor_layers(cut, tables), (end,) * each) for cut, end in cuts)
+            pipelines += [stages] * (dp // each)
+        found.append(SailorPlan(layout.micro_batch_size, tuple(pipelines)))
+    return found
+
+
+def search(case: Case, tables: Tables, training: Mapping[str, Any], width: int = 32) -> list[SailorPlan]:
+    """Return the plans that our search finds for a case at Sailor's costs, best first."""
+    profile = gpt(training["hidden_size"], training["heads"], training["num_layers"])
+    task = SailorTask(profile, training["sequence_length"], "fp32", DATA_SHEET, tables)
+    spots = spots_of_case(case, tables)
+    limits = Limits(
+        schedule="1f1b",
+        zero=0,
+        even_batches=True,
+        largest_micro_batch=max(tables.micro_batch_sizes(case.kinds)),
+    )
+    space = SailorSpace(task, SailorWays(tables, spots), limits)
+    explorer = Explorer(space, case.samples, asked_size=1, width=width)
+    return [plan for layout in explorer.run(spots) for plan in sailor_plans(layout, tables)]
