@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from isthmus.core.errors import UnavailableError
-from isthmus.train.checkpoint import clear_unfinished, load, make_folder, newest, save
+from isthmus.train.checkpoint import clear_unfinished, load, make_folder, newest, read_back, save
 
 
 def write(folder: Path, step: int, *, size: int = 2, keep: int = 2, elements: int = 4) -> None:
@@ -177,3 +177,19 @@ def test_a_crash_between_any_two_file_operations_loses_no_checkpoint(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 40
+
+
+def test_a_checkpoint_is_read_back_as_its_manifest_says(tmp_path: Path) -> None:
+    """Whole: the size of the rank's file; one bit damaged, cut short or gone: an error that names it."""
+    write(tmp_path, 3)
+    file = tmp_path / "step-00000003" / "rank-00001.safetensors"
+    whole = file.read_bytes()
+    assert read_back(tmp_path, 3, 1) == len(whole)
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1]):
+        file.write_bytes(damaged)
+        with pytest.raises(UnavailableError, match="checksum differs"):
+            read_back(tmp_path, 3, 1)
+    file.unlink()
+    with pytest.raises(UnavailableError, match="does not read"):
+        read_back(tmp_path, 3, 1)
+    assert read_back(tmp_path, 3, 0) > 0, "the other rank's is whole"

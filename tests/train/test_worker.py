@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from isthmus.core.errors import InputError, ModelError, PeerError, PlanError
 from isthmus.core.job import Job
+from isthmus.core.messages import Protection
 from isthmus.core.plan import Plan
-from isthmus.core.worker import WorkerSpec
+from isthmus.core.worker import ProtectRequest, WorkerSpec
 from isthmus.train.executable import check_executable
 from isthmus.train.verify import verify
 from tests.comm.relay import Relay
-from tests.train.worker_jobs import make_job, make_plan, run_job, started, whole
+from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
 
 STEPS = 20
 
@@ -145,6 +146,41 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert first.losses() + second.losses()[len(first.losses()) - done :] == straight.losses()
     assert second.losses() == straight.losses()[done:]
     assert second.losses("balance_loss") == straight.losses("balance_loss")[done:]
+
+
+@pytest.mark.slow
+def test_a_run_that_one_site_protects_is_saved_at_one_step_by_all(tmp_path: Path) -> None:
+    """One rank is asked; all save after one step, read it back and train on; a killed run begins from there.
+
+    A second request, later, gets a newer checkpoint.
+    """
+    job = make_job(tmp_path, steps=2000)
+    plan = make_plan(job, [1, 4], "ab")
+    with started(tmp_path, job, plan) as first:
+        first.wait_for_step(1)
+        found = _protected(first, after=0)
+        assert found[0].step == found[1].step > 1
+        assert all(one.num_bytes > 0 for one in found)
+        again = _protected(first, after=found[0].step)
+        assert again[0].step == again[1].step > found[0].step
+        os.kill(first.processes[0].pid, signal.SIGKILL)
+        first.wait()
+    with started(tmp_path, job, plan, attempt=2) as second:
+        second.wait_for_step(again[0].step)
+        assert second.metrics(0)[0].step == again[0].step, "it goes on where it was protected"
+
+
+def _protected(workers: Workers, after: int) -> list[Protection]:
+    """Ask the last rank for a checkpoint later than `after` steps; return what all ranks say of it."""
+    workers.folders[-1].write_protect(ProtectRequest(after=after))
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        found = [folder.read_protected() for folder in workers.folders]
+        known = [one for one in found if one is not None and one.step > after]
+        if len(known) == len(found):
+            return known
+        assert time.monotonic() < deadline_s, workers.log(0)
+        time.sleep(0.02)
 
 
 @pytest.mark.slow

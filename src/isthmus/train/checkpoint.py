@@ -129,6 +129,27 @@ def load(folder: Path, step: int, names: Iterable[str]) -> dict[str, torch.Tenso
     return found
 
 
+def read_back(folder: Path, step: int, rank: int) -> int:
+    """Return the size in bytes of this rank's file of the checkpoint after `step` steps, read anew.
+
+    Raises `UnavailableError` where it is not there, or not what its manifest says.
+    """
+    place = folder / _NAME.format(step)
+    file = place / f"rank-{rank:05d}.safetensors"
+    try:
+        manifest = Manifest.model_validate_json((place / MANIFEST).read_bytes())
+        _forget_cached(file)
+        found = _described_file(file)
+    except (OSError, ValidationError) as error:
+        raise UnavailableError(f"checkpoint {place} does not read: {error}") from error
+    if found not in manifest.files:
+        raise UnavailableError(
+            f"{file} is not what was written: its checksum differs",
+            hint="look at the disk of the checkpoint folder",
+        )
+    return found.num_bytes
+
+
 def clear_unfinished(folder: Path) -> None:
     """Remove what a crash left half written; called by rank 0 before the first step."""
     for left in folder.glob("step-*.tmp"):
@@ -162,6 +183,13 @@ def _publish(folder: Path, work: Path, manifest: Manifest, keep: int) -> None:
             shutil.rmtree(old)
     except OSError as error:
         raise _unwritable(folder, error) from error
+
+
+def _forget_cached(file: Path) -> None:
+    """Have the system read `file` from the disk and not from what it still has in memory, where it can."""
+    if hasattr(os, "posix_fadvise"):
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _digest(file: Path) -> bytes:

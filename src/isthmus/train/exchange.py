@@ -44,7 +44,8 @@ class Exchange:
     All exchanges are started at once and completed by `wait`. With `staging` every tensor goes through host
     memory. `together` starts messages in one call of torch, which groups of a vendor's devices need where two
     ranks send to each other; `device` is where the group's own small tensors are, and `settle` waits until
-    the device has what the group has promised it. `account` is that of the present step.
+    the device has what the group has promised it. `account` is that of the present step. What one rank has
+    a `wish` for all ranks know at the next `sum_over_all`, by `wished`.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Exchange:
         self._far = [cluster != clusters[rank] for cluster in clusters]
         self._staging, self._together, self._device, self._settle = staging, together, device, settle
         self.account = Account()
+        self.wish = self.wished = False
 
     def start(self, messages: Sequence[Message]) -> list[Work]:
         """Start `messages`; return what to wait for, one each."""
@@ -100,11 +102,14 @@ class Exchange:
         return tensor + theirs if mine_first else theirs + tensor
 
     def sum_over_all(self, value: float) -> float:
-        """Return the sum of `value` (float64) over all ranks; the wait for the slowest counts as idle."""
-        total = torch.tensor([value], dtype=torch.float64, device=self._device)
+        """Return the sum of `value` (float64) over all ranks; the wait for the slowest counts as idle.
+
+        The same message tells everybody whether any rank has a wish: all see it in the same step.
+        """
+        total = torch.tensor([value, float(self.wish)], dtype=torch.float64, device=self._device)
         start_s = self.account.clock()
         dist.all_reduce(total)
-        result = float(total.item())
+        result, self.wished = float(total[0].item()), bool(total[1].item() > 0)
         self.account.waited(start_s, self.account.clock(), None)
         return result
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.plan import Stage
 from isthmus.core.units import format_seconds
-from isthmus.core.worker import WorkerFolder, WorkerSpec
+from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
 from isthmus.data import Batch, Dataset, open_dataset
 from isthmus.data.tokenizer import tokenizer_file
 from isthmus.schedule import Schedule, forward_only
@@ -22,6 +23,7 @@ from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor, MicroBatches
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.optimizer import Optimizer, Tied, Update
+from isthmus.train.protection import Guard
 from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
 from isthmus.train.staging import HostStaging
 from isthmus.train.weights import export_shard, finish_export, make_output
@@ -76,7 +78,7 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
     folder cannot be written.
     """
     print(describe(spec, device_name(prepared.model.device)), flush=True)
-    run = _Run(spec, schedule, prepared)
+    run = _Run(spec, schedule, prepared, folder)
     first, total = run.resume(), spec.job.training.steps
     board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.model.is_last else None
     with MetricsLog(folder.metrics, spec, board, first) as log:
@@ -84,8 +86,10 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
             values, account = run.step(step)
             if spec.job.training.evaluate_every and _due(step + 1, spec.job.training.evaluate_every, total):
                 values |= run.evaluate()
-            if _due(step + 1, spec.job.checkpoints.every_steps, total):
+            if run.exchange.wished or _due(step + 1, spec.job.checkpoints.every_steps, total):
                 values |= run.save(step + 1)
+            if run.exchange.wished:
+                values |= run.protect(step + 1)
             log.write(step, values, tuple(account.spans))
             if "loss" in values:
                 print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
@@ -112,8 +116,11 @@ def _due(done: int, every: int, total: int) -> bool:
 class _Run:
     """One rank's state of the run."""
 
-    def __init__(self, spec: WorkerSpec, schedule: Schedule, prepared: Prepared) -> None:
+    def __init__(
+        self, spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder
+    ) -> None:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
+        self.folder, self.guard = folder, Guard(folder)
         self.training, self.size = spec.job.training, len(spec.plan.stages)
         self.samples = self.num_skipped = 0
         self.exchange = _exchange(spec, prepared.model.device)
@@ -216,7 +223,28 @@ class _Run:
             gather=self.exchange.gather,
             keep=chosen.keep,
         )
+        with suppress(OSError):  # the agent then takes more for unsaved than is
+            write_atomically(self.folder.saved, f"{step}\n")
         return {"checkpoint_s": time.time() - start_s}
+
+    def protect(self, step: int) -> dict[str, float | None]:
+        """Read the checkpoint after `step` steps back; tell the agent if all ranks found it whole.
+
+        Training goes on in any case: a damaged checkpoint is one that the run does not resume from.
+        """
+        start_s, folder = time.time(), Path(self.spec.job.checkpoints.folder)
+        self.exchange.meet()
+        num_bytes = 0
+        try:
+            num_bytes = checkpoint.read_back(folder, step, self.spec.rank)
+        except UnavailableError as error:
+            print(f"warning: {error}", flush=True)
+        found = self.exchange.gather(torch.tensor([num_bytes], dtype=torch.int64))
+        if all(int(one) > 0 for one in found):
+            self.guard.protected(step, num_bytes)
+        else:
+            self.guard.failed(step)
+        return {"protect_s": time.time() - start_s}
 
     def export(self) -> None:
         """Write the model as a Hugging Face folder."""
@@ -230,6 +258,7 @@ class _Run:
 
     def _update(self, step: int) -> Update:
         account = self.exchange.account
+        self.exchange.wish = self.guard.asked(step)
         waited_s = account.exposed_communication_s + account.idle_s
         with account.computing():
             update = self.optimizer.apply(step)

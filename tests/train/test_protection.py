@@ -1,0 +1,55 @@
+"""Rules of the requests for a checkpoint that survives a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.core.messages import Protection
+from isthmus.core.worker import ProtectRequest, WorkerFolder
+from isthmus.train.protection import RETRY_STEPS, Guard
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WorkerFolder:
+    return WorkerFolder(tmp_path)
+
+
+def test_a_request_stands_until_a_newer_checkpoint_answers_it(folder: WorkerFolder) -> None:
+    """Unasked: no; asked: yes, until one is protected; asked for a newer one: yes again."""
+    guard = Guard(folder)
+    assert not guard.asked(5)
+    folder.write_protect(ProtectRequest(after=0))
+    assert guard.asked(5)
+    guard.protected(6, 100)
+    assert folder.read_protected() == Protection(step=6, num_bytes=100)
+    assert not guard.asked(6)
+    folder.write_protect(ProtectRequest(after=6))
+    assert guard.asked(6)
+
+
+def test_a_checkpoint_that_another_site_asked_for_serves_a_late_request(folder: WorkerFolder) -> None:
+    """Two sites ask for one protection: it costs one checkpoint."""
+    guard = Guard(folder)
+    guard.protected(6, 100)
+    folder.write_protect(ProtectRequest(after=0))
+    assert not guard.asked(7)
+
+
+def test_after_a_damaged_checkpoint_training_goes_on_for_a_while(folder: WorkerFolder) -> None:
+    """A disk that damages every file does not turn each step into a checkpoint."""
+    guard = Guard(folder)
+    folder.write_protect(ProtectRequest(after=0))
+    guard.failed(6)
+    assert not guard.asked(6 + RETRY_STEPS - 1)
+    assert guard.asked(6 + RETRY_STEPS)
+
+
+def test_what_cannot_be_told_is_not_protected(folder: WorkerFolder) -> None:
+    """Where the folder takes no file the agent hears nothing, and a later checkpoint is tried."""
+    guard = Guard(folder)
+    folder.write_protect(ProtectRequest(after=0))
+    folder.protected.mkdir()
+    guard.protected(6, 100)
+    assert guard.asked(6 + RETRY_STEPS)
