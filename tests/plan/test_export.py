@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import given
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.files import load_plan
 from isthmus.core.job import Job
+from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.plan.export.exported import Exported
 from isthmus.plan.export.grid import grid_of
@@ -192,6 +194,16 @@ def test_models_without_words_are_refused(config, reason):
     """What Megatron-LM's options cannot say of a model is no silent change of the model."""
     with pytest.raises(PlanError, match=reason):
         megatron(staged((4, 4)), **config)
+
+
+def test_experts_chosen_in_a_way_without_words_are_refused():
+    """DeepSeek-V2 takes the groups with the best single expert, which no option says; V3 and V2-Lite pass."""
+    configs = Path(__file__).parent / "configs"
+    for name in ("deepseek-v3", "deepseek-v2-lite"):
+        model = load_model(configs / f"{name}.json")
+        to_megatron(staged((model.num_layers,)), model, POOL)
+    with pytest.raises(PlanError, match="groups of experts"):
+        to_megatron(staged((60,)), load_model(configs / "deepseek-v2.json"), POOL)
 
 
 def test_a_job_gives_its_hyper_parameters_and_must_agree():

@@ -136,7 +136,14 @@ def megatron_reads(made: list[Exported]) -> list[dict]:
 
 
 MODELS = ("llama-3.1-8b", "llama-3.2-1b", "mistral-7b-v0.1", "phi-3-mini-4k", "qwen2.5-7b", "qwen3-32b")
-SPARSE = ("mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen2-57b-a14b", "qwen3-30b-a3b")
+SPARSE = (
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b",
+    "qwen2-57b-a14b",
+    "qwen3-30b-a3b",
+)
 
 
 def released(name: str, **fields: object) -> tuple[Plan, Model, Pool]:

@@ -1,4 +1,4 @@
-"""`decoder_of`: what Megatron-LM and torchtitan ask of a Llama-like decoder, read from its `config.json`."""
+"""`decoder_of`: what Megatron-LM and torchtitan ask of a decoder, read from its `config.json`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,62 @@ from isthmus.plan.profile.dimensions import layer_shape, with_defaults
 from isthmus.plan.profile.families import family_of
 from isthmus.plan.profile.layers import FeedForwardShape, LayerShape
 
-_OTHER_MODEL = "train it with our runtime or its own code; Llama, Mistral, Qwen and Mixtral can be exported"
+_OTHER_MODEL = (
+    "train it with our runtime or its own code; Llama, Mistral, Qwen, Mixtral and DeepSeek can be exported"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """A rotary embedding: its base, how positions are stretched (`kind`) and by which `factor`.
+
+    `mscale` and `mscale_all_dim` are YaRN's corrections of the attention's scale, `original` the positions it
+    was trained for, `beta_fast` and `beta_slow` the rotations between which it blends.
+    """
+
+    theta: float
+    kind: str
+    factor: float
+    mscale: float
+    mscale_all_dim: float
+    original: int
+    beta_fast: float
+    beta_slow: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """How experts are chosen: by softmax or sigmoid of their scores, some with a bias that balances them.
+
+    `renormalised` says that the weights of the chosen ones sum to one, before `scale`. Of `groups` of experts
+    `groups_chosen` are looked at. `balance_weight` is that of the loss that balances them.
+    """
+
+    sigmoid: bool
+    bias: bool
+    renormalised: bool
+    scale: float
+    groups: int
+    groups_chosen: int
+    balance_weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Dimensions and constants of a decoder. `rope_factor` is set where positions are stretched as Llama 3's.
-
-    `attention` is that of every layer, `blocks` the feed-forward block of each. `renormalised` says that the
-    weights of the chosen experts sum to one; `balance_weight` is that of the loss that balances them.
-    """
+    """Dimensions and constants of a decoder: `attention` of every layer, the feed-forward block of each."""
 
     hidden_size: int
     vocab_size: int
     attention: AttentionShape
     blocks: tuple[FeedForwardShape, ...]
     dense_width: int
-    rope_theta: float
-    rope_factor: float | None
+    rope: Rope
+    router: Router
     rotary_share: float
     max_positions: int
     norm_epsilon: float
     init_std: float
     tied: bool
-    renormalised: bool
-    balance_weight: float
 
     @property
     def sparse(self) -> tuple[FeedForwardShape, ...]:
@@ -50,22 +81,19 @@ def decoder_of(model: Model) -> Decoder:
     family = family_of(model.architecture)
     config = with_defaults(family, model.config)
     shapes = [layer_shape(family, config, index) for index in range(model.num_layers)]
-    theta, factor, _ = _rope(config)
     return Decoder(
         hidden_size=model.hidden_size,
         vocab_size=model.vocab_size,
         attention=shapes[0].attention,
         blocks=tuple(shape.feed_forward for shape in shapes),
         dense_width=int(config.get("intermediate_size") or shapes[0].feed_forward.intermediate),
-        rope_theta=theta,
-        rope_factor=factor,
+        rope=_rope(config),
+        router=_router(config, model.architecture),
         rotary_share=float(config.get("partial_rotary_factor", 1.0)),
         max_positions=int(config.get("max_position_embeddings", 0)),
         norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
         init_std=float(config.get("initializer_range", 0.02)),
         tied=model.tied_embeddings,
-        renormalised=bool(config.get("norm_topk_prob", model.architecture == "MixtralForCausalLM")),
-        balance_weight=float(config.get("router_aux_loss_coef", 0.001)),
     )
 
 
@@ -79,8 +107,8 @@ def decoder_obstacles(model: Model) -> Iterator[Obstacle]:
     act = str(config.get("hidden_act", "silu"))
     if act != "silu":
         yield Obstacle(f"the activation is {act}, not a gated silu", _OTHER_MODEL)
-    kind = _rope(config)[2]
-    if kind not in ("default", "llama3"):
+    kind = _rope(config).kind
+    if kind not in ("default", "llama3") and not (kind == "yarn" and family.latent):
         yield Obstacle(
             f"its rotary embedding is stretched by '{kind}'",
             "train at the original length: take rope_scaling out of config.json",
@@ -90,7 +118,6 @@ def decoder_obstacles(model: Model) -> Iterator[Obstacle]:
 def _unlike(shapes: list[LayerShape]) -> Iterator[str]:
     first = shapes[0].attention
     checks = {
-        "latent attention": first.latent is not None,
         "attention sinks": first.sinks,
         "capped attention scores": first.capped,
         "norms other than RMS": any(s.norm != "rms" for s in shapes) or first.qk_norm not in (None, "rms"),
@@ -105,9 +132,30 @@ def _unlike(shapes: list[LayerShape]) -> Iterator[str]:
     return (text for text, found in checks.items() if found)
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, float | None, str]:
-    """Return base, Llama 3's factor if that scaling is on, and the kind of scaling."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    return theta, float(scaling.get("factor", 8.0)) if kind == "llama3" else None, kind
+def _rope(config: Mapping[str, Any]) -> Rope:
+    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return Rope(
+        theta=float(said.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        kind=str(said.get("rope_type") or said.get("type") or "default"),
+        factor=float(said.get("factor", 1.0)),
+        mscale=float(said.get("mscale", 1.0)),
+        mscale_all_dim=float(said.get("mscale_all_dim", 0.0)),
+        original=int(said.get("original_max_position_embeddings", 4096)),
+        beta_fast=float(said.get("beta_fast", 32)),
+        beta_slow=float(said.get("beta_slow", 1)),
+    )
+
+
+def _router(config: Mapping[str, Any], architecture: str) -> Router:
+    """Return the router; what a config leaves out is as the model's published class has it."""
+    third = architecture == "DeepseekV3ForCausalLM"
+    groups = int(config.get("n_group") or 1)
+    return Router(
+        sigmoid=third,
+        bias=third,
+        renormalised=bool(config.get("norm_topk_prob", third or architecture == "MixtralForCausalLM")),
+        scale=float(config.get("routed_scaling_factor", 2.5 if third else 1.0)),
+        groups=groups,
+        groups_chosen=int(config.get("topk_group") or groups),
+        balance_weight=float(config.get("router_aux_loss_coef", config.get("aux_loss_alpha", 0.001))),
+    )

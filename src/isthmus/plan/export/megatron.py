@@ -15,10 +15,11 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder import decoder_obstacles, decoder_of
 from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
+from isthmus.plan.export.flag import Flag, flag
 from isthmus.plan.export.grid import Grid, grid_obstacles, grid_of, interleaving_obstacles
 from isthmus.plan.export.launch import Launch, launches_of
 from isthmus.plan.export.layout import layout_text
-from isthmus.plan.export.megatron_model import Flag, flag, model_arguments, model_obstacles
+from isthmus.plan.export.megatron_model import model_arguments, model_obstacles
 from isthmus.plan.export.megatron_recomputation import recomputation_arguments, recomputation_obstacles
 from isthmus.plan.export.obstacle import Obstacle, require_none
 

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from isthmus.plan.export.decoder import Decoder
+from isthmus.plan.export.flag import Flag, flag
+from isthmus.plan.export.megatron_experts import expert_arguments, expert_obstacles
 from isthmus.plan.export.obstacle import Obstacle
-
-
-@dataclass(frozen=True)
-class Flag:
-    """An option of a command line with its values; a switch has none."""
-
-    name: str
-    values: tuple[str, ...] = ()
-
-    def words(self) -> tuple[str, ...]:
-        """Return the option as separate words."""
-        return (f"--{self.name}", *self.values)
-
-
-def flag(name: str, *values: object) -> Flag:
-    """Return an option with its values as text."""
-    return Flag(name, tuple(str(value) for value in values))
+from isthmus.plan.profile.attention import Latent
 
 
 def model_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
@@ -39,6 +23,14 @@ def model_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
         )
     if len({block.intermediate for block in dense}) > 1:
         yield Obstacle("feed-forward blocks of several widths", "train it with our runtime")
+    rope = decoder.rope
+    if rope.kind == "yarn" and (rope.original, rope.beta_fast, rope.beta_slow) != (4096, 32.0, 1.0):
+        yield Obstacle(
+            f"YaRN from {rope.original} positions, betas {rope.beta_fast:g} and {rope.beta_slow:g}: "
+            "with latent attention it has 4096, 32 and 1",
+            "take rope_scaling out of config.json",
+        )
+    yield from expert_obstacles(decoder)
 
 
 def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) -> list[Flag]:
@@ -49,12 +41,11 @@ def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) ->
         flag("hidden-size", decoder.hidden_size),
         flag("ffn-hidden-size", decoder.dense_width),
         flag("num-attention-heads", shape.num_heads),
-        flag("kv-channels", shape.head_dim),
         flag("seq-length", sequence_length),
         flag("max-position-embeddings", max(sequence_length, decoder.max_positions)),
         flag("padded-vocab-size", -(-decoder.vocab_size // tp) * tp),
         flag("position-embedding-type", "rope"),
-        flag("rotary-base", round(decoder.rope_theta)),
+        flag("rotary-base", round(decoder.rope.theta)),
         flag("normalization", "RMSNorm"),
         flag("norm-epsilon", decoder.norm_epsilon),
         flag("swiglu"),
@@ -62,10 +53,14 @@ def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) ->
         flag("attention-dropout", 0.0),
         flag("hidden-dropout", 0.0),
     ]
-    if shape.num_kv_heads != shape.num_heads:
-        found += [flag("group-query-attention"), flag("num-query-groups", shape.num_kv_heads)]
-    if decoder.rope_factor is not None:
-        found += [flag("use-rope-scaling"), flag("rope-scaling-factor", decoder.rope_factor)]
+    if shape.latent:
+        found += _latent_arguments(decoder, shape.latent)
+    else:
+        found.append(flag("kv-channels", shape.head_dim))
+        if shape.num_kv_heads != shape.num_heads:
+            found += [flag("group-query-attention"), flag("num-query-groups", shape.num_kv_heads)]
+    if decoder.rope.kind == "llama3":
+        found += [flag("use-rope-scaling"), flag("rope-scaling-factor", decoder.rope.factor)]
     if decoder.rotary_share != 1.0:
         found.append(flag("rotary-percent", decoder.rotary_share))
     if not shape.o_bias:
@@ -78,30 +73,27 @@ def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) ->
         found.append(flag("untie-embeddings-and-output-weights"))
     if shape.window is not None and shape.window < sequence_length:
         found.append(flag("window-size", f"{shape.window - 1},0"))
-    return found + (_expert_arguments(decoder, tp, ep) if decoder.sparse else [])
+    return found + (expert_arguments(decoder, tp, ep) if decoder.sparse else [])
 
 
-def _expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
-    experts = decoder.sparse[0]
+def _latent_arguments(decoder: Decoder, latent: Latent) -> list[Flag]:
+    """Return the options of multi-head latent attention, whose keys have a rotated and an unrotated part."""
+    rope = decoder.rope
     found = [
-        flag("num-experts", experts.num_experts),
-        flag("moe-router-topk", experts.experts_per_token),
-        flag("moe-ffn-hidden-size", experts.intermediate),
-        flag("moe-router-load-balancing-type", "aux_loss"),
-        flag("moe-aux-loss-coeff", decoder.balance_weight),
-        flag("moe-token-dispatcher-type", "alltoall"),
-        flag("moe-grouped-gemm"),
-        flag("expert-model-parallel-size", ep),
-        flag("expert-tensor-parallel-size", tp if ep == 1 else 1),
+        flag("multi-latent-attention"),
+        flag("kv-lora-rank", latent.kv_rank),
+        flag("qk-head-dim", latent.nope_dim),
+        flag("qk-pos-emb-head-dim", latent.rope_dim),
+        flag("v-head-dim", decoder.attention.value_dim),
+        flag("qk-layernorm"),
+        flag("rope-type", "yarn" if rope.kind == "yarn" else "rope"),
     ]
-    if len(decoder.sparse) < len(decoder.blocks):
-        runs = itertools.groupby(bool(block.num_experts) for block in decoder.blocks)
-        pattern = "+".join(f"[{int(sparse)}]*{len(list(run))}" for sparse, run in runs)
-        found.append(flag("moe-layer-freq", f"({pattern})"))
-    if experts.shared:
-        found.append(flag("moe-shared-expert-intermediate-size", experts.shared))
-    if experts.shared_gate:
-        found.append(flag("moe-shared-expert-gate"))
-    if not decoder.renormalised:
-        found.append(flag("moe-router-pre-softmax"))
+    if latent.query_rank:
+        found.append(flag("q-lora-rank", latent.query_rank))
+    if rope.kind == "yarn":
+        found += [
+            flag("rotary-scaling-factor", rope.factor),
+            flag("mscale", rope.mscale),
+            flag("mscale-all-dim", rope.mscale_all_dim),
+        ]
     return found

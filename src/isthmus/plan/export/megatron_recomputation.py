@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from isthmus.core.plan import Plan, Stage
-from isthmus.plan.export.megatron_model import Flag, flag
+from isthmus.plan.export.flag import Flag, flag
 from isthmus.plan.export.obstacle import Obstacle
 
 _MODULES = {"selective": "core_attn", "moe": "moe"}

@@ -17,14 +17,18 @@ NAME = "isthmus"
 
 
 def to_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> Exported:
-    """Return the export of `plan`: its file, less what means nothing to a runtime of one replica.
+    """Return the export of `plan`: its file, less the prediction and what means nothing there.
 
     Raises `PlanError` where the runtime cannot run it, `InputError` where the job asks for other batches.
     """
     require_none(NAME, plan.id, _obstacles(plan, model))
     training_of(plan, job)
-    moot = {"zero": 0, "chunks": None, "overlap_gradients": False, "predicted": None}
-    kept = plan.model_copy(update=moot | {"model": plan.model or model.path})
+    moot: dict[str, object] = {"predicted": None, "model": plan.model or model.path}
+    if plan.dp == 1:
+        moot |= {"zero": 0, "overlap_gradients": False}
+    if plan.schedule != "interleaved":
+        moot |= {"chunks": None}
+    kept = plan.model_copy(update=moot)
     document = kept.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     return Exported(framework=NAME, plan=plan.id, text=text)

@@ -112,13 +112,14 @@ def _model_obstacles(decoder: Decoder, plan: Plan) -> Iterator[Obstacle]:
     shape = decoder.attention
     unlike = {
         "experts": bool(decoder.sparse),
+        "latent attention": shape.latent is not None,
         "biases": shape.qkv_bias or shape.o_bias or any(block.bias for block in decoder.blocks),
         "a window shorter than the sequence": shape.window is not None
         and shape.window < plan.sequence_length,
         "heads that are rotated in part": decoder.rotary_share != 1.0,
         "blocks of several widths": len({block.intermediate for block in decoder.blocks}) > 1,
         "norms of query and key and stretched positions": bool(shape.qk_norm)
-        and decoder.rope_factor is not None,
+        and decoder.rope.kind == "llama3",
     }
     for text in (text for text, found in unlike.items() if found):
         yield Obstacle(f"the model has {text}: only dense Llama and Qwen3 forms are exported", _MEGATRON)
@@ -176,14 +177,14 @@ def training_values(plan: Plan, training: Training) -> dict[str, object]:
 def _model_fields(decoder: Decoder) -> dict[str, object]:
     shape = decoder.attention
     qwen = bool(shape.qk_norm)
-    stretched = decoder.rope_factor is not None
+    stretched = decoder.rope.kind == "llama3"
     return {
         "family": "qwen3" if qwen else "llama3",
         "parallelize": "qwen3" if qwen else "llama",
         "family_class": "Qwen3Model" if qwen else "Llama3Model",
         "block": "Qwen3" if qwen else "Llama3",
         "rope_class": "CosSinRoPE" if qwen else "ComplexRoPE",
-        "scaling": f', scaling="llama", scaling_factor={decoder.rope_factor}' if stretched else "",
+        "scaling": f', scaling="llama", scaling_factor={decoder.rope.factor}' if stretched else "",
         "qk_norm": f"norm({shape.head_dim})" if qwen else None,
         "hidden_size": decoder.hidden_size,
         "vocab_size": decoder.vocab_size,
@@ -193,7 +194,7 @@ def _model_fields(decoder: Decoder) -> dict[str, object]:
         "head_dim": shape.head_dim,
         "intermediate_size": decoder.blocks[0].intermediate,
         "max_positions": max(decoder.max_positions, 131_072),
-        "rope_theta": decoder.rope_theta,
+        "rope_theta": decoder.rope.theta,
         "norm_epsilon": decoder.norm_epsilon,
         "init_std": decoder.init_std,
         "tied": decoder.tied,

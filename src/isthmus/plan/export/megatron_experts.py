@@ -1,0 +1,69 @@
+"""`expert_arguments`: experts and their router as the `--moe-...` options of Megatron-LM describe them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from isthmus.plan.export.decoder import Decoder, Router
+from isthmus.plan.export.flag import Flag, flag
+from isthmus.plan.export.obstacle import Obstacle
+
+
+def expert_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
+    """Yield what the options cannot say of how experts are chosen."""
+    router = decoder.router
+    if not decoder.sparse:
+        return
+    if router.groups > 1 and not router.sigmoid:
+        yield Obstacle(
+            "groups of experts chosen by the best expert in each: it takes the sum of several",
+            "train it with its own code",
+        )
+    if router.sigmoid and not router.renormalised:
+        yield Obstacle("weights of sigmoid scores that are not made to sum to one", "set norm_topk_prob")
+
+
+def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
+    """Return the options of a decoder that has experts, cut by `tp` or dealt over `ep` ranks."""
+    router = decoder.router
+    experts = decoder.sparse[0]
+    found = [
+        flag("num-experts", experts.num_experts),
+        flag("moe-router-topk", experts.experts_per_token),
+        flag("moe-ffn-hidden-size", experts.intermediate),
+        flag("moe-router-load-balancing-type", "aux_loss"),
+        flag("moe-aux-loss-coeff", router.balance_weight),
+        flag("moe-token-dispatcher-type", "alltoall"),
+        flag("moe-grouped-gemm"),
+        flag("expert-model-parallel-size", ep),
+        flag("expert-tensor-parallel-size", tp if ep == 1 else 1),
+    ]
+    if len(decoder.sparse) < len(decoder.blocks):
+        runs = itertools.groupby(bool(block.num_experts) for block in decoder.blocks)
+        pattern = "+".join(f"[{int(sparse)}]*{len(list(run))}" for sparse, run in runs)
+        found.append(flag("moe-layer-freq", f"({pattern})"))
+    if experts.shared:
+        found.append(flag("moe-shared-expert-intermediate-size", experts.shared))
+    if experts.shared_gate:
+        found.append(flag("moe-shared-expert-gate"))
+    return found + _router_arguments(router)
+
+
+def _router_arguments(router: Router) -> list[Flag]:
+    """Return the options of the router; weights of the chosen sum to one unless told otherwise."""
+    found = []
+    if router.sigmoid:
+        found.append(flag("moe-router-score-function", "sigmoid"))
+    elif not router.renormalised:
+        found.append(flag("moe-router-pre-softmax"))
+    if router.bias:
+        found.append(flag("moe-router-enable-expert-bias"))
+    if router.groups > 1:
+        found += [
+            flag("moe-router-num-groups", router.groups),
+            flag("moe-router-group-topk", router.groups_chosen),
+        ]
+    if router.scale != 1.0:
+        found.append(flag("moe-router-topk-scaling-factor", router.scale))
+    return found
