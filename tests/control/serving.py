@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from isthmus.control.placement import PlanRequest
 from isthmus.core.job import Checkpoints, Data, Job, Training
 from isthmus.core.messages import AgentReport, ObservedPart
 from isthmus.core.model import Model
@@ -50,9 +51,9 @@ def submission(key: str = "", **fields: object) -> Submission:
     return Submission(job=job(**fields), model=MODEL, key=key)  # type: ignore[arg-type]
 
 
-def plan_across(job: Job, model: Model, pool: Pool, free: dict[str, dict[str, int]]) -> PlanSet:
+def plan_across(asked: PlanRequest) -> PlanSet:
     """Plan one stage at east and one at west, or say that one of them has no free chip."""
-    lacking = [name for name in ("east", "west") if free.get(name, {}).get("h20", 0) < 1]
+    lacking = [name for name in ("east", "west") if asked.free_chips.get(name, {}).get("h20", 0) < 1]
     if lacking:
         return PlanSet(
             plans=(), refused=(Refusal(clusters=("east", "west"), reason=f"none free: {lacking}"),)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.control.placement import PlanRequest, propose
 from isthmus.control.planner import COMMAND, PlannerProcess, PlanningEndedError, answer_to
 from isthmus.core.errors import PlanError
-from isthmus.core.model import load_model
+from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
-from isthmus.plan import make_plans
 from tests.control.serving import MODEL, POOL, job
 
 CONFIG = {
@@ -31,8 +31,13 @@ def shell(program: str) -> PlannerProcess:
     return PlannerProcess(command=("sh", "-c", program))
 
 
+def request(model: Model) -> PlanRequest:
+    """The small job on both sites, all chips free."""
+    return PlanRequest(job=job(), model=model, pool=POOL, free_chips=FREE)
+
+
 def ask(planner: PlannerProcess) -> tuple[Plan, ...]:
-    return planner(job(), MODEL, POOL, FREE).plans
+    return planner(request(MODEL)).plans
 
 
 @pytest.fixture
@@ -51,14 +56,14 @@ def test_a_request_that_does_not_read_is_answered_in_one_line(capsys) -> None:
 
 @pytest.mark.slow
 def test_it_answers_as_the_function_does(planner: PlannerProcess, tmp_path: Path) -> None:
-    """Plans, refusals and errors are those of `make_plans`, request after request."""
+    """Plans, refusals and errors are those of `propose`, request after request."""
     with pytest.raises(PlanError, match="hidden_size is None"):
         ask(planner)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = load_model(tmp_path)
-    found = planner(job(), model, POOL, FREE)
+    found = planner(request(model))
     assert found.plans
-    assert found == make_plans(job(), model, POOL, FREE)
+    assert found == propose(request(model))
 
 
 @pytest.mark.slow
@@ -119,7 +124,7 @@ def test_the_process_ends_with_its_server() -> None:
 @pytest.mark.slow
 def test_no_job_makes_the_planner_eat_the_machine() -> None:
     """Its memory is bounded, and to run out of it is an answer like any other bug."""
-    code = "import isthmus.control.planner as p; p.make_plans = lambda *_: bytearray(2**40); p.main()"
+    code = "import isthmus.control.planner as p; p.propose = lambda *_: bytearray(2**40); p.main()"
     planner = PlannerProcess(command=(sys.executable, "-c", code))
     with pytest.raises(PlanError, match="the planner broke: MemoryError"):
         ask(planner)

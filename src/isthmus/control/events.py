@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from isthmus.core.base import Count, Frozen, Index, Name
+from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
 from isthmus.core.errors import ProtocolError
 from isthmus.core.messages import AgentReport, ObservedPart
 from isthmus.core.plan import PlanSet
@@ -154,7 +154,8 @@ class MakePlans(Frozen):
     """Ask the planner for plans of a job on what is free now; answer with `PlansMade` or `PlanningFailed`.
 
     `clusters` are those connected; `free_chips` maps cluster and node group to the chips that neither a
-    job of the pool nor the owner's own work holds or has been promised.
+    job of the pool nor the owner's own work holds or has been promised. `free_storage_bytes` by cluster and
+    `free_gbps` by `FROM>TO` say what is left of storage and links; what they do not name is all there.
     """
 
     job_id: Name
@@ -162,6 +163,8 @@ class MakePlans(Frozen):
     submission: Submission
     clusters: tuple[Cluster, ...]
     free_chips: dict[Name, dict[Name, Index]]
+    free_storage_bytes: dict[Name, Index] = Field(default_factory=dict)
+    free_gbps: dict[str, NotNegative] = Field(default_factory=dict)
 
 
 class JobChanged(Frozen):

@@ -16,13 +16,10 @@ import threading
 import traceback
 from collections.abc import Sequence
 
+from isthmus.control.placement import PlanRequest, propose
 from isthmus.core.base import Frozen
 from isthmus.core.errors import IsthmusError, PlanError
-from isthmus.core.job import Job
-from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
-from isthmus.core.pool import Pool
-from isthmus.plan import make_plans
 
 PLANNING_LIMIT_S = 120.0
 """How long one search may take; other jobs wait for it meanwhile."""
@@ -32,15 +29,6 @@ MEMORY_LIMIT_BYTES = 4 * 2**30
 
 COMMAND = (sys.executable, "-m", "isthmus.control.planner")
 _NICE = 5
-
-
-class Request(Frozen):
-    """What `make_plans` is asked: `free_chips` by cluster and node group."""
-
-    job: Job
-    model: Model
-    pool: Pool
-    free_chips: dict[str, dict[str, int]]
 
 
 class Answer(Frozen):
@@ -55,7 +43,7 @@ class PlanningEndedError(IsthmusError):
 
 
 class PlannerProcess:
-    """`make_plans` with a process behind it, started at the first call; one search at a time.
+    """`propose` with a process behind it, started at the first call; one search at a time.
 
     Raises `PlanError` where the job cannot be planned, the search takes longer than `limit_s` or its process
     dies; the next call then has a new one.
@@ -67,9 +55,8 @@ class PlannerProcess:
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
 
-    def __call__(self, job: Job, model: Model, pool: Pool, free_chips: dict[str, dict[str, int]]) -> PlanSet:
-        """Return candidate plans; see `isthmus.plan.make_plans`."""
-        request = Request(job=job, model=model, pool=pool, free_chips=free_chips)
+    def __call__(self, request: PlanRequest) -> PlanSet:
+        """Return candidate plans; see `isthmus.control.placement.propose`."""
         with self._one_search:
             line, late = self._ask(request.model_dump_json(by_alias=True))
             if not line:
@@ -151,10 +138,9 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def answer_to(line: str) -> Answer:
-    """Return what `make_plans` says to a request; a bug of it is logged and told in one line."""
+    """Return what `propose` says to a request; a bug of it is logged and told in one line."""
     try:
-        request = Request.model_validate_json(line)
-        return Answer(plans=make_plans(request.job, request.model, request.pool, request.free_chips))
+        return Answer(plans=propose(PlanRequest.model_validate_json(line)))
     except IsthmusError as error:
         return Answer(error=str(error))
     except Exception as error:

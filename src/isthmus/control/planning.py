@@ -8,15 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.control.events import Event, MakePlans, PlanningFailed, PlansMade
+from isthmus.control.placement import PlanRequest
 from isthmus.control.planner import PlanningEndedError
 from isthmus.core.errors import IsthmusError
-from isthmus.core.job import Job
-from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 
-Planner = Callable[[Job, Model, Pool, dict[str, dict[str, int]]], PlanSet]
-"""What `isthmus.plan.make_plans` does: plans of a job on what is free, by cluster and node group."""
+Planner = Callable[[PlanRequest], PlanSet]
+"""What `isthmus.control.placement.propose` does: plans of a job on what is free."""
 
 _log = logging.getLogger("isthmus.server")
 
@@ -70,7 +69,16 @@ class PlanningDesk:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason="no cluster is connected"),))
         pool = assemble(request.clusters, self._file)
         submission = request.submission
-        return self.planner(submission.job, submission.model, pool, request.free_chips)
+        return self.planner(
+            PlanRequest(
+                job=submission.job,
+                model=submission.model,
+                pool=pool,
+                free_chips=request.free_chips,
+                free_storage_bytes=request.free_storage_bytes,
+                free_gbps=request.free_gbps,
+            )
+        )
 
 
 def assemble(clusters: tuple[Cluster, ...], file: Pool | None) -> Pool:

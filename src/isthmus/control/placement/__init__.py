@@ -6,7 +6,7 @@ See `docs/design/placement.md`. `place` is pure: a requirement, what is free, th
 from isthmus.control.placement.demand import requirement_of
 from isthmus.control.placement.names import check_placement
 from isthmus.control.placement.place import Candidate, Placements, place
-from isthmus.control.placement.propose import propose
+from isthmus.control.placement.propose import PlanRequest, propose
 from isthmus.control.placement.requirement import Requirement, StageNeed, WanNeed
 from isthmus.control.placement.resources import FreeLink, Resources
 
@@ -14,6 +14,7 @@ __all__ = [
     "Candidate",
     "FreeLink",
     "Placements",
+    "PlanRequest",
     "Requirement",
     "Resources",
     "StageNeed",

@@ -8,7 +8,8 @@ job that has no plan on what is free is modelled on the whole pool, so that it c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from pydantic import Field
 
 from isthmus.control.placement.demand import ranges_of, requirement_of
 from isthmus.control.placement.network import NetworkStage
@@ -16,6 +17,7 @@ from isthmus.control.placement.place import place
 from isthmus.control.placement.replant import replant
 from isthmus.control.placement.resources import Resources
 from isthmus.control.placement.storage import StorageStage
+from isthmus.core.base import Frozen
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.model import Model
@@ -24,31 +26,33 @@ from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile, make_plans, profile_model
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A job with what is free. None: all that the pool has. `free_gbps` is by `FROM>TO`."""
+class PlanRequest(Frozen):
+    """A job with what is free: `free_chips` by cluster and node group, `free_gbps` by `FROM>TO`.
+
+    What the last two do not name is as the pool says. `executable` keeps to what our runtime runs.
+    """
 
     job: Job
     model: Model
     pool: Pool
-    free_chips: Mapping[str, Mapping[str, int]] | None = None
-    free_storage_bytes: Mapping[str, int] | None = None
-    free_gbps: Mapping[str, float] | None = None
+    free_chips: dict[str, dict[str, int]]
+    free_storage_bytes: dict[str, int] = Field(default_factory=dict)
+    free_gbps: dict[str, float] = Field(default_factory=dict)
     executable: bool = True
 
 
-def propose(asked: Asked, keep: int = 5) -> PlanSet:
+def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
     """Return up to `keep` plans, predicted fastest first, and what the search and each stage refused.
 
-    Raises `ModelError` for a model that cannot be profiled.
+    Raises `ModelError` for a model that cannot be profiled, `PlanError` for degrees that no pool could keep.
     """
     job, network = asked.job, asked.job.placement.network
     resources = Resources.of(asked.pool, asked.free_chips, asked.free_storage_bytes, asked.free_gbps)
-    pool = _left(asked.pool, asked.free_gbps or {}) if network else asked.pool
+    pool = _left(asked.pool, asked.free_gbps) if network else asked.pool
     planned = make_plans(job, asked.model, pool, asked.free_chips, keep=keep, executable=asked.executable)
     profile = profile_model(asked.model)
     kept: list[Plan] = []
-    refused: list[Refusal] = list(planned.refused)
+    refused: list[Refusal] = []
     for plan in planned.plans:
         refusals = _refusals(plan, asked, profile, resources)
         refused += refusals
@@ -57,7 +61,7 @@ def propose(asked: Asked, keep: int = 5) -> PlanSet:
         moved, more = _elsewhere(pattern, kept, asked, profile, resources, pool)
         kept += moved
         refused += more
-    return PlanSet(plans=_best(kept, keep), refused=tuple(dict.fromkeys(refused)))
+    return PlanSet(plans=_best(kept, keep), refused=tuple(dict.fromkeys([*refused, *planned.refused])))
 
 
 def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
@@ -70,7 +74,7 @@ def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
     return pool.model_copy(update={"links": tuple(links)})
 
 
-def _patterns(asked: Asked) -> tuple[Plan, ...]:
+def _patterns(asked: PlanRequest) -> tuple[Plan, ...]:
     """Return the best plan on the whole pool, nothing in use and all owners together, if there is one.
 
     It tells what the job needs where nothing can be had: it is never offered itself.
@@ -80,7 +84,7 @@ def _patterns(asked: Asked) -> tuple[Plan, ...]:
     return make_plans(job, asked.model, asked.pool, keep=1, executable=asked.executable).plans
 
 
-def _refusals(plan: Plan, asked: Asked, profile: ModelProfile, resources: Resources) -> list[Refusal]:
+def _refusals(plan: Plan, asked: PlanRequest, profile: ModelProfile, resources: Resources) -> list[Refusal]:
     """Return what storage and network refuse of a plan where it stands."""
     try:
         requirement, ranges = requirement_of(plan, asked.job, profile, asked.pool), ranges_of(plan)
@@ -98,7 +102,7 @@ def _refusals(plan: Plan, asked: Asked, profile: ModelProfile, resources: Resour
 def _elsewhere(
     pattern: Plan,
     kept: Sequence[Plan],
-    asked: Asked,
+    asked: PlanRequest,
     profile: ModelProfile,
     resources: Resources,
     pool: Pool,
