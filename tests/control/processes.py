@@ -41,13 +41,13 @@ class CrashingStore(SqliteStore):
         super().__init__(path)
         self._where, self._left = where, at
 
-    def append(self, events: Sequence[Event]) -> int:
+    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
         self._left -= 1
         if self._left == 0 and self._where == "before":
             die()
         if self._left == 0 and self._where == "between":
             self._writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
-        number = super().append(events)
+        number = super().append(events, expected)
         if self._left == 0 and self._where == "after":
             die()
         return number
