@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus.control.placement.compute import ComputeStage, Ranges, Work
+from isthmus.control.placement.explain import explain
 from isthmus.control.placement.network import NetworkStage
 from isthmus.control.placement.refuse import compute_refusals, never
 from isthmus.control.placement.requirement import Requirement
@@ -21,8 +22,8 @@ from isthmus.control.placement.storage import StorageStage
 from isthmus.core.job import Placement
 from isthmus.core.plan import Refusal
 
-LOOKS = 10_000
-"""Looks at a cluster that one search may take, all owners together."""
+LOOKS, LOOKS_EACH = 10_000, 250
+"""Looks at clusters that one search may take, all owners together: so many, or so many for each cluster."""
 
 LOOK_AT = 48
 """Candidates compared for each number of crossings."""
@@ -30,10 +31,11 @@ LOOK_AT = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Where every stage of all pipelines would run, and what it costs an hour."""
+    """Where every stage of all pipelines would run, what it costs an hour, and why it can be there."""
 
     ranges: Ranges
     price_per_hour: float = 0.0
+    why: str = ""
 
     @property
     def clusters(self) -> tuple[str, ...]:
@@ -67,18 +69,19 @@ def place(requirement: Requirement, resources: Resources, switches: Placement, k
     storage = StorageStage(requirement, resources)
     network = NetworkStage(requirement, resources, network=switches.network)
     groups = _groups(rooms, switches.several_owners)
-    work = [Work(LOOKS // len(groups)) for _ in groups]
+    looks = max(LOOKS, LOOKS_EACH * len(rooms))
+    work = [Work(looks // len(groups)) for _ in groups]
     searches = [
         ComputeStage(requirement, group, network, storage, left)
         for group, left in zip(groups, work, strict=True)
     ]
     found = _search(requirement, searches, rooms, keep)
     refused = [*storage.refusals(), *network.refusals()]
+    whole = not any(one.over for one in work)
     if not found:
-        refused = [*compute_refusals(requirement, rooms, groups), *refused]
-    return Placements(
-        candidates=tuple(found), refused=tuple(refused), whole=not any(one.over for one in work)
-    )
+        refused = [*compute_refusals(requirement, rooms, groups, whole=whole), *refused]
+    candidates = tuple(replace(one, why=explain(one.ranges, requirement, resources)) for one in found)
+    return Placements(candidates=candidates, refused=tuple(refused), whole=whole)
 
 
 def _rooms(requirement: Requirement, resources: Resources, switches: Placement) -> list[Room]:

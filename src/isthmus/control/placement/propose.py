@@ -25,6 +25,9 @@ from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile, make_plans, profile_model
 
+TRIES, FEW = 6, 1024
+"""How often fewer chips are tried for what a job needs, and the number of them above which none are."""
+
 
 class PlanRequest(Frozen):
     """A job with what is free: `free_chips` by cluster and node group, `free_gbps` by `FROM>TO`.
@@ -61,7 +64,9 @@ def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
         moved, more = _elsewhere(pattern, kept, asked, profile, resources, pool)
         kept += moved
         refused += more
-    return PlanSet(plans=_best(kept, keep), refused=tuple(dict.fromkeys([*refused, *planned.refused])))
+    told = {frozenset(one.clusters) for one in refused}
+    refused += [one for one in planned.refused if frozenset(one.clusters) not in told]
+    return PlanSet(plans=_best(kept, keep), refused=tuple(dict.fromkeys(refused)))
 
 
 def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
@@ -75,13 +80,35 @@ def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
 
 
 def _patterns(asked: PlanRequest) -> tuple[Plan, ...]:
-    """Return the best plan on the whole pool, nothing in use and all owners together, if there is one.
+    """Return a plan on the whole pool, nothing in use and all owners together, if there is one.
 
-    It tells what the job needs where nothing can be had: it is never offered itself.
+    It tells what the job needs where nothing can be had: it is never offered itself. Nobody is to be told to
+    lack what the job could do without, so it is one of about as few chips as the job can have.
     """
-    placement = asked.job.placement.model_copy(update={"several_owners": True, "network": False})
-    job = asked.job.model_copy(update={"placement": placement})
+    free = sum(chips for groups in asked.free_chips.values() for chips in groups.values())
+    most = asked.job.placement.max_chips
+    found, least = _on_whole_pool(asked, min(free, most or free)), 0
+    for _ in range(TRIES):
+        chips = _num_chips(found)
+        if not least + 1 < chips <= FEW:
+            break
+        middle = (least + chips) // 2
+        fewer = _on_whole_pool(asked, middle)
+        found, least = (fewer, least) if fewer else (found, middle)
+    return found or _on_whole_pool(asked, most)
+
+
+def _on_whole_pool(asked: PlanRequest, max_chips: int | None) -> tuple[Plan, ...]:
+    """Return the best plan of at most `max_chips`."""
+    if max_chips == 0:
+        return ()
+    update = {"several_owners": True, "network": False, "max_chips": max_chips}
+    job = asked.job.model_copy(update={"placement": asked.job.placement.model_copy(update=update)})
     return make_plans(job, asked.model, asked.pool, keep=1, executable=asked.executable).plans
+
+
+def _num_chips(plans: Sequence[Plan]) -> int:
+    return sum(stage.num_chips for stage in plans[0].stages) if plans else 0
 
 
 def _refusals(plan: Plan, asked: PlanRequest, profile: ModelProfile, resources: Resources) -> list[Refusal]:

@@ -26,17 +26,20 @@ def never(requirement: Requirement, switches: Placement) -> Refusal | None:
 
 
 def compute_refusals(
-    requirement: Requirement, rooms: Sequence[Room], groups: Sequence[Sequence[Room]]
+    requirement: Requirement, rooms: Sequence[Room], groups: Sequence[Sequence[Room]], *, whole: bool
 ) -> list[Refusal]:
-    """Return a refusal for each cluster that the whole job does not fit, and one for all of them together."""
+    """Return a refusal for each cluster that the whole job does not fit, and one for all of them together.
+
+    `whole`: the search saw every way there is.
+    """
     if not rooms:
         return [
             Refusal(clusters=(), stage="compute", reason="compute: the job's placement admits no cluster")
         ]
-    whole = requirement.counts(0, requirement.num_stages)
+    every = requirement.counts(0, requirement.num_stages)
     found = []
     for room in sorted(rooms, key=lambda one: one.name):
-        lacking = room.lacking_nodes(whole)
+        lacking = room.lacking_nodes(every)
         if lacking:
             found.append(
                 Refusal(
@@ -47,11 +50,11 @@ def compute_refusals(
                     reason=f"compute: {room.name} ({room.site.owner}) lacks {_nodes(lacking)}",
                 )
             )
-    return [*_together(requirement, rooms, groups), *found]
+    return [*_together(requirement, rooms, groups, whole=whole), *found]
 
 
 def _together(
-    requirement: Requirement, rooms: Sequence[Room], groups: Sequence[Sequence[Room]]
+    requirement: Requirement, rooms: Sequence[Room], groups: Sequence[Sequence[Room]], *, whole: bool
 ) -> list[Refusal]:
     """Say what all clusters lack together, or that they have enough but may not be used together."""
     names = tuple(sorted(room.name for room in rooms))
@@ -72,8 +75,11 @@ def _together(
             "compute: no cluster with room may read the training data (placement.data_owners, data_regions)"
         )
         return [Refusal(clusters=names, stage="compute", reason=reason)]
-    reason = (
-        "compute: no cluster holds all stages, and no ranges of them over several are admitted; the job waits"
+    reason = "compute: no cluster holds all stages, and "
+    reason += (
+        "no ranges of them over several are admitted; the job waits"
+        if whole
+        else "the search for ranges of them over several ended before it had seen all; the job waits"
     )
     return [Refusal(clusters=names, stage="compute", reason=reason)]
 

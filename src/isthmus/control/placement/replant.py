@@ -11,7 +11,6 @@ from isthmus.control.placement.resources import Resources
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage
 from isthmus.core.pool import Pool
-from isthmus.core.units import format_seconds
 from isthmus.plan import ModelProfile
 from isthmus.plan.search.score import calibration_for, score
 from isthmus.plan.search.seat import Task
@@ -48,7 +47,8 @@ def replant(
             "predicted": None,
         }
     )
-    return _predicted(Plan.model_validate(moved_plan.model_dump()), plan, job, profile, pool)
+    timed = _predicted(Plan.model_validate(moved_plan.model_dump()), plan, job, profile, pool)
+    return timed.model_copy(update={"why": f"the stages of {plan.id} at another place: {candidate.why}"})
 
 
 def _predicted(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> Plan:
@@ -80,6 +80,4 @@ def _predicted(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, pool: P
             for _ in moved.hops(replica)
         ),
     }
-    places = " then ".join(dict.fromkeys(stage.cluster for stage in moved.stages))
-    why = f"the stages of {plan.id} at {places}: {format_seconds(run.iteration_s)} a step"
-    return moved.model_copy(update={"predicted": old.model_copy(update=update), "why": why})
+    return moved.model_copy(update={"predicted": old.model_copy(update=update)})
