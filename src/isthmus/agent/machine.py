@@ -17,6 +17,7 @@ from isthmus.agent.orders import obey
 from isthmus.agent.parts import (
     Event,
     HeldPart,
+    HoursSeen,
     Instruction,
     LocalJobsSeen,
     OrdersReceived,
@@ -25,8 +26,8 @@ from isthmus.agent.parts import (
     ShutdownAsked,
     WorkersSeen,
 )
-from isthmus.agent.preemption import pursue
-from isthmus.agent.site import SiteState, grace_s, move, release, stop_live
+from isthmus.agent.preemption import close, pursue
+from isthmus.agent.site import LEASED, SiteState, grace_s, move, release, stop_live
 from isthmus.agent.site_queue import see_queue
 from isthmus.agent.watch import peers_last, see, watch_over
 from isthmus.core.messages import LocalJobSeen, ObservedPart
@@ -108,6 +109,8 @@ class AgentMachine:
                 want_local(site, event.jobs, now_s)
             case QueueSeen():
                 see_queue(site, event.entries)
+            case HoursSeen():
+                site.is_open = event.is_open
             case ShutdownAsked():
                 site.ending = True
         for part in list(self.parts.values()):
@@ -131,7 +134,7 @@ class AgentMachine:
 
 def _wake(site: SiteState, part: HeldPart, now_s: float) -> None:
     """Take a part over from the agent's last life; a stop that it may not have carried out is asked again."""
-    part.since_s, part.rank_map, part.asked = now_s, None, False
+    part.since_s, part.claimed_s, part.rank_map, part.asked = now_s, now_s, None, False
     part.force_at_s = now_s if part.state in ("failed", "stopping") else None
     part.evict_at_s = now_s + site.policy.protect_s if part.evicted else None
     for worker in part.workers.values():
@@ -147,9 +150,10 @@ def _pass_time(site: SiteState, part: HeldPart, now_s: float) -> None:
         _wind_up(site, part, now_s)
     elif part.local and part.state in ("succeeded", "failed"):
         release(site, part, now_s)
-    leased = part.state in ("ready", "evicting", "prepared") and not part.local
-    if leased and now_s - part.since_s >= part.lease_s:
-        release(site, part, now_s, f"not renewed within its lease of {part.lease_s:g} s")
+    elif not part.local and not site.is_open:
+        close(site, part, now_s)
+    if not part.local and part.state in LEASED:
+        _end_lease(site, part, now_s)
     pursue(site, part, now_s)
     if part.state == "running" and not part.local:
         watch_over(site, part, now_s)
@@ -160,6 +164,15 @@ def _pass_time(site: SiteState, part: HeldPart, now_s: float) -> None:
         move(site, part, "queued" if part.requeue else "released", now_s)
     if part.local and part.withdrawn and part.state == "released":
         move(site, part, "forgotten", now_s)
+
+
+def _end_lease(site: SiteState, part: HeldPart, now_s: float) -> None:
+    """Take cards back that nobody renews, or that the server renews for ever without running the part."""
+    if now_s - part.since_s >= part.lease_s:
+        release(site, part, now_s, f"not renewed within its lease of {part.lease_s:g} s")
+    elif now_s - part.claimed_s >= site.policy.hold_s:
+        why = f"held without running for {site.policy.hold_s:g} s, the longest that the owner allows"
+        release(site, part, now_s, why)
 
 
 def _wind_up(site: SiteState, part: HeldPart, now_s: float) -> None:

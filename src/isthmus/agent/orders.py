@@ -82,6 +82,10 @@ def _enqueue(site: SiteState, part: HeldPart, order: PartOrder, now_s: float) ->
         return
     if order.plan is not None:
         _cut(site, part, order)
+    why = _objection(site, order)
+    if why:
+        move(site, part, "refused", now_s, why)
+        return
     limits = ((group, num, site.limit(group)) for group, num in part.wanted.items())
     for group, num, limit in limits:
         if num > limit:
@@ -115,10 +119,19 @@ def _lacks(site: SiteState, part: HeldPart, order: PartOrder) -> str:
     """Give `part` the ranks that the order's plan has here, or return what is missing."""
     if order.plan is None or order.spec is None:
         return "the order to prepare came without its job or plan"
+    why = _objection(site, order)
+    if why:
+        return why
     if part.plan != order.plan or not part.workers:
         _cut(site, part, order)
     part.spec, part.plan = order.spec, order.plan
     return "" if part.workers else f"the plan has no stage at {site.cluster}"
+
+
+def _objection(site: SiteState, order: PartOrder) -> str:
+    """Return what the owner has against the job, whatever cards it needs, or ""."""
+    why = site.policy.objection(order.user, order.spec) if order.spec else ""
+    return f"{site.cluster}: {why}" if why else ""
 
 
 def _cut(site: SiteState, part: HeldPart, order: PartOrder) -> None:

@@ -54,10 +54,11 @@ class HeldWorker:
 class HeldPart:
     """One part of a job at this site. Times are seconds of the agent's clock and are not kept on disk.
 
-    `reported` is what the server is told while `state` is `stopping`. `detail` and `fault` say why it was
-    refused, failed or evicted. `story` lists its latest states. `level` is one of the site's own; of a level,
-    the lower `place` stands first in the queue, and `arrived` (larger for whoever came later) decides between
-    the pool and the site's own.
+    `reported` is what the server is told while `state` is `stopping`; `since_s` is when the part came into
+    its state or its lease was last renewed, `claimed_s` when it got its cards. `detail` and `fault` say why
+    it was refused, failed or evicted. `story` lists its latest states. `level` is one of the site's own; of a
+    level, the lower `place` stands first in the queue, and `arrived` (larger for whoever came later) decides
+    between the pool and the site's own.
 
     `protect_after` is the step, while a checkpoint of a later one is wanted (`isthmus.agent.protection`), and
     `protection` that checkpoint; `evicted` says that it must go for a local job. Of local jobs only: `runs`
@@ -92,6 +93,7 @@ class HeldPart:
     since_s: float = 0.0
     force_at_s: float | None = None
     evict_at_s: float | None = None
+    claimed_s: float = 0.0
     asked: bool = False
     story: tuple[str, ...] = ()
 
@@ -187,13 +189,21 @@ class QueueSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HoursSeen:
+    """Whether the owner lets the pool work at this hour."""
+
+    now_s: float
+    is_open: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShutdownAsked:
     """The agent is to end and to leave nothing behind."""
 
     now_s: float
 
 
-Event = OrdersReceived | WorkersSeen | LocalJobsSeen | QueueSeen | ShutdownAsked
+Event = OrdersReceived | WorkersSeen | LocalJobsSeen | QueueSeen | HoursSeen | ShutdownAsked
 
 
 @dataclass(frozen=True, kw_only=True)

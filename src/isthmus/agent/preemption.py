@@ -12,12 +12,10 @@ from isthmus.agent.cards import HOLDING, Ledger
 from isthmus.agent.claims import Source, claim
 from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.protection import ask, protected
-from isthmus.agent.site import SiteState, move, release
+from isthmus.agent.site import LEASED, SiteState, move, release
 from isthmus.agent.site_queue import ahead
 
 _ENDING = ("stopping", "succeeded", "failed")
-_LIGHT = ("ready", "evicting", "prepared")
-"""States in which a part of the pool has done no work yet."""
 
 
 def preemptible(site: SiteState, local: HeldPart) -> bool:
@@ -78,7 +76,7 @@ def evict_pool(site: SiteState, job: HeldPart, now_s: float) -> bool:
     others = [part for part in site.parts.values() if part is not job]
     ending = [part for part in others if part.state in _ENDING]
     lower = [part for part in others if not part.local and site.rank(part) > site.rank(job)]
-    lower = [part for part in lower if part.state in (*_LIGHT, "running")]
+    lower = [part for part in lower if part.state in LEASED or part.state == "running"]
     lower.sort(key=lambda part: _cost(site, part))
     ledger = site.cards.ledger(site.parts.values())
     sources = [Source(part.key, ledger.obtainable(part, job), counted=False) for part in (*ending, *lower)]
@@ -89,8 +87,9 @@ def evict_pool(site: SiteState, job: HeldPart, now_s: float) -> bool:
     losers = [part for part in lower if cards & _given(ledger, part, job)]
     if not losers:
         return False
+    why = f"its cards go to local job '{job.job}' of level '{job.level}'"
     for part in losers:
-        _evict(site, part, job, now_s)
+        _evict(site, part, now_s, why)
     site.cards.deal(job, taken)
     move(site, job, "evicting" if occupants(site, job) else "running", now_s)
     return True
@@ -100,7 +99,7 @@ def pursue(site: SiteState, part: HeldPart, now_s: float) -> None:
     """Go on with an eviction: let go of who is protected or late, or who need not go any more."""
     if part.evicted and part.state == "running":
         claims = (other for other in site.parts.values() if other.state == "evicting" and other.local)
-        if not any(part in occupants(site, other) for other in claims):
+        if site.is_open and not any(part in occupants(site, other) for other in claims):
             part.evicted, part.evict_at_s = False, None
         elif protected(part) or part.evict_at_s is None or now_s >= part.evict_at_s:
             part.fault = "evicted"
@@ -109,12 +108,17 @@ def pursue(site: SiteState, part: HeldPart, now_s: float) -> None:
         move(site, part, "running" if part.local else "prepared", now_s)
 
 
-def _evict(site: SiteState, part: HeldPart, job: HeldPart, now_s: float) -> None:
+def close(site: SiteState, part: HeldPart, now_s: float) -> None:
+    """Take the cards of a part of the pool back at the end of the hours that the owner gives it."""
+    if part.state in LEASED or part.state == "running":
+        _evict(site, part, now_s, "the hours of the pool are over")
+
+
+def _evict(site: SiteState, part: HeldPart, now_s: float, why: str) -> None:
     """Let a part that trains save its work first; release any other."""
     if part.evicted:
         return
-    part.detail = f"evicted by the owner: its cards go to local job '{job.job}' of level '{job.level}'"
-    part.evicted = True
+    part.detail, part.evicted = f"evicted by the owner: {why}", True
     if part.rank_map is not None and site.policy.protect_s > 0:
         part.evict_at_s = now_s + site.policy.protect_s
         ask(site, part)
@@ -133,6 +137,8 @@ def _cost(site: SiteState, part: HeldPart) -> tuple[int, bool, float, int]:
 
 
 def _breaks_policy(site: SiteState, part: HeldPart, victims: Iterable[PartKey]) -> str:
+    if not site.is_open:
+        return f"{site.cluster}: the owner does not let the pool work at this hour"
     for key in victims:
         victim = site.parts.get(key)
         if victim is None or not victim.local:

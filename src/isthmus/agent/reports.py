@@ -21,6 +21,8 @@ def free_chips(site: SiteState) -> dict[str, int]:
 
     That is what is free less what local jobs queue for, and no more than the owner's policy lets it have.
     """
+    if not site.is_open:
+        return dict.fromkeys(site.cards.inventory, 0)
     free = site.cards.num_free(site.parts.values())
     for part in site.parts.values():
         if part.local and part.state == "queued":

@@ -10,6 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from isthmus.agent.adapter import Adapter, Move
@@ -30,6 +31,7 @@ from isthmus.agent.parts import (
     EndLocal,
     Event,
     HeldPart,
+    HoursSeen,
     Instruction,
     LocalJobsSeen,
     OrderQueue,
@@ -77,6 +79,7 @@ class AgentShell:
     ) -> None:
         self.cluster, self.adapter, self.folders = cluster, adapter, StateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
+        self._policy = policy or OwnerPolicy()
         self._host, self._routes = host, routes
         read_routes(routes, cluster.name)
         self._table = PartTable(self.folders.path)
@@ -87,7 +90,7 @@ class AgentShell:
             known.parts,
             fence=known.fence,
             priorities=cluster.priorities,
-            policy=policy,
+            policy=self._policy,
             now_s=clock(),
         )
         self.outbox = Outbox(self.folders.runs)
@@ -107,6 +110,8 @@ class AgentShell:
 
     def tick(self) -> None:
         """Look at workers, local jobs and the queue; let the machine decide; clear what is forgotten."""
+        here = datetime.fromtimestamp(self._wall_clock()).astimezone()
+        self._apply(HoursSeen(now_s=self._clock(), is_open=self._policy.is_open(here)))
         seen = () if self._waiting else tuple(self._look())
         self._apply(WorkersSeen(now_s=self._clock(), workers=seen))
         self._apply(LocalJobsSeen(now_s=self._clock(), jobs=local_jobs(self.folders, self.cluster)))

@@ -21,6 +21,9 @@ from isthmus.core.priority import PriorityMap
 
 STORY_LENGTH = 16
 
+LEASED: frozenset[State] = frozenset({"ready", "evicting", "prepared"})
+"""States in which a part of the pool has cards under a lease, and has done no work yet."""
+
 
 @dataclass(kw_only=True)
 class SiteState:
@@ -28,8 +31,8 @@ class SiteState:
 
     `fence` is the highest that orders have come under, `dropped` the latest that was too low. From SIGTERM to
     SIGKILL a worker has `stop_grace_s`; it must check in within `checkin_timeout_s`, and may train without a
-    line for `silence_timeout_s`. `arrivals` counts those that have come; `out` gathers the instructions of
-    the present event.
+    line for `silence_timeout_s`. `arrivals` counts those that have come; `is_open` says that it is an hour at
+    which the pool may work here; `out` gathers the instructions of the present event.
     """
 
     cluster: str
@@ -43,6 +46,7 @@ class SiteState:
     fence: int = 0
     dropped: int | None = None
     arrivals: int = 0
+    is_open: bool = True
     ending: bool = False
     out: list[Instruction] = field(default_factory=list)
 
@@ -58,7 +62,7 @@ class SiteState:
         self.parts[part.key] = part
 
     def limit(self, node_group: str) -> int:
-        """Return how many cards of `node_group` the owner lets the pool's jobs have."""
+        """Return how many cards of `node_group` the owner lets the pool's jobs have, at its hours."""
         return self.policy.limit(node_group, len(self.cards.inventory.get(node_group, ())))
 
 
@@ -69,6 +73,8 @@ def move(site: SiteState, part: HeldPart, to: State, now_s: float, detail: str =
         story = " -> ".join((*part.story, part.state, to))
         raise IllegalTransitionError(f"part {part.job}/{part.attempt} at {site.cluster}: {story}")
     part.story = (*part.story, part.state)[-STORY_LENGTH:]
+    if to in LEASED and part.state not in LEASED:
+        part.claimed_s = now_s
     part.state, part.since_s = to, now_s
     if detail:
         part.detail = detail

@@ -26,6 +26,7 @@ class Table:
 _TABLE: TypeAdapter[Table] = TypeAdapter(Table)
 _OF_THIS_LIFE: dict[str, Any] = {
     "since_s": True,
+    "claimed_s": True,
     "force_at_s": True,
     "evict_at_s": True,
     "asked": True,

@@ -39,6 +39,7 @@ def _order(state: State, part: PartRecord) -> PartOrder:
         attempt=part.attempt,
         desired=part.desired,
         lease_s=state.rules.lease_s,
+        user=job.user,
         spec=job.submission.job,
         plan=job.plan,
         rank_map=job.rank_map,

@@ -118,14 +118,16 @@ class ObservedPart(Frozen):
 class PartOrder(Frozen):
     """What an agent should have of one part. `lease_s` bounds how long `ready` and `prepared` hold cards.
 
-    `protect` asks a running part for a checkpoint that survives it, before it is released. `victims` are
-    those whose cards it is given from `prepared` on, as far as the policy of the site's owner allows.
+    `user` is whose job it is. `protect` asks a running part for a checkpoint that survives it, before it is
+    released. `victims` are those whose cards it is given from `prepared` on, as far as the policy of the
+    site's owner allows.
     """
 
     job: Name
     attempt: Count
     desired: Desired
     lease_s: NotNegative = 30.0
+    user: str = ""
     priority: Priority = "middle"
     protect: bool = False
     victims: tuple[Victim, ...] = ()
