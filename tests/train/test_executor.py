@@ -60,8 +60,11 @@ def test_any_cut_gives_the_curve_of_one_process(variant: str, tmp_path: Path) ->
         ([1, 2, 4], "1f1b"),
         ([3, 4], "gpipe"),
         ([1, 2, 4], "overlapped"),
+        ([1, 2, 4], "zero_bubble"),
     ):
         assert losses(model, ends, training, schedule) == pytest.approx(alone, rel=1e-6), (ends, schedule)
+    pieces = losses(model, [1, 2, 3, 4], training, "interleaved", chunks=2)
+    assert pieces == pytest.approx(alone, rel=1e-6)
 
 
 def test_the_curve_is_that_of_transformers(tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_a_loss_that_is_not_finite_moves_no_stage(tmp_path: Path) -> None:
     """A weight that overflows makes every stage skip its update; once mended, training goes on as before."""
     model, training = write_config(tmp_path, "llama"), make_training(steps=4)
     pipeline, straight = (Pipeline(model, [2, 4], training) for _ in range(2))
-    norm = pipeline.stages[1].model.model.norm.weight
+    norm = pipeline.stages[1].model.first.model.norm.weight
     kept = norm.detach().clone()
     norm.data.fill_(float("inf"))
     pipeline.train(1)
@@ -185,7 +188,7 @@ def test_copies_of_a_tied_embedding_stay_identical(tmp_path: Path) -> None:
     """First and last stage end each step with the same bits in their copies."""
     pipeline = Pipeline(write_config(tmp_path, "llama-tied"), [1, 3, 4], make_training())
     pipeline.train(5)
-    first, last = (pipeline.stages[place].model.tied_parameter() for place in (0, -1))
+    first, last = (pipeline.stages[place].model.first.tied_parameter() for place in (0, -1))
     assert torch.equal(first, last)
     pipeline.close()
 

@@ -97,6 +97,23 @@ def test_a_moe_in_bf16_trains_on_plain_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "fixed", [{"schedule": "interleaved"}, {"schedule": "overlapped", "warm_up": (3, 0)}]
+)
+def test_schedules_of_a_plan_are_followed(tmp_path: Path, fixed: dict) -> None:
+    """Two pieces per worker, or a warm-up of the plan's own: loss, evaluation and result of one process."""
+    job = make_job(tmp_path, "llama-tied", steps=4, training={"evaluate_every": 2, "global_batch_size": 12})
+    alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
+    cut = moved(job, tmp_path / "cut")
+    workers = run_job(tmp_path / "cut", cut, make_plan(job, [2, 4], "ab").model_copy(update=fixed))
+    if "warm_up" not in fixed:
+        assert workers.log(0).startswith("rank 0: layers 0 to 0 and 2 to 2 in cluster a")
+    assert workers.losses() == pytest.approx(alone.losses(), rel=1e-6)
+    assert workers.losses("validation_loss") == pytest.approx(alone.losses("validation_loss"), rel=1e-6)
+    assert verify(cut)["loss"] == pytest.approx(workers.losses("validation_loss")[-1], rel=1e-4)
+
+
+@pytest.mark.slow
 def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
     """SIGTERM ends a worker with 143, whatever it does; the others follow with `PeerError`."""
     job = make_job(tmp_path, steps=100_000)
@@ -222,8 +239,8 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
         ({"stage": {"ep": 2}}, "expert parallelism 2"),
         ({"stage": {"sp": True}}, "sequence parallelism"),
         ({"schedule": "unheard-of"}, "unknown schedule 'unheard-of'"),
-        ({"schedule": "interleaved"}, "several pieces of the model"),
-        ({"schedule": "zero_bubble"}, "backward_input"),
+        ({"schedule": "interleaved", "chunks": 2}, "one without a layer"),
+        ({"schedule": "dualpipe"}, "two copies of the model"),
     ],
 )  # fmt: skip
 def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, why: str) -> None:

@@ -20,7 +20,8 @@ from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor, MicroBatches
 from isthmus.train.metrics import Account
 from isthmus.train.optimizer import Optimizer, Tied, Update
-from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
+from isthmus.train.pieces import StagePieces
+from isthmus.train.stage_model import EMBEDDING, build_stage
 from isthmus.train.staging import HostStaging
 
 
@@ -47,7 +48,7 @@ class GroupExchange(Exchange):
 class Stage:
     """What one thread holds, and what it has seen."""
 
-    model: StageModel
+    model: StagePieces
     executor: Executor
     optimizer: Optimizer
     losses: list[float] = field(default_factory=list)
@@ -73,7 +74,7 @@ def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[t
 
 
 class Pipeline:
-    """The stages of one model: layers up to `ends[s]` in stage `s`; `train` runs steps in all of them."""
+    """The stages of one model, `chunks` pieces each: the `p`-th piece ends at layer `ends[p]`."""
 
     def __init__(
         self,
@@ -83,26 +84,33 @@ class Pipeline:
         *,
         clusters: str = "",
         staging: HostStaging | None = None,
+        chunks: int = 1,
         **options: object,
     ) -> None:
-        clusters, self.staging = clusters or "abcdef"[: len(ends)], staging
-        self.training, self.size = training, len(ends)
+        clusters, self.staging = clusters or "abcdef"[: len(ends) // chunks], staging
+        self.training, self.size, self.chunks = training, len(ends) // chunks, chunks
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
+        layers = list(zip([0, *ends], ends, strict=False))
         self.stages = [
-            self._stage(model, layers, group, clusters, options)
-            for layers, group in zip(zip([0, *ends], ends, strict=False), self.groups, strict=True)
+            self._stage(model, layers[stage :: self.size], group, clusters, options)
+            for stage, group in enumerate(self.groups)
         ]
 
     def _stage(
         self,
         path: Path,
-        layers: tuple[int, int],
+        pieces: Sequence[tuple[int, int]],
         group: IsthmusGroup,
         clusters: str,
         options: dict[str, object],
     ) -> Stage:
         seed, exchange = self.training.seed, GroupExchange(clusters, group, self.staging)
-        model = build_stage(path, layers, dtype=torch.float32, device="cpu", seed=seed, weights="random")
+        model = StagePieces(
+            [
+                build_stage(path, layers, dtype=torch.float32, device="cpu", seed=seed, weights="random")
+                for layers in pieces
+            ]
+        )
         tied = None
         if model.tied and model.is_first != model.is_last:
             peer = self.size - 1 if model.is_first else 0
@@ -118,7 +126,8 @@ class Pipeline:
         self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None, first: int = 0
     ) -> list[float]:
         """Train for `steps` steps from step `first`; return the loss of each step so far."""
-        plan = make_schedule(schedule, self.size, self.training.num_micro_batches)
+        chunks = self.chunks if schedule == "interleaved" else None
+        plan = make_schedule(schedule, self.size, self.training.num_micro_batches, num_chunks=chunks)
 
         def run(stage: Stage) -> None:
             for step in range(first, first + steps):
@@ -140,7 +149,9 @@ class Pipeline:
 
         def run(stage: Stage) -> float | None:
             batches = self._cut(stage, input_ids, labels)
-            return stage.executor.run(forward_only(self.size, len(batches.sizes)), batches, Account()).loss
+            return stage.executor.run(
+                forward_only(self.size, len(batches.sizes), self.chunks), batches, Account()
+            ).loss
 
         return self._each(run)[-1]
 

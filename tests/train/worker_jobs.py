@@ -67,6 +67,7 @@ def make_plan(job: Job, ends: Sequence[int], clusters: str = "", **changes: Any)
             "micro_batch_size": job.training.micro_batch_size,
             "sequence_length": job.training.sequence_length,
             "schedule": changes.get("schedule", "1f1b"),
+            "chunks": changes.get("chunks"),
         }
     )
 

@@ -154,6 +154,31 @@ class Plan(Frozen):
             found.setdefault(stage.replica, []).append(stage)
         return {replica: tuple(stages) for replica, stages in found.items()}
 
+    @property
+    def num_chunks(self) -> int | None:
+        """Pieces of the model per stage of an interleaved schedule (two, unless the plan says); else None."""
+        if self.schedule != "interleaved":
+            return None
+        if any(len(self.pipeline(replica)) == 1 for replica in range(self.dp)):
+            return 1
+        return self.chunks or min(2, *(stage.num_layers for stage in self.stages))
+
+    def pieces(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
+        """Return by stage the layers of its pieces: one, or as many as an interleaved schedule asks for.
+
+        The pieces of chunk 0 of all stages come first in the model, then those of chunk 1, and so on. Those
+        of a stage together are as many layers as the stage has, and differ by one at most.
+        """
+        stages, chunks = self.pipeline(replica), self.num_chunks or 1
+        found: list[list[tuple[int, int]]] = [[] for _ in stages]
+        end = 0
+        for chunk in range(chunks):
+            for pieces, stage in zip(found, stages, strict=True):
+                first = end
+                end += stage.num_layers * (chunk + 1) // chunks - stage.num_layers * chunk // chunks
+                pieces.append((first, end))
+        return tuple(map(tuple, found))
+
     def hops(self, replica: int = 0) -> tuple[tuple[str, str], ...]:
         """Return the cluster pairs that neighbouring stages of `replica` cross, in pipeline order."""
         stages = self.pipeline(replica)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from isthmus.core.errors import PlanError
 from isthmus.schedule.operation import Kind, Operation, Schedule
@@ -55,16 +56,14 @@ def lay_exchanges(computing: Schedule, receive_ahead: int = 1) -> Schedule:
         raise PlanError(f"receive_ahead is {receive_ahead}", hint="it must be at least 0")
     flow = _Flow(computing)
     stages = tuple(tuple(_lay_stage(flow, stage, receive_ahead)) for stage in range(computing.num_stages))
-    return Schedule(
-        computing.name, computing.num_micro_batches, stages, computing.num_chunks, routes=computing.routes
-    )
+    return replace(computing, stages=stages)
 
 
 class _Flow:
     """Who feeds whom: per stage and computing operation its input's peer and place in that peer's order."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.orders = schedule.stages
+        self.orders, self.trains = schedule.stages, schedule.trains
         self.place = [{one: i for i, one in enumerate(order)} for order in schedule.stages]
         self.source: list[dict[Operation, int]] = [{} for _ in schedule.stages]
         self.target: list[dict[Operation, tuple[int, Operation]]] = [{} for _ in schedule.stages]
@@ -133,4 +132,5 @@ def _lay_stage(flow: _Flow, stage: int, ahead: int) -> Iterator[Operation]:
             proven[flow.proof(stage, one)].append(_wait(send))
     for waits in proven.values():
         yield from waits
-    yield Operation("update", 0)
+    if flow.trains:
+        yield Operation("update", 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from isthmus.core.errors import PlanError
 from isthmus.schedule.dualpipe import dualpipe
-from isthmus.schedule.exchanges import require_counts
+from isthmus.schedule.exchanges import lay_exchanges, require_counts
 from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import Kind, Operation, Schedule
 from isthmus.schedule.overlapped import overlapped
@@ -49,9 +49,17 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
     return Schedule("gpipe", num_micro_batches, tuple(stages))
 
 
-def forward_only(num_stages: int, num_micro_batches: int) -> Schedule:
-    """Forwards alone, with blocking exchanges: how a held-out set is evaluated."""
-    require_counts(num_stages, num_micro_batches)
+def forward_only(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> Schedule:
+    """Forwards alone: how a held-out set is evaluated. Exchanges block, unless stages have several chunks."""
+    require_counts(num_stages, num_micro_batches, num_chunks)
+    if num_chunks > 1:
+        order = [
+            Operation("forward", m, chunk) for chunk in range(num_chunks) for m in range(num_micro_batches)
+        ]
+        computing = Schedule(
+            "forward_only", num_micro_batches, (tuple(order),) * num_stages, num_chunks, trains=False
+        )
+        return lay_exchanges(computing)
     stages = tuple(
         tuple(one for m in range(num_micro_batches) for one in _Ends(s, num_stages).whole_forward(m))
         for s in range(num_stages)
@@ -70,10 +78,30 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
 """Schedules a plan may name: `f(num_stages, num_micro_batches) -> Schedule`; some take more by keyword."""
 
 
-def make_schedule(name: str, num_stages: int, num_micro_batches: int) -> Schedule:
-    """Return the schedule called `name`; raise `PlanError` for an unknown name or a count below 1."""
+def make_schedule(
+    name: str,
+    num_stages: int,
+    num_micro_batches: int,
+    *,
+    warm_up: Sequence[int] = (),
+    num_chunks: int | None = None,
+) -> Schedule:
+    """Return the schedule called `name`.
+
+    `warm_up` (forwards by stage) is for `overlapped` alone, `num_chunks` (pieces per stage) for
+    `interleaved`; both have defaults there. Raises `PlanError` for an unknown name, a count below 1, or what
+    does not go with the schedule.
+    """
     if name not in SCHEDULES:
         raise PlanError(f"unknown schedule '{name}'", hint="known: " + ", ".join(sorted(SCHEDULES)))
+    if warm_up and name != "overlapped":
+        raise PlanError(f"schedule '{name}' takes no warm-up of its own", hint="leave warm_up out")
+    if num_chunks is not None and name != "interleaved":
+        raise PlanError(f"schedule '{name}' takes no number of chunks", hint="leave chunks out")
+    if warm_up:
+        return overlapped(num_stages, num_micro_batches, warm_up)
+    if num_chunks is not None:
+        return interleaved(num_stages, num_micro_batches, num_chunks)
     return SCHEDULES[name](num_stages, num_micro_batches)
 
 

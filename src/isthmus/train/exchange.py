@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from isthmus.schedule import Operation, Schedule
 from isthmus.train.metrics import Account
 from isthmus.train.staging import HostStaging, Landing
 
@@ -18,14 +19,14 @@ TIED_TAG = 0
 """The tag of the gradients of a tied embedding; micro-batches use those above."""
 
 
-def forward_tag(micro_batch: int) -> int:
-    """Return the tag of the activations of a micro-batch."""
-    return 1 + 2 * micro_batch
-
-
-def backward_tag(micro_batch: int) -> int:
-    """Return the tag of the gradients of the activations of a micro-batch."""
-    return 2 + 2 * micro_batch
+def message_tag(schedule: Schedule, stage: int, operation: Operation) -> int:
+    """Return the tag of an exchange of `stage`, the same at both ends: by direction, sender, micro-batch."""
+    sender = schedule.virtual(stage, operation)
+    forward = operation.kind.endswith("forward")
+    if operation.kind.startswith("receive_"):
+        sender += -1 if forward else 1
+    number = operation.micro_batch * schedule.num_virtual_stages + sender
+    return 1 + 2 * number + (0 if forward else 1)
 
 
 @dataclass(frozen=True)

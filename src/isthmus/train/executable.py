@@ -11,7 +11,6 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.device import HOST_BACKENDS, usable_backends
-from isthmus.train.executor import EXECUTED_KINDS
 from isthmus.train.loop import device_of
 from isthmus.train.weights import check_output
 
@@ -32,9 +31,15 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     _require_equal("number of layers", plan.num_layers, model.num_layers)
     _check_backend(spec)
     check_output(Path(spec.job.output), spec.job.model)
-    schedule = make_schedule(plan.schedule, len(plan.stages), plan.micro_batches)
+    schedule = make_schedule(
+        plan.schedule,
+        len(plan.stages),
+        plan.micro_batches,
+        warm_up=plan.warm_up,
+        num_chunks=plan.num_chunks or plan.chunks,
+    )
     check_schedule(schedule)
-    _check_executed(schedule)
+    _check_executed(schedule, plan)
     if spec.backend not in HOST_BACKENDS:
         check_meetings(schedule)
     return schedule
@@ -72,8 +77,6 @@ def _require_executed(plan: Plan, precision: str) -> None:
     fixed = {
         "zero": plan.zero,
         "replica_micro_batches": plan.replica_micro_batches,
-        "warm_up": plan.warm_up,
-        "chunks": plan.chunks,
         "overlap_gradients": plan.overlap_gradients,
     }
     for name, value in fixed.items():
@@ -87,18 +90,18 @@ def _require_executed(plan: Plan, precision: str) -> None:
         _require_equal("precision", plan.precision, precision)
 
 
-def _check_executed(schedule: Schedule) -> None:
-    """Refuse schedules that need more than one piece of the model per stage, or operations we do not have."""
-    if schedule.num_chunks > 1 or schedule.routes:
+def _check_executed(schedule: Schedule, plan: Plan) -> None:
+    """Refuse schedules with two copies of the model, and pieces without a layer."""
+    if schedule.routes:
         raise PlanError(
-            f"schedule '{schedule.name}' gives a stage several pieces of the model",
-            hint="this runtime runs one piece per stage: choose 1f1b, gpipe or overlapped",
+            f"schedule '{schedule.name}' holds two copies of the model",
+            hint="this runtime holds one: choose 1f1b, gpipe, interleaved, overlapped or zero_bubble",
         )
-    unknown = sorted({one.kind for _, one in schedule} - EXECUTED_KINDS)
-    if unknown:
+    least = min(last - first for of_stage in plan.pieces() for first, last in of_stage)
+    if least == 0:
         raise PlanError(
-            f"schedule '{schedule.name}' asks for {', '.join(unknown)}",
-            hint="this runtime runs whole backwards: choose 1f1b, gpipe or overlapped",
+            f"schedule '{schedule.name}' cuts a stage into {schedule.num_chunks} pieces, one without a layer",
+            hint="set chunks lower, or give the stage more layers",
         )
 
 

@@ -16,15 +16,14 @@ import torch
 
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Kind, Operation, Schedule
+from isthmus.train.deferred import DeferredWeights, Key
 from isthmus.train.device import synchronize
-from isthmus.train.exchange import Exchange, Message, Work, backward_tag, forward_tag
+from isthmus.train.exchange import Exchange, Message, Work, message_tag
 from isthmus.train.metrics import Account
-from isthmus.train.stage_model import StageModel, token_loss
+from isthmus.train.pieces import StagePieces
+from isthmus.train.stage_model import token_loss
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
-_WAITS = frozenset(f"wait_{kind}" for kind in _STARTS)
-EXECUTED_KINDS: frozenset[str] = _STARTS | _WAITS | {"forward", "backward", "update"}
-"""Operations that the executor can do."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,15 @@ class Losses:
 class Executor:
     """One stage of a pipeline. Stage `s` of the schedule is rank `ranks[s]` of the process group.
 
-    `stage_time` makes the chip virtual: each forward and backward is padded to that time by `sleep`.
-    Of the first `recompute_layers` layers only the inputs are kept: the backward computes them again, one
-    layer at a time.
+    `pieces` holds a model for every chunk of the schedule. `stage_time` makes the chip virtual: each forward
+    and backward is padded by `sleep` to that time, or to a chunk's part of it; a backward cut in two to half
+    each. Of the stage's first `recompute_layers` layers only the inputs are kept: the backward computes them
+    again, one layer at a time.
     """
 
     def __init__(
         self,
-        model: StageModel,
+        pieces: StagePieces,
         stage: int,
         ranks: Sequence[int],
         exchange: Exchange,
@@ -90,9 +90,10 @@ class Executor:
         recompute_layers: int = 0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.model, self.stage, self.ranks, self.exchange = model, stage, ranks, exchange
+        self.pieces, self.stage, self.ranks, self.exchange = pieces, stage, ranks, exchange
         self.dtype, self.stage_time, self.sleep = dtype, stage_time, sleep
-        self.recompute_layers = recompute_layers
+        self.recompute_layers = pieces.recomputed(recompute_layers)
+        self._deferred: DeferredWeights | None = None
 
     def run(
         self,
@@ -106,22 +107,25 @@ class Executor:
         `update` is called where the schedule says so. Raises `PeerError` where a neighbour is lost.
         """
         self.exchange.account = account
-        one = _Pass(self, schedule, batches, account, update)
+        operations = schedule.stages[self.stage]
+        if self._deferred is None and any(one.kind == "backward_weight" for one in operations):
+            self._deferred = DeferredWeights(self.pieces.models)
+        one = _Pass(self, schedule, batches, account, update, self._deferred)
         with torch.set_grad_enabled(schedule.trains):
-            for starts, operations in groupby(schedule.stages[self.stage], lambda op: op.kind in _STARTS):
+            for starts, together in groupby(operations, lambda op: op.kind in _STARTS):
                 if starts:
-                    one.start(list(operations))
+                    one.start(list(together))
                     continue
-                for operation in operations:
+                for operation in together:
                     one.do(operation)
         return Losses(
-            sum(float(loss) for loss in one.losses) if self.model.is_last else None,
+            sum(float(loss) for loss in one.losses) if self.pieces.is_last else None,
             sum(float(loss) for loss in one.balance_losses) if one.balance_losses else None,
         )
 
 
 class _Pass:
-    """The state of one step: tensors and exchanges by micro-batch, each dropped as soon as it was used."""
+    """The state of one step: tensors and exchanges by micro-batch and chunk, each dropped as soon as used."""
 
     def __init__(
         self,
@@ -130,100 +134,120 @@ class _Pass:
         batches: MicroBatches,
         account: Account,
         update: Callable[[], None],
+        deferred: DeferredWeights | None,
     ) -> None:
-        self.executor, self.model, self.schedule = executor, executor.model, schedule
-        self.batches, self.account, self.update = batches, account, update
-        self.inputs: dict[int, torch.Tensor] = {}
-        self.outputs: dict[int, torch.Tensor] = {}
-        self.gradients: dict[int, torch.Tensor] = {}
-        self.balances: dict[int, torch.Tensor] = {}
-        self.works: dict[tuple[str, int], Work] = {}
+        self.executor, self.models, self.schedule = executor, executor.pieces.models, schedule
+        self.batches, self.account, self.update, self.deferred = batches, account, update, deferred
+        self.inputs: dict[Key, torch.Tensor] = {}
+        self.outputs: dict[Key, torch.Tensor] = {}
+        self.gradients: dict[Key, torch.Tensor] = {}
+        self.balances: dict[Key, torch.Tensor] = {}
+        self.works: dict[tuple[str, Key], Work] = {}
         self.losses: list[torch.Tensor] = []
         self.balance_losses: list[torch.Tensor] = []
 
     def do(self, operation: Operation) -> None:
         """Compute, wait or update, as `operation` says."""
-        kind, m = operation.kind, operation.micro_batch
-        if kind == "forward":
-            self._timed(kind, m, partial(self._forward, m))
-        elif kind == "backward":
-            self._timed(kind, m, partial(self._backward, m))
+        kind, m, key = operation.kind, operation.micro_batch, (operation.micro_batch, operation.chunk)
+        compute = {
+            "forward": self._forward,
+            "backward": self._backward,
+            "backward_input": self._backward_input,
+            "backward_weight": self._backward_weight,
+        }.get(kind)
+        if compute is not None:
+            self._timed(kind, m, partial(compute, key))
         elif kind == "update":
             with self.account.span("update", m):
                 self.update()
         else:
             with self.account.span("send" if "send" in kind else "receive", m):
-                self.executor.exchange.wait(self.works.pop((kind.removeprefix("wait_"), m)))
+                self.executor.exchange.wait(self.works.pop((kind.removeprefix("wait_"), key)))
 
     def start(self, operations: Sequence[Operation]) -> None:
         """Start the exchanges that stand side by side in the schedule."""
         works = self.executor.exchange.start([self._message(one) for one in operations])
         for one, work in zip(operations, works, strict=True):
-            self.works[one.kind, one.micro_batch] = work
+            self.works[one.kind, (one.micro_batch, one.chunk)] = work
 
     def _message(self, operation: Operation) -> Message:
-        kind, m = operation.kind, operation.micro_batch
-        peer = self.executor.ranks[self.schedule.peer(self.executor.stage, operation)]
-        match kind:
+        key, stage = (operation.micro_batch, operation.chunk), self.executor.stage
+        peer = self.executor.ranks[self.schedule.peer(stage, operation)]
+        tag = message_tag(self.schedule, stage, operation)
+        match operation.kind:
             case "send_forward":
-                out = self.outputs[m] if self.schedule.trains else self.outputs.pop(m)
-                return Message(out.detach().contiguous(), peer, forward_tag(m), True)
+                out = self.outputs[key] if self.schedule.trains else self.outputs.pop(key)
+                return Message(out.detach().contiguous(), peer, tag, True)
             case "send_backward":
-                return Message(self.gradients.pop(m), peer, backward_tag(m), True)
+                return Message(self.gradients.pop(key), peer, tag, True)
             case "receive_forward":
-                self.inputs[m] = self._empty(m)
-                return Message(self.inputs[m], peer, forward_tag(m), False)
+                self.inputs[key] = self._empty(key)
+                return Message(self.inputs[key], peer, tag, False)
             case _:
-                self.gradients[m] = self._empty(m)
-                return Message(self.gradients[m], peer, backward_tag(m), False)
+                self.gradients[key] = self._empty(key)
+                return Message(self.gradients[key], peer, tag, False)
 
-    def _empty(self, m: int) -> torch.Tensor:
-        shape = self.batches.sizes[m], self.batches.sequence_length, self.model.hidden_size
-        return torch.empty(shape, dtype=self.executor.dtype, device=self.model.device)
+    def _empty(self, key: Key) -> torch.Tensor:
+        model = self.models[key[1]]
+        shape = self.batches.sizes[key[0]], self.batches.sequence_length, model.hidden_size
+        return torch.empty(shape, dtype=self.executor.dtype, device=model.device)
 
-    def _forward(self, m: int) -> None:
-        trains = self.schedule.trains
-        if self.model.is_first:
-            x = self.batches.inputs[m].to(self.model.device)
+    def _forward(self, key: Key) -> None:
+        (m, chunk), trains = key, self.schedule.trains
+        model = self.models[chunk]
+        if model.is_first:
+            x = self.batches.inputs[m].to(model.device)
         else:
-            x = self.inputs[m] if trains else self.inputs.pop(m)
+            x = self.inputs[key] if trains else self.inputs.pop(key)
             x.requires_grad_(trains)
-        out, balance = self.model.compute(x, self.executor.recompute_layers)
-        if self.model.is_last:
-            labels = self.batches.labels[m].to(self.model.device)
+        out, balance = model.compute(x, self.executor.recompute_layers[chunk])
+        if model.is_last:
+            labels = self.batches.labels[m].to(model.device)
             out = token_loss(out, labels) * self.batches.loss_scale
             self.losses.append(out.detach())
         if balance is not None:
-            self._weigh_balance(m, balance)
-        if trains or not self.model.is_last:
-            self.outputs[m] = out
+            self._weigh_balance(key, balance)
+        if trains or not model.is_last:
+            self.outputs[key] = out
 
-    def _weigh_balance(self, m: int, balance: torch.Tensor) -> None:
+    def _weigh_balance(self, key: Key, balance: torch.Tensor) -> None:
         """Keep the balance loss of a micro-batch, weighed by its share of the step's samples."""
-        weighed = balance * (self.batches.sizes[m] / sum(self.batches.sizes))
+        weighed = balance * (self.batches.sizes[key[0]] / sum(self.batches.sizes))
         self.balance_losses.append(weighed.detach())
-        self.balances[m] = weighed * self.model.balance_coefficient
+        self.balances[key] = weighed * self.models[key[1]].balance_coefficient
 
-    def _backward(self, m: int) -> None:
-        out, gradient = self.outputs.pop(m), self.gradients.pop(m, None)
-        if m in self.balances:
-            torch.autograd.backward((out, self.balances.pop(m)), (gradient, None))
+    def _backward(self, key: Key) -> None:
+        out, gradient = self.outputs.pop(key), self.gradients.pop(key, None)
+        if key in self.balances:
+            torch.autograd.backward((out, self.balances.pop(key)), (gradient, None))
         else:
             torch.autograd.backward(out, gradient)
-        if not self.model.is_first:
-            x = self.inputs.pop(m)
-            self.gradients[m] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
+        if not self.models[key[1]].is_first:
+            x = self.inputs.pop(key)
+            self.gradients[key] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
+
+    def _backward_input(self, key: Key) -> None:
+        if self.deferred is None:
+            raise RuntimeError("a backward cut in two where no schedule asked for one")
+        self.deferred.begin(key)
+        self._backward(key)
+        self.deferred.end()
+
+    def _backward_weight(self, key: Key) -> None:
+        if self.deferred is not None:
+            self.deferred.multiply(key)
 
     def _timed(self, kind: str, m: int, compute: Callable[[], None]) -> None:
         """Compute, then wait until the virtual chip would have been done."""
         with self.account.span(kind, m), self.account.computing():
             start_s = self.account.clock()
             compute()
-            synchronize(self.model.device)
+            synchronize(self.executor.pieces.device)
             times = self.executor.stage_time
             if times is not None:
-                target_s = times.forward_s if kind == "forward" else times.backward_s
-                left_s = target_s - (self.account.clock() - start_s)
+                whole_s = times.forward_s if kind == "forward" else times.backward_s
+                cuts = len(self.models) * (1 if kind in ("forward", "backward") else 2)
+                left_s = whole_s / cuts - (self.account.clock() - start_s)
                 self.account.overrun_s += max(-left_s, 0.0)
                 if left_s > 0:
                     self.executor.sleep(left_s)

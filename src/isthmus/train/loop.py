@@ -23,8 +23,9 @@ from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor, MicroBatches
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.optimizer import Optimizer, Tied, Update
+from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
-from isthmus.train.stage_model import EMBEDDING, StageModel, build_stage
+from isthmus.train.stage_model import EMBEDDING, build_stage
 from isthmus.train.staging import HostStaging
 from isthmus.train.weights import export_shard, finish_export, make_output
 
@@ -36,7 +37,7 @@ MAX_SKIPPED = 10
 class Prepared:
     """What a rank makes alone, before it meets the others; only the ends of the pipeline need data."""
 
-    model: StageModel
+    pieces: StagePieces
     dataset: Dataset | None
 
 
@@ -52,23 +53,28 @@ def prepare(spec: WorkerSpec) -> Prepared:
     checkpoint.make_folder(Path(job.checkpoints.folder))
     make_output(Path(job.output))
     torch.manual_seed(training.seed)
-    model = build_stage(
-        job.model,
-        spec.stage.layers,
-        dtype=torch.float32,
-        device=device_of(spec),
-        seed=training.seed,
-        weights="random" if job.task == "pretrain" else "load",
+    pieces = StagePieces(
+        [
+            build_stage(
+                job.model,
+                layers,
+                dtype=torch.float32,
+                device=device_of(spec),
+                seed=training.seed,
+                weights="random" if job.task == "pretrain" else "load",
+            )
+            for layers in spec.plan.pieces()[spec.rank]
+        ]
     )
-    if not (model.is_first or model.is_last):
-        return Prepared(model, None)
+    if not (pieces.is_first or pieces.is_last):
+        return Prepared(pieces, None)
     dataset = open_dataset(
         job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed
     )
-    dataset.require(num_samples=training.global_batch_size, vocab_size=model.vocab_size)
+    dataset.require(num_samples=training.global_batch_size, vocab_size=pieces.vocab_size)
     if training.evaluate_every:
         dataset.validation_batch(1)
-    return Prepared(model, dataset)
+    return Prepared(pieces, dataset)
 
 
 def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder) -> None:
@@ -77,10 +83,10 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
     Needs the default process group. Raises `PeerError` where a rank is lost, `UnavailableError` where a
     folder cannot be written.
     """
-    print(describe(spec, device_name(prepared.model.device)), flush=True)
+    print(describe(spec, device_name(prepared.pieces.device)), flush=True)
     run = _Run(spec, schedule, prepared, folder)
     first, total = run.resume(), spec.job.training.steps
-    board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.model.is_last else None
+    board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.pieces.is_last else None
     with MetricsLog(folder.metrics, spec, board, first) as log:
         for step in range(first, total):
             values, account = run.step(step)
@@ -99,8 +105,8 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
 
 def describe(spec: WorkerSpec, device: str = "") -> str:
     """Return the first line of a worker's log: what it computes, on which `device` or virtual chip."""
-    first, last = spec.stage.layers
-    where = f"rank {spec.rank}: layers {first} to {last - 1} in cluster {spec.cluster}"
+    layers = " and ".join(f"{first} to {last - 1}" for first, last in spec.plan.pieces()[spec.rank])
+    where = f"rank {spec.rank}: layers {layers} in cluster {spec.cluster}"
     where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where
@@ -123,15 +129,15 @@ class _Run:
         self.folder, self.guard = folder, Guard(folder)
         self.training, self.size = spec.job.training, len(spec.plan.stages)
         self.samples = self.num_skipped = 0
-        self.exchange = _exchange(spec, prepared.model.device)
+        self.exchange = _exchange(spec, prepared.pieces.device)
         self.optimizer = Optimizer(
-            prepared.model.global_named_parameters(),
+            prepared.pieces.global_named_parameters(),
             self.training,
             sum_over_all=self.exchange.sum_over_all,
             tied=self._tied(),
         )
         self.executor = Executor(
-            prepared.model,
+            prepared.pieces,
             spec.rank,
             range(self.size),
             self.exchange,
@@ -199,7 +205,7 @@ class _Run:
         """Measure the loss on the held-out samples; the last stage knows it."""
         start_s, count = time.time(), self.training.evaluate_samples
         batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
-        schedule = forward_only(self.size, len(batches.sizes))
+        schedule = forward_only(self.size, len(batches.sizes), self.schedule.num_chunks)
         loss = self.executor.run(schedule, batches, Account()).loss
         values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
         if loss is not None:
@@ -249,7 +255,7 @@ class _Run:
     def export(self) -> None:
         """Write the model as a Hugging Face folder."""
         job = self.spec.job
-        export_shard(self.prepared.model, Path(job.output), self.spec.rank)
+        export_shard(self.prepared.pieces, Path(job.output), self.spec.rank)
         self.exchange.meet()
         if self.spec.rank == 0:
             own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
@@ -262,30 +268,30 @@ class _Run:
         waited_s = account.exposed_communication_s + account.idle_s
         with account.computing():
             update = self.optimizer.apply(step)
-            synchronize(self.prepared.model.device)
+            synchronize(self.prepared.pieces.device)
         account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
         return update
 
     def _cut(self, read: partial[Batch], size: int | None = None) -> MicroBatches:
         """Read a batch where this stage needs one, and cut it into the plan's micro-batches."""
-        model, dataset = self.prepared.model, self.prepared.dataset
+        pieces, dataset = self.prepared.pieces, self.prepared.dataset
         size = size or self.training.global_batch_size
         batch = None if dataset is None else read(dataset)
         return MicroBatches.cut(
             size,
             self.spec.plan.micro_batch_size,
             self.training.sequence_length,
-            batch.input_ids if batch and model.is_first else None,
-            batch.labels if batch and model.is_last else None,
+            batch.input_ids if batch and pieces.is_first else None,
+            batch.labels if batch and pieces.is_last else None,
         )
 
     def _second_copy(self) -> bool:
         """Tell whether this stage holds a tied embedding that the first stage holds too."""
-        model = self.prepared.model
+        model = self.prepared.pieces
         return model.tied and model.is_last and not model.is_first
 
     def _tied(self) -> Tied | None:
-        model = self.prepared.model
+        model = self.prepared.pieces
         if not model.tied or model.is_first == model.is_last:
             return None
         peer = self.size - 1 if model.is_first else 0

@@ -21,6 +21,7 @@ from isthmus.core.model import config_path, read_config
 from isthmus.core.worker import write_atomically
 from isthmus.train.architecture import meta_model, model_class
 from isthmus.train.load_weights import INDEX_FILE, SINGLE_FILE, StoredTensor, shard_tensors
+from isthmus.train.pieces import StagePieces
 from isthmus.train.stage_model import EMBEDDING, StageModel
 from isthmus.train.tensor_names import published_pieces
 
@@ -34,7 +35,7 @@ _DTYPE_WORDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "
 
 
 def export_shard(
-    stage: StageModel,
+    stage: StageModel | StagePieces,
     output: Path,
     rank: int,
     dtype: torch.dtype | None = None,
@@ -110,7 +111,7 @@ def finish_export(
 
 
 def _shards(
-    stage: StageModel, dtype: torch.dtype | None, shard_bytes: int
+    stage: StageModel | StagePieces, dtype: torch.dtype | None, shard_bytes: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the stage's published tensors, copied to the CPU, in groups of about `shard_bytes`."""
     group: dict[str, torch.Tensor] = {}
@@ -125,7 +126,7 @@ def _shards(
         yield group
 
 
-def _published_tensors(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _published_tensors(stage: StageModel | StagePieces) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in stage.global_named_parameters():
         if name == EMBEDDING and not stage.is_first:
             continue
