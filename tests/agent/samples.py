@@ -61,8 +61,9 @@ def order(
     places: Sequence[str] = ("east/h20", "west/h20"),
     lease_s: float = 30,
     ranks: RankMap | None = None,
+    **more: object,
 ) -> PartOrder:
-    """An order for one part of a plan at `places`."""
+    """An order for one part of a plan at `places`; `more` are further fields of it."""
     return PartOrder(
         job=job,
         attempt=attempt,
@@ -71,6 +72,7 @@ def order(
         spec=JOB,
         plan=plan(places),
         rank_map=ranks,
+        **more,  # type: ignore[arg-type]
     )
 
 

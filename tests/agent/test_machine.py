@@ -6,60 +6,18 @@ import pytest
 
 from isthmus.agent.machine import AgentMachine
 from isthmus.agent.parts import (
-    Instruction,
     LocalJob,
-    LocalJobsSeen,
     OrdersReceived,
     SeenWorker,
-    ShutdownAsked,
     StartWorker,
-    StopWorker,
     WorkersSeen,
     WriteRanks,
 )
 from isthmus.agent.site import move
-from isthmus.agent.validators import validate
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import AgentOrders, PartOrder, RankMap
-from tests.agent.samples import INVENTORY, address, order, orders, states
-
-
-class Site:
-    """A machine with a clock, validated after every event."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.machine = AgentMachine("east", INVENTORY)
-
-    def obey(self, *parts: PartOrder) -> list[Instruction]:
-        return self._handle(OrdersReceived(now_s=self.now_s, orders=orders(*parts)))
-
-    def see(self, state: str, rank: int = 0, job: str = "a", **fields: object) -> list[Instruction]:
-        attempt = int(str(fields.pop("attempt", 1)))
-        seen = SeenWorker(job=job, attempt=attempt, rank=rank, state=state, **fields)  # type: ignore[arg-type]
-        return self._handle(WorkersSeen(now_s=self.now_s, workers=(seen,)))
-
-    def local(self, *jobs: LocalJob) -> list[Instruction]:
-        return self._handle(LocalJobsSeen(now_s=self.now_s, jobs=jobs))
-
-    def wait(self, seconds: float) -> list[Instruction]:
-        self.now_s += seconds
-        return self._handle(WorkersSeen(now_s=self.now_s))
-
-    def shut_down(self) -> list[Instruction]:
-        return self._handle(ShutdownAsked(now_s=self.now_s))
-
-    def _handle(self, event: object) -> list[Instruction]:
-        done = self.machine.handle(event)  # type: ignore[arg-type]
-        validate(self.machine)
-        return done
-
-    @property
-    def states(self) -> dict[str, str]:
-        return states(self.machine)
-
-    def detail(self, job: str = "a", attempt: int = 1) -> str:
-        return self.machine.parts[job, attempt].detail
+from tests.agent.hand import Site, starts, stops
+from tests.agent.samples import INVENTORY, address, order
 
 
 @pytest.fixture
@@ -72,14 +30,6 @@ def running(site: Site, *places: str) -> Site:
     site.obey(order("prepared", places=places or ("east/h20", "west/h20")))
     site.obey(order("running", places=places or ("east/h20", "west/h20")))
     return site
-
-
-def starts(done: list[Instruction]) -> list[int]:
-    return [step.rank for step in done if isinstance(step, StartWorker)]
-
-
-def stops(done: list[Instruction]) -> list[tuple[int, bool]]:
-    return [(step.rank, step.force) for step in done if isinstance(step, StopWorker)]
 
 
 def test_prepare_holds_one_card_for_each_stage_here_and_starts_nothing(site: Site) -> None:
@@ -282,7 +232,7 @@ def test_of_deaths_seen_in_one_look_the_cause_is_told(site: Site) -> None:
     deaths = [
         SeenWorker(job="a", attempt=1, rank=r, state="exited", exit_status=s) for r, s in ((0, 9), (1, 137))
     ]
-    site._handle(WorkersSeen(now_s=site.now_s, workers=tuple(deaths)))
+    site.handle(WorkersSeen(now_s=site.now_s, workers=tuple(deaths)))
     assert site.detail() == "rank 1 was ended by signal 9"
 
 
@@ -408,5 +358,5 @@ def test_a_withdrawn_local_job_is_stopped(site: Site) -> None:
 def test_orders_say_nothing_about_local_jobs(site: Site) -> None:
     """The server neither starts nor ends what is the owner's own."""
     site.local(mine("one", 1))
-    assert site._handle(OrdersReceived(now_s=0, orders=AgentOrders())) == []
+    assert site.handle(OrdersReceived(now_s=0, orders=AgentOrders())) == []
     assert len(site.machine.parts) == 1

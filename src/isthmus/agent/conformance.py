@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from isthmus.agent.adapter import Adapter, WorkerStatus
+from isthmus.agent.adapter import Adapter, Move, WorkerStatus
+from isthmus.core.messages import QueueEntry
 
 MakeAdapter = Callable[[Sequence[str]], Adapter]
 """Given a worker program (the folder comes behind it), return a fresh adapter of the same site."""
@@ -207,6 +208,36 @@ def nothing_outlives_the_program(site: _Site) -> None:
     require(not runs(child), "no process of a worker is left when it is exited")
 
 
+def queue_is_ordered_by_moves(site: _Site) -> None:
+    """Moves put in and put elsewhere, one after the other; every adapter of the site sees the result."""
+    a, b, c, d = (QueueEntry(job=name, attempt=number) for number, name in enumerate("abcd"))
+    queue = site.adapter()
+    before = tuple(queue.queue())
+    queue.order([Move(entry=a), Move(entry=b, after=a), Move(entry=c)])
+    require(_queued(site, before) == [c, a, b], "a move puts its entry directly behind another, or first")
+    queue.order([Move(entry=c, after=b), Move(entry=d, after=QueueEntry(job="nobody"))])
+    require(_queued(site, before) == [a, b, c, d], "a move behind what is not there puts its entry last")
+    queue.order([Move(entry=b)], gone=[a])
+    require(_queued(site, before) == [b, c, d], "what is named by no move keeps its place")
+    queue.order([], gone=[a, b, c, d])
+    require(tuple(queue.queue()) == before, "what is gone is out of the queue")
+
+
+def a_long_queue_is_ordered_quickly(site: _Site) -> None:
+    """A thousand moves take no longer than a second."""
+    entries = [QueueEntry(job=f"j{number}", attempt=1) for number in range(1000)]
+    queue = site.adapter()
+    start_s = time.monotonic()
+    queue.order([Move(entry=entry) for entry in entries])
+    took_s = time.monotonic() - start_s
+    queue.order([], gone=entries)
+    require(took_s <= 1, f"a thousand moves take no longer than a second, these took {took_s:.1f} s")
+
+
+def _queued(site: _Site, before: Sequence[QueueEntry]) -> list[QueueEntry]:
+    return [entry for entry in site.adapter().queue() if entry not in before]
+
+
 def runs(pid: int) -> bool:
     """Tell whether process `pid` runs; one that ended and waits to be reaped does not."""
     try:
@@ -231,4 +262,6 @@ _RULES = (
     stopped_before_never_starts,
     found_again,
     nothing_outlives_the_program,
+    queue_is_ordered_by_moves,
+    a_long_queue_is_ordered_quickly,
 )
