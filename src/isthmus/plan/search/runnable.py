@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.core.plan import Plan
 
-RUN_SCHEDULES = ("1f1b", "gpipe", "overlapped")
+RUN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "overlapped", "zero_bubble")
 """Schedules that the runtime executes."""
 
 
@@ -21,8 +21,6 @@ def why_not_runnable(plan: Plan) -> str | None:
             return f"{name} {most}: the runtime has one chip per stage"
     if plan.schedule not in RUN_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime has {', '.join(RUN_SCHEDULES)}"
-    if plan.warm_up:
-        return "a warm-up of its own: the runtime follows the schedule's"
     if any(stage.recompute not in ("none", "full") for stage in plan.stages):
         return "selective recomputation: the runtime knows none and full"
     return None

@@ -91,7 +91,7 @@ class Space:
             kept = self.limits.overlap or self.limits.schedule != "overlapped"
             return (self.limits.schedule,) if kept else ()
         several = len({spot.cluster for spot in spots}) > 1
-        if several and self.limits.overlap and not self.limits.executable:
+        if several and self.limits.overlap:
             return ("1f1b", "overlapped")
         return ("1f1b",)
 

@@ -51,7 +51,6 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
             counts.append(count)
             stages += [one.model_copy(update={"replica": replica}) for one in pattern]
     uneven = len(set(counts)) > 1
-    warm_up = () if executable else _warm_up(layout)
     return Plan(
         id=_plan_id(layout, stages),
         stages=tuple(stages),
@@ -62,7 +61,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         schedule=layout.schedule,
         zero=max(row.shape.zero for row in layout.rows),
         replica_micro_batches=tuple(counts) if uneven else (),
-        warm_up=warm_up,
+        warm_up=_warm_up(layout),
         precision=None if executable else job.training.precision,
         model=None if executable else job.model,
     )
