@@ -39,8 +39,8 @@ class SiteBooks:
     """The parts of a site and the rules they are held by.
 
     `fence` is the highest that orders have come under. `restless` are the parts that time alone may change,
-    `queued_local` and `queued_pool` those that wait; `changed` says that one of them might start now. `acts` gathers
-    what the present event asks of the world.
+    `queued_local` and `queued_pool` those that wait; `changed` says that one of them might start now.
+    `acts` gathers what the present event asks of the world.
     """
 
     cluster: Cluster
