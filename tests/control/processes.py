@@ -27,7 +27,7 @@ from tests.control.serving import POOL, plan_across, submission
 STAND_IN = (sys.executable, str(Path(__file__).parents[1] / "agent" / "stand_in.py"))
 RULES = Rules(retry_s=0.2, agent_lost_s=20)
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["pytest", "isthmus.control.server", "isthmus.agent", "tests.control.serving"])
+_FORK.set_forkserver_preload(["pytest", "isthmus.control.server", "isthmus.agent", "tests.control.replicas"])
 
 
 class CrashingStore(SqliteStore):
@@ -67,7 +67,7 @@ def serve(state: Path, port: int, crash: tuple[str, int]) -> None:
     run_server(
         ServerConfig(state=state, port=port, pool=POOL, rules=RULES),
         announce,
-        make_store=lambda folder: CrashingStore(folder / "isthmus.db", *crash),
+        make_store=lambda config: CrashingStore(config.state / "isthmus.db", *crash),
         planner=plan_across,
     )
 
@@ -190,8 +190,11 @@ class RealPool:
         self.processes[name] = _FORK.Process(target=target, args=args)
         self.processes[name].start()
 
+    def admin_token(self) -> str:
+        return (self.folder / "server" / "admin.token").read_text().strip()
+
     def _admin(self, role: Role, name: str) -> str:
-        token = (self.folder / "server" / "admin.token").read_text().strip()
+        token = self.admin_token()
         answer = httpx.post(
             f"{self.url}/v1/tokens",
             json=TokenRequest(role=role, name=name).model_dump(),

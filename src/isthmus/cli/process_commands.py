@@ -37,6 +37,10 @@ HostOption = Annotated[str, typer.Option(help="The address to listen on; other t
 CertificateOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")
 ]
+DatabaseOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Holds the address of a PostgreSQL that several servers share."),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -46,6 +50,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
     examples=[
         "isthmus serve --state /var/lib/isthmus --pool pool.yaml",
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
+        "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
 def serve(
@@ -54,25 +59,31 @@ def serve(
     pool: OptionalPoolOption = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    database: DatabaseOption = None,
     tls_cert: CertificateOption = None,
     tls_key: KeyOption = None,
     self_signed: Annotated[
         bool, typer.Option("--self-signed", help="Make a certificate in the state.")
     ] = False,
 ) -> None:
-    """Run the control plane: the one process that agents and users connect to.
+    """Run the control plane: what agents and users connect to.
 
-    Ctrl-C ends it; jobs that run go on, and a later start takes them up again.
+    Ctrl-C ends it; jobs that run go on, and a later start takes them up again. Of several servers on one
+    database one leads; any answers, and another leads within seconds when it dies.
     """
     server = import_extra("isthmus.control.server", "server")
+    if database is not None:
+        import_extra("isthmus.control.postgres_store", "postgres")
     _log_to(shell)
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
-        tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
+        database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
-        found = {"server": listening.url, "admin_token": str(listening.admin_token.resolve())}
+        found = {"server": listening.url}
+        if listening.admin_token:
+            found["admin_token"] = str(listening.admin_token.resolve())
         if listening.certificate:
             found["certificate"] = str(listening.certificate.cert.resolve())
         shell.answer(found, lambda: _how_to_use(found))
@@ -81,7 +92,10 @@ def serve(
 
 
 def _how_to_use(found: dict[str, str]) -> str:
-    lines = [f"the pool's server listens at {found['server']}", "to use it as its admin:"]
+    lines = [f"the pool's server listens at {found['server']}"]
+    if "admin_token" not in found:
+        return "\n".join([*lines, "the admin's token was made by another server on the same database"])
+    lines += ["to use it as its admin:"]
     lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={found['admin_token']}"]
     lines += [f"  export ISTHMUS_CA={found['certificate']}"] if "certificate" in found else []
     return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])

@@ -74,10 +74,11 @@ class Session:
         return self._db
 
 
-def connect(address: str) -> Db:
-    """Open a connection on which a commit means that the disk has it.
+def connect(address: str, name: str = "isthmus") -> Db:
+    """Open a connection, shown by the database as `name`, on which a commit means that the disk has it.
 
-    Raises `InputError` for an address that cannot be read (without repeating it) and psycopg's errors.
+    A peer that is silent is given up after some 10 s. Raises `InputError` for an address that cannot be read
+    (without repeating it) and psycopg's errors.
     """
     try:
         psycopg.conninfo.conninfo_to_dict(address)
@@ -86,7 +87,16 @@ def connect(address: str) -> Db:
             "the address of the PostgreSQL database cannot be read",
             hint="for example postgresql://isthmus:PASSWORD@db.example/isthmus",
         ) from None
-    db = psycopg.connect(address, autocommit=True, connect_timeout=5, application_name="isthmus")
+    db = psycopg.connect(
+        address,
+        autocommit=True,
+        connect_timeout=5,
+        application_name=name,
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+        tcp_user_timeout=10_000,
+    )
     db.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{TURN_S}s",))
     db.execute(
         "SELECT set_config('synchronous_commit', 'on', false) "

@@ -16,8 +16,9 @@ from pathlib import Path
 import uvicorn
 
 from isthmus.control.api import create_app
-from isthmus.control.auth import ensure_admin
+from isthmus.control.auth import ADMIN_FILE, ensure_admin
 from isthmus.control.coordinator import Rules
+from isthmus.control.leadership import Leadership
 from isthmus.control.planner import PlannerProcess
 from isthmus.control.planning import Planner
 from isthmus.control.shell import ControlShell
@@ -36,14 +37,17 @@ __all__ = ["Listening", "ServerConfig", "create_app", "run_server"]
 class ServerConfig:
     """One control plane.
 
-    `port` 0 takes any free one. `pool` is the operator's file: links, owners, chips. Beyond loopback TLS is
-    a must: `tls_cert` with `tls_key`, or `self_signed`. `rules` are the coordinator's times.
+    `port` 0 takes any free one. `pool` is the operator's file: links, owners, chips. `database` is a file
+    with the address of a PostgreSQL database, to be shared with other servers; None is a SQLite file in
+    `state`. Beyond loopback TLS is a must: `tls_cert` with `tls_key`, or `self_signed`. `rules` are the
+    coordinator's times.
     """
 
     state: Path
     host: str = "127.0.0.1"
     port: int = 8470
     pool: Pool | None = None
+    database: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     self_signed: bool = False
@@ -52,11 +56,14 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
-    """What a server tells once it listens: its URL, its certificate, where the admin's token is."""
+    """What a server tells once it listens: its URL, its certificate, the file of the admin's token.
+
+    The token is None where another server on the same database has made it.
+    """
 
     url: str
     certificate: Certificate | None
-    admin_token: Path
+    admin_token: Path | None
 
 
 def run_server(
@@ -64,31 +71,35 @@ def run_server(
     announce: Callable[[Listening], None] | None = None,
     *,
     stop: threading.Event | None = None,
-    make_store: Callable[[Path], Store] | None = None,
+    make_store: Callable[[ServerConfig], Store] | None = None,
     planner: Planner | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`.
 
-    `announce` is called once connections are accepted; `make_store` (given the state folder) and `planner`
-    replace the embedded ones. Raises `UnavailableError` where the port or the
-    state folder cannot be had and `InputError` where TLS is missing or broken; nothing is left behind then.
+    `announce` is called once connections are accepted; `make_store` and `planner` replace the built-in ones.
+    Raises `UnavailableError` where the port, the state folder or the database cannot be had and `InputError`
+    where TLS or the database's address is missing or broken; nothing is left behind then.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_bound(config.host, config.port))
         stack.enter_context(locked(config.state, "server"))
         certificate = certificate_of(config)
-        store = (make_store or _open_store)(config.state)
+        store = (make_store or open_store)(config)
         stack.callback(store.close)
         ensure_admin(store, config.state, time.time())
         own = PlannerProcess()
-        shell = ControlShell(store, config.pool, planner=planner or own, rules=config.rules)
+        leadership = _leadership(config)
+        shell = ControlShell(
+            store, config.pool, planner=planner or own, rules=config.rules, leadership=leadership
+        )
         stack.callback(shell.close)
         stack.callback(own.close)
         shell.start()
+        token = config.state / ADMIN_FILE
         listening = Listening(
             url=_url(config.host, listener, certificate),
             certificate=certificate,
-            admin_token=config.state / "admin.token",
+            admin_token=token if token.exists() else None,
         )
         server = _Server(_uvicorn_config(shell, certificate), stop or threading.Event())
         server.when_ready = lambda: announce(listening) if announce else None
@@ -116,8 +127,35 @@ def certificate_of(config: ServerConfig) -> Certificate | None:
     return None
 
 
-def _open_store(state: Path) -> Store:
-    return SqliteStore(state / "isthmus.db")
+def open_store(config: ServerConfig) -> Store:
+    """Open the database that `config` names, or else the SQLite file in its state folder."""
+    if config.database is None:
+        return SqliteStore(config.state / "isthmus.db")
+    from isthmus.control.postgres_store import PostgresStore
+
+    return PostgresStore(database_address(config.database))
+
+
+def _leadership(config: ServerConfig) -> Leadership | None:
+    if config.database is None:
+        return None
+    from isthmus.control.postgres_leadership import PostgresLeadership
+
+    return PostgresLeadership(database_address(config.database))
+
+
+def database_address(file: Path) -> str:
+    """Return the address that a file holds: its one line. Raises `InputError` where it has none."""
+    try:
+        address = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the database's address cannot be read from {file}: {error}") from error
+    if not address or "\n" in address:
+        raise InputError(
+            f"{file} does not hold the address of a database",
+            hint="one line, for example postgresql://isthmus:PASSWORD@db.example/isthmus",
+        )
+    return address
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ Planning runs beside it, and its answer comes back as one more event. Metrics an
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
@@ -71,7 +70,7 @@ class ControlShell:
         self.store, self.file, self.clock = store, pool, clock
         self.changes = Changes()
         self._leadership: Leadership = leadership or Alone()
-        self._leads = False
+        self._leads, self._epoch = False, 0
         self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
         self._ended = threading.Event()
         self._seen_at: set[tuple[str, str]] = set()
@@ -228,7 +227,13 @@ class ControlShell:
         self._actor.take(lambda _: event, lambda _: None)
 
     def _hand_in(self, event: Event) -> None:
-        self._quietly(event.kind, lambda: self._take(event))
+        request = self._as_leader(event)
+        self._quietly(event.kind, lambda: self._actor.settle([request])[0].value())
+
+    def _as_leader(self, event: Event) -> Request:
+        """Take in what is only the leader's to say: nothing, where another server has begun an epoch."""
+        epoch = self._epoch
+        return Request(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
     def _observe(self, folded: Folded) -> None:
         """Keep up with what is durable, and do what it asks for where that is this server's to do."""
@@ -283,22 +288,24 @@ class ControlShell:
 
         events = self._ask(due)
         if self._leads and events:
-            requests = [Request(lambda _: None, functools.partial(_given, event)) for event in events]
+            requests = [self._as_leader(event) for event in events]
             for event, request in zip(events, self._actor.settle(requests), strict=True):
                 self._quietly(event.kind, request.value)
 
     def _lead_or_follow(self) -> None:
         """Begin an epoch where leadership was won: what the last leader was doing is asked for again."""
-        led, self._leads = self._leads, self._leadership.holds()
-        if self._leads and not led:
+        if not self._leadership.holds():
+            self._leads = False
+        elif not self._leads:
             now_s = self.clock()
-            self._actor.take(lambda c: EpochBegan(now_s=now_s, epoch=c.epoch + 1), lambda _: None)
+
+            def begin(coordinator: Coordinator) -> Event:
+                return EpochBegan(now_s=now_s, epoch=coordinator.epoch + 1)
+
+            self._epoch = self._actor.take(begin, lambda coordinator: coordinator.epoch)
             asked = self._ask(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
+            self._leads = True
             self._act(asked, own=True)
-
-
-def _given(event: Event, _coordinator: Coordinator) -> Event:
-    return event
 
 
 def _outcome(request: Request) -> JobView | IsthmusError:

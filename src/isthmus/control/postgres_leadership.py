@@ -1,0 +1,121 @@
+"""`PostgresLeadership`: of the servers on one PostgreSQL, the one that holds an advisory lock leads.
+
+The lock is its session's: where a server dies, its session ends and the next to ask leads at once. One that
+hangs keeps its session; whoever sees that it has not beaten for `SILENCE_S` ends that session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psycopg
+
+from isthmus.control.postgres_store import connect
+from isthmus.core.errors import IsthmusError
+
+LEADER_LOCK = 0x15_7468_6D75_7303
+"""The advisory lock that the leader's session holds."""
+SILENCE_S = 5.0
+"""A leader that has not beaten for so long may be deposed; it beats with every tick."""
+HEAR_EVERY_S = 1.0
+"""A cluster's reports are passed on to the other servers at most this often."""
+
+_log = logging.getLogger("isthmus.server")
+
+
+class PostgresLeadership:
+    """A `Leadership` among the servers on the database at `address`. Where that is away, nobody leads."""
+
+    def __init__(self, address: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address, self._clock = address, clock
+        self._lock = threading.Lock()
+        self._db: psycopg.Connection[Any] | None = None
+        self._leads = False
+        self._told_s: dict[str, float] = {}
+
+    def holds(self) -> bool:
+        """Tell whether this server leads; see `Leadership`."""
+        with self._lock:
+            led = self._leads
+            self._leads = bool(self._with_session(self._beat_or_try))
+            if led and not self._leads:
+                _log.warning("this server no longer leads")
+            return self._leads
+
+    def hear(self, cluster: str) -> None:
+        """Let the others know; see `Leadership`."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s - self._told_s.get(cluster, -HEAR_EVERY_S) < HEAR_EVERY_S:
+                return
+            sql = (
+                "INSERT INTO heard (cluster, at_s) VALUES (%s, extract(epoch FROM clock_timestamp())) "
+                "ON CONFLICT (cluster) DO UPDATE SET at_s = excluded.at_s"
+            )
+            if self._with_session(lambda db: db.execute(sql, (cluster,))) is not None:
+                self._told_s[cluster] = now_s
+
+    def heard(self) -> Mapping[str, float]:
+        """Return how long ago clusters were heard; see `Leadership`."""
+        sql = "SELECT cluster, greatest(extract(epoch FROM clock_timestamp()) - at_s, 0)::float8 FROM heard"
+        with self._lock:
+            return dict(self._with_session(lambda db: db.execute(sql).fetchall()) or ())
+
+    def give_up(self) -> None:
+        """End the session, and the lock with it; see `Leadership`."""
+        with self._lock:
+            self._end_session()
+
+    def _with_session(self, use: Callable[[psycopg.Connection[Any]], Any]) -> Any:
+        """Use the session; None where the database cannot be had. A lost session is a lost leadership."""
+        try:
+            if self._db is None or self._db.closed:
+                self._leads, self._db = False, connect(self._address, self._session_name())
+            return use(self._db)
+        except (psycopg.Error, IsthmusError) as error:
+            _log.warning("leadership: the PostgreSQL database cannot be used: %s", str(error).strip())
+            self._end_session()
+            return None
+
+    def _session_name(self) -> str:
+        """Return what the database shows of this session: which server it is, for its operator to see."""
+        return f"isthmus lead {socket.gethostname()[:32]}:{os.getpid()}"
+
+    def _end_session(self) -> None:
+        self._leads = False
+        if self._db is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._db.close()
+        self._db = None
+
+    def _beat_or_try(self, db: psycopg.Connection[Any]) -> bool:
+        if not self._leads:
+            found = db.execute("SELECT pg_try_advisory_lock(%s)", (LEADER_LOCK,)).fetchone()
+            if not (found and found[0]):
+                self._depose_if_silent(db)
+                return False
+        db.execute(
+            "INSERT INTO leader (beat) VALUES (clock_timestamp()) ON CONFLICT (one) DO UPDATE "
+            "SET beat = excluded.beat"
+        )
+        return True
+
+    def _depose_if_silent(self, db: psycopg.Connection[Any]) -> None:
+        """End the session of a leader that hangs: the lock is free at the next look."""
+        ended = db.execute(
+            "SELECT pg_terminate_backend(l.pid) FROM pg_locks l, leader "
+            "WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
+            "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND (l.classid::bigint << 32) | l.objid::bigint = %s "
+            "AND leader.beat < clock_timestamp() - make_interval(secs => %s)",
+            (LEADER_LOCK, SILENCE_S),
+        ).fetchall()
+        if ended:
+            _log.warning("the leader has not been heard for %g s: its session was ended", SILENCE_S)

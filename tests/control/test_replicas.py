@@ -1,0 +1,150 @@
+"""Several servers on one PostgreSQL: one leads, any answers; a kill loses nothing acknowledged."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from isthmus.agent.conformance import runs
+from isthmus.control.events import DeadlinePassed, EpochBegan, Event
+from isthmus.control.leadership import Alone
+from isthmus.control.postgres_leadership import PostgresLeadership
+from isthmus.control.postgres_store import PostgresStore
+from isthmus.control.shell import ControlShell
+from tests.control.processes import until
+from tests.control.replicas import NAMES, Replicas
+from tests.control.serving import POOL, plan_across, submission
+from tests.control.test_kill_processes import is_clean
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def pool(tmp_path: Path, postgres: str) -> Iterator[Replicas]:
+    pool = Replicas(tmp_path, postgres)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whichever_server_is_killed_every_acknowledged_job_ends_once(pool: Replicas, seed: int) -> None:
+    """The script: kill the leader, or a server at a point in its store; submit; thrice; all is done once."""
+    chance = random.Random(seed)
+    acknowledged: dict[str, str] = {}
+    for key in ("one", "two", "three"):
+        if chance.random() < 0.5:
+            victim = chance.choice(NAMES)
+            pool.kill(victim)
+            where = chance.choice(["before", "between", "after"])
+            pool.start(victim, (where, chance.randint(1, 4)))
+            time.sleep(chance.uniform(0, 0.5))
+        else:
+            until(lambda: pool.leader(), "somebody leads", 10)
+            victim = pool.leader() or NAMES[0]
+        pool.kill(victim)
+        until(
+            lambda key=key: acknowledged.update({key: pool.submit(key)}) or acknowledged[key], "taken in", 20
+        )
+        pool.start(victim)
+    jobs = list(acknowledged.values())
+    until(lambda: [pool.state(job) for job in jobs] == ["succeeded"] * 3, "all succeed")
+    until(lambda: is_clean(pool), "everything is given back")
+    started = Counter(entry[:3] for entry in pool.starts())
+    assert set(started.values()) == {1}, f"started twice: {started}"
+    assert {job for job, _, _ in started} == set(jobs), "a job nobody was told of"
+    assert not any(runs(int(pid)) for *_, pid in pool.starts())
+
+
+def test_another_leads_within_seconds_of_the_leaders_death(pool: Replicas) -> None:
+    """Killed: the lock goes with its session. Hung: its session is ended by whoever sees its silence."""
+    until(pool.leader, "somebody leads", 10)
+    first = pool.leader()
+    pool.kill(first)
+    took_s = until(lambda: pool.leader() not in ("", first), "another leads", 10)
+    assert took_s < 3
+    pool.start(first)
+    second = pool.leader()
+    hung = pool.processes[second].pid
+    assert hung is not None
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        took_s = until(lambda: pool.leader() == first, "the other leads again", 20)
+        assert took_s < 10
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    until(lambda: pool.submit("after"), "it is taken in")
+
+
+class Settable(Alone):
+    """Leadership that a test gives and takes."""
+
+    def __init__(self) -> None:
+        self.leads = True
+
+    def holds(self) -> bool:
+        return self.leads
+
+
+def test_a_deposed_leader_appends_nothing_that_only_a_leader_may(postgres: str) -> None:
+    """The script: 1. a leads; 2. b begins an epoch, unseen by a; 3. a hands in a deadline: it is not kept."""
+    stores = [PostgresStore(postgres), PostgresStore(postgres)]
+    a, b = [ControlShell(store, POOL, planner=plan_across, leadership=Settable()) for store in stores]
+    a.tick()
+    job = a.submit("ann", submission())
+    b.tick()
+
+    def log() -> list[Event]:
+        return [event for _, event in stores[0].events()]
+
+    assert [event.epoch for event in log() if isinstance(event, EpochBegan)] == [1, 2]
+    before = len(log())
+    a._hand_in(DeadlinePassed(now_s=2.0, job_id=job.id, state="waiting", attempt=0))
+    a._hand_in(EpochBegan(now_s=2.0, epoch=9))
+    assert len(log()) == before
+    assert b.job(job.id) == a.job(job.id)
+    for shell, store in zip((a, b), stores, strict=True):
+        shell.close()
+        store.close()
+
+
+def test_the_lock_has_one_holder_and_is_lost_with_its_session(postgres: str) -> None:
+    """The script: 1. a leads, b does not; 2. a's session is ended; 3. b leads, a knows that it does not."""
+    PostgresStore(postgres).close()
+    a, b = PostgresLeadership(postgres), PostgresLeadership(postgres)
+    assert (a.holds(), b.holds(), a.holds()) == (True, False, True)
+    with psycopg.connect(postgres, autocommit=True) as db:
+        db.execute(
+            "SELECT pg_terminate_backend(l.pid) FROM pg_locks l WHERE l.locktype = 'advisory' AND "
+            "l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+    until(b.holds, "b leads", 5)
+    assert (a.holds(), a.holds(), b.holds()) == (False, False, True)
+    b.give_up()
+    until(a.holds, "a leads", 5)
+    a.give_up()
+
+
+def test_what_one_server_hears_the_others_know(postgres: str) -> None:
+    """A report to a server that does not lead counts at the one that does."""
+    PostgresStore(postgres).close()
+    a, b = PostgresLeadership(postgres), PostgresLeadership(postgres)
+    a.hear("east")
+    assert 0 <= b.heard()["east"] < 5
+    a.give_up()
+    assert 0 <= b.heard()["east"] < 5
+    b.give_up()
+
+
+def test_a_database_that_is_away_is_led_by_nobody() -> None:
+    """Whoever cannot reach it neither leads nor fails."""
+    away = PostgresLeadership("postgresql://u:hunter2@127.0.0.1:1/x")
+    away.hear("east")
+    assert (away.holds(), away.heard()) == (False, {})
