@@ -12,7 +12,7 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import IsthmusError, ModelError
 from isthmus.core.link_physics import WIRE_OVERHEAD, cubic_bytes_per_s, effective_bytes_per_s, transfer_s
 from isthmus.core.model import load_model, require_trainable
-from isthmus.core.plan import Plan, Stage
+from isthmus.core.plan import Plan, Stage, group_by_cluster
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool, VirtualChip
 from isthmus.core.units import format_bytes, format_seconds, parse_bytes
 
@@ -180,3 +180,38 @@ def test_every_error_says_what_and_what_to_do_next_and_has_its_own_exit_code():
             assert str(error) == "what (next)"
         assert kind.exit_code > 0
         assert 400 <= kind.http_status < 600
+
+
+def test_replicas_that_share_a_cluster_are_one_group():
+    """Directly, or by a replica that joins two others; groups are numbered as their replicas come."""
+    assert group_by_cluster([{"a"}, {"b"}, {"a"}, {"c", "d"}]) == (0, 1, 0, 2)
+    assert group_by_cluster([{"a"}, {"b"}, {"b", "a"}, {"c"}]) == (0, 0, 0, 1)
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), min_size=1, max_size=6))
+def test_groups_never_share_a_cluster_and_cannot_be_parted(clusters):
+    """What groups are, by another way: grown from one replica until no other shares a cluster."""
+    groups = group_by_cluster(clusters)
+    for number in range(len(clusters)):
+        grown = {number}
+        while more := {
+            i for i, own in enumerate(clusters) if i not in grown and any(own & clusters[j] for j in grown)
+        }:
+            grown |= more
+        assert {i for i, group in enumerate(groups) if group == groups[number]} == grown
+
+
+def test_local_steps_and_sizes_of_a_plan_must_mean_something():
+    """Local steps need groups that may differ; the sizes are one per replica, the plan's the largest."""
+    apart = [stage("a", 0, 2), stage("b", 0, 2, replica=1)]
+    together = [stage("a", 0, 2), stage("a", 0, 2, replica=1)]
+    assert plan(*apart, dp=2, local_steps=8).replica_groups == (0, 1)
+    with pytest.raises(ValidationError, match="all replicas share clusters"):
+        plan(*together, dp=2, local_steps=8)
+    sized = {"dp": 2, "micro_batch_size": 4, "micro_batches": 3, "sequence_length": 8, "id": "p"}
+    uneven = Plan(stages=apart, **sized, replica_micro_batch_sizes=(4, 1), replica_micro_batches=(2, 3))
+    assert uneven.samples == 4 * 2 + 1 * 3
+    with pytest.raises(ValidationError, match="3 entries for dp 2"):
+        Plan(stages=apart, **sized, replica_micro_batch_sizes=(4, 1, 1))
+    with pytest.raises(ValidationError, match="the largest of replica_micro_batch_sizes is 2"):
+        Plan(stages=apart, **sized, replica_micro_batch_sizes=(2, 1))

@@ -262,3 +262,20 @@ def test_the_runtimes_plan_is_a_plan_file(tmp_path):
     assert (read.stages, read.schedule, read.zero) == (plan.stages, "overlapped", 0)
     with pytest.raises(PlanError, match="2 replicas"):
         to_runtime(staged((5, 3), dp=2), model_of(8))
+
+
+def test_local_steps_and_sizes_by_replica_are_refused_everywhere():
+    """Neither framework averages every few steps or takes unlike micro-batches; nor does our runtime."""
+    plan = staged((8,), dp=2, micro_batches=4)
+    apart = with_stages(plan, (plan.stages[0], plan.stages[1].model_copy(update={"cluster": "b"})))
+    local = apart.model_copy(update={"local_steps": 20})
+    sized = plan.model_copy(update={"replica_micro_batch_sizes": (1, 2), "micro_batch_size": 2})
+    for made, reason in ((local, "average their parameters every 20 steps"), (sized, "of 1, 2 samples")):
+        for write in (to_megatron, to_torchtitan):
+            with pytest.raises(PlanError, match=reason) as caught:
+                write(made, model_of(8), POOL)
+            assert caught.value.hint
+    with pytest.raises(PlanError, match="20 local steps between averages"):
+        to_runtime(local, model_of(8))
+    with pytest.raises(PlanError, match="micro-batch sizes by replica"):
+        to_runtime(sized, model_of(8))

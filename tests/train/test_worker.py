@@ -254,7 +254,8 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
     "fixed",
     [
         {"zero": 1}, {"replica_micro_batches": (8,)}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
-        {"precision": "fp16"}, {"chunks": 2}, {"overlap_gradients": True},
+        {"precision": "fp16"}, {"replica_micro_batch_sizes": (2,)}, {"chunks": 2},
+        {"overlap_gradients": True},
     ],
 )  # fmt: skip
 def test_what_a_plan_by_hand_fixes_is_followed_or_refused(tmp_path: Path, fixed: dict) -> None:
@@ -270,11 +271,13 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
     doubled = [
         one for replica in (0, 1) for one in (s.model_copy(update={"replica": replica}) for s in plan.stages)
     ]
+    apart = [s.model_copy(update={"cluster": f"site-{s.replica}"}) for s in doubled]
     for update, why in (
         ({"micro_batches": 5}, "samples a step is 10 in the plan and 8 in the job"),
         ({"sequence_length": 99}, "sequence_length is 99"),
         ({"stages": plan.stages[:1]}, "number of layers is 1"),
         ({"stages": tuple(doubled), "dp": 2}, "2 replicas"),
+        ({"stages": tuple(apart), "dp": 2, "local_steps": 4}, "fixes local_steps to 4"),
     ):
         with pytest.raises(PlanError, match=why):
             check_executable(spec_of(tmp_path, Plan.model_validate(plan.model_dump() | update)))

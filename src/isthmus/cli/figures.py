@@ -166,8 +166,7 @@ def predicted_tokens_per_s(plan: Plan) -> float | None:
     """Return the tokens a second of the whole job that `plan` predicts, None without a prediction."""
     if plan.predicted is None or not plan.predicted.iteration_s:
         return None
-    samples = plan.micro_batches * plan.micro_batch_size * plan.dp
-    return samples * plan.sequence_length / plan.predicted.iteration_s
+    return plan.samples * plan.sequence_length / plan.predicted.iteration_s
 
 
 def thin(series: Sequence[tuple[int, float]], limit: int) -> Series:

@@ -144,7 +144,7 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
         layout = f"{len(chosen.pipeline())} stages" + (f", {chosen.dp} replicas" if chosen.dp > 1 else "")
         pieces.append(
             f"<p>Plan <b>{escape(chosen.id)}</b>: {layout}, {chosen.micro_batches} micro-batches of "
-            f"{chosen.micro_batch_size} × {chosen.sequence_length} tokens, schedule "
+            f"{_sizes(chosen)} × {chosen.sequence_length} tokens, schedule "
             f"{escape(chosen.schedule)}." + (f" {escape(chosen.why)}" if chosen.why else "") + "</p>"
         )
         pieces.append(_compared(chosen, figures))
@@ -155,6 +155,11 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
         items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
         pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
     return "".join(pieces) or _none("No plan has been chosen.")
+
+
+def _sizes(chosen: Plan) -> str:
+    """Return the micro-batch sizes of the replicas, each once."""
+    return " or ".join(str(n) for n in sorted({chosen.micro_batch_size_of(r) for r in range(chosen.dp)}))
 
 
 def refused(view: JobView) -> str:

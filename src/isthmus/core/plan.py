@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -68,10 +69,14 @@ class Plan(Frozen):
     """A way to run a job: who computes which layers, in which order, and what that should take.
 
     A plan written by hand may fix more: `model` (a folder or `config.json`), `precision` (bf16 where it is
-    not said), the stage of ZeRO, micro-batches that differ by replica (`replica_micro_batches`, one each),
-    the warm-up of an overlapped schedule (`warm_up`, one per stage), the pieces of the model per stage of an
-    interleaved one (`chunks`), whether messages wait for their receive (`rendezvous`, as NCCL's do), and
-    whether gradients are reduced while the last micro-batch runs backward (`overlap_gradients`).
+    not said), the stage of ZeRO, micro-batches that differ by replica in number (`replica_micro_batches`, one
+    each) or in size (`replica_micro_batch_sizes`, one each; `micro_batch_size` is the largest), the warm-up
+    of an overlapped schedule (`warm_up`, one per stage), the pieces of the model per stage of an interleaved
+    one (`chunks`), whether messages wait for their receive (`rendezvous`, as NCCL's do), and whether
+    gradients are reduced while the last micro-batch runs backward (`overlap_gradients`).
+
+    With `local_steps` above 1 gradients are reduced among the replicas of one group alone, those that share a
+    cluster. Each group takes so many steps on its own, then an outer optimizer averages all parameters.
     """
 
     version: Literal[1] = 1
@@ -88,6 +93,8 @@ class Plan(Frozen):
     precision: Precision | None = None
     zero: Literal[0, 1, 2, 3] = 0
     replica_micro_batches: tuple[Count, ...] = ()
+    replica_micro_batch_sizes: tuple[Count, ...] = ()
+    local_steps: Count = 1
     warm_up: tuple[Index, ...] = ()
     chunks: Count | None = None
     transport: Literal["buffered", "rendezvous"] = "buffered"
@@ -116,12 +123,26 @@ class Plan(Frozen):
 
     @model_validator(mode="after")
     def _lists_have_an_entry_each(self) -> Plan:
-        if self.replica_micro_batches and len(self.replica_micro_batches) != self.dp:
+        for name in ("replica_micro_batches", "replica_micro_batch_sizes"):
+            entries = getattr(self, name)
+            if entries and len(entries) != self.dp:
+                raise ValueError(f"{name} has {len(entries)} entries for dp {self.dp}")
+        if self.replica_micro_batch_sizes and max(self.replica_micro_batch_sizes) != self.micro_batch_size:
             raise ValueError(
-                f"replica_micro_batches has {len(self.replica_micro_batches)} entries for dp {self.dp}"
+                f"micro_batch_size is {self.micro_batch_size}, but the largest of replica_micro_batch_sizes "
+                f"is {max(self.replica_micro_batch_sizes)}"
             )
         if self.warm_up and any(len(self.pipeline(r)) != len(self.warm_up) for r in range(self.dp)):
             raise ValueError(f"warm_up has {len(self.warm_up)} entries; give one per stage")
+        return self
+
+    @model_validator(mode="after")
+    def _local_steps_part_groups(self) -> Plan:
+        if self.local_steps > 1 and len(set(self.replica_groups)) < 2:
+            raise ValueError(
+                f"local_steps is {self.local_steps}, but all replicas share clusters: they would never "
+                "differ; set it to 1"
+            )
         return self
 
     @property
@@ -138,10 +159,20 @@ class Plan(Frozen):
         """Return the micro-batches that one replica takes in a step."""
         return self.replica_micro_batches[replica] if self.replica_micro_batches else self.micro_batches
 
+    def micro_batch_size_of(self, replica: int) -> int:
+        """Return the samples in a micro-batch of one replica."""
+        sizes = self.replica_micro_batch_sizes
+        return sizes[replica] if sizes else self.micro_batch_size
+
     @property
     def samples(self) -> int:
         """Samples of one step, over all replicas."""
-        return self.micro_batch_size * sum(self.micro_batches_of(r) for r in range(self.dp))
+        return sum(self.micro_batches_of(r) * self.micro_batch_size_of(r) for r in range(self.dp))
+
+    @cached_property
+    def replica_groups(self) -> tuple[int, ...]:
+        """The group of each replica, from 0: replicas that share a cluster, or are joined by others."""
+        return group_by_cluster([{stage.cluster for stage in self.pipeline(r)} for r in range(self.dp)])
 
     def pipeline(self, replica: int = 0) -> tuple[Stage, ...]:
         """Return the stages of one replica, first to last."""
@@ -188,6 +219,21 @@ class Plan(Frozen):
     def parts(self) -> tuple[Part, ...]:
         """Cut the plan into its parts, one per cluster."""
         return tuple(Part.of(self, cluster) for cluster in self.clusters)
+
+
+def group_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
+    """Return the group of each replica, given its clusters: a common cluster makes replicas one group.
+
+    Groups are numbered from 0 in the order of their first replicas.
+    """
+    group_of: dict[str, int] = {}
+    for replica, names in enumerate(clusters):
+        joined = {group_of[name] for name in names if name in group_of}
+        least = min(joined, default=replica)
+        group_of |= {name: least for name, group in group_of.items() if group in joined}
+        group_of |= dict.fromkeys(names, least)
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(group_of[next(iter(names))], len(numbers)) for names in clusters)
 
 
 class Part(Frozen):

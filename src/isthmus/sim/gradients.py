@@ -7,13 +7,18 @@ Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 20
 
 Assumed: segments that share a stage share its local links and end together; the ring visits the clusters in
 order of first use; every member of a cluster has a flow of its own on the wire.
+
+With local steps only the replicas of one group reduce gradients so. Every H steps the groups then average
+their parameters, between clusters alone; an iteration is the mean of H: it has 1/H of an average's bytes and
+time, after the slowest group (A. Douillard et al., "DiLoCo: distributed low-communication training of
+language models", 2023).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus.sim.execute import Barrier, Pipeline
 from isthmus.sim.kernel import Event, Kernel, Steps, all_of
@@ -24,7 +29,8 @@ from isthmus.sim.wire import Carrier
 class Holder:
     """A stage as holder of layers `[first, last)`: what it reduces, and how fast inside its cluster.
 
-    `count` equal replicas stand behind it; `local_bytes_per_s` is the rate of a collective in its cluster.
+    `count` equal replicas of a `group` stand behind it; `local_bytes_per_s` is the rate of a collective in
+    its cluster. `averaged_bytes` of the same layers are averaged over the groups.
     """
 
     pipeline: Pipeline
@@ -34,6 +40,8 @@ class Holder:
     gradient_bytes: float
     local_bytes_per_s: float
     count: int
+    averaged_bytes: float = 0.0
+    group: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +60,28 @@ class Segment:
         return counts
 
     @property
-    def num_bytes(self) -> float:
-        """Bytes of the segment's gradients: the largest share any holder keeps of these layers."""
-        first, last = self.layers
-        return max(h.gradient_bytes * (last - first) / (h.layers[1] - h.layers[0]) for h in self.holders)
+    def groups(self) -> tuple[Segment, ...]:
+        """The segment as each group of replicas holds it."""
+        numbers = sorted({holder.group for holder in self.holders})
+        return tuple(replace(self, holders=tuple(h for h in self.holders if h.group == n)) for n in numbers)
 
-    def local_s(self) -> float:
+    def num_bytes(self, *, averaged: bool = False) -> float:
+        """Return the bytes of gradients, or of what is averaged: the largest share that any holder keeps."""
+        first, last = self.layers
+        return max(_bytes(h, averaged) * (last - first) / (h.layers[1] - h.layers[0]) for h in self.holders)
+
+    def local_s(self, *, averaged: bool = False) -> float:
         """Return the seconds of the reduce-scatter, or of the all-gather, in the slowest cluster."""
         slowest_s, clusters = 0.0, self.clusters
         for holder in self.holders:
             members = clusters[holder.cluster]
             share = (members - 1) / members
-            slowest_s = max(slowest_s, share * holder.gradient_bytes / holder.local_bytes_per_s)
+            slowest_s = max(slowest_s, share * _bytes(holder, averaged) / holder.local_bytes_per_s)
         return slowest_s
+
+
+def _bytes(holder: Holder, averaged: bool) -> float:
+    return holder.averaged_bytes if averaged else holder.gradient_bytes
 
 
 def segments(holders: Sequence[Holder]) -> tuple[Segment, ...]:
@@ -86,21 +103,28 @@ class _Shard:
     weight: int
     flow: int
     event: Event
+    left_s: float = 0.0
     arrives_s: float = 0.0
 
-    def depart(self, left_s: float, arrives_s: float) -> None:  # noqa: ARG002
-        """Learn when the last byte arrives."""
-        self.arrives_s = arrives_s
+    def depart(self, left_s: float, arrives_s: float) -> None:
+        """Learn when the last byte leaves and arrives."""
+        self.left_s, self.arrives_s = left_s, arrives_s
         self.event.trigger()
 
 
 class GradientExchange:
-    """The reduction of all gradients of one iteration."""
+    """The reduction of all gradients of one iteration, and its part of the average over groups."""
 
     def __init__(
-        self, kernel: Kernel, holders: Sequence[Holder], carrier: Callable[[str, str], Carrier], flow: int
+        self,
+        kernel: Kernel,
+        holders: Sequence[Holder],
+        carrier: Callable[[str, str], Carrier],
+        flow: int,
+        local_steps: int = 1,
     ) -> None:
         self._kernel = kernel
+        self._local_steps = local_steps
         self._carrier = carrier
         self._flow = flow
         self._barriers = {
@@ -121,6 +145,7 @@ class GradientExchange:
 
     def _reduce(self, segment: Segment) -> Steps:
         kernel = self._kernel
+        within = [kernel.start(self._within(one)) for one in segment.groups]
         mine = [self._barriers[h.pipeline.number, h.stage] for h in segment.holders]
         order: list[Holder] = []
         for barrier, holder in zip(mine, segment.holders, strict=True):
@@ -130,12 +155,23 @@ class GradientExchange:
         for barrier in mine:
             if barrier.cause is None or barrier.cause[0] < kernel.now:
                 barrier.cause = (kernel.now, last.pipeline, last.stage)
-        local_s = segment.local_s()
-        yield kernel.now + local_s
-        yield from self._ring(segment)
-        yield kernel.now + local_s
+        yield all_of(kernel, within)
+        if len(within) > 1:
+            share = 1 / self._local_steps
+            yield from self._ring(segment, segment.num_bytes(averaged=True), share)
+            yield kernel.now + share * segment.local_s(averaged=True)
 
-    def _ring(self, segment: Segment) -> Steps:
+    def _within(self, group: Segment) -> Steps:
+        """Reduce the gradients of one group once all its stages are ready."""
+        barriers = [self._barriers[h.pipeline.number, h.stage] for h in group.holders]
+        yield all_of(self._kernel, [barrier.ready for barrier in barriers])
+        local_s = group.local_s()
+        yield self._kernel.now + local_s
+        yield from self._ring(group, group.num_bytes())
+        yield self._kernel.now + local_s
+
+    def _ring(self, segment: Segment, num_bytes: float, share: float = 1.0) -> Steps:
+        """Let `share` of a ring all-reduce of so many bytes run between the clusters."""
         clusters = segment.clusters
         if len(clusters) < 2:
             return
@@ -145,8 +181,9 @@ class GradientExchange:
         for source, target in zip(names, names[1:] + names[:1], strict=True):
             carrier = self._carrier(source, target)
             delay_s = max(delay_s, carrier.wire.delay_s)
-            size = steps / len(names) * segment.num_bytes / weight
+            size = share * steps / len(names) * num_bytes / weight
             shards.append(_Shard(size, weight, self._flow, kernel.event()))
             carrier.carry(shards[-1])
         yield all_of(kernel, [shard.event for shard in shards])
-        yield max(shard.arrives_s for shard in shards) + (steps - 1) * delay_s
+        arrived_s = max(s.left_s + share * (s.arrives_s - s.left_s) for s in shards)
+        yield arrived_s + share * (steps - 1) * delay_s

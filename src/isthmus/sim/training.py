@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from isthmus.core.errors import InputError, PlanError
-from isthmus.core.plan import StageTime
+from isthmus.core.plan import StageTime, group_by_cluster
 from isthmus.schedule import Operation, Schedule
 from isthmus.sim import account
 from isthmus.sim.execute import Barrier, Path, Pipeline, Transport
@@ -34,7 +34,8 @@ class StageLoad:
     `boundary_bytes` is what a micro-batch carries to the next stage, and its gradient back; inside a cluster
     that takes `hop_s`. `activation_bytes` is kept per micro-batch in flight, `static_bytes` always.
     `gradient_bytes` of layers `[first, last)` are reduced over the replicas, inside a cluster at
-    `local_bytes_per_s`. All bytes are those of the whole stage, or all per chip: the unit is the caller's.
+    `local_bytes_per_s`; with local steps `averaged_bytes` of them are averaged over the groups. All bytes are
+    those of the whole stage, or all per chip: the unit is the caller's.
     """
 
     cluster: str
@@ -49,6 +50,7 @@ class StageLoad:
     activation_bytes: float = 0.0
     layers: tuple[int, int] = (0, 1)
     gradient_bytes: float = 0.0
+    averaged_bytes: float = 0.0
     local_bytes_per_s: float = math.inf
 
 
@@ -71,7 +73,11 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is simulated. `wires` are the directions between clusters, shared by all that crosses them."""
+    """What is simulated. `wires` are the directions between clusters, shared by all that crosses them.
+
+    With `local_steps` above 1 only replicas that share a cluster reduce their gradients every iteration; an
+    iteration is then the mean of so many, after which those of all clusters average.
+    """
 
     replicas: tuple[Replica, ...]
     wires: Mapping[Ends, Wire] = field(default_factory=dict)
@@ -79,6 +85,7 @@ class Training:
     sharing: Sharing = "fair"
     iterations: int = 1
     seed: int = 0
+    local_steps: int = 1
 
 
 def simulate(training: Training, *, fold: bool = True, details: bool = True) -> TrainingRun:
@@ -223,6 +230,9 @@ class _Run:
                 )
 
     def _exchange(self, iteration: int) -> GradientExchange:
+        steps, groups = self.training.local_steps, (0,) * len(self.classes)
+        if steps > 1:
+            groups = group_by_cluster([{load.cluster for load in one.stages} for one in self.classes])
         holders = [
             Holder(
                 pipeline=pipeline,
@@ -232,11 +242,13 @@ class _Run:
                 gradient_bytes=load.gradient_bytes,
                 local_bytes_per_s=load.local_bytes_per_s,
                 count=replica.count,
+                averaged_bytes=load.averaged_bytes,
+                group=group,
             )
-            for pipeline, replica in zip(self.pipelines, self.classes, strict=True)
+            for pipeline, replica, group in zip(self.pipelines, self.classes, groups, strict=True)
             for stage, load in enumerate(replica.stages)
         ]
-        return GradientExchange(self.kernel, holders, self.carrier, flow=-1 - iteration)
+        return GradientExchange(self.kernel, holders, self.carrier, flow=-1 - iteration, local_steps=steps)
 
     def result(self, class_of: tuple[int, ...], details: bool) -> TrainingRun:
         """Read the logs."""

@@ -20,6 +20,11 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     plan, training = spec.plan, spec.job.training
     for number, stage in enumerate(plan.stages):
         _require_simple(number, stage)
+    if plan.local_steps > 1:
+        raise PlanError(
+            f"the plan fixes local_steps to {plan.local_steps}",
+            hint="this runtime reduces gradients every step: plan again with training.local_steps 1",
+        )
     if plan.dp > 1:
         raise PlanError(f"the plan asks for {plan.dp} replicas", hint="this runtime runs dp = 1")
     _require_executed(plan, training.precision)
@@ -77,6 +82,7 @@ def _require_executed(plan: Plan, precision: str) -> None:
     fixed = {
         "zero": plan.zero,
         "replica_micro_batches": plan.replica_micro_batches,
+        "replica_micro_batch_sizes": plan.replica_micro_batch_sizes,
         "overlap_gradients": plan.overlap_gradients,
     }
     for name, value in fixed.items():

@@ -122,8 +122,11 @@ def _gbps(plan: Plan, job: Job, profile: ModelProfile, times: Sequence[Sequence[
         for each, count in zip(times, counts, strict=True)
     )
     precision_bytes = 4 if (plan.precision or job.training.precision) in ("fp32", "tf32") else 2
-    message = profile.boundary_bytes(plan.micro_batch_size * plan.sequence_length, precision_bytes)
-    return sum(counts) * message * 8 * WIRE_OVERHEAD / 1e9 / iteration_s if iteration_s else 0.0
+    sent = sum(
+        count * profile.boundary_bytes(plan.micro_batch_size_of(r) * plan.sequence_length, precision_bytes)
+        for r, count in enumerate(counts)
+    )
+    return sent * 8 * WIRE_OVERHEAD / 1e9 / iteration_s if iteration_s else 0.0
 
 
 def _pace_s(times: Sequence[StageTime]) -> float:

@@ -68,14 +68,19 @@ def _predicted(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, pool: P
     per_s = sum(chips * group.price_per_chip_hour / 3600 for chips, group in groups)
     cards = sum(chips / pool.chip(group).chips_per_card for chips, group in groups)
     precision_bytes = 2 if job.training.precision == "bf16" else 4
-    message = profile.boundary_bytes(moved.micro_batch_size * moved.sequence_length, precision_bytes)
     update = {
         "iteration_s": run.iteration_s,
         "tgs_tokens_per_card_s": moved.samples * moved.sequence_length / run.iteration_s / cards,
         "samples_per_s": moved.samples / run.iteration_s,
         "cost_per_iteration": per_s * run.iteration_s,
         "wan_gbps": tuple(
-            moved.micro_batches_of(replica) * message * 8 / 1e9 / run.iteration_s
+            moved.micro_batches_of(replica)
+            * profile.boundary_bytes(
+                moved.micro_batch_size_of(replica) * moved.sequence_length, precision_bytes
+            )
+            * 8
+            / 1e9
+            / run.iteration_s
             for replica in range(moved.dp)
             for _ in moved.hops(replica)
         ),

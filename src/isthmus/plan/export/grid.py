@@ -77,6 +77,9 @@ def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
     if len(set(plan.replica_micro_batches)) > 1:
         counts = ", ".join(map(str, plan.replica_micro_batches))
         yield Obstacle(f"replicas take {counts} micro-batches: each must take as many", _UNLIKE)
+    if len(set(plan.replica_micro_batch_sizes)) > 1:
+        sizes = ", ".join(map(str, plan.replica_micro_batch_sizes))
+        yield Obstacle(f"replicas take micro-batches of {sizes} samples: they have one size", _UNLIKE)
     if plan.warm_up:
         yield Obstacle(
             f"a warm-up of its own ({', '.join(map(str, plan.warm_up))})",
@@ -87,6 +90,15 @@ def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
         yield Obstacle(
             f"a stage of {small} layers cannot be cut into {num_chunks(plan)} pieces",
             "set chunks to 1, or give the stage more layers",
+        )
+
+
+def local_steps_obstacles(plan: Plan, lacking: str) -> Iterator[Obstacle]:
+    """Yield that replicas average every few steps, for which a framework lacks something."""
+    if plan.local_steps > 1:
+        yield Obstacle(
+            f"replicas average their parameters every {plan.local_steps} steps: {lacking}",
+            "plan again with training.local_steps 1",
         )
 
 

@@ -16,7 +16,13 @@ from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder import decoder_obstacles, decoder_of
 from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
 from isthmus.plan.export.flag import Flag, flag
-from isthmus.plan.export.grid import Grid, grid_obstacles, grid_of, interleaving_obstacles
+from isthmus.plan.export.grid import (
+    Grid,
+    grid_obstacles,
+    grid_of,
+    interleaving_obstacles,
+    local_steps_obstacles,
+)
 from isthmus.plan.export.launch import Launch, launches_of
 from isthmus.plan.export.layout import layout_text
 from isthmus.plan.export.megatron_model import model_arguments, model_obstacles
@@ -63,6 +69,7 @@ def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
     """Yield what Megatron-LM cannot do of a plan; `experts` says that the model has some."""
     yield from grid_obstacles(plan)
     yield from interleaving_obstacles(plan)
+    yield from local_steps_obstacles(plan, "it reduces gradients every step")
     if len(plan.pipeline()) > 1 and plan.schedule not in _SCHEDULES:
         yield Obstacle(
             f"it has no schedule '{plan.schedule}', only {' and '.join(_SCHEDULES)}",

@@ -17,7 +17,13 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.export.decoder import Decoder, decoder_obstacles, decoder_of
 from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
-from isthmus.plan.export.grid import Grid, grid_obstacles, grid_of, interleaving_obstacles
+from isthmus.plan.export.grid import (
+    Grid,
+    grid_obstacles,
+    grid_of,
+    interleaving_obstacles,
+    local_steps_obstacles,
+)
 from isthmus.plan.export.launch import launches_of
 from isthmus.plan.export.obstacle import Obstacle, require_none
 
@@ -69,6 +75,7 @@ def plan_obstacles(plan: Plan) -> Iterator[Obstacle]:
     """Yield what torchtitan cannot do of a plan."""
     yield from grid_obstacles(plan)
     yield from interleaving_obstacles(plan)
+    yield from local_steps_obstacles(plan, "only its torchft experiment does, a run per group, not exported")
     first, staged = plan.stages[0], len(plan.pipeline()) > 1
     if staged and plan.schedule not in SCHEDULES:
         yield Obstacle(
@@ -164,7 +171,7 @@ def training_values(plan: Plan, training: Training) -> dict[str, object]:
     staged = len(plan.pipeline()) > 1
     precision = plan.precision or training.precision
     values: dict[str, object] = {
-        "local_batch_size": plan.micro_batch_size * (plan.micro_batches if staged else 1),
+        "local_batch_size": plan.micro_batch_size * (plan.micro_batches_of(0) if staged else 1),
         "global_batch_size": plan.samples,
         "seq_len": plan.sequence_length,
         "steps": training.steps,

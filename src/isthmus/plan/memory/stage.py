@@ -8,7 +8,9 @@ The accounting is that of mixed-precision Adam as the runtime keeps it, in bytes
 | `fp32` | 4 | 4 | 8: two moments |
 | `bf16` | 2: the copy that is multiplied | 4: fp32 | 12: fp32 parameters and two moments |
 
-Activations are the tensors that autograd keeps (`plan.profile.layers`) for every micro-batch in flight.
+An outer optimizer (local steps) adds 8 to the optimizer: the fp32 parameters of the last average, and a
+momentum. Activations are the tensors that autograd keeps (`plan.profile.layers`) for every micro-batch in
+flight.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ Precision = Literal["bf16", "fp32"]
 _COMPUTE_BYTES = {"bf16": 2, "fp32": 4}
 _OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
 _GRADIENT_BYTES = 4
+OUTER_BYTES = 8
+"""Bytes per parameter of an outer optimizer: parameters as they were averaged last, and momentum, in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +130,7 @@ def stage_memory(
     recompute: Recompute = "none",
     recompute_layers: int | None = None,
     optimizer_on_host: bool = False,
+    outer_optimizer: bool = False,
     imbalance: float = 0.0,
     reserve_fraction: float = 0.05,
 ) -> StageMemory:
@@ -133,8 +138,9 @@ def stage_memory(
 
     `in_flight` micro-batches wait for their backward pass at once. `recompute_layers` of the layers (all,
     without it) are recomputed as `recompute` says; the others keep everything. `imbalance` goes from 0
-    (balanced experts) to 1 (all tokens at this chip's experts). `reserve_fraction` of the sum is lost in the
-    allocator. Raises `PlanError` for an empty or unknown range of layers, or a degree below 1.
+    (balanced experts) to 1 (all tokens at this chip's experts). `outer_optimizer` is held beside the other
+    (local steps). `reserve_fraction` of the sum is lost in the allocator. Raises `PlanError` for an empty or
+    unknown range of layers, or a degree below 1.
     """
     degrees = Degrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
     each = _COMPUTE_BYTES[precision]
@@ -144,7 +150,7 @@ def stage_memory(
     modes = _modes(profile, layers, recompute, recompute_layers)
     held = _held(profile, modes, layers, degrees, imbalance, load)
     shard = Sharding(tp=tp, sp=sp, ep=ep, etp=degrees.etp)
-    static = _static(profile, held, degrees, shard, is_first, is_last, precision)
+    static = _static(profile, held, degrees, shard, is_first, is_last, precision, outer_optimizer)
     if optimizer_on_host:
         static = replace(static, optimizer=0.0)
     kept = in_flight * _kept(profile, held, load, shard, is_first=is_first, is_last=is_last)
@@ -216,6 +222,7 @@ def _static(
     is_first: bool,
     is_last: bool,
     precision: Precision,
+    outer: bool,
 ) -> _Static:
     """Return what is held through the iteration; ZeRO deals it out over the chips that hold the same."""
     ends = [profile.embedding] if is_first else []
@@ -231,7 +238,7 @@ def _static(
     return _Static(
         weights=dealt(_COMPUTE_BYTES[precision], 3),
         gradients=dealt(_GRADIENT_BYTES, 2),
-        optimizer=dealt(_OPTIMIZER_BYTES[precision], 1),
+        optimizer=dealt(_OPTIMIZER_BYTES[precision] + OUTER_BYTES * outer, 1),
     )
 
 

@@ -15,7 +15,8 @@ def plan_picture(plan: Plan) -> str:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(plan.clusters)}
     kinds: dict[tuple[object, ...], list[int]] = {}
     for replica in range(plan.dp):
-        key = tuple(stage.model_copy(update={"replica": 0}) for stage in plan.pipeline(replica))
+        stages = (stage.model_copy(update={"replica": 0}) for stage in plan.pipeline(replica))
+        key = (plan.micro_batch_size_of(replica), *stages)
         kinds.setdefault(key, []).append(replica)
     parts, width, y = [], 0, TOP
     for replicas in kinds.values():
@@ -23,7 +24,7 @@ def plan_picture(plan: Plan) -> str:
         told = " or ".join(map(str, counts))
         parts.append(
             f'<text x="{LEFT}" y="{y - 8}" class="head">{len(replicas)} x, {told} micro-batches of '
-            f"{plan.micro_batch_size}, {escape(plan.schedule)}</text>"
+            f"{plan.micro_batch_size_of(replicas[0])}, {escape(plan.schedule)}</text>"
         )
         x, before = LEFT, ""
         for stage in plan.pipeline(replicas[0]):

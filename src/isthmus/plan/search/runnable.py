@@ -13,6 +13,10 @@ def why_not_runnable(plan: Plan) -> str | None:
 
     The runtime checks more when a job starts: that plan and job agree, that the model is one it trains.
     """
+    if plan.local_steps > 1:
+        return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
+    if plan.replica_micro_batch_sizes:
+        return "micro-batch sizes by replica: the runtime has one size"
     if plan.dp > 1:
         return f"{plan.dp} replicas: the runtime runs one"
     for name in ("tp", "cp", "ep"):

@@ -45,7 +45,9 @@ def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
         else:
             schedule = _schedule(plan.schedule, len(loads), micro_batches, plan.warm_up)
         replicas.append(Replica(stages=loads, schedule=schedule, count=count))
-    return simulate(Training(replicas=tuple(replicas), wires=wires), details=False)
+    return simulate(
+        Training(replicas=tuple(replicas), wires=wires, local_steps=plan.local_steps), details=False
+    )
 
 
 @lru_cache(maxsize=256)
@@ -65,7 +67,7 @@ def _load(plan: Plan, pool: Pool, task: Task, cost: StageCost) -> StageLoad:
     spot = Spot(
         cluster=cluster.name, owner=cluster.owner, group=group, chip=pool.chip(group), chips=group.chips
     )
-    seat = Seat(task, spot, Degrees(), plan.micro_batch_size)
+    seat = Seat(task, spot, Degrees(), plan.micro_batch_size_of(cost.stage.replica))
     again = 0 if cost.stage.recompute == "none" else cost.stage.recompute_layers
     timed = seat.timed(*cost.stage.layers, cost.stage.num_layers if again is None else again)
     return replace(cost.load, forward_s=timed.forward_s, backward_s=timed.backward_s, update_s=0.0, hop_s=0.0)

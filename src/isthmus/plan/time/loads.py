@@ -27,7 +27,10 @@ GRADIENT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
-    """One stage of one replica: what it takes and what it keeps, per chip."""
+    """One stage of one replica: what it takes and what it keeps, per chip.
+
+    Its gradients are reduced every step with those of `reducing` replicas, its own among them.
+    """
 
     stage: Stage
     host: Host
@@ -35,6 +38,7 @@ class StageCost:
     load: StageLoad
     memory: StageMemory
     in_flight_limit: int
+    reducing: int
 
 
 def group_of(pool: Pool, stage: Stage) -> NodeGroup:
@@ -78,14 +82,26 @@ def _cost(
     stage = stages[index]
     group = group_of(pool, stage)
     host = Host.of(group, pool.chip(group), calibration)
-    batch = batch_of(plan)
-    degrees = Degrees(tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=plan.dp, sp=stage.sp, zero=plan.zero)
+    batch = batch_of(plan, stage.replica)
+    degrees = _degrees(plan, stage)
     time = stage_pass(
         profile, stage.layers, host, batch, degrees,
         recompute=stage.recompute, recompute_layers=stage.recompute_layers,
         experts_hidden=plan.schedule == "dualpipe",
     )  # fmt: skip
     return _with_load(plan, profile, stages, index, _Placed(host, batch, degrees, time))
+
+
+def _degrees(plan: Plan, stage: Stage) -> Degrees:
+    dp = replicas_reducing(plan, stage.replica)
+    return Degrees(tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=dp, sp=stage.sp, zero=plan.zero)
+
+
+def replicas_reducing(plan: Plan, replica: int) -> int:
+    """Return how many replicas reduce gradients with `replica` every step: all, or those of its group."""
+    if plan.local_steps == 1:
+        return plan.dp
+    return plan.replica_groups.count(plan.replica_groups[replica])
 
 
 @dataclass(frozen=True)
@@ -108,19 +124,21 @@ def _with_load(
     boundary = profile.boundary_bytes(
         placed.batch.micro_batch_size * plan.sequence_length, placed.batch.precision_bytes
     )
-    near = 2 * stage.num_chips * plan.dp <= host.topology.chips_per_node
-    rate = all_reduce_bytes_per_s(host.topology, max(2, plan.dp), stage.num_chips)
+    dp = degrees.dp
+    near = 2 * stage.num_chips * dp <= host.topology.chips_per_node
+    rate = all_reduce_bytes_per_s(host.topology, max(2, dp), stage.num_chips)
     load = StageLoad(
         cluster=stage.cluster,
-        forward_s=placed.time.forward_s + _gathered_s(plan, host, memory, placed.time.forward_s),
-        backward_s=placed.time.backward_s + _gathered_s(plan, host, memory, placed.time.backward_s),
+        forward_s=placed.time.forward_s + _gathered_s(degrees, host, memory, placed.time.forward_s),
+        backward_s=placed.time.backward_s + _gathered_s(degrees, host, memory, placed.time.backward_s),
         update_s=host.rates.step_s + update_s(host, parameters / dealt, placed.batch.precision_bytes),
         boundary_bytes=boundary,
         hop_s=send_s(host.topology, boundary / stage.num_chips, same_node=near),
         static_bytes=memory.static_bytes + memory.buffers_bytes + memory.reserve_bytes,
         activation_bytes=memory.activations_bytes,
         layers=stage.layers,
-        gradient_bytes=stage.num_chips * _shown_gradients(plan, parameters, rate, placed.time.backward_s),
+        gradient_bytes=stage.num_chips * _shown_gradients(plan, dp, parameters, rate, placed.time.backward_s),
+        averaged_bytes=stage.num_chips * parameters * GRADIENT_BYTES if plan.local_steps > 1 else 0.0,
         local_bytes_per_s=rate * stage.num_chips,
     )
     return StageCost(
@@ -130,34 +148,35 @@ def _with_load(
         load=load,
         memory=memory,
         in_flight_limit=_in_flight_limit(memory, host.chip.memory_bytes),
+        reducing=dp,
     )
 
 
-def _shown_gradients(plan: Plan, parameters: float, rate: float, backward_s: float) -> float:
+def _shown_gradients(plan: Plan, dp: int, parameters: float, rate: float, backward_s: float) -> float:
     """Return the bytes of gradients per chip whose reduction takes time of its own.
 
     ZeRO reduces gradients and gathers weights of half their size. Reduced bucket by bucket, they hide behind
     the backward of the last micro-batch.
     """
     whole = parameters * GRADIENT_BYTES * (0.75 if plan.zero else 1.0)
-    reduce_s = 2 * (plan.dp - 1) / plan.dp * whole / rate
-    if not plan.overlap_gradients or plan.dp < 2:
+    reduce_s = 2 * (dp - 1) / dp * whole / rate
+    if not plan.overlap_gradients or dp < 2:
         return whole
     return whole * max(0.0, 1 - backward_s / reduce_s)
 
 
-def _gathered_s(plan: Plan, host: Host, memory: StageMemory, pass_s: float) -> float:
+def _gathered_s(degrees: Degrees, host: Host, memory: StageMemory, pass_s: float) -> float:
     """Return the seconds of ZeRO 3's gathering of weights that the pass does not hide."""
-    if plan.zero < 3:
+    if degrees.zero < 3:
         return 0.0
-    gathered_s = all_gather_s(host.topology, memory.weights_bytes * plan.dp, plan.dp)
+    gathered_s = all_gather_s(host.topology, memory.weights_bytes * degrees.dp, degrees.dp)
     return max(0.0, gathered_s - pass_s)
 
 
-def batch_of(plan: Plan) -> Batch:
-    """Return the micro-batch of a plan."""
+def batch_of(plan: Plan, replica: int) -> Batch:
+    """Return the micro-batch of one replica of a plan."""
     return Batch(
-        micro_batch_size=plan.micro_batch_size,
+        micro_batch_size=plan.micro_batch_size_of(replica),
         sequence_length=plan.sequence_length,
         precision=plan.precision or "bf16",
     )
@@ -176,9 +195,10 @@ def _memory(
         profile,
         stage.layers,
         (index == 0, index == len(stages) - 1),
-        (plan.micro_batch_size, plan.sequence_length, in_flight),
-        Degrees(tp=stage.tp, cp=stage.cp, ep=stage.ep, dp=plan.dp, sp=stage.sp, zero=plan.zero),
+        (plan.micro_batch_size_of(stage.replica), plan.sequence_length, in_flight),
+        _degrees(plan, stage),
         "fp32" if memory_bytes(plan) == 4 else "bf16",
+        plan.local_steps > 1,
         (stage.recompute, stage.recompute_layers),
     )
 
@@ -191,6 +211,7 @@ def _memory_of(
     sizes: tuple[int, int, int],
     degrees: Degrees,
     precision: Literal["fp32", "bf16"],
+    outer_optimizer: bool,
     recompute: tuple[Recompute, int | None],
 ) -> StageMemory:
     """Return the memory of a stage; it depends on no calibration, so fits ask for it many times over."""
@@ -198,7 +219,7 @@ def _memory_of(
         profile, layers, is_first=ends[0], is_last=ends[1],
         micro_batch_size=sizes[0], sequence_length=sizes[1], in_flight=sizes[2], precision=precision,
         tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, dp=degrees.dp, sp=degrees.sp, zero=degrees.zero,
-        recompute=recompute[0], recompute_layers=recompute[1],
+        recompute=recompute[0], recompute_layers=recompute[1], outer_optimizer=outer_optimizer,
     )  # fmt: skip
 
 
@@ -211,7 +232,8 @@ def distinct_replicas(plan: Plan) -> tuple[int, ...]:
     kinds = []
     for replica, stages in sorted(pipelines.items()):
         alike = [tuple(value for name, value in stage if name != "replica") for stage in stages]
-        kinds.append(found.setdefault((plan.micro_batches_of(replica), *alike), replica))
+        batches = plan.micro_batches_of(replica), plan.micro_batch_size_of(replica)
+        kinds.append(found.setdefault((*batches, *alike), replica))
     return tuple(kinds)
 
 

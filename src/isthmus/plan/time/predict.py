@@ -136,8 +136,9 @@ def simulate_plan(
         kinds[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
     replicas = [kinds[replica] for replica in kind_of]
     training = Training(
-        replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed
-    )
+        replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed,
+        local_steps=plan.local_steps,
+    )  # fmt: skip
     return simulate(training, details=details), first
 
 
@@ -152,6 +153,8 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
     )
     notes = [f"calibration '{calibration.name}': {fitted}, from {calibration.source}"]
     notes.append("experts receive equal numbers of tokens; gradients are reduced after the last backward")
+    if plan.local_steps > 1:
+        notes.append(local_steps_note(plan))
     stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]
     for number, (stage, done) in enumerate(zip(stages, run.stages, strict=True)):
         chip = pool.chip(pool.cluster(stage.cluster).group(stage.node_group))
@@ -161,6 +164,15 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
                 f"{chip.memory_bytes / 1e9:.1f} GB of {chip.name}"
             )
     return tuple(notes)
+
+
+def local_steps_note(plan: Plan) -> str:
+    """Say what a prediction of local steps rests on."""
+    return (
+        f"{max(plan.replica_groups) + 1} groups of replicas average their parameters every "
+        f"{plan.local_steps} steps: times and bytes are the mean of a step, without the outer update; "
+        "what is learned differs from a reduction every step"
+    )
 
 
 def estimate_s(
@@ -176,17 +188,17 @@ def estimate_s(
     slowest_s = 0.0
     for replica in dict.fromkeys(distinct_replicas(plan)):
         costs = stage_costs(plan, pool, profile, calibration, replica)
-        slowest_s = max(slowest_s, _replica_s(plan, costs, wires, plan.micro_batches_of(replica)))
+        slowest_s = max(slowest_s, _replica_s(costs, wires, plan.micro_batches_of(replica)))
     return slowest_s
 
 
 def _replica_s(
-    plan: Plan, costs: Sequence[StageCost], wires: Mapping[tuple[str, str], Wire], micro_batches: int
+    costs: Sequence[StageCost], wires: Mapping[tuple[str, str], Wire], micro_batches: int
 ) -> float:
     times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
     hops = [_hop_s(a, b, wires) for a, b in itertools.pairwise(costs)]
     pipeline_s = iteration_estimate_s(times, hops, micro_batches)
-    last_s = max(cost.load.update_s + _reduce_s(plan, cost) for cost in costs)
+    last_s = max(cost.load.update_s + _reduce_s(cost) for cost in costs)
     return pipeline_s + last_s
 
 
@@ -197,11 +209,11 @@ def _hop_s(a: StageCost, b: StageCost, wires: Mapping[tuple[str, str], Wire]) ->
     return wire.delay_s + a.load.boundary_bytes / wire.bytes_per_s
 
 
-def _reduce_s(plan: Plan, cost: StageCost) -> float:
-    if plan.dp < 2:
+def _reduce_s(cost: StageCost) -> float:
+    if cost.reducing < 2:
         return 0.0
     chips = cost.stage.num_chips
-    return all_reduce_s(cost.host.topology, cost.load.gradient_bytes / chips, plan.dp, chips)
+    return all_reduce_s(cost.host.topology, cost.load.gradient_bytes / chips, cost.reducing, chips)
 
 
 def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> float:
