@@ -19,6 +19,7 @@ Lifka 1995), where `releases` tell when that is.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -91,19 +92,23 @@ def global_order(
 
     `node_limit` bounds the search for what starts together (`pack_jobs`).
     Deterministic: it depends on the set of requests, not on the order in which they are given.
+
+    Costs 10 to 30 ms of CPU at 10,000 requests on 40 queues, 0.2 to 0.4 s at 100,000, most of it sorting
+    (`python -m benchmarks.global_order`): to be asked when chips have come free or jobs have come, not at
+    every event, and of a longer queue for its head.
     """
     books = _Books(dict(free), now_s, releases)
     order = sorted(requests, key=lambda one: (_RANK[one.priority], one.submitted_s, one.job))
     waiting: list[Request] = []
     exact = True
     for _, group in groupby(order, key=lambda one: _RANK[one.priority]):
-        rest = list(group)
-        for one in _in_turn(rest, objective, now_s, patience_s):
-            rest.remove(one)
+        whole = list(group)
+        for one in _in_turn(whole, objective, now_s, patience_s):
             if not books.start(one):
                 books.reserve(one)
-        weighed, whole = _weigh(rest[:WINDOW], books.left, objective, node_limit)
-        exact = exact and whole and (len(rest) <= WINDOW or objective == "arrival")
+        rest = [one for one in whole if one.job not in books.known]
+        weighed, best = _weigh(rest[:WINDOW], books.left, objective, node_limit)
+        exact = exact and best and (len(rest) <= WINDOW or objective == "arrival")
         for one in (*weighed, *rest):
             if one.job in books.known or books.start(one):
                 continue
@@ -155,7 +160,7 @@ class _Books:
         self.started: list[str] = []
         self.reserved: list[Request] = []
         self.known: set[str] = set()
-        self._releases = sorted(releases, key=lambda one: one.at_s)
+        self._coming = _coming(releases)
         self._begin_s: dict[str, float] = {}
 
     def start(self, one: Request) -> bool:
@@ -200,12 +205,24 @@ class _Books:
 
         What other reservations keep counts as theirs.
         """
-        have = {queue: self.left.get(queue, 0) for queue in one.needs}
         at_s = self.now_s
-        for release in self._releases:
-            if all(have[queue] >= n for queue, n in one.needs.items()):
-                break
-            at_s = max(at_s, release.at_s)
-            for queue in have.keys() & release.chips.keys():
-                have[queue] += release.chips[queue]
-        return at_s if all(have[queue] >= n for queue, n in one.needs.items()) else -math.inf
+        for queue, n in one.needs.items():
+            short = n - self.left.get(queue, 0)
+            if short > 0:
+                times_s, sums = self._coming.get(queue, ((), ()))
+                place = bisect_left(sums, short)
+                if place == len(sums) or math.isinf(times_s[place]):
+                    return -math.inf
+                at_s = max(at_s, times_s[place])
+        return at_s
+
+
+def _coming(releases: Sequence[Release]) -> dict[str, tuple[list[float], list[int]]]:
+    """Return for each queue when chips come back, and how many have by then."""
+    found: dict[str, tuple[list[float], list[int]]] = {}
+    for release in sorted(releases, key=lambda one: one.at_s):
+        for queue, chips in release.chips.items():
+            times_s, sums = found.setdefault(queue, ([], [0]))
+            times_s.append(release.at_s)
+            sums.append(sums[-1] + chips)
+    return {queue: (times_s, sums[1:]) for queue, (times_s, sums) in found.items()}

@@ -3,14 +3,15 @@
 A job takes what it needs at every queue or nothing: a knapsack with one constraint for each queue. Solved by
 branch and bound; the bound is the smaller of two relaxations (the constraints added up, each weighted by one
 over what its queue has free, and a job cut where the sum is used up; every queue filled to the brim at the
-best value per chip).
+best value per chip). A search that is cut short is followed by exchanges: a job that was left out is put
+first, and the rest filled up behind it, as long as that is worth more.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,8 +37,8 @@ def pack_jobs(
     """Return the jobs of greatest total value that fit `free` (chips by queue) together.
 
     `values` are positive. Of equal packings the one found first wins: by value for the chips it takes, then
-    as given. After `node_limit` nodes of the search the best so far is returned, from as many nodes as jobs
-    on never worse than greedy.
+    as given. After `node_limit` nodes of the search the best so far is returned, bettered by exchanges; from
+    as many nodes as jobs on it is never worse than greedy.
     """
     fitting = [
         index for index, need in enumerate(needs) if all(free.get(queue, 0) >= n for queue, n in need.items())
@@ -86,7 +87,41 @@ class _Search:
             if all(left[queue] >= n for queue, n in need.items()):
                 rest = {**left, **{queue: left[queue] - n for queue, n in need.items()}}
                 stack.append((place + 1, value + self._values[place], rest, (*chosen, place)))
+        if stack:
+            self._exchange()
         return not stack
+
+    def _exchange(self) -> None:
+        """Better the best by putting jobs first that it leaves out, until none of them helps."""
+        every = range(len(self._values))
+        by_value = sorted(every, key=lambda place: -self._values[place])
+        for order in (every, by_value):
+            self._keep(self._filled(order))
+        left_out = [place for place in by_value if place not in self.best]
+        while left_out:
+            first = left_out.pop(0)
+            kept = sorted(self.best, key=lambda place: -self._values[place])
+            if self._keep(self._filled((first, *kept, *by_value))):
+                left_out = [place for place in by_value if place not in self.best]
+
+    def _filled(self, order: Iterable[int]) -> tuple[int, ...]:
+        """Return the jobs that fit, taken greedily in an order that may name a job twice."""
+        left, chosen = dict(self._free), dict[int, None]()
+        for place in order:
+            need = self._needs[place]
+            if place not in chosen and all(left[queue] >= n for queue, n in need.items()):
+                chosen[place] = None
+                for queue, n in need.items():
+                    left[queue] -= n
+        return tuple(chosen)
+
+    def _keep(self, chosen: tuple[int, ...]) -> bool:
+        """Take `chosen` for the best if it is worth more."""
+        value = sum(self._values[place] for place in chosen)
+        if value <= self.best_value + _CLOSE:
+            return False
+        self.best, self.best_value = chosen, value
+        return True
 
     def _most(self, place: int, left: Mapping[str, int]) -> float:
         """Return a bound on what the jobs from `place` on can add."""
