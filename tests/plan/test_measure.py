@@ -3,7 +3,11 @@
 import pytest
 
 from isthmus.core.chip import catalogue
-from isthmus.plan.time.measure import Measurement, Timing, calibrate_chip, with_links
+from isthmus.plan.time.calibration import DATA_SHEET
+from isthmus.plan.time.loads import wires_of
+from isthmus.plan.time.measure import LEAST_S, Measurement, Timing, calibrate_chip, with_links
+from isthmus.plan.time.predict import used_keys
+from tests.plan.hand import plan_of, pool_of
 
 CHIP = catalogue()["CPU-core"]
 PEAK = CHIP.flop_per_s("fp32")
@@ -49,3 +53,14 @@ def test_links_are_kept_by_their_ends():
     assert made.value("wan_share", "a>b") == pytest.approx(0.91)
     assert made.value("wan_share", "b>a") == pytest.approx(0.8)
     assert made.fitted_on[-1] == "link-a>b"
+
+
+def test_a_message_takes_what_forwards_it_beside_delay_and_bytes():
+    """What messages took is kept by link and lengthens the wire's delay; a clock's noise is not negative."""
+    made = with_links(DATA_SHEET, {"a>b": [1.0], "b>a": [1.0]}, {"a>b": [2e-3, 3e-3], "b>a": [-1e-4]})
+    assert made.value("message_s", "a>b") == pytest.approx(2.5e-3)
+    assert made.value("message_s", "b>a") == LEAST_S
+    pool, plan = pool_of("H20", "H20"), plan_of()
+    plain = wires_of(plan, pool, DATA_SHEET)["a", "b"].delay_s
+    assert wires_of(plan, pool, made)["a", "b"].delay_s == pytest.approx(plain + 2.5e-3)
+    assert {"a>b/message_s", "b>a/message_s"} <= set(used_keys(plan, pool, made))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,17 +14,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.cli.command import verb
-from isthmus.cli.link_measure import Routes, measure_links
+from isthmus.cli.link_measure import Routes, measure_links, measure_messages
 from isthmus.cli.plan_commands import PANEL, CalibrationOption, read_calibration
 from isthmus.cli.shell import Shell
 from isthmus.cli.tables import table
 from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files import load_pool
-from isthmus.plan import Calibration, fit_calibration, save_calibration
+from isthmus.core.model import load_model
+from isthmus.core.pool import Pool
+from isthmus.plan import Calibration, fit_calibration, profile_model, save_calibration
 from isthmus.plan.time.measure import Measurement, calibrate_chip, with_links
 from isthmus.plan.time.parameters import PARAMETERS
 from isthmus.plan.time.runs import load_runs, observations
+from isthmus.plan.time.shapes import with_shapes
 
 commands = typer.Typer()
 FITTED = "matmul_share,wan_share"
@@ -36,6 +40,7 @@ FITTED = "matmul_share,wan_share"
         "isthmus calibrate runs.yaml --fit H20/matmul_share,wan_share --output ours.yaml",
         "isthmus calibrate --measure --chip CPU-core --output here.yaml",
         "isthmus calibrate --measure --pool pool.yaml --output here.yaml",
+        "isthmus calibrate --measure --model config.json --micro-batch 1 --sequence 256 --copies 2",
     ],
 )
 def calibrate(
@@ -56,6 +61,15 @@ def calibrate(
     routes: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The routes.json of a running emulator of that pool.")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="With --measure: time the parts of this model too, in fp32."),
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(min=1, help="Samples of a micro-batch of that model.")] = 1,
+    sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sample of that model.")] = 128,
+    copies: Annotated[
+        int, typer.Option(min=1, help="Measure so many cores at once, each with a copy, as a run uses them.")
+    ] = 1,
     base: CalibrationOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")] = "measured",
     output: Annotated[
@@ -75,10 +89,9 @@ def calibrate(
         read = load_runs(runs)
         made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
     else:
-        made = _measured(chip, name, start)
+        made = _measured(chip, name, start, copies, _part_options(model, micro_batch, sequence))
         if pool is not None:
-            shares = measure_links(load_pool(pool), _routes(routes))
-            made = with_links(made, {f"{a}>{b}": found for (a, b), found in shares.items()})
+            made = _with_links(made, load_pool(pool), _routes(routes), model, micro_batch * sequence)
     if output:
         save_calibration(made, output)
     shell.answer(made, lambda: _shown(made, output))
@@ -102,18 +115,59 @@ def _require_known(keys: list[str]) -> None:
             raise InputError(f"unknown parameter '{key}'", hint="known are " + ", ".join(PARAMETERS))
 
 
-def _measured(chip: str, name: str, start: Calibration) -> Calibration:
-    """Return `start` with the parameters of a chip as a worker process measures them here."""
+def _part_options(model: Path | None, micro_batch: int, sequence: int) -> list[str]:
+    if model is None:
+        return []
+    return ["--model", str(model), "--micro-batch", str(micro_batch), "--sequence", str(sequence)]
+
+
+def _with_links(
+    made: Calibration, pool: Pool, routes: Routes | None, model: Path | None, tokens: int
+) -> Calibration:
+    """Return `made` with the links of `pool`; with routes to links at work, single messages too."""
+    shares = measure_links(pool, routes)
+    messages = {}
+    if routes is not None:
+        size = {} if model is None else {"num_bytes": 4 * tokens * load_model(model).hidden_size}
+        messages = measure_messages(pool, routes, **size)
+    return with_links(
+        made,
+        {f"{a}>{b}": found for (a, b), found in shares.items()},
+        {f"{a}>{b}": found for (a, b), found in messages.items()},
+    )
+
+
+def _measured(
+    chip: str, name: str, start: Calibration, copies: int = 1, options: Sequence[str] = ()
+) -> Calibration:
+    """Return `start` with the parameters of a chip as worker processes measure them here, all at once."""
     known = catalogue()
     if chip not in known:
         raise InputError(f"unknown chip '{chip}'", hint="known are " + ", ".join(known))
-    command = [sys.executable, "-m", "isthmus.train.micro_benchmark"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UnavailableError(f"the micro-benchmarks failed: {last}", hint="install isthmus[train]")
-    made = calibrate_chip(known[chip], Measurement.model_validate_json(done.stdout), name=name)
-    return made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
+    found = _measurements(copies, options)
+    made = calibrate_chip(known[chip], found[0], name=name)
+    made = made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
+    shapes = [one.shape for one in found if one.shape is not None]
+    if shapes:
+        profile = profile_model(load_model(options[1]))
+        made = with_shapes(made, known[chip], profile, found[0].precision, shapes)
+    return made
+
+
+def _measurements(copies: int, options: Sequence[str]) -> list[Measurement]:
+    """Run the micro-benchmarks `copies` times at once; several have a core each."""
+    command = [sys.executable, "-m", "isthmus.train.micro_benchmark", *options]
+    pinned = [["--core", str(core)] if copies > 1 else [] for core in range(copies)]
+    processes = [
+        subprocess.Popen([*command, *own], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for own in pinned
+    ]
+    printed = [process.communicate() for process in processes]
+    for process, (_, errors) in zip(processes, printed, strict=True):
+        if process.returncode:
+            last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+            raise UnavailableError(f"the micro-benchmarks failed: {last}", hint="install isthmus[train]")
+    return [Measurement.model_validate_json(out) for out, _ in printed]
 
 
 def _shown(made: Calibration, output: Path | None) -> RenderableType:

@@ -1,4 +1,5 @@
-"""`measure_links`: what a TCP flow reaches on each link of a pool, as a share of what the link offers.
+"""`measure_links`: what a TCP flow reaches on each link of a pool, as a share of what the link offers;
+`measure_messages`: what single messages of the runtime take there.
 
 The routes are those of the site's emulator or gateway (`routes.json`), and the far end is a sink on this
 machine; without routes the pool's links are emulated for the time of the measurement.
@@ -6,14 +7,17 @@ machine; without routes the pool's links are emulated for the time of the measur
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from isthmus.core.errors import InputError
-from isthmus.core.link_physics import effective_bytes_per_s
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.link_physics import effective_bytes_per_s, transfer_s
 from isthmus.core.pool import Pool
 from isthmus.wan import dial, links_in_background
 
@@ -22,6 +26,8 @@ Routes = Mapping[str, Mapping[str, str]]
 
 CHUNK = bytes(1 << 16)
 REPETITIONS = 3
+MESSAGE_BYTES = 1 << 18
+"""Bytes of the single messages that are timed: about an activation of a small micro-batch."""
 
 
 def measure_links(
@@ -47,6 +53,38 @@ def measure_links(
         }
 
 
+def measure_messages(
+    pool: Pool, routes: Routes, num_bytes: int = MESSAGE_BYTES
+) -> dict[tuple[str, str], list[float]]:
+    """Return for every directed link what messages of `num_bytes` take beside delay and bytes, in seconds.
+
+    The messages are tensors that two workers send to and fro as in training, so this is the time of the
+    runtime's threads, of what forwards the bytes (an emulator, a gateway) and of this machine's sockets. Both
+    directions of a link are given the same. Raises `UnavailableError` where the workers cannot run.
+    """
+    found = {}
+    for link in pool.links:
+        back = pool.link(link.target, link.source) or link
+        there_s = transfer_s(link, num_bytes, back), transfer_s(back, num_bytes, link)
+        taken_s = _message_times(_route(routes, link.source, link.target), num_bytes)
+        found[link.source, link.target] = [one - sum(there_s) / 2 for one in taken_s]
+    return found
+
+
+def _message_times(route: str, num_bytes: int) -> list[float]:
+    """Return half of the round trip of messages, measured by two processes on cores 0 and 1.
+
+    The quicker half of them: the others met whatever else is at work on this machine.
+    """
+    command = [sys.executable, "-m", "isthmus.train.message_benchmark", "--cores", "--route", route]
+    done = subprocess.run([*command, "--bytes", str(num_bytes)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UnavailableError(f"messages could not be timed: {last}", hint="install isthmus[train]")
+    times: list[float] = sorted(json.loads(done.stdout))
+    return times[: len(times) // 2 + 1]
+
+
 def _route(routes: Routes, source: str, target: str) -> str:
     if target not in routes.get(source, {}):
         raise InputError(f"no route from {source} to {target}", hint="give the routes of the pool's emulator")
@@ -57,18 +95,18 @@ def _goodput(sink: tuple[str, int], route: str, num_bytes: float) -> float:
     """Return the bytes a second of one flow of `num_bytes`, slow start and the round trip left out."""
     with dial(sink, route) as connection:
         round_trip_s = min(_exchange(connection, 1) for _ in range(3))
-        _exchange(connection, max(1, int(num_bytes / 4 / len(CHUNK))))
-        chunks = max(1, int(num_bytes / len(CHUNK)))
-        taken_s = _exchange(connection, chunks) - round_trip_s
-    return chunks * len(CHUNK) / max(taken_s, 1e-6)
+        _exchange(connection, max(1, int(num_bytes / 4)))
+        sent_bytes = max(len(CHUNK), int(num_bytes))
+        taken_s = _exchange(connection, sent_bytes) - round_trip_s
+    return sent_bytes / max(taken_s, 1e-6)
 
 
-def _exchange(connection: socket.socket, chunks: int) -> float:
-    """Send chunks and wait for the sink's answer; return the seconds."""
+def _exchange(connection: socket.socket, num_bytes: int) -> float:
+    """Send so many bytes and wait for the sink's answer; return the seconds."""
     begun_s = time.perf_counter()
-    connection.sendall((chunks * len(CHUNK)).to_bytes(8, "big"))
-    for _ in range(chunks):
-        connection.sendall(CHUNK)
+    connection.sendall(num_bytes.to_bytes(8, "big"))
+    for start in range(0, num_bytes, len(CHUNK)):
+        connection.sendall(CHUNK[: num_bytes - start])
     if not connection.recv(1):
         raise InputError("the sink went away", hint="measure again")
     return time.perf_counter() - begun_s

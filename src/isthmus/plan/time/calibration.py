@@ -101,6 +101,7 @@ class Rates:
     network_latency_s: float
     backward_overlap: float
     step_s: float
+    update_time: float
 
     @classmethod
     def of(cls, calibration: Calibration, chip: str) -> Rates:

@@ -310,7 +310,8 @@ def wires_of(
             share = calibration.value("wan_share", f"{a}>{b}")
             wire = wire_of(link, back, (interference or {}).get((a, b)))
             rate = effective_bytes_per_s(link, back) * min(share, 1.0)
-            wires[a, b] = replace(wire, bytes_per_s=rate)
+            delay_s = wire.delay_s + calibration.value("message_s", f"{a}>{b}")
+            wires[a, b] = replace(wire, bytes_per_s=rate, delay_s=delay_s)
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
             for ends in ((a, b), (b, a)):

@@ -21,6 +21,9 @@ from isthmus.plan.time.parameters import PARAMETERS
 LEAST_RELATIVE = 0.03
 """No micro-benchmark is trusted further than this: training differs from it."""
 
+LEAST_S = 1e-6
+"""No message is quicker than this beside its delay: a clock says less."""
+
 
 class Timing(Frozen):
     """One micro-benchmark: operations done, bytes moved, and the seconds of each repetition."""
@@ -47,6 +50,27 @@ class Measurement(Frozen):
     attention: tuple[Timing, ...] = ()
     memory: tuple[Timing, ...] = Field(min_length=1)
     launch: tuple[Timing, ...] = Field(min_length=1)
+    shape: ShapeTiming | None = None
+
+
+class ShapeTiming(Frozen):
+    """The parts of a model timed alone, the seconds of each repetition.
+
+    Forward and backward of one micro-batch together: a decoder layer, the embedding, final norm with head and
+    loss. `update_s` is the optimizer's, of `update_parameters` elements; `step_s` that of as many tensors of
+    one element.
+    """
+
+    hidden_size: Count
+    vocab_size: Count
+    micro_batch_size: Count
+    sequence_length: Count
+    layer_s: tuple[Positive, ...] = Field(min_length=1)
+    embedding_s: tuple[Positive, ...] = Field(min_length=1)
+    head_s: tuple[Positive, ...] = Field(min_length=1)
+    update_s: tuple[Positive, ...] = Field(min_length=1)
+    update_parameters: Count
+    step_s: tuple[Positive, ...] = Field(min_length=1)
 
 
 def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibration:
@@ -71,9 +95,20 @@ def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibrati
     )
 
 
-def with_links(calibration: Calibration, shares: Mapping[str, Sequence[float]]) -> Calibration:
-    """Return `calibration` with the shares that flows reached on links, by `FROM>TO`."""
+def with_links(
+    calibration: Calibration,
+    shares: Mapping[str, Sequence[float]],
+    messages_s: Mapping[str, Sequence[float]] | None = None,
+) -> Calibration:
+    """Return `calibration` with the shares that flows reached on links, by `FROM>TO`.
+
+    `messages_s` is what single messages took there beside delay and bytes.
+    """
     found = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
+    found |= {
+        f"{ends}/message_s": _parameter("message_s", [max(one, LEAST_S) for one in values])
+        for ends, values in (messages_s or {}).items()
+    }
     return calibration.model_copy(
         update={
             "parameters": {**calibration.parameters, **found},

@@ -56,6 +56,26 @@ PARAMETERS: dict[str, Meaning] = {
         value=1.0,
         relative=0.1,
     ),
+    "embedding_time": Meaning(
+        text="time of the embedding of one measured shape over what the other parameters say",
+        value=1.0,
+        relative=0.0,
+    ),
+    "head_time": Meaning(
+        text="time of norm, head and loss of one measured shape over what the other parameters say",
+        value=1.0,
+        relative=0.0,
+    ),
+    "update_time": Meaning(
+        text="time of the optimizer's update, gradient norm and all, over what the memory bandwidth says",
+        value=1.0,
+        relative=0.0,
+    ),
+    "message_s": Meaning(
+        text="seconds a message takes over a WAN link beside its delay and its bytes: what forwards it",
+        value=0.0,
+        relative=0.0,
+    ),
     "wan_share": Meaning(
         text="share of a WAN link's rate, headers and loss taken off, that a transport reaches",
         value=0.8,
@@ -63,10 +83,15 @@ PARAMETERS: dict[str, Meaning] = {
     ),
 }
 """By name. A calibration may give one for a chip (`H20/matmul_share`), a link (`a>b/wan_share`) or a shape
-(`A100:h4096:n8192:tp4/shape_time`) alone.
+(`A100:h4096:n8192:tp4/shape_time`, `CPU-core:h512:n256:v260/head_time`) alone.
 """
 
 
 def shape_scope(chip: str, hidden_size: int, tokens: float, tp: int) -> str:
     """Return the scope of a layer's shape: chip, hidden size, tokens of a micro-batch, tensor parallelism."""
     return f"{chip}:h{hidden_size}:n{round(tokens)}:tp{tp}"
+
+
+def vocabulary_scope(chip: str, hidden_size: int, tokens: float, vocab_size: int) -> str:
+    """Return the scope of an embedding's or a head's shape, not cut by tensor parallelism."""
+    return f"{chip}:h{hidden_size}:n{round(tokens)}:v{vocab_size}"

@@ -239,5 +239,6 @@ def used_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ..
     keys = [calibration.key(name, chip) for chip in sorted(chips) for name in Rates.__dataclass_fields__]
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
-            keys += [calibration.key("wan_share", f"{x}>{y}") for x, y in ((a, b), (b, a))]
+            ends = [(name, f"{x}>{y}") for x, y in ((a, b), (b, a)) for name in ("wan_share", "message_s")]
+            keys += [calibration.key(name, scope) for name, scope in ends]
     return tuple(dict.fromkeys(keys))

@@ -18,7 +18,7 @@ from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration, Rates, smooth_max
 from isthmus.plan.time.collectives import Topology, all_gather_s, all_reduce_s, all_to_all_s
-from isthmus.plan.time.parameters import shape_scope
+from isthmus.plan.time.parameters import shape_scope, vocabulary_scope
 from isthmus.plan.time.work import LOGIT_BYTES, Exchange, Share, Work, embedding_work, head_work, layer_work
 
 BACKWARD_LAUNCHES = 1.5
@@ -48,6 +48,13 @@ class Host:
         """Return the factor on the time of a layer of this shape, 1 where it was not measured."""
         scope = shape_scope(self.chip.name, layer.hidden_size, share.tokens, share.degrees.tp)
         return self.calibration.value("shape_time", scope)
+
+    def end_time(self, name: str, profile: ModelProfile, share: Share) -> float:
+        """Return the factor `embedding_time` or `head_time`, 1 where it was not measured; whole ends only."""
+        if share.degrees.tp > 1:
+            return 1.0
+        scope = vocabulary_scope(self.chip.name, profile.hidden_size, share.tokens, profile.vocab_size)
+        return self.calibration.value(name, scope)
 
     @classmethod
     def of(cls, group: NodeGroup, chip: Chip, calibration: Calibration) -> Host:
@@ -211,13 +218,25 @@ def stage_pass(
         total = total + one.times(count * host.shape_time(layer, share))
     wide: Precision = "bf16" if batch.precision in _EIGHT_BIT else batch.precision
     if first == 0:
-        total = total + pass_time(host, embedding_work(profile, share), wide)
+        time = embedding_pass(profile, host, share, wide)
+        total = total + time.times(host.end_time("embedding_time", profile, share))
     if last == profile.num_layers:
-        work = head_work(profile, share)
-        total = total + pass_time(
-            host, work, wide, backward_bytes=work.moved_bytes * LOGIT_BYTES[1] / LOGIT_BYTES[0]
+        total = total + head_pass(profile, host, share, wide).times(
+            host.end_time("head_time", profile, share)
         )
     return total
+
+
+def embedding_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
+    """Return the seconds of one micro-batch in the embedding, by the roofline."""
+    return pass_time(host, embedding_work(profile, share), precision)
+
+
+def head_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
+    """Return the seconds of one micro-batch in final norm, head and loss, by the roofline."""
+    work = head_work(profile, share)
+    backward_bytes = work.moved_bytes * LOGIT_BYTES[1] / LOGIT_BYTES[0]
+    return pass_time(host, work, precision, backward_bytes=backward_bytes)
 
 
 def _runs(
@@ -234,4 +253,5 @@ def _runs(
 def update_s(host: Host, parameters: float, precision_bytes: int) -> float:
     """Return the seconds of the optimizer's update of `parameters` elements on one chip."""
     moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
-    return moved / (host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share)
+    rate = host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share
+    return moved / rate * host.rates.update_time
