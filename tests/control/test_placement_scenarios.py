@@ -103,6 +103,11 @@ def test_task_3_allowed_to_mix_it_is_offered_several_explained_plans() -> None:
     found = answer(pool(), several_owners=True)
     assert len(found.plans) >= 3
     assert all(plan.why and plan.predicted for plan in found.plans)
+    stored = [sum(plan.predicted.storage_bytes) for plan in found.plans if plan.predicted]
+    whole = 101e9 * (14 * 3 + 2)
+    assert all(whole < one < 1.02 * whole + 2e12 for one in stored), (
+        "checkpoints, model files, data at the ends"
+    )
     assert {frozenset(CLUSTERS[:2]), frozenset(CLUSTERS[::2])} <= combinations(found)
 
 

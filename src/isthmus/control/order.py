@@ -93,7 +93,7 @@ def global_order(
     `node_limit` bounds the search for what starts together (`pack_jobs`).
     Deterministic: it depends on the set of requests, not on the order in which they are given.
 
-    Costs 10 to 30 ms of CPU at 10,000 requests on 40 queues, 0.2 to 0.4 s at 100,000, most of it sorting
+    Costs 10 to 30 ms of CPU at 10,000 requests on 40 queues, 0.2 to 0.5 s at 100,000, most of it sorting
     (`python -m benchmarks.global_order`): to be asked when chips have come free or jobs have come, not at
     every event, and of a longer queue for its head.
     """

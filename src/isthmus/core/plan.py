@@ -53,12 +53,16 @@ class StageTime(Frozen):
 
 
 class Prediction(Frozen):
-    """What the planner expects of a plan and on what basis. Lists are by stage, `wan_gbps` by hop."""
+    """What the planner expects of a plan and on what basis. Lists are by stage, `wan_gbps` by hop.
+
+    `storage_bytes` is what a stage adds to what its cluster stores; what stages there share is counted once.
+    """
 
     iteration_s: NotNegative
     tgs_tokens_per_card_s: NotNegative
     samples_per_s: NotNegative
     peak_memory_bytes: tuple[Index, ...]
+    storage_bytes: tuple[Index, ...] = ()
     wan_gbps: tuple[NotNegative, ...] = ()
     cost_per_iteration: NotNegative = 0.0
     stage_times: tuple[StageTime, ...] = ()

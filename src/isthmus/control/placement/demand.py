@@ -5,8 +5,7 @@ iteration as it would be on links that never bind, so that a plan made over a sl
 little. **Delay**: 1F1B keeps `n` micro-batches under way at a stage, `n` times the pace of the slowest; what
 the later stages do not use of that, and a share `TOLERATED` of slowing down, may go to one round trip.
 **Jitter**: a message may be late by that share of the pace. Links that the plan was predicted on are
-tolerated: their delay is in its prediction. **Storage**: `checkpoints.keep` checkpoints (weights, optimizer)
-and one being written; the files of the weights it starts from, unless it pretrains, and of its result.
+tolerated: their delay is in its prediction. **Storage**: see `stored`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 
 from isthmus.control.placement.requirement import Range, Requirement, StageNeed, WanNeed
 from isthmus.control.placement.resources import chip_kind
+from isthmus.control.placement.stored import checkpoint_bytes, model_bytes
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.core.link_physics import WIRE_OVERHEAD
@@ -25,10 +25,6 @@ from isthmus.plan.time.estimate import iteration_estimate_s
 
 TOLERATED = 0.25
 """Share of its pace by which a delay may slow a pipeline down."""
-
-WEIGHT_BYTES = {"bf16": 2, "fp32": 4}
-OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
-"""Bytes per parameter: Adam's two moments in fp32, beside bf16 weights also the fp32 master copy."""
 
 
 def requirement_of(plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> Requirement:
@@ -79,28 +75,13 @@ def ranges_of(plan: Plan) -> tuple[Range, ...]:
 
 def _stage_need(stage: Stage, job: Job, profile: ModelProfile, pool: Pool) -> StageNeed:
     group = pool.cluster(stage.cluster).group(stage.node_group)
-    precision = job.training.precision
-    weights = _parameters(stage, profile) * WEIGHT_BYTES[precision]
-    state = weights + _parameters(stage, profile) * OPTIMIZER_BYTES[precision]
     return StageNeed(
         chip=chip_kind(group),
         cards=stage.num_chips,
         cards_per_node=group.chips_per_node,
-        checkpoint_bytes=state * (job.checkpoints.keep + 1),
-        model_bytes=weights * (1 if job.task == "pretrain" else 2),
+        checkpoint_bytes=checkpoint_bytes(stage, job, profile),
+        model_bytes=model_bytes(stage, job, profile),
     )
-
-
-def _parameters(stage: Stage, profile: ModelProfile) -> int:
-    first, last = stage.layers
-    total = sum(layer.parameters for layer in profile.layers[first:last])
-    if first == 0:
-        total += profile.embedding.parameters
-    if last == profile.num_layers:
-        total += profile.final_norm.parameters + profile.head.parameters
-        if profile.tied_embeddings and first > 0:
-            total += profile.embedding.parameters
-    return total
 
 
 def _times(plan: Plan) -> list[list[StageTime]]:

@@ -17,6 +17,7 @@ from isthmus.control.placement.place import place
 from isthmus.control.placement.replant import replant
 from isthmus.control.placement.resources import Resources
 from isthmus.control.placement.storage import StorageStage
+from isthmus.control.placement.stored import stored_bytes
 from isthmus.core.base import Frozen
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
@@ -66,7 +67,16 @@ def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
         refused += more
     told = {frozenset(one.clusters) for one in refused}
     refused += [one for one in planned.refused if frozenset(one.clusters) not in told]
-    return PlanSet(plans=_best(kept, keep), refused=tuple(dict.fromkeys(refused)))
+    plans = tuple(_with_storage(plan, job, profile) for plan in _best(kept, keep))
+    return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused)))
+
+
+def _with_storage(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
+    """Return a plan that says what its stages store."""
+    if plan.predicted is None:
+        return plan
+    told = plan.predicted.model_copy(update={"storage_bytes": stored_bytes(plan, job, profile)})
+    return plan.model_copy(update={"predicted": told})
 
 
 def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
