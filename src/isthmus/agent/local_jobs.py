@@ -36,11 +36,15 @@ def start_queued(site: SiteState, now_s: float) -> None:
     """
     if site.ending or not any(part.local and part.state == "queued" for part in site.parts.values()):
         return
+    used = site.cards.of_pool(site.parts.values())
+    room = {group: max(0, site.limit(group) - len(cards)) for group, cards in used.items()}
     kept: dict[str, int] = {}
     blocked: set[str] = set()
     for part in queue(site):
         if not part.local:
-            _keep_back(site, part, kept, now_s)
+            if now_s - part.since_s < site.policy.hold_back_s:
+                for group, num in part.wanted.items():
+                    kept[group] = min(kept.get(group, 0) + num, room.get(group, 0))
             continue
         ((group, num),) = part.wanted.items()
         if group in blocked:
@@ -51,12 +55,3 @@ def start_queued(site: SiteState, now_s: float) -> None:
             move(site, part, "running", now_s)
         elif kept.get(group, 0) or not evict_pool(site, part, now_s):
             blocked.add(group)
-
-
-def _keep_back(site: SiteState, part: HeldPart, kept: dict[str, int], now_s: float) -> None:
-    if now_s - part.since_s >= site.policy.hold_back_s:
-        return
-    used = site.cards.of_pool(site.parts.values())
-    for group, num in part.wanted.items():
-        room = max(0, site.limit(group) - len(used.get(group, ())))
-        kept[group] = min(kept.get(group, 0) + num, room)
