@@ -219,7 +219,7 @@ def explained(plan: Plan, forecast: Forecast) -> list[str]:
     whole_s, stages = forecast.iteration_s, len(plan.pipeline(0))
     head = f"{plan.id}: {plan.dp} replica{'s' if plan.dp > 1 else ''} of {stages} stages on "
     head += f"{', '.join(plan.clusters)}; {plan.samples} samples a step in {format_seconds(whole_s)}."
-    told = [head, *_what_each_does(plan, forecast), *_what_bounds(forecast)]
+    told = [head, *_what_each_does(plan, forecast), *_what_replicas_do(plan), *_what_bounds(forecast)]
     lacking = why_not_runnable(plan)
     told.append(f"Our runtime does not execute it: {lacking}." if lacking else "Our runtime executes it.")
     return told
@@ -234,6 +234,28 @@ def _what_each_does(plan: Plan, forecast: Forecast) -> Iterator[str]:
         if again:
             text += f", {again} of them recomputed to fit {format_bytes(chip.memory_bytes)}"
         yield text + "."
+
+
+def _what_replicas_do(plan: Plan) -> Iterator[str]:
+    """Yield what replicas take where it differs, and how often they average."""
+    kinds: dict[tuple[int, int], list[str]] = {}
+    for replica in range(plan.dp):
+        taken = plan.micro_batches_of(replica), plan.micro_batch_size_of(replica)
+        kinds.setdefault(taken, []).append(str(replica))
+    if len(kinds) > 1:
+        for (count, size), replicas in kinds.items():
+            who = (
+                f"Replica {replicas[0]} takes"
+                if len(replicas) == 1
+                else f"Replicas {', '.join(replicas)} take"
+            )
+            yield f"{who} {count} micro-batches of {size}."
+    if plan.local_steps > 1:
+        yield (
+            f"{max(plan.replica_groups) + 1} groups of replicas that share no cluster take "
+            f"{plan.local_steps} steps each on its own, then average their parameters: that changes what is "
+            "learned."
+        )
 
 
 def _what_bounds(forecast: Forecast) -> Iterator[str]:

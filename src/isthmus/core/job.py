@@ -28,12 +28,18 @@ class Data(Frozen):
 
 
 class Training(Frozen):
-    """Hyper-parameters of the optimisation; a sample is one sequence of `sequence_length` tokens."""
+    """Hyper-parameters of the optimisation; a sample is one sequence of `sequence_length` tokens.
+
+    `local_steps` above 1 admits plans whose replicas in clusters far apart take so many steps each on its
+    own between two averages of their parameters (DiLoCo). That changes what is learned, for as many times
+    less traffic between them; plans that reduce gradients every step stay candidates beside them.
+    """
 
     steps: Count
     sequence_length: Count = 2048
     micro_batch_size: Count = 1
     global_batch_size: Count = 8
+    local_steps: Count = 1
     learning_rate: Positive = 3e-4
     min_learning_rate: NotNegative = 0.0
     warmup_steps: Index = 0

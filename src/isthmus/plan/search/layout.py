@@ -51,6 +51,11 @@ class Layout:
         return max(row.end_s for row in self.rows) + self.ring_s
 
     @property
+    def local_steps(self) -> int:
+        """Steps that groups of replicas take between two averages; 1: all reduce their gradients."""
+        return self.rows[0].shape.task.local_steps
+
+    @property
     def dp(self) -> int:
         """Number of replicas."""
         return sum(row.shape.dp for row in self.rows)
@@ -73,6 +78,7 @@ class Layout:
         return (
             self.micro_batch_size,
             self.schedule,
+            self.local_steps,
             tuple(
                 (
                     row.counts,

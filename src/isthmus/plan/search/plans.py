@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from isthmus.core.job import Job
@@ -12,7 +12,7 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model import ModelProfile, profile_model
-from isthmus.plan.search.explore import Explorer, Tally, branch_of
+from isthmus.plan.search.explore import BranchKey, Explorer, Tally, branch_of
 from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.pinned import pinned
 from isthmus.plan.search.refine import cells, refine
@@ -152,11 +152,21 @@ def search_plans(question: Question) -> Answer:
         width=effort.width * (4 if thrifty and effort is LARGE else 1),
         go_on=question.go_on,
         link_bound=not (limits.executable and placement.network),
-        near=frozenset(map(branch_of, question.near)) if question.near else None,
+        near=_near(question, 1),
     )
-    for group in _owner_groups(spots, placement.several_owners):
-        explorer.run(group)
-    scored = _finals(question, explorer, task, effort)
+    explorers = [explorer]
+    if job.training.local_steps > 1:
+        apart = replace(space, task=replace(task, local_steps=job.training.local_steps), _seats={})
+        near = _near(question, job.training.local_steps)
+        explorers.append(replace(explorer, space=apart, near=near, _options={}, _top=[], _best_of={}))
+    for one in explorers:
+        one.best = explorer.best
+        for group in _owner_groups(spots, placement.several_owners):
+            one.run(group)
+    found = sorted(
+        (layout for one in explorers for layout in one.found), key=lambda one: (one.estimate_s, one.num_chips)
+    )
+    scored = _finals(question, found, task, effort)
     refused: tuple[Refusal, ...] = ()
     if question.explain:
         total = job.training.global_batch_size // job.training.micro_batch_size
@@ -168,9 +178,13 @@ def search_plans(question: Question) -> Answer:
         refused=refused + _unmet(question, scored, chosen),
         evaluated=explorer.tally.evaluated,
         pruned=explorer.tally.pruned,
-        optimal=not (space.thinned or explorer.tally.stopped or question.near) and bool(chosen),
-        bound_s=whole_bound_s(space, every, job.training.global_batch_size, job.training.micro_batch_size),
-        estimate_s=explorer.best.estimate_s if explorer.best else math.inf,
+        optimal=not (any(one.space.thinned for one in explorers) or explorer.tally.stopped or question.near)
+        and bool(chosen),
+        bound_s=min(
+            whole_bound_s(one.space, every, job.training.global_batch_size, job.training.micro_batch_size)
+            for one in explorers
+        ),
+        estimate_s=found[0].estimate_s if found else math.inf,
         scored=tuple(chosen),
     )
 
@@ -194,7 +208,14 @@ def _owner_groups(spots: dict[str, tuple[Spot, ...]], several_owners: bool) -> l
     return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
 
 
-def _finals(question: Question, explorer: Explorer, task: Task, effort: Effort) -> list[Scored]:
+def _near(question: Question, local_steps: int) -> frozenset[BranchKey] | None:
+    """Return the branches of the old layouts with so many local steps, None where all are searched."""
+    if not question.near:
+        return None
+    return frozenset(branch_of(one) for one in question.near if one.local_steps == local_steps)
+
+
+def _finals(question: Question, layouts: Sequence[Layout], task: Task, effort: Effort) -> list[Scored]:
     """Write, simulate and refine the best layouts; return them by simulated time."""
     executable = question.limits.executable
 
@@ -203,16 +224,17 @@ def _finals(question: Question, explorer: Explorer, task: Task, effort: Effort) 
         return Scored(layout, plan, score(plan, question.pool, task))
 
     finals: list[Scored] = []
-    spent, known = 0, set[tuple[str, ...]]()
-    for layout in explorer.found:
+    spent, known = 0, set[tuple[tuple[str, ...], int]]()
+    for layout in layouts:
         best_s = min((one.time_s for one in finals), default=math.inf)
-        new = layout.clusters not in known and len(known) < question.keep
+        variety = layout.clusters, layout.local_steps
+        new = variety not in known and len(known) < question.keep
         poor = spent > effort.cells or layout.estimate_s > effort.close * best_s
         if len(finals) >= 3 and poor and not new:
             continue
         finals.append(scored(layout))
         spent += cells(layout)
-        known.add(layout.clusters)
+        known.add(variety)
     finals.sort(key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
     left = max(0, effort.cells - spent) + effort.cells
     for place, one in enumerate(finals[: effort.refined]):
@@ -240,11 +262,15 @@ def _choose(question: Question, scored: Sequence[Scored]) -> list[Scored]:
 
 
 def _varied(ordered: Sequence[Scored], keep: int) -> list[Scored]:
-    """Return `keep` plans in the same order: the best, the best of other clusters, then the next best."""
-    first: dict[tuple[str, ...], Scored] = {}
+    """Return `keep` plans in the same order: the best, the best of others, then the next best.
+
+    Others use other clusters, or reduce gradients every step where the best does not.
+    """
+    first: dict[tuple[tuple[str, ...], int], Scored] = {}
     for one in ordered:
-        first.setdefault(one.layout.clusters, one)
-    others = [one for one in ordered if one is not first[one.layout.clusters]]
+        first.setdefault((one.layout.clusters, one.layout.local_steps), one)
+    best = {id(one) for one in first.values()}
+    others = [one for one in ordered if id(one) not in best]
     wanted = {one.plan.id for one in [*first.values(), *others][:keep]}
     return [one for one in ordered if one.plan.id in wanted]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from isthmus.core.chip import Chip, Precision
 from isthmus.plan.memory.peak import Load, held_layer
-from isthmus.plan.memory.stage import Degrees, stage_memory
+from isthmus.plan.memory.stage import OUTER_BYTES, Degrees, stage_memory
 from isthmus.plan.profile.model import LayerProfile, ModelProfile, Recompute
 from isthmus.plan.search.recomputation import fewest_recomputed
 from isthmus.plan.search.share import LayerTimes
@@ -41,12 +41,17 @@ _STATIC_BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, apart from where: the model, the batch, and how its costs are known."""
+    """What is trained, apart from where: the model, the batch, and how its costs are known.
+
+    With `local_steps` above 1 every layout has groups of islands that average so often; seats hold what that
+    takes.
+    """
 
     profile: ModelProfile
     sequence_length: int
     precision: Precision
     calibration: Calibration
+    local_steps: int = field(default=1, kw_only=True)
 
     @property
     def equal_layers(self) -> bool:
@@ -57,6 +62,12 @@ class Task:
     def kinds(self) -> tuple[LayerProfile, ...]:
         """The distinct layers (equal ones are one object)."""
         return tuple({id(layer): layer for layer in self.profile.layers}.values())
+
+    @property
+    def static_bytes(self) -> tuple[int, int, int]:
+        """Bytes per parameter of weights, gradients and optimizer, an outer one included."""
+        weights, gradients, optimizer = _STATIC_BYTES[self.stored]
+        return weights, gradients, optimizer + OUTER_BYTES * (self.local_steps > 1)
 
     @property
     def stored(self) -> Literal["fp32", "bf16"]:
@@ -247,7 +258,7 @@ class Seat:
     def _static(self, dp: int, zero: Zero) -> tuple[float, float]:
         """Return the bytes held per parameter, and per parameter of experts."""
         if zero == 0:
-            whole = sum(_STATIC_BYTES[self.task.stored])
+            whole = sum(self.task.static_bytes)
             return whole, whole
         if (dp, zero) not in self._statics:
             self._statics[dp, zero] = self._dealt(dp, zero)
@@ -256,7 +267,7 @@ class Seat:
     def _dealt(self, dp: int, zero: Zero) -> tuple[float, float]:
         cut = self.degrees
         over = Degrees(tp=cut.tp, cp=cut.cp, ep=cut.ep, dp=dp, sp=cut.sp, zero=zero)
-        weights, gradients, optimizer = _STATIC_BYTES[self.task.stored]
+        weights, gradients, optimizer = self.task.static_bytes
         dense, expert = (
             weights + gradients / over.dealt(2, expert=e) + optimizer / over.dealt(1, expert=e)
             for e in (False, True)

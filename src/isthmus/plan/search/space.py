@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.search.layout import ring_s
+from isthmus.plan.search.local_steps import local_ring_s
 from isthmus.plan.search.seat import Seat, Task, Zero
 from isthmus.plan.search.shape import Segment, Shape
 from isthmus.plan.search.spots import Spot
@@ -135,8 +136,17 @@ class Space:
         return Shape(self.task, segments, dp, schedule, self.limits.zero, self.ways)
 
     def ring_s(self, islands: Sequence[Sequence[Spot]]) -> float:
-        """Return the seconds of the gradients' ring over several islands (infinite: not joined)."""
-        return ring_s(self.task, self.ways, islands, self.limits.zero)
+        """Return the seconds of the rings over several islands (infinite: not joined, or none to average)."""
+
+        def reduce_s(some: Sequence[Sequence[Spot]]) -> float:
+            return ring_s(self.task, self.ways, some, self.limits.zero)
+
+        def average_s(some: Sequence[Sequence[Spot]]) -> float:
+            return ring_s(self.task, self.ways, some, 0)
+
+        if self.task.local_steps == 1:
+            return reduce_s(islands)
+        return local_ring_s(islands, self.task.local_steps, reduce_s, average_s)
 
     def orders(self, island: Sequence[Spot]) -> list[tuple[Spot, ...]]:
         """Return the orders in which a pipeline may pass through an island's spots, each cluster once."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage, StageTime
 from isthmus.core.units import format_seconds
+from isthmus.plan.memory.stage import OUTER_BYTES
 from isthmus.plan.search.layout import Layout, Row
 from isthmus.plan.search.seat import Task
 from isthmus.schedule import warm_up_counts
@@ -59,6 +60,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         micro_batch_size=layout.micro_batch_size,
         sequence_length=task.sequence_length,
         schedule=layout.schedule,
+        local_steps=layout.local_steps,
         zero=max(row.shape.zero for row in layout.rows),
         replica_micro_batches=tuple(counts) if uneven else (),
         warm_up=_warm_up(layout),
@@ -105,6 +107,7 @@ def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
     )
     counts = ",".join(str(count) for row in layout.rows for count in row.counts)
     text += f"|{layout.micro_batch_size}|{layout.schedule}|{counts}"
+    text += f"|{layout.local_steps} local steps" if layout.local_steps > 1 else ""
     return "plan-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -176,6 +179,8 @@ def why(one: Scored) -> str:
     )
     if layout.dp > 1:
         text += f"; {layout.dp} replicas take {_counts(layout)} micro-batches of {layout.micro_batch_size}"
+    if layout.local_steps > 1:
+        text += f"; {averages(layout)}"
     seen = set()
     for each in layout.rows:
         for a, b in itertools.pairwise(each.shape.segments):
@@ -190,6 +195,17 @@ def why(one: Scored) -> str:
             text += f"; {ends[0]} to {ends[1]} carries {gbps:.3g} of {offered:.3g} Gbit/s"
             text += f" at {round_trip:g} ms round trip"
     return text + "".join(f"; {need}" for need in needs(layout, run))
+
+
+def averages(layout: Layout) -> str:
+    """Say which groups of replicas average how often, what that saves, and that it is not the same."""
+    steps = layout.local_steps
+    each_s = layout.ring_s * steps
+    return (
+        f"clusters average their parameters every {steps} steps, {format_seconds(each_s)} each time "
+        f"({format_seconds(layout.ring_s)} a step), instead of reducing gradients every step: "
+        f"that changes what is learned, and holds {OUTER_BYTES} bytes more a parameter"
+    )
 
 
 def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:

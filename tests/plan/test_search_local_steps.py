@@ -1,0 +1,115 @@
+"""Rules of the search with local steps: offered only where asked for, within memory, never slower for it."""
+
+import pytest
+from hypothesis import given, settings
+
+from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.plan.memory.stage import stage_memory
+from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.space import Limits
+from isthmus.plan.time.loads import replicas_reducing
+from isthmus.plan.time.predict import predict
+from isthmus.schedule import check_schedule, make_schedule, overlapped
+from tests.plan.test_search_properties import PROFILE, links, make_pool, sites
+
+THIN = {"gbps": 0.5, "round_trip_ms": 100}
+PAIR = [{"count": 2, "flops": 1e14, "memory_gb": 8.0, "price": 1.0}] * 2
+
+
+def ask(pool, local_steps, limits=None, **more):
+    """Plans for 16 samples a step."""
+    training = {"steps": 1, "sequence_length": 1024, "global_batch_size": 16, "local_steps": local_steps}
+    job = Job(
+        name="j", model="m", data=Data(paths=("x",)), training=Training(**training),
+        checkpoints=Checkpoints(folder="c"), output="o",
+    )  # fmt: skip
+    limits = limits or Limits(largest_micro_batch=2)
+    return search_plans(Question(job=job, model=PROFILE, pool=pool, limits=limits, explain=False, **more))
+
+
+def best_s(answer, local=False):
+    times = [p.predicted.iteration_s for p in answer.plans if local or p.local_steps == 1]
+    return min(times, default=float("inf"))
+
+
+def test_a_thin_link_makes_averaging_pay_and_the_plan_says_what_it_costs():
+    """Without local steps one site trains alone; with them both do, and `why` tells what changes."""
+    pool = make_pool(PAIR, **THIN)
+    every, few = ask(pool, 1), ask(pool, 500)
+    assert len(every.plans[0].clusters) == 1
+    best = few.plans[0]
+    assert (set(best.clusters), best.local_steps) == ({"a", "b"}, 500)
+    assert best.predicted.iteration_s < 0.8 * best_s(every)
+    assert "average their parameters every 500 steps" in best.why
+    assert "changes what is learned" in best.why
+    assert any(plan.local_steps == 1 for plan in few.plans)  # the other kind stays a candidate
+
+
+@pytest.mark.parametrize("limits", [Limits(executable=True), Limits(dp=2)])
+def test_limits_that_admit_one_chain_have_no_local_steps(limits):
+    """Our runtime runs one replica, and a fixed dp is that of one chain."""
+    answer = ask(make_pool(PAIR, **THIN), 500, limits)
+    assert answer.plans
+    assert all(plan.local_steps == 1 for plan in answer.plans)
+
+
+def test_planning_near_a_plan_with_local_steps_keeps_to_its_branch():
+    """The branch of the old plan is searched again, as it was: with local steps."""
+    pool = make_pool(PAIR, **THIN)
+    whole = ask(pool, 500)
+    again = ask(pool, 500, near=whole.layouts[:1])
+    assert again.plans[0] == whole.plans[0]
+    assert {plan.local_steps for plan in again.plans} == {500}
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(sites, links)
+def test_every_plan_fits_runs_and_changes_nothing_for_others(sites, links):
+    """Memory with the outer optimizer, schedules, the bound; plans without local steps are as they were."""
+    pool = make_pool(sites, **links)
+    answer, plain = ask(pool, 64, keep=50), ask(pool, 1, keep=50)
+    assert best_s(answer) == best_s(plain)
+    assert best_s(answer, local=True) <= best_s(plain)
+    for plan in answer.plans:
+        assert plan.local_steps in (1, 64)
+        assert plan.samples == 16
+        assert plan.predicted.iteration_s >= answer.bound_s * (1 - 1e-9)
+        assert predict(plan, pool, PROFILE).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
+        for part in plan.parts():
+            assert part.chips["g"] <= pool.cluster(part.cluster).group("g").chips
+        for replica in range(plan.dp):
+            check_replica(plan, pool, replica)
+
+
+def check_replica(plan, pool, replica):
+    """Check schedule and memory of a replica, by the models themselves."""
+    stages, count = plan.pipeline(replica), plan.micro_batches_of(replica)
+    plain = not plan.warm_up
+    schedule = (
+        make_schedule(plan.schedule, len(stages), count)
+        if plain
+        else overlapped(len(stages), count, plan.warm_up)
+    )
+    alive = check_schedule(schedule)
+    for index, stage in enumerate(stages):
+        memory = stage_memory(
+            PROFILE, stage.layers, is_first=index == 0, is_last=index == len(stages) - 1,
+            micro_batch_size=plan.micro_batch_size_of(replica), sequence_length=1024, in_flight=alive[index],
+            tp=stage.tp, dp=replicas_reducing(plan, replica), sp=stage.sp, zero=plan.zero,
+            recompute=stage.recompute, recompute_layers=stage.recompute_layers,
+            outer_optimizer=plan.local_steps > 1,
+        )  # fmt: skip
+        group = pool.cluster(stage.cluster).group(stage.node_group)
+        assert memory.total_bytes <= pool.chip(group).memory_bytes
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
+@given(sites, links)
+def test_more_bandwidth_or_local_steps_are_never_slower(sites, links):
+    """Fourfold bandwidth, and eightfold steps between averages (1 % for the refinement)."""
+    before = best_s(ask(make_pool(sites, **links), 16), local=True)
+    wider = best_s(ask(make_pool(sites, **links | {"gbps": 4 * links["gbps"]}), 16), local=True)
+    rarer = best_s(ask(make_pool(sites, **links), 128), local=True)
+    assert max(wider, rarer) <= before * 1.01
