@@ -74,7 +74,7 @@ class SimulatedSite:
                 WorkerAddress(rank=rank, cluster=self.cluster.name, host="site", port=rank + 1)
                 for rank in part.ranks
             )
-            part.told = None
+            part.told, self.books.news = None, self.books.news + 1
         return self._settle(now_s)
 
     def saved(self, key: PartKey, checkpoint: Protection, now_s: float) -> list[Act]:
@@ -82,6 +82,7 @@ class SimulatedSite:
         part = self.parts.get(key)
         if part is not None and part.live:
             part.saved, part.told = checkpoint, None
+            self.books.news += 1
             if part.protect_after is not None and part.protection is None:
                 part.protection = checkpoint if checkpoint.step > part.protect_after else None
         return self._settle(now_s)
@@ -97,6 +98,12 @@ class SimulatedSite:
             elif part.state == "running":
                 move(self.books, part, "succeeded", now_s)
         return self._settle(now_s)
+
+    def unsaved(self, part: SitePart, unsaved_s: float) -> None:
+        """Note the work that a part would lose; it is told with the next report, but is no news."""
+        if part.unsaved_s // UNSAVED_STEP_S != unsaved_s // UNSAVED_STEP_S:
+            part.told = None
+        part.unsaved_s = unsaved_s
 
     def submit(self, job: LocalJob, now_s: float) -> list[Act]:
         """Queue a job of the site's own users; one that is known already changes nothing."""

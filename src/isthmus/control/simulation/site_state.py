@@ -40,7 +40,8 @@ class SiteBooks:
 
     `fence` is the highest that orders have come under. `restless` are the parts that time alone may change,
     `queued_local` and `queued_pool` those that wait; `changed` says that one of them might start now.
-    `acts` gathers what the present event asks of the world.
+    `news` counts what the server has not been told before; `acts` gathers what the present event asks of the
+    world.
     """
 
     cluster: Cluster
@@ -55,6 +56,7 @@ class SiteBooks:
     fence: int = 0
     arrivals: int = 0
     changed: bool = False
+    news: int = 0
     acts: list[Act] = field(default_factory=list)
 
     def rank(self, part: SitePart) -> int:
@@ -131,7 +133,7 @@ def move(books: SiteBooks, part: SitePart, to: SiteState, now_s: float, detail: 
         books.restless[part.key] = part
     else:
         books.restless.pop(part.key, None)
-    books.changed = True
+    books.changed, books.news = True, books.news + 1
 
 
 def fail(books: SiteBooks, part: SitePart, fault: Fault, now_s: float, detail: str) -> None:

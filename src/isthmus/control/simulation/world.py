@@ -1,0 +1,215 @@
+"""`PoolWorld`: a coordinator, the sites of several owners and their users on one virtual clock.
+
+Where a job may run is the scenario:
+
+    alone   in its owner's own queue, and nowhere else
+    pool    submitted to the pool, which has one queue for all
+    home    in its owner's own queue, and while it waits there in the pool's too: where it starts first it
+            runs, and its place in the other queue is given up (as federated Slurm clusters do with siblings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from isthmus.control.coordinator import Rules
+from isthmus.control.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.simulation.agent_process import AgentProcess
+from isthmus.control.simulation.delays import Delays
+from isthmus.control.simulation.faults import Faults
+from isthmus.control.simulation.home import Home
+from isthmus.control.simulation.jobs import TracePlanner, submission_of
+from isthmus.control.simulation.outcome import JobFate, PoolOutcome, Waits, waits_by_owner
+from isthmus.control.simulation.runs import Progress, Runs
+from isthmus.control.simulation.server import EventLog, SimulatedServer
+from isthmus.control.simulation.site import SimulatedSite
+from isthmus.control.simulation.trace import TraceJob
+from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
+from isthmus.core.messages import Protection
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Pool
+from isthmus.sim.kernel import Kernel, Steps
+
+Scenario = Literal["alone", "pool", "home"]
+_SLICES = 400
+_USER = "user"
+
+
+class PoolWorld:
+    """The jobs of a trace in a pool; `run` plays them. Owners of the trace are owners of the pool's clusters.
+
+    `policies` by cluster. `log` and `check` are for runs in which processes die (`SimulatedServer`).
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        jobs: Sequence[TraceJob],
+        *,
+        scenario: Scenario = "pool",
+        rules: Rules | None = None,
+        delays: Delays | None = None,
+        faults: Faults | None = None,
+        policies: Mapping[str, OwnerPolicy] | None = None,
+        log: EventLog | None = None,
+        check: Callable[[SimulatedServer, float], None] | None = None,
+    ) -> None:
+        self.kernel, self.scenario = Kernel(), scenario
+        self.delays, self.faults = delays or Delays(), faults or Faults()
+        total = sum(group.chips for one in pool.clusters for group in one.node_groups)
+        self.num_chips = total
+        self.fates = {job.name: JobFate(job) for job in jobs}
+        self.failures = 0
+        self.acknowledged: set[str] = set()
+        self.server = SimulatedServer(
+            self.kernel,
+            TracePlanner(jobs, pool),
+            rules=rules,
+            planning_s=self.delays.planning_s,
+            log=log,
+            faults=self.faults,
+            observe=self._changed,
+            check=check,
+        )
+        self.runs = Runs(
+            self.kernel,
+            self.delays,
+            end=self._part_ends,
+            save=self._part_saved,
+            computes=self._computes,
+            broke=self._broke,
+        )
+        self.runs.progress = {job.name: Progress(job.run_s) for job in jobs}
+        self.home = Home(self)
+        self.agents = {
+            one.name: AgentProcess(
+                self.kernel,
+                SimulatedSite(one, (policies or {}).get(one.name)),
+                self.server,
+                self.runs,
+                self.delays,
+                self.faults,
+                self.home.local_changed,
+            )
+            for one in pool.clusters
+        }
+        self._open = {job.name for job in jobs if self._fits(job)}
+        self._ended_s = 0.0
+        self.kernel.start(self._arrivals(jobs))
+        self.kernel.start(self._ticks())
+
+    def run(self, go_on: Callable[[float, int], bool] | None = None, until_s: float | None = None) -> None:
+        """Play until all jobs that fit have ended, until `until_s`, or until `go_on(now_s, done)` says no."""
+        last_s = max((fate.job.submit_s for fate in self.fates.values()), default=0.0)
+        slice_s = max(10.0, last_s / _SLICES)
+        while self._open and (until_s is None or self.kernel.now < until_s):
+            self.kernel.run(self.kernel.now + slice_s)
+            if go_on is not None and not go_on(self.kernel.now, len(self.fates) - len(self._open)):
+                return
+
+    def outcome(self, objective: str = "") -> PoolOutcome:
+        """Return what it has come to so far."""
+        fates = list(self.fates.values())
+        ended_s = self._ended_s if not self._open else self.kernel.now
+        done = sum(fate.job.chips * fate.job.run_s for fate in fates if fate.ended_s is not None)
+        return PoolOutcome(
+            scenario=self.scenario,
+            objective=objective,
+            pool=Waits.of("all", fates),
+            owners=waits_by_owner(fates),
+            utilisation=done / (self.num_chips * ended_s) if ended_s else 0.0,
+            ended_s=ended_s,
+            preemptions=sum(fate.stopped for fate in fates) - self.failures,
+            failures=self.failures,
+            too_large=sum(not self._fits(fate.job) for fate in fates),
+            events=sum(self.server.counts.values()),
+            cpu_s=self.server.cpu_s,
+            planning_cpu_s=self.server.planning_cpu_s,
+            whole=not self._open,
+        )
+
+    def submit(self, job: TraceJob) -> None:
+        """Have its user submit a job to the pool, again and again until the server says that it has it."""
+        self._tell(
+            lambda now_s: JobSubmitted(
+                now_s=now_s, job_id=job.name, user=_USER, submission=submission_of(job)
+            ),
+            lambda: self.acknowledged.add(job.name),
+        )
+
+    def cancel(self, job: str) -> None:
+        """Have its user cancel a job of the pool."""
+        self._tell(lambda now_s: JobCancelled(now_s=now_s, job_id=job), lambda: None)
+
+    def started(self, job: str, *, away: bool) -> None:
+        """Note that a job trains."""
+        fate = self.fates[job]
+        fate.away = away
+        if fate.started_s is None:
+            fate.started_s = self.kernel.now
+
+    def ended(self, job: str) -> None:
+        """Note that a job has ended, whatever how."""
+        if job in self._open:
+            self._open.remove(job)
+            self.fates[job].ended_s = self._ended_s = self.kernel.now
+
+    def _fits(self, job: TraceJob) -> bool:
+        """Tell whether the job can run at all in this scenario."""
+        if self.scenario == "alone":
+            return self.home.place_of(job) is not None
+        return job.chips <= self.num_chips
+
+    def _arrivals(self, jobs: Iterable[TraceJob]) -> Steps:
+        for job in jobs:
+            if job.submit_s > self.kernel.now:
+                yield job.submit_s
+            if job.name not in self._open:
+                continue
+            if self.scenario == "pool" or self.home.place_of(job) is None:
+                self.submit(job)
+            else:
+                self.home.arrive(job)
+
+    def _ticks(self) -> Steps:
+        while self.scenario != "alone":
+            yield self.kernel.now + self.delays.tick_s
+            self.server.tick(name for name, agent in self.agents.items() if agent.reachable)
+
+    def _tell(self, event: Callable[[float], Event], done: Callable[[], object]) -> None:
+        def attempt(_: object) -> None:
+            try:
+                self.server.tell(event)
+            except UnavailableError:
+                self.kernel.call(self.kernel.now + self.delays.retry_s, attempt)
+                return
+            except (ConflictError, NotFoundError):
+                return
+            done()
+
+        self.kernel.call(self.kernel.now + self.delays.network_s, attempt)
+
+    def _changed(self, job_id: str) -> None:
+        """A job has changed: its sites hear of it with their next report."""
+        record = self.server.coordinator.state.jobs.get(job_id)
+        if record is None:
+            return
+        for _, cluster in record.parts:
+            self.agents[cluster].poke(self.delays.poll_s)
+        if record.state == "succeeded":
+            self.ended(job_id)
+
+    def _part_ends(self, site: str, job: str, attempt: int, status: int) -> None:
+        self.agents[site].part_ended((job, attempt), status, peer=status != 0)
+
+    def _part_saved(self, site: str, job: str, attempt: int, checkpoint: Protection) -> None:
+        self.agents[site].part_saved((job, attempt), checkpoint)
+
+    def _computes(self, job: str) -> None:
+        self.started(job, away=True)
+        self.home.taken(job)
+
+    def _broke(self, job: str) -> None:
+        self.fates[job].stopped += 1
+        self.home.given_back(job)
