@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core import errors
@@ -37,6 +39,8 @@ from isthmus.core.views import (
     TokenView,
 )
 
+STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
+"""For event streams: a server that lives says something every 15 s."""
 RETRY_DELAYS_S = (0.1, 0.3, 0.9)
 """Waits between the attempts at a server that cannot be reached: a server being restarted is back by then."""
 
@@ -141,6 +145,24 @@ class Client:
         query = {"after": after, "limit": limit} | ({} if rank is None else {"rank": rank})
         return self._call(LogPage, "GET", f"/v1/jobs/{_segment(job)}/logs", params=query)
 
+    @contextmanager
+    def events(self, job: str, *, after: str = "") -> Iterator[Iterator[ServerSentEvent]]:
+        """Open the stream of what happens to a job after the event id `after` ("": its present state first).
+
+        Iterating it waits for the next event, and raises `UnavailableError` where the stream is cut.
+        """
+        headers = {"Last-Event-ID": after} if after else {}
+        with (
+            self._unreached(),
+            connect_sse(
+                self._http, "GET", "/v1/events", params={"job": job}, headers=headers, timeout=STREAM_TIMEOUT
+            ) as source,
+        ):
+            if source.response.is_error:
+                source.response.read()
+                raise _named_error(source.response, self.server)
+            yield self._in_turn(source)
+
     def pool(self) -> PoolView:
         """Return the pool as it stands."""
         return self._call(PoolView, "GET", "/v1/pool")
@@ -166,6 +188,19 @@ class Client:
             raise ProtocolError(
                 f"{method} {self.server}{path}: {place} of the answer: {first['msg']}",
                 hint="server and command line should be of one version; is this an Isthmus server?",
+            ) from error
+
+    def _in_turn(self, source: EventSource) -> Iterator[ServerSentEvent]:
+        with self._unreached():
+            yield from source.iter_sse()
+
+    @contextmanager
+    def _unreached(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, SSEError) as error:
+            raise UnavailableError(
+                f"the event stream of {self.server} was cut: {error or type(error).__name__}"
             ) from error
 
     def _send(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:

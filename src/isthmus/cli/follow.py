@@ -13,6 +13,7 @@ from isthmus.cli.command import JobArgument, verb
 from isthmus.cli.dashboard import as_line, as_record
 from isthmus.cli.figures import Figures
 from isthmus.cli.finding import ENDED, find_id
+from isthmus.cli.news import News
 from isthmus.cli.shell import Shell
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages import LogChunk
@@ -23,7 +24,9 @@ PANEL = "Jobs"
 OUTAGE_S = 60.0
 """How long a server may be away before following it is given up."""
 
-IntervalOption = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")]
+IntervalOption = Annotated[
+    float, typer.Option("--interval", min=0.1, help="Least seconds between two looks.")
+]
 
 
 @dataclass(frozen=True)
@@ -51,27 +54,40 @@ class Outage:
             raise error
 
 
-def snapshots(shell: Shell, client: Client, job: str, interval_s: float) -> Iterator[Snapshot]:
-    """Look at job id `job` every `interval_s` seconds until it has ended and its last metrics are in.
+def say_nothing(_text: str) -> None:
+    """Take no notice."""
 
-    A server that goes away is waited for, `OUTAGE_S` at most; then `UnavailableError` is raised.
+
+def snapshots(
+    shell: Shell,
+    client: Client,
+    job: str,
+    interval_s: float,
+    note: Callable[[str], None] = say_nothing,
+) -> Iterator[Snapshot]:
+    """Look at job id `job` whenever there is news until it has ended and its last metrics are in.
+
+    News comes by the server's event stream; where that is cut, which `note` is told, a look is taken every
+    `interval_s` seconds. A server that goes away is waited for, `OUTAGE_S` at most; then `UnavailableError`
+    is raised.
     """
     figures, cursor = Figures(), 0
     view = client.job(job)
     outage = Outage(shell)
-    while True:
-        try:
-            view = client.job(job)
-            cursor = _drain_metrics(client, job, cursor, figures)
-            outage.end()
-        except UnavailableError as error:
-            outage.bear(error)
-            yield Snapshot(view, figures, away=True)
-        else:
-            yield Snapshot(view, figures)
-            if view.state in ENDED:
-                return
-        shell.sleep(interval_s)
+    with News(shell, client, job, interval_s, note) as news:
+        while True:
+            try:
+                view = client.job(job)
+                cursor = _drain_metrics(client, job, cursor, figures)
+                outage.end()
+            except UnavailableError as error:
+                outage.bear(error)
+                yield Snapshot(view, figures, away=True)
+            else:
+                yield Snapshot(view, figures)
+                if view.state in ENDED:
+                    return
+            news.wait()
 
 
 def _drain_metrics(client: Client, job: str, cursor: int, figures: Figures) -> int:
@@ -93,10 +109,11 @@ def watch_job(shell: Shell, client: Client, job: str, interval_s: float = 1.0) -
 
 
 def _show_until_ended(shell: Shell, client: Client, job: str, interval_s: float) -> Snapshot:
-    looks = snapshots(shell, client, job, interval_s)
+    live = shell.stdout.isatty() and not shell.as_json
+    looks = snapshots(shell, client, job, interval_s, say_nothing if live else shell.note)
     if shell.as_json:
         return _print_changes(looks, lambda look: shell.line(as_record(look.view, look.figures)))
-    if shell.stdout.isatty():
+    if live:
         return _show_live(shell, client, looks)
     return _print_changes(looks, lambda look: shell.print(as_line(look.view, look.figures)))
 

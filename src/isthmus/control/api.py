@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import isthmus
@@ -19,6 +20,7 @@ from isthmus.control import auth
 from isthmus.control.auth import Caller, UnknownCallerError
 from isthmus.control.gate import BodyLimit, TokenGate, as_json
 from isthmus.control.shell import ControlShell
+from isthmus.control.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
 from isthmus.core.base import Frozen, Index, Name
 from isthmus.core.errors import (
     AuthError,
@@ -27,6 +29,7 @@ from isthmus.core.errors import (
     IsthmusError,
     NotFoundError,
     ProtocolError,
+    UnavailableError,
 )
 from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
 from isthmus.core.plan import PlanSet
@@ -88,12 +91,21 @@ async def shell_of(request: Request) -> ControlShell:
     return shell
 
 
+async def streams_of(request: Request) -> OpenStreams:
+    """Return the application's open event streams."""
+    streams: OpenStreams = request.app.state.streams
+    return streams
+
+
 By = Annotated[Caller, Depends(caller_of)]
+Streams = Annotated[OpenStreams, Depends(streams_of)]
 Shell = Annotated[ControlShell, Depends(shell_of)]
 LARGEST = 2**63 - 1
 """Largest number that a store keeps."""
 After = Annotated[Index, Query(le=LARGEST, description="cursor: `next` of the page before")]
 Rank = Annotated[Index | None, Query(le=LARGEST, description="only this rank's")]
+JobQuery = Annotated[str | None, Query(description="only this job's")]
+LastEvent = Annotated[Index | None, Header(le=LARGEST, description="the last event that was seen")]
 Limit = Annotated[int, Query(ge=1, le=10_000, description="most entries of a page")]
 
 
@@ -140,6 +152,26 @@ def list_jobs(caller: By, shell: Shell) -> list[JobView]:
 def get_job(job_id: str, caller: By, shell: Shell) -> JobView:
     """Return a job with its candidate plans and the state of its parts."""
     return _own_job(shell, caller, job_id)
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses=_documented(NotFoundError, UnavailableError) | {200: {"content": {MEDIA_TYPE: {}}}},
+)
+async def get_events(
+    caller: By, shell: Shell, streams: Streams, job: JobQuery = None, last_event_id: LastEvent = None
+) -> EventStream:
+    """Stream what changes of the caller's jobs (an admin's: of all) as server-sent events, newest state only.
+
+    `job` narrows to one job, sent at once as it is, and adds a `lines` event when metrics or logs of it came.
+    `Last-Event-ID` resumes after that event; without it the stream begins now.
+    """
+    auth.require(caller, "user")
+    if job is not None:
+        await run_in_threadpool(_own_job, shell, caller, job)
+    user = None if caller.role == "admin" else caller.name
+    return streams.open(Follower(shell, user=user, job_id=job, after=last_event_id))
 
 
 @router.get("/jobs/{job_id}/plans", responses=_documented(NotFoundError))
@@ -237,6 +269,7 @@ def create_app(shell: ControlShell) -> FastAPI:
     """Return the application that answers for `shell` (whose life is the caller's business)."""
     app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
     app.state.shell = shell
+    app.state.streams = OpenStreams()
     app.include_router(router)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(TokenGate, identify=functools.partial(auth.identify, shell.store))

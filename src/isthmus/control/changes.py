@@ -31,10 +31,16 @@ class Changes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers: OrderedDict[str, int] = OrderedDict()
-        self._deleted: deque[Change] = deque(maxlen=DELETIONS_KEPT)
+        self._users: dict[str, str] = {}
+        self._deleted: deque[tuple[Change, str]] = deque(maxlen=DELETIONS_KEPT)
         self._lines: dict[str, int] = {}
         self._listeners: set[Callable[[], None]] = set()
         self.ended = False
+
+    def note_submitted(self, job_id: str, user: str) -> None:
+        """Take down whose job it is, before anything else of it is noted."""
+        with self._lock:
+            self._users[job_id] = user
 
     def note(self, job_id: str, number: int) -> None:
         """Event `number` changed a job."""
@@ -48,7 +54,7 @@ class Changes:
         with self._lock:
             self._numbers.pop(job_id, None)
             self._lines.pop(job_id, None)
-            self._deleted.append(Change(number, job_id, deleted=True))
+            self._deleted.append((Change(number, job_id, deleted=True), self._users.pop(job_id, "")))
         self._wake()
 
     def note_lines(self, job_id: str) -> None:
@@ -62,20 +68,28 @@ class Changes:
         self.ended = True
         self._wake()
 
-    def since(self, after: int, limit: int) -> list[Change]:
-        """Return the first `limit` jobs last changed by an event above `after`, in the events' order."""
+    def since(self, after: int, limit: int, user: str | None = None) -> list[Change]:
+        """Return the first `limit` jobs (of one user) last changed by an event above `after`, in order."""
         with self._lock:
             found = [
                 Change(number, job_id)
                 for job_id, number in _while_after(reversed(self._numbers.items()), after)
+                if user in (None, self._users.get(job_id))
             ]
-            gone = [change for change in self._deleted if change.number > after]
+            gone = [change for change, of in self._deleted if change.number > after and user in (None, of)]
         return list(islice(sorted([*found, *gone]), limit))
 
-    def of_job(self, job_id: str) -> tuple[int, int]:
-        """Return which event last changed a job, and how often lines of it came (0: none did)."""
+    def latest(self, job_id: str) -> Change | None:
+        """Return a job's last change; None where nothing is known of it."""
         with self._lock:
-            return self._numbers.get(job_id, 0), self._lines.get(job_id, 0)
+            if job_id in self._numbers:
+                return Change(self._numbers[job_id], job_id)
+            return next((change for change, _ in reversed(self._deleted) if change.job_id == job_id), None)
+
+    def num_lines(self, job_id: str) -> int:
+        """Return how often lines of a job came: it only grows."""
+        with self._lock:
+            return self._lines.get(job_id, 0)
 
     @contextmanager
     def listening(self, callback: Callable[[], None]) -> Iterator[None]:

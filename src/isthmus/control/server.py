@@ -103,6 +103,7 @@ def run_server(
         )
         server = _Server(_uvicorn_config(shell, certificate), stop or threading.Event())
         server.when_ready = lambda: announce(listening) if announce else None
+        server.when_ending = shell.changes.end
         server.run(sockets=[listener])
 
 
@@ -199,6 +200,7 @@ class _Server(uvicorn.Server):
     """uvicorn that ends by returning, on SIGINT, SIGTERM or `stop`: what encloses it then cleans up."""
 
     when_ready: Callable[[], None]
+    when_ending: Callable[[], None]
 
     def __init__(self, config: uvicorn.Config, stop: threading.Event) -> None:
         super().__init__(config)
@@ -208,6 +210,11 @@ class _Server(uvicorn.Server):
         """Begin to accept, then say so."""
         await super().startup(sockets=sockets)
         self.when_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let event streams come to their end, so that nobody is waited for."""
+        self.when_ending()
+        await super().shutdown(sockets=sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Look ten times a second whether to end."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from isthmus.control.actor import Actor, Folded, Request
-from isthmus.control.changes import Changes
+from isthmus.control.changes import Change, Changes
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import (
     AgentReported,
@@ -37,7 +37,7 @@ from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.placement import check_placement
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.store import Store
-from isthmus.core.errors import ConflictError, InputError, IsthmusError
+from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
@@ -139,6 +139,18 @@ class ControlShell:
         """Return a job; raise `NotFoundError` if there is none."""
         return self._ask(lambda coordinator: coordinator.job(job_id))
 
+    def as_now(self, changes: Sequence[Change]) -> list[tuple[Change, JobView | None]]:
+        """Return changed jobs as they are now, without their plans; None for those that are no more."""
+
+        def views(coordinator: Coordinator) -> list[tuple[Change, JobView | None]]:
+            return [(change, _present(coordinator, change)) for change in changes]
+
+        return self._ask(views) if changes else []
+
+    def last_event(self) -> int:
+        """Return the number of the last event that this server knows."""
+        return self._actor.number
+
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Let a job run by one of its candidate plans."""
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
@@ -237,6 +249,8 @@ class ControlShell:
 
     def _observe(self, folded: Folded) -> None:
         """Keep up with what is durable, and do what it asks for where that is this server's to do."""
+        if isinstance(folded.event, JobSubmitted):
+            self.changes.note_submitted(folded.event.job_id, folded.event.user)
         for instruction in folded.asked:
             match instruction:
                 case JobChanged(job_id=job_id):
@@ -306,6 +320,14 @@ class ControlShell:
             asked = self._ask(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
             self._leads = True
             self._act(asked, own=True)
+
+
+def _present(coordinator: Coordinator, change: Change) -> JobView | None:
+    """Return the job of a change as it is now, without its plans; None where it is no more."""
+    try:
+        return coordinator.job(change.job_id).model_copy(update={"plans": None})
+    except NotFoundError:
+        return None
 
 
 def _outcome(request: Request) -> JobView | IsthmusError:

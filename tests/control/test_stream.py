@@ -1,0 +1,216 @@
+"""The event stream of a real server: what it tells, to whom, from where it resumes, and who is cut off."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from isthmus.control import stream
+from isthmus.control.changes import Change, Changes
+from isthmus.control.server import Listening, ServerConfig, run_server
+from isthmus.core.messages import StepMetrics
+from tests.control.processes import until
+from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
+
+Told = tuple[str, int | None, dict[str, object]]
+
+
+class Streaming:
+    """A real server in a thread, with tokens for two users and the owners."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stop, self._ready = threading.Event(), threading.Event()
+        config = ServerConfig(state=folder, port=0, pool=POOL)
+        self.thread = threading.Thread(
+            target=run_server,
+            args=(config, self._announce),
+            kwargs={"stop": self.stop, "planner": plan_across},
+        )
+        self.thread.start()
+        assert self._ready.wait(20)
+        self.tokens = {"root": (folder / "admin.token").read_text().strip()}
+        for role, name in (
+            ("user", "ann"),
+            ("user", "bob"),
+            ("owner", "owner-east"),
+            ("owner", "owner-west"),
+        ):
+            made = self.call("POST", "/v1/tokens", "root", {"role": role, "name": name})
+            self.tokens[name] = made.json()["token"]
+
+    def _announce(self, listening: Listening) -> None:
+        self.url = listening.url
+        self._ready.set()
+
+    def headers(self, who: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.tokens[who]}"}
+
+    def call(self, method: str, path: str, who: str = "ann", body: object = None) -> httpx.Response:
+        return httpx.request(method, self.url + path, json=body, headers=self.headers(who), timeout=10)
+
+    def submit(self, who: str = "ann", **fields: object) -> str:
+        body = submission(**fields).model_dump(mode="json")  # type: ignore[arg-type]
+        return str(self.call("POST", "/v1/jobs", who, body).json()["id"])
+
+    @contextmanager
+    def events(self, who: str = "ann", after: int | None = None, **query: str) -> Iterator[Iterator[Told]]:
+        headers = self.headers(who) | ({} if after is None else {"Last-Event-ID": str(after)})
+        with httpx.stream(
+            "GET", f"{self.url}/v1/events", params=query, headers=headers, timeout=10
+        ) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            yield _parsed(answer)
+
+    def close(self) -> float:
+        begun = time.monotonic()
+        self.stop.set()
+        self.thread.join(20)
+        return time.monotonic() - begun
+
+
+def _parsed(answer: httpx.Response) -> Iterator[Told]:
+    fields: dict[str, str] = {}
+    for line in answer.iter_lines():
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif fields:
+            number = int(fields["id"]) if "id" in fields else None
+            yield fields["event"], number, json.loads(fields["data"])
+            fields = {}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Streaming]:
+    server = Streaming(tmp_path)
+    yield server
+    server.close()
+
+
+def test_a_follower_hears_of_its_own_jobs_only(server: Streaming) -> None:
+    """A user hears of the own jobs, an admin of all; deletions too."""
+    with server.events("ann") as ann, server.events("root") as root:
+        assert [next(ann)[0], next(root)[0]] == ["hello", "hello"]
+        bobs, anns = server.submit("bob"), server.submit("ann")
+        assert next(ann)[2]["id"] == anns
+        heard = set()
+        while heard < {bobs, anns}:
+            heard.add(next(root)[2]["id"])
+        for who, job in (("bob", bobs), ("ann", anns)):
+            server.call("POST", f"/v1/jobs/{job}/cancel", who)
+            server.call("DELETE", f"/v1/jobs/{job}", who)
+        kinds = []
+        while "deleted" not in kinds:
+            kind, _, data = next(ann)
+            assert data["id"] == anns
+            kinds.append(kind)
+
+
+def test_a_follower_resumes_where_it_was_cut(server: Streaming) -> None:
+    """The script: 1. a stream is cut; 2. two jobs change; 3. resumed, it tells of both in order."""
+    with server.events() as events:
+        _, number, _ = next(events)
+    first, second = server.submit(), server.submit()
+    server.call("POST", f"/v1/jobs/{first}/cancel")
+    with server.events(after=number) as events:
+        next(events)
+        told = [next(events), next(events)]
+    assert {data["id"]: data["state"] for _, _, data in told}[first] == "cancelled"
+    assert {data["id"] for _, _, data in told} == {first, second}
+    numbers = [number for _, number, _ in told if number is not None]
+    assert numbers == sorted(numbers)
+
+
+def test_one_job_is_told_at_once_and_its_lines_are_announced(server: Streaming) -> None:
+    """What `watch` follows: the job as it is, then a word whenever metrics or logs of it have come."""
+    for site in (EAST, WEST):
+        body = report(site).model_dump(mode="json", by_alias=True)
+        server.call("POST", f"/v1/agents/{site.name}/sync", site.owner, body)
+    job = server.submit()
+    with server.events(job=job) as events:
+        assert next(events)[0] == "hello"
+        while next(events)[2].get("state") != "preparing":
+            pass
+        line = StepMetrics(job=job, attempt=1, rank=0, step=0, values={"loss": 1.0})
+        body = report(EAST, metrics=(line,)).model_dump(mode="json", by_alias=True)
+        assert server.call("POST", "/v1/agents/east/sync", "owner-east", body).status_code == 200
+        while next(events)[0] != "lines":
+            pass
+
+
+def test_who_may_not_see_jobs_has_no_stream(server: Streaming) -> None:
+    """Owners are refused; another's job is not found; a number that is none is named."""
+    job = server.submit("bob")
+    assert server.call("GET", "/v1/events", "owner-east").status_code == 403
+    assert server.call("GET", f"/v1/events?job={job}", "ann").status_code == 404
+    headers = server.headers("ann") | {"Last-Event-ID": "first"}
+    assert httpx.get(f"{server.url}/v1/events", headers=headers).status_code == 422
+
+
+def test_a_server_that_ends_waits_for_no_stream(tmp_path: Path) -> None:
+    """Open streams end with it, at once."""
+    server = Streaming(tmp_path)
+    with server.events() as events:
+        next(events)
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        begun = time.monotonic()
+        assert list(events) == []
+        closing.join(20)
+        assert time.monotonic() - begun < 2.5
+
+
+def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
+    server: Streaming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script: 1. one opens a stream and reads nothing; 2. jobs come; 3. all is answered, it is cut."""
+    opened: list[stream.OpenStreams] = []
+    really_open = stream.OpenStreams.open
+
+    def spy(streams: stream.OpenStreams, follower: stream.Follower) -> stream.EventStream:
+        opened.append(streams)
+        return really_open(streams, follower)
+
+    monkeypatch.setattr(stream, "STALLED_S", 0.3)
+    monkeypatch.setattr(stream.OpenStreams, "open", spy)
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", httpx.URL(server.url).port))
+        request = (
+            f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.tokens['ann']}\r\n\r\n"
+        )
+        reader.sendall(request.encode())
+        assert reader.recv(10) == b"HTTP/1.1 2"
+        wish = submission(output="x" * 50_000).model_dump(mode="json")
+        begun = time.monotonic()
+        answer = server.call("POST", "/v1/jobs:bulk", body={"submissions": [wish] * 200})
+        assert answer.status_code == 200
+        assert time.monotonic() - begun < 5
+        until(lambda: opened[0].num_open == 0, "it is cut", 10)
+
+
+def test_changes_are_told_once_and_newest_first_state_only() -> None:
+    """Of a job changed often only the last change is told; deletions are told to whom the job was."""
+    changes = Changes()
+    for job, user in (("a", "ann"), ("b", "bob")):
+        changes.note_submitted(job, user)
+        changes.note(job, 1 if job == "a" else 2)
+    changes.note("a", 3)
+    assert changes.since(0, 10) == [Change(2, "b"), Change(3, "a")]
+    assert changes.since(2, 10) == [Change(3, "a")]
+    assert changes.since(0, 10, "ann") == [Change(3, "a")]
+    changes.note_deleted("a", 4)
+    assert changes.since(0, 10, "ann") == [Change(4, "a", deleted=True)]
+    assert changes.since(0, 1, "bob") == [Change(2, "b")]
+    assert (changes.latest("a"), changes.latest("z")) == (Change(4, "a", deleted=True), None)
