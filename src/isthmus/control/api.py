@@ -33,6 +33,7 @@ from isthmus.core.errors import (
 )
 from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
 from isthmus.core.plan import PlanSet
+from isthmus.core.standing import Standing
 from isthmus.core.views import (
     Health,
     JobView,
@@ -178,6 +179,20 @@ async def get_events(
 def get_plans(job_id: str, caller: By, shell: Shell) -> PlanSet:
     """Return a job's candidate plans, and why other combinations of clusters were refused."""
     return _own_job(shell, caller, job_id).plans or PlanSet(plans=())
+
+
+@router.get("/jobs/{job_id}/queue", responses=_documented(NotFoundError))
+def get_standing(job_id: str, caller: By, shell: Shell) -> Standing:
+    """Return why a job does not run yet: what it lacks where, who goes first, when it should start."""
+    _own_job(shell, caller, job_id)
+    return shell.standing(job_id, None if caller.role == "admin" else caller.name)
+
+
+@router.get("/queue", responses=_documented())
+def get_queue(caller: By, shell: Shell) -> list[Standing]:
+    """Return where the caller's jobs (an admin: all) stand that do not run yet, first to start first."""
+    auth.require(caller, "user")
+    return list(shell.queue(None if caller.role == "admin" else caller.name))
 
 
 @router.post("/jobs/{job_id}/choose", responses=_documented(NotFoundError, ConflictError))

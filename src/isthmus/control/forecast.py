@@ -1,4 +1,4 @@
-"""`forecast_starts`: when each waiting job is expected to start, between which bounds, and who is ahead.
+"""`forecast_starts`: each waiting job's place, who is ahead, and when it should start, between which bounds.
 
 The queue is played forward: running jobs end when they are expected to, `global_order` chooses what starts on
 what they give back, and so on. It is played three times, with everything as predicted, sooner and later by a
@@ -18,7 +18,10 @@ SPREAD = 0.2
 """Part by which a run may end sooner or later than predicted."""
 
 HORIZON = 64
-"""So many jobs from the head of the queue are played forward; those behind them have no forecast."""
+"""So many jobs from the head of the queue are played forward; those behind them have no expected start."""
+
+MOST_AHEAD = 20
+"""Of the jobs ahead so many are named, the first."""
 
 EFFORT = 200
 """Nodes of the search at each step of the play: near enough, and a tenth of the time."""
@@ -28,13 +31,14 @@ EFFORT = 200
 class Forecast:
     """When a job should start, in seconds on the clock of `now_s`; inf where nothing that is known starts it.
 
-    `ahead` are the jobs before it in the order that want chips of a queue it wants too.
+    `place` counts from 1; `ahead` are the first of those before it that want chips of a queue it wants too.
     """
 
-    start_s: float
-    earliest_s: float
-    latest_s: float
+    place: int
     ahead: tuple[str, ...]
+    start_s: float = math.inf
+    earliest_s: float = math.inf
+    latest_s: float = math.inf
 
 
 def forecast_starts(
@@ -47,7 +51,7 @@ def forecast_starts(
     patience_s: float = math.inf,
     spread: float = SPREAD,
 ) -> dict[str, Forecast]:
-    """Return a forecast for each of the first `HORIZON` jobs of the order; see `global_order`.
+    """Return a forecast for every job, with times for the first `HORIZON` of the order; see `global_order`.
 
     A request or release of unknown length (`run_s` 0, `at_s` inf) never gives its chips back here: what waits
     for it has start inf, and at least `earliest_s` unless that hangs on it too.
@@ -67,12 +71,32 @@ def forecast_starts(
         for factor in (1.0, 1.0 - spread, 1.0 + spread)
     ]
     found: dict[str, Forecast] = {}
-    for place, one in enumerate(head):
-        starts = [play.get(one.job, math.inf) for play in plays]
-        ahead = tuple(other.job for other in head[:place] if other.needs.keys() & one.needs.keys())
-        found[one.job] = Forecast(
-            start_s=starts[0], earliest_s=min(starts), latest_s=max(starts), ahead=ahead
+    ahead = _ahead(order.jobs, every)
+    for place, job in enumerate(order.jobs, start=1):
+        starts = [play.get(job, math.inf) for play in plays]
+        found[job] = Forecast(
+            place=place,
+            ahead=ahead[job],
+            start_s=starts[0],
+            earliest_s=min(starts),
+            latest_s=max(starts),
         )
+    return found
+
+
+def _ahead(jobs: Sequence[str], every: Mapping[str, Request]) -> dict[str, tuple[str, ...]]:
+    """Return for each of `jobs`, given in their order, the first `MOST_AHEAD` that share a queue with it."""
+    found: dict[str, tuple[str, ...]] = {}
+    firsts: dict[str, dict[str, int]] = {}
+    for place, job in enumerate(jobs):
+        before: dict[str, int] = {}
+        for queue in every[job].needs:
+            first = firsts.setdefault(queue, {})
+            before |= first
+            if len(first) < MOST_AHEAD:
+                first[job] = place
+        before.pop(job, None)
+        found[job] = tuple(sorted(before, key=before.__getitem__)[:MOST_AHEAD])
     return found
 
 

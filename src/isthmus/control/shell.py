@@ -15,6 +15,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from isthmus.control.actor import Actor, Folded, Request
+from isthmus.control.admission import find
 from isthmus.control.changes import Change, Changes
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import (
@@ -36,10 +37,13 @@ from isthmus.control.job_log import JobLog
 from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.placement import check_placement
 from isthmus.control.planning import Planner, PlanningDesk
+from isthmus.control.progress import Progress
+from isthmus.control.queue_view import queue_of, standing_of
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
 from isthmus.core.pool import Cluster, Pool
+from isthmus.core.standing import Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
 TICK_S = 0.5
@@ -75,6 +79,7 @@ class ControlShell:
         self._ended = threading.Event()
         self._seen_at: set[tuple[str, str]] = set()
         self._job_log = JobLog()
+        self._progress = Progress()
         self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
         self._actor = Actor(store, self._observe, rules)
         self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
@@ -151,6 +156,20 @@ class ControlShell:
         """Return the number of the last event that this server knows."""
         return self._actor.number
 
+    def queue(self, user: str | None) -> tuple[Standing, ...]:
+        """Return where the jobs (of one user) stand that do not run yet, first to start first."""
+        now_s, paces = self.clock(), self._progress.paces()
+        return self._ask(lambda coordinator: queue_of(coordinator.state, now_s, paces, user))
+
+    def standing(self, job_id: str, user: str | None) -> Standing:
+        """Return where a job stands, as its user may see it; None sees as an operator."""
+        now_s, paces = self.clock(), self._progress.paces()
+
+        def ask(coordinator: Coordinator) -> Standing:
+            return standing_of(coordinator.state, find(coordinator.state, job_id), now_s, paces, user)
+
+        return self._ask(ask)
+
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Let a job run by one of its candidate plans."""
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
@@ -225,7 +244,9 @@ class ControlShell:
 
         ours = self._ask(run_there)
         if ours:
-            self.store.append_metrics([line for line in report.metrics if line.job in ours])
+            metrics = [line for line in report.metrics if line.job in ours]
+            self.store.append_metrics(metrics)
+            self._progress.note(metrics)
             self.store.append_logs([chunk for chunk in report.logs if chunk.job in ours])
         for job_id in ours:
             self.changes.note_lines(job_id)
@@ -260,6 +281,7 @@ class ControlShell:
                 case ForgetJob(job_id=job_id):
                     self.changes.note_deleted(job_id, folded.number)
                     self._job_log.forget(job_id)
+                    self._progress.forget(job_id)
         if isinstance(folded.event, AgentReported) and not folded.own:
             with self._incumbents_lock:
                 self._incumbents.note(folded.event.cluster.name, folded.event.incarnation)

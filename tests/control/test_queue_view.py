@@ -1,0 +1,145 @@
+"""The honest queue: each test's first line is what a waiting job is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.control.progress import Pace, Progress
+from isthmus.control.queue_view import queue_of, standing_of
+from isthmus.core.messages import StepMetrics
+from isthmus.core.plan import Plan, Prediction
+from isthmus.core.standing import Standing
+from tests.control.driver import Driver
+from tests.control.samples import plan
+
+
+def timed(*sites: str, seconds: float, name: str = "p") -> Plan:
+    """A plan whose only step takes so long."""
+    memory = (1,) * len(sites)
+    told = Prediction(iteration_s=seconds, tgs_tokens_per_card_s=1, samples_per_s=1, peak_memory_bytes=memory)
+    return plan(*sites, name=name).model_copy(update={"predicted": told})
+
+
+def stand(pool: Driver, job: str, viewer: str | None = "u", **paces: Pace) -> Standing:
+    state = pool.coordinator.state
+    return standing_of(state, state.jobs[job], pool.now_s, paces, viewer)
+
+
+@pytest.fixture
+def busy() -> Driver:
+    """At `a` and `b` a job of 100 s runs on all chips; `next` wants a chip at both, `last` all at `a`."""
+    pool = Driver("a", "b")
+    pool.submit("long", timed(*"aaaabbbb", seconds=100.0))
+    pool.obey()
+    pool.obey()
+    assert pool.state("long") == "running"
+    pool.now_s += 1
+    pool.submit("next", timed("a", "b", seconds=50.0))
+    pool.now_s += 1
+    pool.submit("last", timed(*"aaaa", seconds=10.0))
+    return pool
+
+
+def test_why_it_waits_at_which_owner(busy: Driver) -> None:
+    """Which stage refused, the owner, the nodes that are lacking, and what is free of what is needed."""
+    found = stand(busy, "next")
+    assert [(one.stage, one.owner, one.lacking_nodes) for one in found.refused] == [
+        ("compute", "owner-a", 1),
+        ("compute", "owner-b", 1),
+    ]
+    assert found.refused[0].reason == "compute: a (owner-a) has 0 g free of the 1 needed"
+    assert found.reason == "plan p waits for chips at a, b"
+    assert found.needs == {"a": {"g": 1}, "b": {"g": 1}}
+
+
+def test_its_place_who_is_ahead_and_when_it_should_start(busy: Driver) -> None:
+    """It starts when those ahead have given back what it needs: `next` after 100 s, `last` 50 s later."""
+    first, second = stand(busy, "next"), stand(busy, "last")
+    began_s = busy.coordinator.job("long").changed_s
+    assert (first.place, first.ahead, first.start_s) == (1, (), pytest.approx(began_s + 100))
+    assert (second.place, second.start_s) == (2, pytest.approx(began_s + 150))
+    assert [one.job for one in second.ahead] == ["next"]
+    assert second.earliest_s is not None
+    assert second.latest_s is not None
+    assert second.earliest_s < second.start_s < second.latest_s  # type: ignore[operator]
+
+
+def test_a_measured_pace_goes_before_the_prediction(busy: Driver) -> None:
+    """A run that is half as fast as predicted ends later, and all that wait for it start later."""
+    slow = stand(busy, "next", long=Pace(steps_done=0, step_s=200.0))
+    assert slow.start_s == pytest.approx(busy.now_s + 200)
+    assert stand(busy, "next", long=Pace(steps_done=1, step_s=200.0)).start_s == busy.now_s
+
+
+def test_a_run_of_unknown_length_promises_nothing() -> None:
+    """No expected start behind a job whose end nobody can tell, and the note says so."""
+    pool = Driver("a")
+    pool.submit("long", plan(*"aaaa"))
+    pool.obey()
+    pool.obey()
+    pool.submit("next", timed("a", seconds=1.0))
+    found = stand(pool, "next")
+    assert (found.place, found.start_s, found.latest_s) == (1, None, None)
+    assert found.notes[0].startswith("no expected start")
+
+
+def test_a_job_without_any_plan_is_told_what_every_stage_refused() -> None:
+    """The planner's refusals stand as they are; the job has no place, since it waits for no known chips."""
+    pool = Driver("a")
+    pool.submit("j")
+    assert stand(pool, "j").reason == "the planner is looking for plans"
+    pool.answer("j", why="compute: a (owner-a) lacks 2 nodes")
+    found = stand(pool, "j")
+    assert found.reason == "no plan fits what is free"
+    assert [one.reason for one in found.refused] == ["compute: a (owner-a) lacks 2 nodes"]
+    assert found.place is None
+
+
+def test_a_job_whose_user_has_to_choose_is_told_what_would_become_of_it(busy: Driver) -> None:
+    """As if its first candidate were chosen now; it has no place before that."""
+    busy.submit("mine", timed("a", seconds=5.0, name="one"), timed("b", seconds=9.0), policy="manual")
+    found = stand(busy, "mine")
+    assert found.reason == "its user is to choose among 2 plans"
+    assert (found.place, found.notes[-1]) == (None, "as if plan one were chosen now")
+    assert found.start_s is not None
+
+
+def test_what_the_connected_pool_cannot_hold_stands_in_nobodys_way(busy: Driver) -> None:
+    """A job for a site that is away has no place, and delays no forecast."""
+    before = stand(busy, "last")
+    busy.submit("lost", timed("nowhere", seconds=5.0))
+    found = stand(busy, "lost")
+    assert found.reason == "the pool as it is connected cannot hold plan p"
+    assert found.place is None
+    assert stand(busy, "last") == before
+
+
+def test_other_users_jobs_stand_in_the_queue_without_their_names(busy: Driver) -> None:
+    """Whose job is ahead is nobody else's business; that there is one, and its priority, is told."""
+    assert [one.job for one in stand(busy, "last", viewer="u").ahead] == ["next"]
+    other = stand(busy, "last", viewer="somebody")
+    assert [(one.job, one.priority) for one in other.ahead] == [(None, "middle")]
+    state = busy.coordinator.state
+    assert queue_of(state, busy.now_s, {}, "somebody") == ()
+    assert [one.id for one in queue_of(state, busy.now_s, {}, None)] == ["next", "last"]
+
+
+def test_a_running_job_has_no_place(busy: Driver) -> None:
+    """It has what it needs."""
+    found = stand(busy, "long")
+    assert (found.state, found.place, found.needs, found.refused) == ("running", None, {}, ())
+
+
+def test_the_pace_is_that_of_the_last_steps_and_late_lines_change_nothing() -> None:
+    """Lines come in any order and from every rank; the furthest step counts."""
+
+    def line(step: int, step_s: float | None) -> StepMetrics:
+        return StepMetrics(job="j", attempt=1, rank=0, step=step, values={"step_s": step_s})
+
+    seen = Progress()
+    seen.note([line(0, 2.0), line(1, 2.0), line(0, 99.0), line(2, None)])
+    assert seen.paces() == {"j": Pace(steps_done=3, step_s=2.0)}
+    seen.note([line(3, 12.0)])
+    assert seen.paces()["j"].step_s == pytest.approx(4.0)
+    seen.forget("j")
+    assert seen.paces() == {}
