@@ -233,7 +233,7 @@ class Both(RuleBasedStateMachine):
 
 
 Both.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     phases=PHASES,

@@ -19,6 +19,7 @@ from isthmus.cli import (
     process_commands,
     report_commands,
     search_commands,
+    simulate_pool_commands,
 )
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ _PARTS = (
     report_commands,
     pool_commands,
     search_commands,
+    simulate_pool_commands,
     plan_commands,
     calibrate_commands,
     export_commands,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.cli.command import verb
+from isthmus.cli.interrupt import interruptible
 from isthmus.cli.plan_commands import model_path
 from isthmus.cli.shell import Shell
 from isthmus.cli.tables import table
@@ -84,7 +83,7 @@ def plan(
     """
     given = load_job(job)
     limits = Limits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
-    with _interruptible() as interrupted:
+    with interruptible() as interrupted:
         started_s = time.monotonic()
         answer = search_plans(
             Question(
@@ -120,27 +119,6 @@ class _Watch:
             found = f"best so far {format_seconds(best.estimate_s)} a step" if best else "nothing yet"
             self._shell.note(f"{tally.evaluated} chains cut, {tally.pruned} pruned, {found}")
         return not self._interrupted
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Note the first Ctrl-C in the list given; the second interrupts as usual."""
-    found: list[int] = []
-
-    def note(number: int, frame: object) -> None:  # noqa: ARG001
-        if found:
-            raise KeyboardInterrupt
-        found.append(number)
-
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not in the main thread: nobody can interrupt it
-        yield found
-        return
-    try:
-        yield found
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _save(folder: Path, plans: tuple[Plan, ...]) -> None:

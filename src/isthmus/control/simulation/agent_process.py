@@ -26,7 +26,7 @@ _RENEW_S = 2.0
 class AgentProcess:
     """One agent. `local` is told of every local job that starts (None), is preempted (-1) or ended (status).
 
-    `lies` and `slow` say what its owner is like.
+    Unless it has `joined` the pool it talks to nobody. `lies` and `slow` say what its owner is like.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class AgentProcess:
         delays: Delays,
         faults: Faults,
         local: Callable[[str, str, int | None], None] = lambda *_: None,
+        *,
+        joined: bool = True,
     ) -> None:
         self._kernel, self.site, self._server, self._runs = kernel, site, server, runs
         self._delays, self._faults, self._local = delays, faults, local
@@ -50,6 +52,7 @@ class AgentProcess:
         self._visit_at_s: float | None = None
         self._wake_at_s: float | None = None
         self._told = -1
+        self._joined = joined
         self.poke(0.0)
 
     @property
@@ -61,7 +64,7 @@ class AgentProcess:
     def poke(self, pause_s: float) -> None:
         """Have it report in `pause_s`, or earlier if it will anyway."""
         at_s = self._kernel.now + pause_s
-        if self._visit_at_s is None or at_s < self._visit_at_s:
+        if self._joined and (self._visit_at_s is None or at_s < self._visit_at_s):
             self._visit_at_s = at_s
             self._kernel.call(at_s, self._visit, at_s)
 

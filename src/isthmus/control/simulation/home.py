@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from isthmus.control.simulation.pools import OWN_LEVELS
 from isthmus.control.simulation.site_parts import LocalJob
 from isthmus.control.simulation.trace import TraceJob
 
 if TYPE_CHECKING:
     from isthmus.control.simulation.world import PoolWorld
 
+OWN = OWN_LEVELS[-1]
 PATIENCE_S = 30.0
 """A job that has not started at home by then is submitted to the pool too."""
 
@@ -71,9 +73,13 @@ class Home:
             if mine.sibling:
                 world.cancel(name)
         elif mine.since_s is not None and status != 0:
-            progress.saved_s += world.kernel.now - mine.since_s
+            every_s = world.delays.checkpoint_every_s if status > 0 else 1.0
+            progress.saved_s += (world.kernel.now - mine.since_s) // every_s * every_s
             mine.since_s = None
             world.fates[name].stopped += 1
+            if status == 1:
+                world.failures += 1
+                world.kernel.call(world.kernel.now, self._submit_again, name)
         if status == 0:
             world.ended(name)
             world.kernel.call(world.kernel.now, lambda _: world.agents[site].withdraw(name))
@@ -95,11 +101,19 @@ class Home:
             if part is not None and mine.place:
                 part.place = mine.place
 
+    def _submit_again(self, name: str) -> None:
+        """A job whose node failed goes to its old place in the queue."""
+        mine = self._jobs[name]
+        agent = self._world.agents[mine.site]
+        mine.place = agent.site.parts[name, 0].place
+        agent.withdraw(name)
+        self.given_back(name)
+
     def _submit(self, job: TraceJob) -> None:
         mine = self._jobs[job.name]
         agent = self._world.agents[mine.site]
-        level = agent.site.cluster.priorities.levels[0]
-        agent.submit(LocalJob(job.name, mine.group, job.chips, level))
+        levels = agent.site.cluster.priorities.levels
+        agent.submit(LocalJob(job.name, mine.group, job.chips, OWN if OWN in levels else levels[0]))
 
     def _lose_patience(self, job: TraceJob) -> None:
         mine = self._jobs[job.name]

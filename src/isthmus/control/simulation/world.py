@@ -24,6 +24,7 @@ from isthmus.control.simulation.outcome import JobFate, PoolOutcome, Waits, wait
 from isthmus.control.simulation.runs import Progress, Runs
 from isthmus.control.simulation.server import EventLog, SimulatedServer
 from isthmus.control.simulation.site import SimulatedSite
+from isthmus.control.simulation.site_parts import PartKey
 from isthmus.control.simulation.trace import TraceJob
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
 from isthmus.core.messages import Protection
@@ -61,6 +62,7 @@ class PoolWorld:
         self.num_chips = total
         self.fates = {job.name: JobFate(job) for job in jobs}
         self.failures = 0
+        self._hit: set[str] = set()
         self.acknowledged: set[str] = set()
         self.server = SimulatedServer(
             self.kernel,
@@ -91,6 +93,7 @@ class PoolWorld:
                 self.delays,
                 self.faults,
                 self.home.local_changed,
+                joined=scenario != "alone",
             )
             for one in pool.clusters
         }
@@ -141,6 +144,11 @@ class PoolWorld:
     def cancel(self, job: str) -> None:
         """Have its user cancel a job of the pool."""
         self._tell(lambda now_s: JobCancelled(now_s=now_s, job_id=job), lambda: None)
+
+    def fail(self, site: str, key: PartKey) -> None:
+        """A node of a site fails, and takes a part along."""
+        self._hit.add(key[0])
+        self.agents[site].fail(key)
 
     def started(self, job: str, *, away: bool) -> None:
         """Note that a job trains."""
@@ -211,5 +219,8 @@ class PoolWorld:
         self.home.taken(job)
 
     def _broke(self, job: str) -> None:
-        self.fates[job].stopped += 1
+        if job in self._open:
+            self.fates[job].stopped += 1
+            self.failures += job in self._hit
+        self._hit.discard(job)
         self.home.given_back(job)

@@ -1,0 +1,124 @@
+"""What a simulated pool does with a trace: everything ends, the same seed gives the same, owners gain."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.control.simulation.compare import Comparison, compare
+from isthmus.control.simulation.generate import generate_trace
+from isthmus.control.simulation.outcome import percentile
+from isthmus.control.simulation.pools import pool_for, settle
+from isthmus.control.simulation.trace import Trace, TraceJob
+from isthmus.control.simulation.world import PoolWorld
+from isthmus.control.validators import violations
+from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
+
+TRACE = generate_trace({"a": 64, "b": 128}, seed=4, num_jobs=25, load=0.9)
+POOL = pool_for(TRACE, load=0.9, owners=2)
+
+
+def _cluster(name: str, nodes: int) -> Cluster:
+    group = NodeGroup(name="g", chip="H20", nodes=nodes, chips_per_node=8)
+    return Cluster(name=name, owner=name, node_groups=(group,))
+
+
+def _two(nodes: int = 1) -> Pool:
+    links = (
+        Link(source="a", target="b", bandwidth_gbps=100, delay_ms=5),
+        Link(source="b", target="a", bandwidth_gbps=100, delay_ms=5),
+    )
+    return Pool(clusters=(_cluster("a", nodes), _cluster("b", nodes)), links=links)
+
+
+def _job(
+    name: str, submit_s: float = 0.0, run_s: float = 100.0, workers: int = 1, owner: str = "a"
+) -> TraceJob:
+    return TraceJob(
+        name=name, owner=owner, submit_s=submit_s, run_s=run_s, workers=workers, chips_per_worker=8
+    )
+
+
+@pytest.mark.parametrize("scenario", ["alone", "home", "pool"])
+def test_every_job_that_fits_ends_and_no_chip_is_left_held(scenario: str) -> None:
+    """At the end of a trace every job has ended, and the sites have nothing of the pool's."""
+    jobs, pool = settle(TRACE, POOL)
+    world = PoolWorld(pool, jobs, scenario=scenario, check=_holds)
+    world.run()
+    outcome = world.outcome()
+    assert outcome.whole
+    assert outcome.pool.done + outcome.too_large == len(jobs)
+    world.kernel.run(world.kernel.now + 60)
+    for agent in world.agents.values():
+        assert agent.site.quiet
+        assert agent.site.free_chips() == {
+            group.name: group.chips for group in agent.site.cluster.node_groups
+        }
+
+
+def _holds(server: object, now_s: float) -> None:
+    assert violations(server.coordinator.state, now_s, grace_s=2.0) == []  # type: ignore[attr-defined]
+
+
+def test_the_same_seed_has_the_same_outcome() -> None:
+    """Two runs of one question differ in nothing but the CPU seconds they took."""
+    asked = Comparison(trace=TRACE, pool=POOL, node_mtbf_s=86_400.0, seed=7)
+    one, other = ([_figures(run) for run in compare(asked)] for _ in range(2))
+    assert one == other
+    assert any(run["failures"] for run in one)
+
+
+def _figures(run: object) -> dict[str, object]:
+    return {name: value for name, value in run.as_dict().items() if "cpu" not in name}  # type: ignore[attr-defined]
+
+
+def test_a_job_too_large_for_its_owner_runs_across_two() -> None:
+    """Two owners with a node each: alone a job of two nodes never runs, in the pool it takes both."""
+    trace = Trace(jobs=(_job("big", workers=2),))
+    alone, pooled = compare(Comparison(trace=trace, pool=_two(), scenarios=("alone", "pool")))
+    assert (alone.too_large, alone.pool.done) == (1, 0)
+    assert (pooled.too_large, pooled.pool.done) == (0, 1)
+
+
+def test_a_job_that_waits_at_home_starts_where_there_is_room() -> None:
+    """The second job finds its owner's node taken, waits its 30 s, and runs at the other owner's."""
+    trace = Trace(jobs=(_job("first", run_s=5000), _job("second", 10.0)))
+    alone, home = compare(Comparison(trace=trace, pool=_two(), scenarios=("alone", "home")))
+    assert alone.pool.most_s == pytest.approx(4990, abs=1)
+    assert 30 < home.pool.most_s < 45
+
+
+def test_an_owners_own_job_gets_its_chips_back_from_the_pool() -> None:
+    """The pool's job saves its work and makes way; its own lost time is what saving and going on take."""
+    trace = Trace(
+        jobs=(
+            _job("guest-1", run_s=3000, owner="b"),
+            _job("guest-2", 1.0, run_s=3000, owner="b"),
+            _job("own", 500.0, run_s=100, owner="a"),
+        )
+    )
+    (home,) = compare(Comparison(trace=trace, pool=_two(), scenarios=("home",)))
+    own = next(waits for waits in home.owners if waits.owner == "a")
+    assert own.most_s < 20
+    assert home.preemptions == 1
+    assert home.ended_s < 3000 + 200
+
+
+def test_owners_of_a_trace_become_those_of_the_pool() -> None:
+    """Who is unknown to the pool is given to whoever is asked for least; unknown chips are any chips."""
+    jobs = (_job("x", owner="a"), _job("y", run_s=900, owner="13"), _job("z", owner="57"))
+    settled, pool = settle(Trace(jobs=jobs), _two())
+    assert [job.owner for job in settled] == ["a", "b", "a"]
+    assert pool.clusters[0].priorities.levels[:2] == ("repair", "own")
+
+
+def test_a_pool_for_a_trace_has_the_chips_it_asks_for() -> None:
+    """Load 0.5 means twice the chips that the jobs keep busy."""
+    jobs = tuple(_job(f"j{number}", number * 100.0) for number in range(101))
+    pool = pool_for(Trace(jobs=jobs), load=0.5, owners=3)
+    assert [(one.name, one.node_groups[0].chips) for one in pool.clusters] == [("a", 24)]
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+    assert percentile([1.0, 2.0], 0.95) == 2.0
+    assert percentile([], 0.95) == 0.0
