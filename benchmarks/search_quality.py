@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks._planning import TOY, job, small_pool
@@ -22,7 +23,7 @@ from isthmus.plan.search.score import calibration_for, score
 from isthmus.plan.search.seat import Task
 from isthmus.plan.search.shape import Chain, Shape
 from isthmus.plan.search.space import Limits, Space
-from isthmus.plan.search.spots import spots_of
+from isthmus.plan.search.spots import Spot, spots_of
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.write import write_plan
 
@@ -39,9 +40,15 @@ def space_of(where: Pool) -> tuple[Space, Job]:
     return Space(task, Ways(where, task.calibration), LIMITS), asked
 
 
+def spots_in(where: Pool) -> list[Spot]:
+    """Return the node groups of an instance."""
+    placement = job(SAMPLES).placement
+    return [spot for cluster in where.clusters for spot in spots_of(where, cluster, placement, None)]
+
+
 def splits(shape: Shape, micro_batches: int) -> Iterator[Chain]:
     """Yield every split of a shape that fits."""
-    layers, count = TOY.num_layers, shape.num_stages
+    layers, count = shape.task.profile.num_layers, shape.num_stages
     for cuts in itertools.combinations(range(1, layers), count - 1):
         ends = list(itertools.pairwise((0, *cuts, layers)))
         chain = shape.with_layers(ends, micro_batches)
@@ -49,25 +56,24 @@ def splits(shape: Shape, micro_batches: int) -> Iterator[Chain]:
             yield chain
 
 
-def branches(space: Space, where: Pool) -> Iterator[tuple[float, int, list[list[Shape]]]]:
+def branches(
+    space: Space, spots: Sequence[Spot], samples: int
+) -> Iterator[tuple[float, int, list[list[Shape]]]]:
     """Yield (ring seconds, micro-batch size, shapes per island) of the whole space."""
-    spots = [
-        spot for cluster in where.clusters for spot in spots_of(where, cluster, job(SAMPLES).placement, None)
-    ]
     for islands in island_sets(spots, space):
         ring = ring_s(space.task, space.ways, islands, space.limits.zero)
         for schedule in space.schedules(list(itertools.chain(*islands))):
-            for size in space.micro_batch_sizes(1, SAMPLES):
-                total = SAMPLES // size
+            for size in space.micro_batch_sizes(1, samples):
+                total = samples // size
                 shapes = [list(space.shapes(island, size, schedule, total)) for island in islands]
                 if all(shapes) and ring < float("inf"):
                     yield ring, size, shapes
 
 
-def layouts(space: Space, where: Pool) -> Iterator[Layout]:
+def layouts(space: Space, spots: Sequence[Spot], samples: int) -> Iterator[Layout]:
     """Yield every layout: every shape, every split, micro-batches dealt by speed."""
-    for ring, size, shapes in branches(space, where):
-        total = SAMPLES // size
+    for ring, size, shapes in branches(space, spots, samples):
+        total = samples // size
         for chosen in itertools.product(*shapes):
             dp = sum(shape.dp for shape in chosen)
             if dp > total or len({s.num_stages for s in chosen if s.schedule == "overlapped"}) > 1:
@@ -84,19 +90,22 @@ def seconds(layout: Layout, asked: Job, where: Pool, task: Task) -> float:
     return score(write_plan(layout, asked, task, executable=False), where, task).iteration_s
 
 
-def chosen_s(where: Pool) -> tuple[float | None, bool]:
-    """Return the planner's simulated time, and whether it recomputes for lack of memory."""
+def chosen_s(where: Pool) -> tuple[float | None, bool, float]:
+    """Return the planner's simulated time, whether it recomputes for lack of memory, and its bound."""
     question = Question(job=job(SAMPLES, LENGTH), model=TOY, pool=where, limits=LIMITS, explain=False)
     answer = search_plans(question)
     if not answer.plans or answer.plans[0].predicted is None:
-        return None, False
+        return None, False, answer.bound_s
     best = answer.plans[0]
-    return best.predicted.iteration_s, any(stage.recompute != "none" for stage in best.stages)
+    recomputes = any(stage.recompute != "none" for stage in best.stages)
+    return best.predicted.iteration_s, recomputes, answer.bound_s
 
 
 def first_fails(space: Space, where: Pool) -> bool:
     """Say whether the first leaf fails: all chips in one chain, split evenly, nothing recomputed."""
-    shapes = [one[0] for _, size, one in branches(space, where) if len(one) == 1 and size == 1]
+    shapes = [
+        one[0] for _, size, one in branches(space, spots_in(where), SAMPLES) if len(one) == 1 and size == 1
+    ]
     largest = max(itertools.chain(*shapes), key=lambda one: one.num_chips, default=None)
     if largest is None:
         return True
@@ -109,7 +118,7 @@ def first_fails(space: Space, where: Pool) -> bool:
 def even_s(space: Space, where: Pool, asked: Job) -> float:
     """Return the best time with layers split evenly over the stages of one chain."""
     best = float("inf")
-    for ring, size, shapes in branches(space, where):
+    for ring, size, shapes in branches(space, spots_in(where), SAMPLES):
         if len(shapes) > 1:
             continue
         for shape in shapes[0]:
@@ -125,15 +134,16 @@ def even_s(space: Space, where: Pool, asked: Job) -> float:
 
 def exhaustive_rows(instances: int) -> list[Row]:
     """Compare with every plan of the same space."""
-    chance, gaps, tight, binding, missed = random.Random(1), [], 0, 0, 0
+    chance, gaps, tight, binding, missed, proven = random.Random(1), list[float](), 0, 0, 0, list[float]()
     while len(gaps) < instances:
         where = small_pool(chance, chips=3)
         space, asked = space_of(where)
-        every = list(itertools.islice(layouts(space, where), MOST_LAYOUTS + 1))
+        every = list(itertools.islice(layouts(space, spots_in(where), SAMPLES), MOST_LAYOUTS + 1))
         if not every or len(every) > MOST_LAYOUTS:
             continue
         best = min(seconds(one, asked, where, space.task) for one in every)
-        ours, recomputes = chosen_s(where)
+        ours, recomputes, bound_s = chosen_s(where)
+        proven.append((bound_s / best - 1) * 100)
         tight += first_fails(space, where)
         binding += recomputes
         missed += ours is None
@@ -147,12 +157,14 @@ def exhaustive_rows(instances: int) -> list[Row]:
             met=max(gaps) <= 1),
         Row(what="instances with a plan in which none was found", ours=float(missed), unit="", target="0",
             met=missed == 0),
+        Row(what=f"proven bound over the exhaustive optimum (median {statistics.median(proven):.0f} %)",
+            ours=max(proven), unit="%", target="never above 0", met=max(proven) <= 1e-6),
     ]  # fmt: skip
 
 
 def random_layouts(space: Space, where: Pool, chance: random.Random, count: int) -> Sequence[Layout]:
     """Return random feasible layouts: a random branch, shapes and splits."""
-    every, found = list(branches(space, where)), []
+    every, found = list(branches(space, spots_in(where), SAMPLES)), []
     for _ in range(50 * count):
         if len(found) == count or not every:
             break
@@ -178,7 +190,7 @@ def random_rows(pools: int, plans: int) -> list[Row]:
         where = small_pool(chance, chips=4)
         space, asked = space_of(where)
         some = random_layouts(space, where, chance, plans)
-        ours, _ = chosen_s(where)
+        ours, _, _ = chosen_s(where)
         if not some or ours is None:
             continue
         compared += 1

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.core.errors import PlanError
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
@@ -212,13 +213,14 @@ def test_a_search_that_is_stopped_returns_the_best_so_far():
 
 
 def test_fixed_degrees_bind_every_plan():
-    """Pinned degrees are kept, and nothing is returned where they are impossible."""
+    """Pinned degrees are kept, and refused where they are impossible."""
     pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 8.0, "price": 1.0}], gbps=40, round_trip_ms=5)
     limits = Limits(tp=2, pp=2, schedule="gpipe", micro_batch_size=2)
     for plan in ask(pool, limits=limits).plans:
         assert {stage.tp for stage in plan.stages} == {2}
         assert (len(plan.stages), plan.schedule, plan.micro_batch_size) == (2, "gpipe", 2)
-    assert ask(pool, limits=dataclasses.replace(limits, pp=7)).plans == ()
+    with pytest.raises(PlanError):
+        ask(pool, limits=dataclasses.replace(limits, pp=7))
 
 
 def test_planning_near_old_plans_is_quicker_and_keeps_to_their_branches():

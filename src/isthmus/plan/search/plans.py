@@ -12,6 +12,7 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model import ModelProfile, profile_model
+from isthmus.plan.search.bound import MET, prove_bound
 from isthmus.plan.search.explore import BranchKey, Explorer, Tally, branch_of
 from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.pinned import pinned
@@ -45,6 +46,9 @@ class Effort:
     refined: int
 
 
+PROOF = 360_000
+"""Stages that the proof of `bound_s` looks at, at most."""
+
 LARGE, SMALL = Effort(8, 2000, 1.1, 2), Effort(64, 5000, 1.25, 16)
 
 
@@ -74,9 +78,10 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Plans, best first, and what the search did. `optimal`: nothing of the space was thinned or left out.
+    """Plans, best first, and what the search did.
 
-    `bound_s` is below the estimated iteration of every plan, of the space and outside it.
+    `bound_s` is below the iteration of every plan of the space, thinned nowhere. `optimal`: no dimension of
+    the space was thinned or left out, or the bound meets the fastest plan.
     """
 
     plans: tuple[Plan, ...]
@@ -173,17 +178,23 @@ def search_plans(question: Question) -> Answer:
         refused = refusals(explorer, clusters, spots, placement, total)
     chosen = _varied(_choose(question, scored), question.keep)
     every = [spot for one in spots.values() for spot in one]
+    best_s = min((one.time_s for one in scored), default=math.inf)
+    partial = explorer.tally.stopped or bool(question.near)
+    bound_s = min(
+        prove_bound(
+            one.space, every, job.training.global_batch_size, job.training.micro_batch_size, best_s,
+            0 if partial else PROOF,
+        )
+        for one in explorers
+    )  # fmt: skip
+    whole = not (any(one.space.thinned for one in explorers) or partial)
     return Answer(
         plans=tuple(predicted(one, task) for one in chosen),
         refused=refused + _unmet(question, scored, chosen),
         evaluated=explorer.tally.evaluated,
         pruned=explorer.tally.pruned,
-        optimal=not (any(one.space.thinned for one in explorers) or explorer.tally.stopped or question.near)
-        and bool(chosen),
-        bound_s=min(
-            whole_bound_s(one.space, every, job.training.global_batch_size, job.training.micro_batch_size)
-            for one in explorers
-        ),
+        optimal=bool(chosen) and (whole or best_s <= bound_s * (1 + 2 * MET)),
+        bound_s=bound_s,
         estimate_s=found[0].estimate_s if found else math.inf,
         scored=tuple(chosen),
     )
@@ -291,19 +302,3 @@ def _unmet(question: Question, scored: Sequence[Scored], chosen: Sequence[Scored
         f"steps, the cheapest costs {steps * cheapest.cost:.2f}"
     )
     return (Refusal(clusters=fastest.layout.clusters, reason=reason),)
-
-
-def whole_bound_s(space: Space, spots: Sequence[Spot], samples: int, asked_size: int) -> float:
-    """Return a bound on every plan: all chips at the best rate of any cut, and none of them ever waits."""
-    speed, ends = 0.0, math.inf
-    layers = space.task.profile.num_layers
-    for spot in spots:
-        best = 0.0
-        for size in space.micro_batch_sizes(asked_size, samples):
-            for cut in space.cuts(spot):
-                seat = space.seat(spot, cut, size)
-                layers_s = layers * seat.least_layer_s
-                best = max(best, size / (seat.num_chips * layers_s))
-                ends = min(ends, seat.head_s / layers_s)  # the ends, in parts of what the layers take
-        speed += spot.chips * best
-    return samples * (1 + ends) / speed if speed else math.inf

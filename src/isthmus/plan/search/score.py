@@ -33,6 +33,7 @@ def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
 
     Raises `PlanError` for a plan that the model or the links do not admit.
     """
+    plan = plan.model_copy(update={"precision": task.precision})  # a plan for the runtime names none
     wires = wires_of(plan, pool, task.calibration)
     replicas = []
     for first, count in Counter(distinct_replicas(plan)).items():

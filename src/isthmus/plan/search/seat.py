@@ -110,6 +110,7 @@ class Seat:
         self._tables: dict[tuple[bool, bool, int, int, int], LayerTimes] = {}
         self._statics: dict[tuple[int, int], tuple[float, float]] = {}
         self._same: dict[tuple[float, ...], LayerTimes] = {}
+        self._weighed: dict[int, float] = {}
 
     # --- seconds ---
 
@@ -164,6 +165,45 @@ class Seat:
         """Seconds of the mean layer, both ways, without recomputation: what no stage can do faster."""
         forward, backward, _ = self._sums
         return (forward[-1] + backward[-1]) / self.task.profile.num_layers
+
+    def layer_s(self, other: Seat) -> float:
+        """Return the least seconds of a layer both ways, unlike ones weighed by what they take on `other`.
+
+        Whatever layers a stage takes, it takes at least this for each that the mean layer of `other` weighs.
+        """
+        if self.task.equal_layers or other is self:
+            return self.least_layer_s
+        if id(other) not in self._weighed:
+            pairs = [(sum(a[:2]), sum(b[:2])) for a, b in zip(self._layers, other._layers, strict=True)]
+            self._weighed[id(other)] = min(own / its for own, its in pairs) * other.least_layer_s
+        return self._weighed[id(other)]
+
+    @cached_property
+    def forward_share(self) -> tuple[float, float]:
+        """Least and largest share of a pass, both ways, that is forward; the head's left out."""
+        parts = [self._layers[index] for index in range(self.task.profile.num_layers)]
+        least = min(one[0] / sum(one) for one in parts)
+        most = max(one[0] / (one[0] + one[1]) for one in parts)
+        start, end = self._ends
+        if sum(start):
+            most, least = max(most, start[0] / sum(start)), min(least, start[0] / sum(start))
+        return (min(least, end[0] / sum(end)) if sum(end) else least), most
+
+    @cached_property
+    def least_parameters(self) -> float:
+        """Parameters of the smallest layer on one chip."""
+        dense, expert, _, _ = self._held
+        sums = [a + b for a, b in zip(dense, expert, strict=True)]
+        return min(b - a for a, b in itertools.pairwise(sums))
+
+    def end_parameters(self, is_first: bool) -> float:
+        """Parameters on one chip that the first stage (or the last) holds beside its layers."""
+        return self._rest[is_first, not is_first, False][0]
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds of an optimizer's step whatever it updates."""
+        return 0.0 if self.virtual else self.host.rates.step_s
 
     @cached_property
     def head_s(self) -> float:

@@ -11,10 +11,11 @@ from isthmus.plan.time.calibration import Calibration
 
 @dataclass(frozen=True)
 class Way:
-    """One direction between two clusters: its delay, and the rate its transport reaches."""
+    """One direction between two clusters: its delay, the rate its transport reaches, whether it is steady."""
 
     delay_s: float
     bytes_per_s: float
+    steady: bool = True
 
 
 class Ways:
@@ -27,6 +28,7 @@ class Ways:
                 link.delay_s,
                 effective_bytes_per_s(link, links.get(ends[::-1]))
                 * min(calibration.value("wan_share", f"{link.source}>{link.target}"), 1.0),
+                not link.jitter_ms,
             )
             for ends, link in links.items()
         }

@@ -1,0 +1,130 @@
+"""`most_micro_batches`: how many a replica can end within a time at best, by arithmetic alone.
+
+Three things that every split of a chain obeys, for `L` layers, `M` micro-batches and a time `T`; stage `j` is
+followed by `k` others, takes `l` a layer, and `g = T / (L l) - 1`:
+
+- whole layers: a stage takes at most T / (M l + reduction) of them, rounded down, all stages together `L`;
+- filling: stage `j` computes M times, and while its first micro-batch goes to the end and back it computes
+  at most `ahead x k` forwards, a share `f` of a pass each. So T is at least
+  (all passes of one micro-batch) + (M - 1 - c k) x (its own), with c = ahead x f. Weighing these by
+  a = g / (M - 1 - c k) gives every layer a weight above T / L if the weights sum to less than 1: they do not;
+- the first stage reduces its gradients when all is over.
+
+The order of a chain is taken as it is best: fast stages first, where the weights are large.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+EXACT = 1 + 1e-9
+"""Room for rounding: what is refuted is refuted by more than this."""
+
+
+class Part(NamedTuple):
+    """At most `stages` stages of a chain at one spot.
+
+    A layer takes `layer_s` both ways, of which at most `forward_most` forward, and its gradients at least
+    `reduce_s` when all is over.
+    """
+
+    stages: int
+    layer_s: float
+    reduce_s: float = 0.0
+    forward_most: float = 1.0
+
+
+def most_micro_batches(
+    spots: Sequence[Sequence[Part]],
+    num_layers: int,
+    time_s: float,
+    at_most: int,
+    *,
+    ahead: int | None,
+    whole: bool = True,
+) -> int:
+    """Return a number of micro-batches, up to `at_most`, that no chain surpasses within `time_s`.
+
+    `spots` has the choices for each spot, of which a chain takes one. `ahead` bounds the forwards as above;
+    0 leaves open how many there are, None even that a micro-batch passes through the stages in turn. `whole`
+    says that layers are alike, and their number counts.
+    """
+    if time_s <= 0:
+        return 0
+    free = time_s / num_layers * sum(max(one.stages / one.layer_s for one in parts) for parts in spots)
+    free -= min(one.reduce_s / one.layer_s for parts in spots for one in parts)
+    most = min(at_most, math.floor(free * EXACT))
+    if most < 2:
+        return max(0, most)
+    blocks = _blocks(spots, num_layers, time_s)
+    share = 1.0 if not ahead else ahead * max(one.forward_most for parts in spots for one in parts)
+    last = min(
+        min(max(0.0, time_s / (num_layers * one.layer_s) - 1), one.reduce_s / one.layer_s)
+        for parts in spots
+        for one in parts
+    )
+
+    def too_many(micro_batches: int) -> bool:
+        if whole and _whole_layers(spots, time_s, micro_batches, num_layers) < num_layers:
+            return True
+        if ahead is None:
+            return False
+        weight = _weight(blocks, micro_batches - 1, share) - last / (micro_batches - 1)
+        return weight * EXACT < 1
+
+    return bisect_left(range(2, most + 1), True, key=too_many) + 1
+
+
+def _whole_layers(spots: Sequence[Sequence[Part]], time_s: float, micro_batches: int, most: int) -> int:
+    """Return the layers that all stages together can take at most."""
+    limit_s, layers = time_s * EXACT, 0
+    for parts in spots:
+        layers += max(
+            one.stages * min(most, int(limit_s / (micro_batches * one.layer_s + one.reduce_s)))
+            for one in parts
+        )
+    return layers
+
+
+def _blocks(
+    spots: Sequence[Sequence[Part]], num_layers: int, time_s: float
+) -> list[list[tuple[float, int, int]]]:
+    """Return for each spot its choices as (g, stages, stages of others that may come after)."""
+    slowest = [min(_gain(one, num_layers, time_s) for one in parts) for parts in spots]
+    stages = [max(one.stages for one in parts) for parts in spots]
+    found = []
+    for place, parts in enumerate(spots):
+        choices = []
+        for one in parts:
+            gain = _gain(one, num_layers, time_s)
+            after = sum(
+                n
+                for i, (least, n) in enumerate(zip(slowest, stages, strict=True))
+                if i != place and least <= gain
+            )
+            if gain > 0:
+                choices.append((gain, one.stages, after))
+        found.append(choices)
+    return found
+
+
+def _gain(part: Part, num_layers: int, time_s: float) -> float:
+    return time_s / (num_layers * part.layer_s) - 1
+
+
+def _weight(blocks: Sequence[Sequence[tuple[float, int, int]]], base: int, share: float) -> float:
+    """Return the sum of all weights, or more: 1 / (base - share k) is convex in k, so its mean is below that
+    of its ends."""
+    total = 0.0
+    for choices in blocks:
+        best = 0.0
+        for gain, stages, after in choices:
+            near, far = base - share * after, base - share * (after + stages - 1)
+            if far <= 0:
+                return math.inf
+            best = max(best, gain * stages * (1 / near + 1 / far) / 2)
+        total += best
+    return total

@@ -1,0 +1,148 @@
+"""`layers_within`: could a chain of stages hold all layers and end its micro-batches within a time?
+
+It never says no to a chain that could. For every stage a lowest and a highest number of layers is known; each
+narrows the others until nothing moves. What a stage may take follows from what must pass before its first
+pass and after its last, whatever the split:
+
+- the first micro-batch comes through all stages before it, and the last one goes back through them;
+- its own passes, all of them; then its gradients are reduced, and those of the first stage after everything;
+- while its first micro-batch goes to the end and back it has at most `ahead` forwards to do, and while its
+  last one does, at most `ahead` backwards: for the rest of that time it idles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ROUNDS = 6
+"""Rounds of narrowing, at most."""
+
+EXACT = 1 + 1e-9
+"""Room for rounding: what is refuted is refuted by more than this."""
+
+
+class StageLimit(NamedTuple):
+    """What is known of one stage.
+
+    `seconds[n - 1]` are those of a micro-batch with `n` layers, both ways, as far as they fit in memory; they
+    do not fall with `n`, and no layer takes less than `layer_s`. Of its seconds `forward_least` to
+    `forward_most` (shares) are forward. While a micro-batch is beyond it, it computes at most `ahead` others.
+    `reduce_s` a layer and `reduce_rest_s` beside go on gradients after its last backward. `hop_s` is lost on
+    the way from the stage before, and as much on the way back; for `wire_s` all messages occupy that way.
+    `least` is the least number of its layers.
+    """
+
+    seconds: Sequence[float]
+    layer_s: float
+    forward_least: float = 0.0
+    forward_most: float = 1.0
+    ahead: int = 1 << 30
+    reduce_s: float = 0.0
+    reduce_rest_s: float = 0.0
+    hop_s: float = 0.0
+    wire_s: float = 0.0
+    least: int = 0
+
+
+def layers_within(
+    stages: Sequence[StageLimit], num_layers: int, micro_batches: int, time_s: float, end_s: float = 0.0
+) -> bool:
+    """Return False only where no split of `num_layers` ends `micro_batches` within `time_s`.
+
+    After the last backward pass of the first stage that holds layers, `end_s` go by at least.
+    """
+    low = [one.least for one in stages]
+    high = [len(one.seconds) for one in stages]
+    if any(least > most for least, most in zip(low, high, strict=True)) or sum(high) < num_layers:
+        return False
+    for _ in range(ROUNDS):
+        before = list(high)
+        if not _narrow(stages, num_layers, micro_batches, time_s, end_s, low, high):
+            return False
+        spare = sum(high) - num_layers
+        raised = [max(least, most - spare) for least, most in zip(low, high, strict=True)]
+        if high == before and raised == low:
+            break
+        low = raised
+    return True
+
+
+def _narrow(
+    stages: Sequence[StageLimit],
+    num_layers: int,
+    micro_batches: int,
+    time_s: float,
+    end_s: float,
+    low: Sequence[int],
+    high: list[int],
+) -> bool:
+    """Lower the highest numbers of layers in place; False where a stage, or all together, fall short."""
+    limit_s = time_s * EXACT
+    passes_s = [one.seconds[n - 1] if n else 0.0 for one, n in zip(stages, low, strict=True)]
+    fastest_after = [*itertools.accumulate((one.layer_s for one in reversed(stages)), min)][::-1]
+    room, after, later_s = sum(high), sum(high), sum(passes_s)
+    hops_after_s = 2 * sum(one.hop_s for one in stages[1:])
+    before_s = hops_before_s = first_reduce_s = 0.0
+    forward_least = min(one.forward_least for one in stages)
+    fastest_s = math.inf
+    for place, one in enumerate(stages):
+        layer_s, pass_s, most = one.layer_s, passes_s[place], high[place]
+        later_s -= pass_s
+        if place and one.hop_s:
+            hops_before_s, hops_after_s = hops_before_s + 2 * one.hop_s, hops_after_s - 2 * one.hop_s
+        earlier = num_layers - after
+        if earlier > 0 and place and earlier * fastest_s > before_s:
+            before_s = earlier * fastest_s
+        after -= most
+        rest_s = later_s
+        beyond = num_layers - (room - after)
+        if beyond > 0:
+            if not after:
+                return False
+            if beyond * fastest_after[place + 1] > rest_s:
+                rest_s = beyond * fastest_after[place + 1]
+        if before_s + one.wire_s + pass_s + rest_s > limit_s:
+            return False
+        left_s = limit_s - before_s - hops_before_s - end_s - first_reduce_s
+        each_s = _pass_s(one, micro_batches, left_s, rest_s + hops_after_s)
+        own_s = limit_s - hops_before_s / 2 - forward_least * before_s - one.reduce_rest_s
+        if not place:
+            own_s -= end_s
+            first_reduce_s = low[0] * one.reduce_s
+        most = _most(one, most, micro_batches, each_s, own_s)
+        if most < low[place]:
+            return False
+        room += most - high[place]
+        high[place] = most
+        before_s += pass_s
+        if layer_s < fastest_s:
+            fastest_s = layer_s
+    return room >= num_layers
+
+
+def _most(one: StageLimit, most: int, micro_batches: int, each_s: float, own_s: float) -> int:
+    """Return how many layers, up to `most`, take `each_s` a pass and `own_s` for all and their reduction."""
+    seconds = one.seconds
+    if most and seconds[most - 1] > each_s:
+        most = bisect_right(seconds, each_s, 0, most)
+    while most and micro_batches * seconds[most - 1] + most * one.reduce_s > own_s:
+        most -= 1
+    return most
+
+
+def _pass_s(one: StageLimit, micro_batches: int, left_s: float, rest_s: float) -> float:
+    """Return the longest pass of a stage that has `left_s` for all of them, with `rest_s` beyond it."""
+    ahead = one.ahead if one.ahead < micro_batches else micro_batches - 1
+    each_s = left_s / micro_batches
+    idle_s = (left_s - rest_s) / (micro_batches - ahead * one.forward_most)
+    if idle_s < each_s:
+        each_s = idle_s
+    if micro_batches > ahead + 1:  # the two waits do not overlap
+        twice_s = (left_s - 2 * rest_s) / (micro_batches - ahead)
+        if twice_s < each_s:
+            each_s = twice_s
+    return each_s
