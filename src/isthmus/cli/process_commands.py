@@ -13,6 +13,7 @@ import typer
 
 from isthmus.cli.client import require_private
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
+from isthmus.cli.json_log import JsonLines
 from isthmus.cli.settings import DEFAULT_PORT, resolve
 from isthmus.cli.shell import Shell
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
@@ -41,6 +42,9 @@ DatabaseOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Holds the address of a PostgreSQL that several servers share."),
 ]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", help="Log one JSON object a line, with job and part as fields.")
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -65,6 +69,7 @@ def serve(
     self_signed: Annotated[
         bool, typer.Option("--self-signed", help="Make a certificate in the state.")
     ] = False,
+    log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane: what agents and users connect to.
 
@@ -74,7 +79,7 @@ def serve(
     server = import_extra("isthmus.control.server", "server")
     if database is not None:
         import_extra("isthmus.control.postgres_store", "postgres")
-    _log_to(shell)
+    _log_to(shell, as_json=log_json)
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
@@ -130,6 +135,7 @@ def agent(
     server: ServerOption = None,
     token_file: TokenFileOption = None,
     ca: CaOption = None,
+    log_json: LogJsonOption = False,
 ) -> None:
     """Run a site's agent: it starts and watches the workers.
 
@@ -145,7 +151,7 @@ def agent(
     require_private(settings.server)
     here = _cluster(load_pool(pool), cluster)
     rules = _policy(policy, here)
-    _log_to(shell)
+    _log_to(shell, as_json=log_json)
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=here,
@@ -214,10 +220,11 @@ def _policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
     return policy
 
 
-def _log_to(shell: Shell) -> None:
+def _log_to(shell: Shell, *, as_json: bool = False) -> None:
     """Let the process's log go to standard error."""
     stream = shell.stderr if shell.stderr is not sys.stderr else None
+    handler = logging.StreamHandler(stream)
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if as_json else plain)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each report otherwise
-    logging.basicConfig(
-        stream=stream, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

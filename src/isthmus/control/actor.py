@@ -15,6 +15,7 @@ they appended.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -91,10 +92,19 @@ class _Decided:
 
 
 class Actor:
-    """The one way to the coordinator. Raises `IsthmusError` where the log cannot be folded."""
+    """The one way to the coordinator. Raises `IsthmusError` where the log cannot be folded.
 
-    def __init__(self, store: Store, observe: Observe, rules: Rules | None = None) -> None:
-        self._store, self._observe, self._rules = store, observe, rules
+    `flushed` is told of every append: the seconds until it was on disk, and its number of events.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        observe: Observe,
+        rules: Rules | None = None,
+        flushed: Callable[[float, int], None] = lambda _seconds, _num_events: None,
+    ) -> None:
+        self._store, self._observe, self._rules, self._flushed = store, observe, rules, flushed
         self._queue: list[Request] = []
         self._queue_lock, self._lock = threading.Lock(), threading.Lock()
         self._coordinator: Coordinator | None = None
@@ -141,6 +151,7 @@ class Actor:
                 with self._store.turn() if writes else nullcontext():
                     coordinator = self._current()
                     self._decide(coordinator, left, decided)
+                    decided_s = time.perf_counter()
                     if decided.events:
                         self._store.append(decided.events, expected=self.number)
             except LogMovedError:
@@ -152,6 +163,8 @@ class Actor:
                 self._coordinator = None
                 self._fail(left, decided, error)
             else:
+                if decided.events:
+                    self._flushed(time.perf_counter() - decided_s, len(decided.events))
                 for event, asked in zip(decided.events, decided.asked, strict=True):
                     self._tell(Folded(self.number + 1, event, asked, coordinator, live=True, own=True))
                 self._finish(left)

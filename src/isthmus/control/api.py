@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 import isthmus
 from isthmus.control import auth
 from isthmus.control.auth import Caller, UnknownCallerError
-from isthmus.control.gate import BodyLimit, TokenGate, as_json
+from isthmus.control.gate import METRICS, BodyLimit, TokenGate, as_json
+from isthmus.control.metrics import CONTENT_TYPE, exposition
 from isthmus.control.shell import ControlShell
 from isthmus.control.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
 from isthmus.core.base import Frozen, Index, Name
@@ -120,6 +121,7 @@ def _documented(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]]:
 
 
 router = APIRouter(prefix="/v1")
+own_metrics = APIRouter(default_response_class=Response)
 
 
 @router.get("/health")
@@ -258,6 +260,14 @@ def make_token(request: TokenRequest, caller: By, shell: Shell) -> TokenView:
     return auth.make_token(shell.store, request, shell.clock())
 
 
+@own_metrics.get(METRICS, responses=_documented() | {200: {"content": {"text/plain": {}}}})
+def get_process_metrics(caller: By, shell: Shell) -> Response:
+    """Return the server's metrics in Prometheus' text format: an admin all, an owner its own clusters'."""
+    auth.require(caller, "owner")
+    seen = auth.visible_pool(caller, shell.pool())
+    return Response(exposition(caller, shell.meters, seen, shell.gauges()), media_type=CONTENT_TYPE)
+
+
 def _submitted(outcome: JobView | IsthmusError) -> Submitted:
     if isinstance(outcome, IsthmusError):
         told = outcome.as_dict()
@@ -286,6 +296,7 @@ def create_app(shell: ControlShell) -> FastAPI:
     app.state.shell = shell
     app.state.streams = OpenStreams()
     app.include_router(router)
+    app.include_router(own_metrics)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(TokenGate, identify=functools.partial(auth.identify, shell.store))
     app.add_exception_handler(IsthmusError, _answer_error)

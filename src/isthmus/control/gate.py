@@ -14,6 +14,8 @@ from isthmus.core.errors import InputError, IsthmusError
 
 OPEN = ("/v1/health",)
 """Paths below `/v1/` that need no token."""
+METRICS = "/metrics"
+"""The one path outside that needs one."""
 
 
 class TokenGate:
@@ -27,7 +29,7 @@ class TokenGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on once its token is known, or where it needs none."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in OPEN:
+        if scope["type"] == "http" and _needs_token(scope["path"]):
             header = dict(scope["headers"]).get(b"authorization")
             try:
                 text = None if header is None else header.decode("latin-1")
@@ -37,6 +39,10 @@ class TokenGate:
                 return
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
+
+
+def _needs_token(path: str) -> bool:
+    return (path.startswith("/v1/") or path == METRICS) and path not in OPEN
 
 
 class BodyLimit:

@@ -35,6 +35,7 @@ from isthmus.control.events import (
 from isthmus.control.incumbents import Incumbents
 from isthmus.control.job_log import JobLog
 from isthmus.control.leadership import Alone, Leadership
+from isthmus.control.metrics import Meters
 from isthmus.control.placement import check_placement
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.progress import Progress
@@ -78,10 +79,10 @@ class ControlShell:
         self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
         self._ended = threading.Event()
         self._seen_at: set[tuple[str, str]] = set()
-        self._job_log = JobLog()
+        self._job_log, self.meters = JobLog(), Meters()
         self._progress = Progress()
         self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
-        self._actor = Actor(store, self._observe, rules)
+        self._actor = Actor(store, self._observe, rules, self.meters.flushed)
         self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
@@ -197,6 +198,15 @@ class ControlShell:
         links = self.file.links if self.file else ()
         return self._ask(lambda coordinator: coordinator.pool(links))
 
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return how this server stands: by metric, what it is and its value."""
+        epoch = self._ask(lambda coordinator: coordinator.epoch)
+        return {
+            "isthmus_leader": ("1 where this server plans and watches the time.", self._leads),
+            "isthmus_epoch": ("Servers that have led so far.", epoch),
+            "isthmus_last_event": ("Number of the last event of the log.", self.last_event()),
+        }
+
     # Agents -------------------------------------------------------------------------------------------
 
     def owner_of(self, cluster: str) -> str | None:
@@ -270,6 +280,7 @@ class ControlShell:
 
     def _observe(self, folded: Folded) -> None:
         """Keep up with what is durable, and do what it asks for where that is this server's to do."""
+        self.meters.look(folded)
         if isinstance(folded.event, JobSubmitted):
             self.changes.note_submitted(folded.event.job_id, folded.event.user)
         for instruction in folded.asked:
@@ -281,6 +292,7 @@ class ControlShell:
                 case ForgetJob(job_id=job_id):
                     self.changes.note_deleted(job_id, folded.number)
                     self._job_log.forget(job_id)
+                    self.meters.forget(job_id)
                     self._progress.forget(job_id)
         if isinstance(folded.event, AgentReported) and not folded.own:
             with self._incumbents_lock:

@@ -1,0 +1,94 @@
+"""The server's metrics: what Prometheus reads, who may read what, and that they agree with the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from isthmus.control.shell import ControlShell
+from isthmus.core.messages import ObservedPart, WorkerAddress
+from tests.control.serving import EAST, POOL, WEST, plan_across, report
+from tests.control.test_server_api import Server
+
+Samples = dict[tuple[str, ...], float]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    server.shell.start()
+    with server.http:
+        yield server
+    server.shell.close()
+
+
+def samples(server: Server, token: str = "root") -> Samples:
+    """Every sample by its name and the values of its labels, in the order of their names."""
+    answer = server.call("GET", "/metrics", token=token)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (one.name, *one.labels.values()): one.value
+        for family in text_string_to_metric_families(answer.text)
+        for one in family.samples
+    }
+
+
+def test_jobs_chips_and_agents_are_what_the_pool_says(server: Server) -> None:
+    """Jobs by state, chips by cluster, agents' last reports, and who leads."""
+    server.prepared()
+    server.submit(policy="manual")
+    server.until(lambda: samples(server).get(("isthmus_jobs", "choosing")) == 1)
+    found = samples(server)
+    assert found["isthmus_jobs", "preparing"] == 1
+    assert found["isthmus_chips", "H20", "east", "h20", "owner-east"] == 2
+    assert found["isthmus_chips_free", "H20", "east", "h20", "owner-east"] == 1
+    assert found["isthmus_agent_last_report_timestamp_seconds", "east", "owner-east"] == 1000
+    assert found["isthmus_cluster_connected", "west", "owner-west"] == 1
+    assert (found[("isthmus_leader",)], found[("isthmus_epoch",)]) == (1, 1)
+    assert found["isthmus_events_total", "job-submitted"] == 2
+    assert found[("isthmus_append_seconds_count",)] <= found[("isthmus_append_events_sum",)]
+    assert (
+        found[("isthmus_append_events_sum",)]
+        == found[("isthmus_last_event",)]
+        == len(list(server.store.events()))
+    )
+
+
+def test_the_wait_ends_when_all_ranks_run(server: Server) -> None:
+    """From submission to running, once."""
+    job = server.prepared()
+    server.now_s += 42
+    for life in ("prepared", "running"):
+        for rank, site in enumerate((EAST, WEST)):
+            address = WorkerAddress(rank=rank, cluster=site.name, host="127.0.0.1", port=4000 + rank)
+            workers = (address,) if life == "running" else ()
+            server.sync(report(site, ObservedPart(job=job.id, attempt=1, state=life, workers=workers)))
+    found = samples(server)
+    assert found[("isthmus_queue_wait_seconds_sum",)] == 42
+    assert found[("isthmus_queue_wait_seconds_count",)] == 1
+
+
+def test_a_deleted_job_is_not_counted_and_a_restart_counts_the_same(server: Server) -> None:
+    """The gauge of jobs is the fold of the log; counters begin at 0 with their process."""
+    gone, _ = server.submit(), server.submit()
+    server.call("POST", f"/v1/jobs/{gone.id}/cancel")
+    server.call("DELETE", f"/v1/jobs/{gone.id}")
+    counts = server.shell.meters.jobs()
+    assert sum(counts.values()) == 1
+    again = ControlShell(server.store, POOL, planner=plan_across)
+    assert again.meters.jobs() == counts
+    again.close()
+
+
+def test_an_owner_sees_its_own_clusters_a_user_nothing(server: Server) -> None:
+    """What the token may not see is not in the text."""
+    server.sync(report(EAST))
+    server.sync(report(WEST))
+    found = samples(server, "owner-east")
+    assert {"east"} < {label for key in found for label in key[1:]} <= {"east", "owner-east", "h20", "H20"}
+    assert {name.split("_")[1] for name, *_ in found} == {"cluster", "agent", "chips"}
+    assert server.call("GET", "/metrics", token="ann").status_code == 403
+    assert server.call("GET", "/metrics", token=None).status_code == 401
