@@ -17,6 +17,7 @@ from isthmus.cli.shell import Shell
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
 from isthmus.core.messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.plan import PlanSet
+from isthmus.core.standing import Standing
 from isthmus.core.views import (
     Health,
     JobView,
@@ -40,6 +41,7 @@ class FakeServer:
     metrics: dict[str, list[StepMetrics]] = field(default_factory=dict)
     logs: dict[str, list[LogChunk]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
     protocol: int = PROTOCOL_VERSION
     outages: int = 0
     page_size: int = 7
@@ -82,6 +84,9 @@ class FakeServer:
         match request.method, request.url.path.strip("/").split("/")[1:]:
             case "GET", ["pool"]:
                 return _answer(make_pool())
+            case "GET", ["queue"]:
+                waiting = [one.model_dump(mode="json") for one in self.standings.values()]
+                return httpx.Response(200, json=waiting)
             case "POST", ["tokens"]:
                 asked = TokenRequest.model_validate_json(request.content)
                 return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)
@@ -111,6 +116,8 @@ class FakeServer:
         match method, rest:
             case "GET", []:
                 return _answer(view)
+            case "GET", ["queue"]:
+                return _answer(self.standings.get(view.id) or running(view))
             case "GET", ["plans"]:
                 return _answer(view.plans or PlanSet(plans=()))
             case "POST", ["choose"]:
@@ -140,6 +147,14 @@ class FakeServer:
     def _change(self, view: JobView, **changes: Any) -> httpx.Response:
         self.jobs[view.id] = view.model_copy(update=changes)
         return _answer(self.jobs[view.id])
+
+
+def running(view: JobView) -> Standing:
+    """Where a job stands that has what it needs."""
+    return Standing(
+        id=view.id, name=view.name, user=view.user, state=view.state, priority=view.job.priority,
+        submitted_s=view.submitted_s,
+    )  # fmt: skip
 
 
 def _answer(body: BaseModel, status: int = 200) -> httpx.Response:

@@ -17,6 +17,7 @@ from isthmus.cli import (
     plan_commands,
     pool_commands,
     process_commands,
+    queue_commands,
     report_commands,
     search_commands,
     simulate_pool_commands,
@@ -50,6 +51,7 @@ def isthmus(
 _PARTS = (
     demo,
     job_commands,
+    queue_commands,
     follow,
     report_commands,
     pool_commands,

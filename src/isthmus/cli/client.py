@@ -28,6 +28,7 @@ from isthmus.core.errors import (
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages import PROTOCOL_VERSION
 from isthmus.core.plan import PlanSet
+from isthmus.core.standing import Standing
 from isthmus.core.views import (
     Health,
     JobView,
@@ -122,6 +123,14 @@ class Client:
     def plans(self, job: str) -> PlanSet:
         """Return the candidate plans of a job and the combinations that were refused."""
         return self._call(PlanSet, "GET", f"/v1/jobs/{_segment(job)}/plans")
+
+    def standing(self, job: str) -> Standing:
+        """Return where a job stands: why it waits, who goes first, when it should start."""
+        return self._call(Standing, "GET", f"/v1/jobs/{_segment(job)}/queue")
+
+    def queue(self) -> list[Standing]:
+        """Return where the caller's jobs stand that do not run yet, first to start first."""
+        return self._call(list[Standing], "GET", "/v1/queue")
 
     def choose(self, job: str, plan: str) -> JobView:
         """Choose the plan that the job runs by."""

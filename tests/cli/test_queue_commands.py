@@ -1,0 +1,102 @@
+"""What `isthmus queue` and `isthmus show` print of jobs that wait, and of jobs that run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.core.plan import Refusal
+from isthmus.core.standing import Ahead, Standing
+from tests.cli.fake_server import FakeServer, run
+from tests.cli.samples import START_S
+
+
+def standing(**changes: Any) -> Standing:
+    """The second of the queue, to start in two minutes."""
+    fields = {
+        "id": "j-3f9a2c",
+        "name": "stdlib-moe",
+        "user": "alice",
+        "state": "waiting",
+        "priority": "middle",
+        "submitted_s": START_S - 60,
+        "reason": "plan p1 waits for chips at qingyang",
+        "place": 2,
+        "needs": {"qingyang": {"h20": 2}},
+        "refused": (
+            Refusal(
+                clusters=("qingyang",),
+                stage="compute",
+                owner="owner-a",
+                lacking_nodes=1,
+                reason="compute: qingyang (owner-a) has 0 h20 free of the 2 needed",
+            ),
+        ),
+        "ahead": (
+            Ahead(job="j-0001", state="waiting", priority="middle"),
+            Ahead(state="waiting", priority="high"),
+        ),
+        "start_s": START_S + 120,
+        "earliest_s": START_S + 96,
+        "latest_s": START_S + 144,
+        "notes": ("runs end when predicted",),
+    }  # fmt: skip
+    return Standing.model_validate(fields | changes)
+
+
+def server(**changes: Any) -> FakeServer:
+    """A server with that one waiting job."""
+    made = FakeServer()
+    view = made.add(state=changes.get("state", "waiting"), plan=None, plans=None, parts=())
+    made.standings[view.id] = standing(**changes)
+    return made
+
+
+def test_show_says_why_behind_whom_until_when() -> None:
+    """What is lacking with the stage that found so and the owner; another user's job has no name."""
+    done = run(server(), "show", "stdlib-moe")
+    assert done.status == 0
+    for text in (
+        "priority middle, is waiting",
+        "why        plan p1 waits for chips at qingyang",
+        "place      2 in the queue",
+        "starts     in 2 min 0 s (1 min 36 s to 2 min 24 s)",
+        "needs      2 h20 at qingyang",
+        "ahead      j-0001, another user's (high)",
+        "- runs end when predicted",
+    ):
+        assert text in done.out
+    row = next(line for line in done.out.splitlines() if line.startswith("compute"))
+    assert row.split()[:3] == ["compute", "owner-a", "qingyang"]
+
+
+def test_show_says_all_of_it_in_json() -> None:
+    """The job's view and its standing, as the server gave them."""
+    told = run(server(), "show", "j-3f9a2c", "--json").json
+    assert told["job"]["id"] == "j-3f9a2c"
+    assert Standing.model_validate(told["queue"]) == standing()
+
+
+def test_show_of_a_running_job_says_where_it_runs() -> None:
+    """Its plan and what its sites say of their parts; nothing of a queue."""
+    made = FakeServer()
+    made.add()
+    done = run(made, "show", "stdlib-moe")
+    assert "plan       p1: qingyang 0-2 > hangzhou 3-5 > nanjing 6-7" in done.out
+    assert "Parts" in done.out
+    assert "place" not in done.out
+
+
+def test_queue_lists_what_waits() -> None:
+    """A line for each, in the server's order; `-` where nobody can tell when."""
+    made = server()
+    made.standings["other"] = standing(id="other", place=None, start_s=None, earliest_s=None, latest_s=None)
+    lines = run(made, "queue").out.splitlines()
+    assert lines[0].split()[:3] == ["place", "job", "user"]
+    assert "in 2 min 0 s (1 min 36 s to 2 min 24 s)" in lines[1]
+    assert lines[2].split()[:2] == ["-", "other"]
+    assert [one["id"] for one in run(made, "queue", "--json").json] == ["j-3f9a2c", "other"]
+
+
+def test_an_empty_queue_says_so() -> None:
+    """No table without rows."""
+    assert run(FakeServer(), "queue").out == "No job waits.\n"
