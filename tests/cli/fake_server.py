@@ -17,7 +17,7 @@ from isthmus.cli.shell import Shell
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
 from isthmus.core.messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.plan import PlanSet
-from isthmus.core.standing import Standing
+from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import (
     Health,
     JobView,
@@ -90,6 +90,11 @@ class FakeServer:
             case "POST", ["tokens"]:
                 asked = TokenRequest.model_validate_json(request.content)
                 return _answer(TokenView(role=asked.role, name=asked.name, token="isth_secret"), 201)
+            case "POST", ["jobs:dry-run"]:
+                job = Submission.model_validate_json(request.content).job
+                view = make_view(id="dry-run", name=job.name, job=job, state="waiting")
+                standing = self.standings.get("dry-run") or running(view)
+                return _answer(DryRun(plans=view.plans or PlanSet(plans=()), standing=standing))
             case "POST", ["jobs"]:
                 return self._submit(Submission.model_validate_json(request.content))
             case "GET", ["jobs"]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from isthmus.control import planning
+from isthmus.control.events import MakePlans
+from isthmus.control.placement import PlanRequest
+from isthmus.control.planning import PlanningDesk
+from isthmus.core.errors import UnavailableError
 from isthmus.core.messages import ObservedPart, StepMetrics
-from isthmus.core.standing import Standing
-from tests.control.serving import EAST, WEST, report
+from isthmus.core.plan import PlanSet
+from isthmus.core.standing import DryRun, Standing
+from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_server_api import Server
 
 
@@ -66,3 +73,62 @@ def test_metrics_that_pass_the_server_are_the_pace_of_a_run(server: Server) -> N
     part = ObservedPart(job=job, attempt=1, state="prepared")
     server.sync(report(EAST, part, free_chips={"h20": 0}, metrics=(line,)))
     assert server.shell._progress.paces()[job].step_s == 3.0
+
+
+def dry_run(server: Server, **fields: object) -> DryRun:
+    """What becomes of ann's job, and that nothing did become of it."""
+    before = server.shell.last_event()
+    answer = server.call("POST", "/v1/jobs:dry-run", submission(**fields))  # type: ignore[arg-type]
+    assert answer.status_code == 200, answer.text
+    assert server.shell.last_event() == before
+    return DryRun.model_validate(answer.json())
+
+
+def test_a_dry_run_says_where_a_job_would_run_and_changes_nothing(server: Server) -> None:
+    """Chips are free: candidate plans, first in the queue, to start now; no job and no event came of it."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    found = dry_run(server)
+    assert [plan.id for plan in found.plans.plans] == ["p1", "p2"]
+    assert (found.standing.place, found.standing.start_s) == (1, server.now_s)
+    assert found.standing.refused == ()
+    assert server.call("GET", "/v1/jobs").json() == []
+
+
+def test_a_dry_run_of_a_job_that_would_wait_says_for_what_and_at_which_owner(server: Server) -> None:
+    """The plans are those of the pool with nothing in use; what they lack now is told, and why none fits."""
+    taken(server)
+    found = dry_run(server)
+    assert [plan.id for plan in found.plans.plans] == ["p1", "p2"]
+    assert [one.reason for one in found.plans.refused] == ["none free: ['east', 'west']"]
+    assert [(one.owner, one.stage) for one in found.standing.refused] == [
+        ("owner-east", "compute"),
+        ("owner-west", "compute"),
+    ]
+    assert found.standing.place == 1
+    assert found.standing.start_s is None, "nobody predicted how long the running job takes"
+
+
+def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
+    """A name that nobody has, and a caller who may not submit."""
+    server.sync(report(EAST))
+    wrong = submission(placement={"clusters": ["eats"]})
+    assert server.call("POST", "/v1/jobs:dry-run", wrong).status_code == 422
+    assert server.call("POST", "/v1/jobs:dry-run", submission(), token="owner-east").status_code == 403
+
+
+def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hangs: after a while the answer is that there is none yet."""
+    monkeypatch.setattr(planning, "PATIENCE_S", 0.01)
+    go_on = threading.Event()
+
+    def slow(_: PlanRequest) -> PlanSet:
+        go_on.wait(10)
+        return PlanSet(plans=())
+
+    desk = PlanningDesk(slow, None, lambda: 0.0, lambda _: None)
+    asked = MakePlans(job_id="j", round=1, submission=submission(), clusters=(EAST,), free_chips={})
+    with pytest.raises(UnavailableError, match=r"has not answered in 0\.01 s"):
+        desk.answer(asked)
+    go_on.set()
+    desk.close()

@@ -28,7 +28,7 @@ from isthmus.core.errors import (
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages import PROTOCOL_VERSION
 from isthmus.core.plan import PlanSet
-from isthmus.core.standing import Standing
+from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import (
     Health,
     JobView,
@@ -111,6 +111,10 @@ class Client:
     def submit(self, submission: Submission) -> JobView:
         """Submit a job; with the same `submission.key` a repetition returns the first one's job."""
         return self._call(JobView, "POST", "/v1/jobs", json=_body(submission))
+
+    def dry_run(self, submission: Submission) -> DryRun:
+        """Return what would become of a job; nothing is submitted."""
+        return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_body(submission))
 
     def jobs(self) -> list[JobView]:
         """Return the caller's jobs, without their candidate plans."""

@@ -13,10 +13,11 @@ from isthmus.cli.command import JobArgument, verb
 from isthmus.cli.finding import find_id, find_job
 from isthmus.cli.follow import watch_job
 from isthmus.cli.shell import Shell
-from isthmus.core.errors import ConflictError
+from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files import load_job
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.plan import PlanSet
+from isthmus.core.standing import DryRun
 from isthmus.core.views import JobView, Submission
 
 commands = typer.Typer()
@@ -30,6 +31,7 @@ PLANNING_POLL_S = 0.3
     examples=[
         "isthmus submit job.yaml",
         "isthmus submit job.yaml --watch",
+        "isthmus submit job.yaml --dry-run   (its plans, its place in the queue, when it should start)",
         "isthmus submit job.yaml --json | jq -r .id",
         "isthmus submit job.yaml --key nightly-2026-11-20   (again: the same job, not a second one)",
     ],
@@ -44,15 +46,24 @@ def submit(
     key: Annotated[
         str | None, typer.Option(help="Repeating a submission with the same key gives the same job.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of it, and submit nothing.")
+    ] = False,
 ) -> None:
     """Submit a job.
 
     The job file and the model's config.json are read here; relative paths start at the file. Ctrl-C while
     watching ends the watching, not the job.
     """
+    if dry_run and (watch or key):
+        raise InputError("--dry-run submits nothing: leave --watch and --key away")
     job = load_job(file)
     model = load_model(job.model)
     require_trainable(model)
+    if dry_run:
+        found = client.dry_run(Submission(job=job, model=model))
+        shell.answer(found, lambda: _would_be(found, shell.now()))
+        return
     view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
     shell.answer(view, lambda: _what_next(view, watching=watch))
     if watch:
@@ -61,6 +72,12 @@ def submit(
         except KeyboardInterrupt:
             shell.note(f"job {view.id} goes on; `isthmus cancel {view.id}` stops it")
             raise
+
+
+def _would_be(found: DryRun, now_s: float) -> object:
+    from isthmus.cli.standing_tables import dry_run_page
+
+    return dry_run_page(found, now_s)
 
 
 def _what_next(view: JobView, *, watching: bool) -> str:

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.cli.finding import ENDED
-from isthmus.cli.tables import stages_text, state_text, table
+from isthmus.cli.tables import plans_table, stages_text, state_text, table
 from isthmus.core.plan import Refusal
-from isthmus.core.standing import Standing
+from isthmus.core.standing import DryRun, Standing
 from isthmus.core.units import format_seconds
 from isthmus.core.views import JobView
 
@@ -73,6 +73,14 @@ def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
     if standing.refused:
         shown += [Text(""), refusals_table(standing.refused)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in standing.notes))
+
+
+def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
+    """Return what would become of a job that was not submitted."""
+    one = found.standing
+    shown: list[RenderableType] = [Text(f"job {one.name} was not submitted; if it were now:")]
+    shown += [*standing_lines(one, now_s), Text(""), plans_table(found.plans)]
+    return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
 
 
 def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:

@@ -29,12 +29,13 @@ from isthmus.core.errors import (
     InputError,
     IsthmusError,
     NotFoundError,
+    PlanError,
     ProtocolError,
     UnavailableError,
 )
 from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
 from isthmus.core.plan import PlanSet
-from isthmus.core.standing import Standing
+from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import (
     Health,
     JobView,
@@ -142,6 +143,13 @@ def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> list[Submitted]:
     """Submit many jobs, each as if it came alone; answered in their order once all are on disk."""
     auth.require(caller, "user")
     return [_submitted(outcome) for outcome in shell.submit_all(caller.name, bulk.submissions)]
+
+
+@router.post("/jobs:dry-run", responses=_documented(PlanError, UnavailableError))
+def dry_run(submission: Submission, caller: By, shell: Shell) -> DryRun:
+    """Say what would become of a job: plans, place in the queue, expected start. Nothing is submitted."""
+    auth.require(caller, "user")
+    return shell.dry_run(caller.name, submission)
 
 
 @router.get("/jobs", responses=_documented())

@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from isthmus.control.events import Event, MakePlans, PlanningFailed, PlansMade
 from isthmus.control.placement import PlanRequest
 from isthmus.control.planner import PlanningEndedError
-from isthmus.core.errors import IsthmusError
+from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 
 Planner = Callable[[PlanRequest], PlanSet]
 """What `isthmus.control.placement.propose` does: plans of a job on what is free."""
+
+PATIENCE_S = 25.0
+"""How long a question is waited for that somebody stands and waits for."""
 
 _log = logging.getLogger("isthmus.server")
 
@@ -43,6 +46,23 @@ class PlanningDesk:
         """Have a request answered; after `close` nothing happens."""
         if not self._ended:
             self._thread.submit(self._answer, request)
+
+    def answer(self, request: MakePlans) -> PlanSet:
+        """Return plans at once, in turn with what was asked before; nothing is handed in.
+
+        Raises `UnavailableError` where that takes longer than `PATIENCE_S`, and whatever the planner raises.
+        """
+        if self._ended:
+            raise PlanningEndedError("the server is ending")
+        future = self._thread.submit(self._plans, request)
+        try:
+            return future.result(PATIENCE_S)
+        except TimeoutError as error:
+            future.cancel()
+            raise UnavailableError(
+                f"the planner has not answered in {PATIENCE_S:g} s: others come first, or this job is long",
+                hint="ask again in a moment",
+            ) from error
 
     def close(self) -> None:
         """Wait for the request in work, and drop the others: the next server asks them again."""

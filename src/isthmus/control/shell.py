@@ -18,6 +18,7 @@ from isthmus.control.actor import Actor, Folded, Request
 from isthmus.control.admission import find
 from isthmus.control.changes import Change, Changes
 from isthmus.control.coordinator import Coordinator, Rules
+from isthmus.control.dry_run import dry_run, plans_of, requests
 from isthmus.control.events import (
     AgentReported,
     EpochBegan,
@@ -44,7 +45,7 @@ from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
 from isthmus.core.pool import Cluster, Pool
-from isthmus.core.standing import Standing
+from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
 TICK_S = 0.5
@@ -122,8 +123,7 @@ class ControlShell:
         def propose(coordinator: Coordinator) -> Event | None:
             if coordinator.job_of_key(user, submission.key) is not None:
                 return None
-            joined = tuple(record.cluster for record in coordinator.state.clusters.values())
-            check_placement(submission.job.placement, joined, self.file)
+            self._check(coordinator, submission)
             return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=submission)
 
         def answer(coordinator: Coordinator) -> JobView:
@@ -170,6 +170,26 @@ class ControlShell:
             return standing_of(coordinator.state, find(coordinator.state, job_id), now_s, paces, user)
 
         return self._ask(ask)
+
+    def dry_run(self, user: str, submission: Submission) -> DryRun:
+        """Return what would become of a job if it were submitted now; changes nothing.
+
+        Raises as `submit` does, `PlanError` for a job that cannot be planned, `UnavailableError` where the
+        planner has no time.
+        """
+
+        def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
+            self._check(coordinator, submission)
+            return requests(coordinator.state, submission)
+
+        plans = plans_of(self._ask(ask), self._planning.answer)
+        now_s, paces = self.clock(), self._progress.paces()
+        return self._ask(lambda c: dry_run(c.state, user, submission, plans, now_s, paces))
+
+    def _check(self, coordinator: Coordinator, submission: Submission) -> None:
+        """Raise `InputError` where a job's placement names what the pool does not know."""
+        joined = tuple(record.cluster for record in coordinator.state.clusters.values())
+        check_placement(submission.job.placement, joined, self.file)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Let a job run by one of its candidate plans."""

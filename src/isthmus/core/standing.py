@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from isthmus.core.base import Count, Frozen, Index, Name
-from isthmus.core.plan import Refusal
+from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.priority import Priority
 from isthmus.core.views import JobState
 
@@ -44,3 +44,14 @@ class Standing(Frozen):
     earliest_s: float | None = None
     latest_s: float | None = None
     notes: tuple[str, ...] = ()
+
+
+class DryRun(Frozen):
+    """What would become of a job if it were submitted now; nothing was changed.
+
+    Where no plan fits what is free, `plans` are those it would have to wait for. `standing` is that of the
+    first of them.
+    """
+
+    plans: PlanSet
+    standing: Standing
