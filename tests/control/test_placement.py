@@ -1,13 +1,14 @@
-"""What a job's placement may name."""
+"""What a job's placement may name, and what no job may ask for."""
 
 from __future__ import annotations
 
 import pytest
 
-from isthmus.control.placement import check_placement
-from isthmus.core.errors import InputError
+from isthmus.control.placement import check_clusters, check_degrees, check_placement
+from isthmus.core.errors import InputError, IsthmusError, ModelError, PlanError
 from isthmus.core.job import Placement
-from tests.control.serving import EAST, POOL, WEST
+from tests.control.serving import EAST, MODEL, POOL, WEST, job
+from tests.plan.published import published
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,47 @@ def test_what_the_file_or_an_agent_names_is_admitted() -> None:
 def test_while_no_cluster_is_known_any_name_may_come() -> None:
     """A server without a file, before its first agent, cannot tell a typo."""
     check_placement(Placement(clusters=("somewhere",)), (), None)
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        (
+            {"clusters": ["east"], "owners": ["owner-west"]},
+            "no cluster of the pool is in clusters, owners and",
+        ),
+        (
+            {"clusters": ["east"], "data_owners": ["owner-west"]},
+            "no cluster that it admits may read the training",
+        ),
+        ({"regions": ["moon"]}, "no cluster of the pool is in clusters, owners and regions at once"),
+    ],
+)
+def test_switches_that_no_cluster_satisfies_at_once_are_refused(
+    placement: dict[str, list[str]], words: str
+) -> None:
+    """Each name exists, and still the job would wait for ever: it is told so when it is submitted."""
+    chosen = Placement.model_validate(placement)
+    with pytest.raises(InputError, match=words):
+        check_clusters(chosen, (), POOL)
+    check_clusters(chosen, (), None)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "kind", "words"),
+    [
+        ({"pp": 33}, PlanError, "the model has 32 layers"),
+        ({"tp": 2}, PlanError, "the runtime has one chip per stage"),
+        ({"pp": 20, "cp": 2}, InputError, r"40 chips \(pp 20 x cp 2\), placement.max_chips admits 39"),
+    ],
+)
+def test_degrees_that_cannot_be_are_refused(
+    parallel: dict[str, int], kind: type[IsthmusError], words: str
+) -> None:
+    """By the model, by the runtime, by the job's own limit; a job that fixes none needs no profile."""
+    with pytest.raises(kind, match=words):
+        check_degrees(job(parallel=parallel, placement={"max_chips": 39}), published("llama-2-7b"))
+    check_degrees(job(parallel={"pp": 2}), published("llama-2-7b"))
+    check_degrees(job(), MODEL)
+    with pytest.raises(ModelError):
+        check_degrees(job(parallel={"pp": 2}), MODEL)

@@ -110,10 +110,13 @@ def test_a_dry_run_of_a_job_that_would_wait_says_for_what_and_at_which_owner(ser
 
 
 def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
-    """A name that nobody has, and a caller who may not submit."""
+    """A name that nobody has, degrees that cannot be, and a caller who may not submit."""
     server.sync(report(EAST))
     wrong = submission(placement={"clusters": ["eats"]})
-    assert server.call("POST", "/v1/jobs:dry-run", wrong).status_code == 422
+    for path in ("/v1/jobs", "/v1/jobs:dry-run"):
+        assert server.call("POST", path, wrong).status_code == 422
+        twice = server.call("POST", path, submission(parallel={"pp": 9}, placement={"max_chips": 8}))
+        assert "9 chips (pp 9), placement.max_chips admits 8" in twice.json()["message"]
     assert server.call("POST", "/v1/jobs:dry-run", submission(), token="owner-east").status_code == 403
 
 

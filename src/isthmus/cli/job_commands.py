@@ -15,6 +15,7 @@ from isthmus.cli.follow import watch_job
 from isthmus.cli.shell import Shell
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files import load_job
+from isthmus.core.job import Parallel
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.plan import PlanSet
 from isthmus.core.standing import DryRun
@@ -60,6 +61,10 @@ def submit(
     job = load_job(file)
     model = load_model(job.model)
     require_trainable(model)
+    if job.parallel != Parallel():  # the planner takes half a second to be loaded
+        from isthmus.control.placement import check_degrees
+
+        check_degrees(job, model)
     if dry_run:
         found = client.dry_run(Submission(job=job, model=model))
         shell.answer(found, lambda: _would_be(found, shell.now()))

@@ -37,7 +37,7 @@ from isthmus.control.incumbents import Incumbents
 from isthmus.control.job_log import JobLog
 from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.metrics import Meters
-from isthmus.control.placement import check_placement
+from isthmus.control.placement import check_clusters, check_degrees, check_placement
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.progress import Progress
 from isthmus.control.queue_view import queue_of, standing_of
@@ -106,7 +106,8 @@ class ControlShell:
     def submit(self, user: str, submission: Submission) -> JobView:
         """Take a job in, durably; the same user and key again return the job that is there.
 
-        Raises `InputError` where its placement names what the pool does not know.
+        Raises `InputError` where its placement names what the pool does not know, and `PlanError` where it
+        fixes degrees that cannot be.
         """
         found: JobView = self._actor.settle([self._submission(user, submission)])[0].value()
         return found
@@ -118,12 +119,14 @@ class ControlShell:
 
     def _submission(self, user: str, submission: Submission) -> Request:
         job_id = f"{submission.job.name[:50]}-{uuid.uuid4().hex[:8]}"
-        now_s = self.clock()
+        now_s, wrong = self.clock(), _wrong_degrees(submission)
 
         def propose(coordinator: Coordinator) -> Event | None:
             if coordinator.job_of_key(user, submission.key) is not None:
                 return None
             self._check(coordinator, submission)
+            if wrong is not None:
+                raise wrong
             return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=submission)
 
         def answer(coordinator: Coordinator) -> JobView:
@@ -177,6 +180,7 @@ class ControlShell:
         Raises as `submit` does, `PlanError` for a job that cannot be planned, `UnavailableError` where the
         planner has no time.
         """
+        check_degrees(submission.job, submission.model)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
             self._check(coordinator, submission)
@@ -187,9 +191,10 @@ class ControlShell:
         return self._ask(lambda c: dry_run(c.state, user, submission, plans, now_s, paces))
 
     def _check(self, coordinator: Coordinator, submission: Submission) -> None:
-        """Raise `InputError` where a job's placement names what the pool does not know."""
+        """Raise `InputError` where a job's placement names what the pool does not know, or nowhere at all."""
         joined = tuple(record.cluster for record in coordinator.state.clusters.values())
         check_placement(submission.job.placement, joined, self.file)
+        check_clusters(submission.job.placement, joined, self.file)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Let a job run by one of its candidate plans."""
@@ -382,6 +387,15 @@ def _present(coordinator: Coordinator, change: Change) -> JobView | None:
         return coordinator.job(change.job_id).model_copy(update={"plans": None})
     except NotFoundError:
         return None
+
+
+def _wrong_degrees(submission: Submission) -> IsthmusError | None:
+    """Return why the degrees that a job fixes cannot be kept; None where they can."""
+    try:
+        check_degrees(submission.job, submission.model)
+    except IsthmusError as error:
+        return error
+    return None
 
 
 def _outcome(request: Request) -> JobView | IsthmusError:

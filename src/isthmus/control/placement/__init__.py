@@ -6,6 +6,7 @@ See `docs/design/placement.md`. `place` is pure: a requirement, what is free, th
 from isthmus.control.placement.demand import requirement_of
 from isthmus.control.placement.names import check_placement
 from isthmus.control.placement.place import Candidate, Placements, place
+from isthmus.control.placement.possible import check_clusters, check_degrees
 from isthmus.control.placement.propose import PlanRequest, propose
 from isthmus.control.placement.requirement import Requirement, StageNeed, WanNeed
 from isthmus.control.placement.resources import FreeLink, Resources
@@ -19,6 +20,8 @@ __all__ = [
     "Resources",
     "StageNeed",
     "WanNeed",
+    "check_clusters",
+    "check_degrees",
     "check_placement",
     "place",
     "propose",
