@@ -117,6 +117,18 @@ def test_what_ran_in_a_time_is_never_refuted_by_arithmetic(blocks, micro_batches
         assert most >= micro_batches
 
 
+UNLIKE = [
+    ({"sliding_window": 512, "head_dim": 128, "model_type": "gemma2"}, "Gemma2ForCausalLM"),
+    (
+        {"model_type": "deepseek_v2", "moe_intermediate_size": 1024, "n_routed_experts": 8,
+         "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 256,
+         "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+        "DeepseekV2ForCausalLM",
+    ),
+]  # fmt: skip
+"""Models whose layers differ: every other one, or the first."""
+
+
 def instance(chance):
     """Return a random small pool, some sites with two kinds of chips, and a model.
 
@@ -125,9 +137,10 @@ def instance(chance):
     layers, count = chance.choice([4, 5, 6, 8]), chance.randint(1, 3)
     sizes = {"hidden_size": 2048, "vocab_size": 1000, "num_hidden_layers": layers}
     config = sizes | {"intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 16}
+    more, architecture = chance.choice([({}, "LlamaForCausalLM")] * 2 + UNLIKE)
     model = profile_model(
-        Model(path="m", architecture="LlamaForCausalLM", num_layers=layers, hidden_size=2048,
-              vocab_size=1000, config=config)
+        Model(path="m", architecture=architecture, num_layers=layers, hidden_size=2048,
+              vocab_size=1000, config=config | more)
     )  # fmt: skip
     groups = [
         [chance.choice([1, 1, 2, 3, 4]) for _ in range(chance.choice([1, 1, 2]) if count < 3 else 1)]

@@ -30,6 +30,11 @@ def table(layer_s, speed, room):
     ]
 
 
+def lines(times):
+    """The same as the split takes it: (last, seconds) of what fits, by first layer."""
+    return [[(last, t) for last, t in enumerate(row) if 0 < t < math.inf] for row in times]
+
+
 def total_s(split, times, micro_batches, reduce=None):
     each = [times[i][a][b] for i, (a, b) in enumerate(split)]
     reduced = max((reduce[i][a][b] for i, (a, b) in enumerate(split)), default=0.0) if reduce else 0.0
@@ -42,7 +47,7 @@ def total_s(split, times, micro_batches, reduce=None):
 def test_the_split_is_the_best_of_all_splits(layer_s, stages, micro_batches):
     """Sum + (B - 1) x slowest equals that of enumeration; None exactly where no split fits the memory."""
     times = [table(layer_s, *stage) for stage in stages]
-    found = split_layers(len(layer_s), times, micro_batches)
+    found = split_layers(len(layer_s), [lines(one) for one in times], micro_batches)
     all_s = [total_s(s, times, micro_batches) for s in enumerate_splits(len(layer_s), len(stages))]
     best_s = min(all_s, default=math.inf)
     if best_s == math.inf:
@@ -61,7 +66,7 @@ def test_the_largest_all_reduce_is_weighed_as_well(layer_s, stages, micro_batche
         [[rate * (last - first) for last in range(len(layer_s) + 1)] for first in range(len(layer_s))]
         for rate in rates[: len(stages)]
     ]
-    found = split_layers(len(layer_s), times, micro_batches, reduce)
+    found = split_layers(len(layer_s), [lines(one) for one in times], micro_batches, reduce)
     all_s = [total_s(s, times, micro_batches, reduce) for s in enumerate_splits(len(layer_s), len(stages))]
     best_s = min(all_s, default=math.inf)
     assert (found is None) == (best_s == math.inf)
@@ -77,7 +82,7 @@ def test_equal_layers_are_shared_as_the_exact_split_shares_them(num_layers, stag
         LayerTimes(tuple(n / speed for n in range(1, min(room, num_layers) + 1))) for speed, room in stages
     ]
     split, share = (
-        split_layers(num_layers, times, micro_batches),
+        split_layers(num_layers, [lines(one) for one in times], micro_batches),
         share_layers(kinds, num_layers, micro_batches),
     )
     assert (split is None) == (share is None)

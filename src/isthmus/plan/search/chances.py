@@ -159,7 +159,10 @@ class Chances:
 
     def seconds(self, seat: Seat, ends: tuple[bool, bool], in_flight: int, dp: int) -> tuple[float, ...]:
         """Return the seconds of a stage by its number of layers; `ends`: is first, is last."""
-        return seat.table(*ends, in_flight, dp, self.space.limits.zero if dp > 1 else 0).seconds
+        zero = self.space.limits.zero if dp > 1 else 0
+        if self.space.task.equal_layers:
+            return seat.table(*ends, in_flight, dp, zero).seconds
+        return seat.ranges(*ends, in_flight, dp, zero).least.seconds
 
     def tables(self, seat: Seat, dp: int, micro_batches: int, count: int) -> list[tuple[float, ...]]:
         """Return the seconds of stages in the middle, by the stages from each to the end of its spot's."""

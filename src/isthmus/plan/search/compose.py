@@ -20,12 +20,13 @@ PRECISION = 1e-5
 
 @dataclass(eq=False)
 class Option:
-    """A shape of an island, with its cost so far: a bound until it was cut."""
+    """A shape of an island, with its cost so far: a bound, a closer one once `weighed`, exact once `cut`."""
 
     shape: Shape
     cost: Cost
     chain: Chain | None = None
     cut: bool = False
+    weighed: bool = False
 
     def taken(self, time_s: float) -> int:
         """Return the micro-batches that its replicas can end within `time_s`."""

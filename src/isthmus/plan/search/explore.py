@@ -198,7 +198,9 @@ class Explorer:
             if _alone_s(option, total) >= self.limit_s():
                 self.tally.pruned += len(ordered) - place
                 return
-            if (option.cut or self._cut(option, -(-total // option.shape.dp))) and option.chain is not None:
+            if not self._cut_below(option, -(-total // option.shape.dp)):
+                continue
+            if option.chain is not None:
                 shape = self._placed(option.shape, branch.islands[0])
                 self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
             if self.tally.stopped:
@@ -211,8 +213,27 @@ class Explorer:
         segments = [replace(one, spot=island[0]) for one in shape.segments]
         return self.space.shape(segments, shape.dp, shape.schedule)
 
+    def _cut_below(self, option: Option, micro_batches: int) -> bool:
+        """Cut an option of an island that trains alone, unless a closer bound says that it cannot pay."""
+        while not option.cut:
+            if not self._cut(option, micro_batches):
+                return False
+            least_s = option.cost.first_s + (micro_batches - 1) * option.cost.pace_s
+            if not option.cut and least_s >= self.limit_s():
+                self.tally.pruned += 1
+                return False
+        return True
+
     def _cut(self, option: Option, micro_batches: int) -> bool:
-        """Cut an option and count it; False where it is infeasible, or bound by a link that may not bind."""
+        """Cut an option and count it; False where it is infeasible, or bound by a link that may not bind.
+
+        For unlike layers, whose splits take long, a closer bound comes first, in another call.
+        """
+        if not option.weighed and not self.space.task.equal_layers:
+            option.weighed = True
+            cost = option.shape.outlook(micro_batches)
+            option.cost = cost or option.cost
+            return cost is not None
         self.tally.evaluated += 1
         if not self.go_on(self.tally, self.best):
             self.tally.stopped = True

@@ -37,10 +37,8 @@ def may_end(
 ) -> tuple[bool, int]:
     """Return whether some order of the spots may do it, and the number of stages that were looked at.
 
-    Layers that differ are not looked at: there only the arithmetic holds.
+    Of layers that differ a stage takes those that suit it best.
     """
-    if not chances.space.task.equal_layers:
-        return True, 0
     spent = 0
     for order in itertools.permutations(range(len(spots))):
         names = [spots[place].cluster for place in order]
@@ -71,7 +69,7 @@ def _stages(
             hop_s, wire_s = _hop(chances, (before, spot), seat, dp, look, steady)
         before = spot
         least, most = seat.forward_share
-        reduce_s, layer_s = chances.reduce_s(seat, dp, tail), seat.least_layer_s
+        reduce_s, layer_s = chances.reduce_s(seat, dp, tail), seat.shortest_layer_s
         tables = chances.tables(seat, dp, micro_batches, count)
         for own in range(count, 0, -1):
             after -= 1

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -18,6 +19,7 @@ from isthmus.core.chip import Chip, Precision
 from isthmus.plan.memory.peak import Load, held_layer
 from isthmus.plan.memory.stage import OUTER_BYTES, Degrees, stage_memory
 from isthmus.plan.profile.model import LayerProfile, ModelProfile, Recompute
+from isthmus.plan.search.ranges import RangeTimes, range_times
 from isthmus.plan.search.recomputation import fewest_recomputed
 from isthmus.plan.search.share import LayerTimes
 from isthmus.plan.search.spots import Spot
@@ -62,6 +64,18 @@ class Task:
     def kinds(self) -> tuple[LayerProfile, ...]:
         """The distinct layers (equal ones are one object)."""
         return tuple({id(layer): layer for layer in self.profile.layers}.values())
+
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """For each layer the first one, from 1 on, after which the same layers follow as after it."""
+        layers = [id(layer) for layer in self.profile.layers]
+        count = len(layers)
+        return tuple(
+            next(
+                (one for one in range(1, first) if layers[one : one + count - first] == layers[first:]), first
+            )
+            for first in range(count)
+        )
 
     @property
     def static_bytes(self) -> tuple[int, int, int]:
@@ -111,6 +125,7 @@ class Seat:
         self._statics: dict[tuple[int, int], tuple[float, float]] = {}
         self._same: dict[tuple[float, ...], LayerTimes] = {}
         self._weighed: dict[int, float] = {}
+        self._ranges: dict[tuple[bool, bool, int, int, int], RangeTimes] = {}
 
     # --- seconds ---
 
@@ -159,6 +174,11 @@ class Seat:
         columns = ([one[i] for one in self._layers] for i in range(3))
         forward, backward, again = ([0.0, *itertools.accumulate(column)] for column in columns)
         return forward, backward, again
+
+    @cached_property
+    def shortest_layer_s(self) -> float:
+        """Seconds of the shortest layer, both ways, without recomputation."""
+        return min(sum(one[:2]) for one in self._layers)
 
     @cached_property
     def least_layer_s(self) -> float:
@@ -389,16 +409,36 @@ class Seat:
                     return
             yield end_s + count * layer_s + again * again_s
 
-    def times(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> list[list[float]]:
-        """Return the seconds of a stage in its place by [first][last], infinite where it does not fit."""
-        layers = self.task.profile.num_layers
-        found = [[math.inf] * (layers + 1) for _ in range(layers)]
-        for first in [0] if is_first else range(1, layers):
-            ends = [layers] if is_last else range(first + 1, layers)
-            for last in ends:
-                one = self.cut(first, last, in_flight, dp, zero)
-                if one is None and not is_last:
-                    break
-                if one is not None:
-                    found[first][last] = one.total_s
-        return found
+    def ranges(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> RangeTimes:
+        """Return the seconds by the range of layers of a stage in its place, for models of unlike layers."""
+        key = (is_first, is_last, in_flight, dp if zero else 1, zero)
+        if key not in self._ranges:
+            self._ranges[key] = range_times(
+                lambda first, lasts: self.row(first, lasts, in_flight, dp, zero),
+                self.task.start, is_first, is_last,
+            )  # fmt: skip
+        return self._ranges[key]
+
+    def row(self, first: int, lasts: Iterable[int], in_flight: int, dp: int, zero: Zero) -> Iterator[float]:
+        """Yield the seconds of the stages of layers `[first, last)`, for rising `lasts`, as long as they fit.
+
+        The same as `cut`, in closed form: how many layers are recomputed is found in sums.
+        """
+        dense, expert, kept, saved = self._held
+        forward, backward, more = self._sums
+        each, each_expert = self._static(dp, zero)
+        room = self.chip.memory_bytes * MEMORY_FRACTION / RESERVE - 1.0  # a byte for rounding
+        for last in lasts:
+            is_last = last == self.task.profile.num_layers
+            plain, again = (self._rest[first == 0, is_last, one] for one in (False, True))
+            held = (dense[last] - dense[first]) * each + (expert[last] - expert[first]) * each_expert
+            held += in_flight * (kept[last] - kept[first])
+            seconds = forward[last] - forward[first] + backward[last] - backward[first]
+            seconds += sum(self._ends[0]) * (first == 0) + sum(self._ends[1]) * is_last
+            if held + plain[0] * each + in_flight * plain[1] + plain[2] > room:
+                over = held + again[0] * each + in_flight * again[1] + again[2] - room
+                end = bisect_left(saved, saved[first] + over / in_flight, first + 1)
+                if end > last:
+                    return
+                seconds += more[end] - more[first]
+            yield seconds

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from isthmus.plan.search.ranges import RangeTimes
 from isthmus.plan.search.seat import Seat, StageCut, Task, Zero
-from isthmus.plan.search.share import LayerTimes, share_layers
+from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import Spot
 from isthmus.plan.search.ways import Ways
@@ -87,20 +88,21 @@ class Shape:
         """What no split can beat."""
         layers = self.task.profile.num_layers
         ends_s = min(self.segments[0].seat.head_s, self.segments[-1].seat.head_s) if self._one_kind else 0.0
-        least_s = min(one.seat.least_layer_s for one in self.segments)
+        least_s = min(one.seat.layer_s(self.segments[0].seat) for one in self.segments)
         wire_s = max(self._wires, default=0.0)
         first_s = layers * least_s + ends_s + 2 * sum(self._crossing)
         return Cost(first_s, max(self._least_pace_s(layers), wire_s))
 
     def _least_pace_s(self, layers: int) -> float:
         """Return the least time in which stages that take whole layers hold all of them."""
-        kinds = [(one.stages, one.seat.least_layer_s) for one in self.segments]
+        kinds = [(one.stages, one.seat.layer_s(self.segments[0].seat)) for one in self.segments]
         pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
-        while True:
+        while self.task.equal_layers:
             whole = [math.floor(pace_s / layer_s + 1e-9) for _, layer_s in kinds]
             if sum(count * n for (count, _), n in zip(kinds, whole, strict=True)) >= layers:
                 return pace_s
             pace_s = min((n + 1) * layer_s for (_, layer_s), n in zip(kinds, whole, strict=True))
+        return pace_s
 
     @property
     def _one_kind(self) -> bool:
@@ -206,17 +208,27 @@ class Shape:
             found.append(seat.table(stage == 0, stage == last, alive, self.dp, self.zero))
         return found
 
-    def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
-        tables: dict[tuple[object, ...], list[list[float]]] = {}
-        rows = []
-        last_stage = self.num_stages - 1
+    def outlook(self, micro_batches: int) -> Cost | None:
+        """Return a closer bound for unlike layers, as if each stage chose its own; None: they do not fit."""
+        layers = self.task.profile.num_layers
+        found = least_share([one.least for one in self._ranges(micro_batches)], layers)
+        if found is None:
+            return None
+        largest = -(-layers // self.num_stages)
+        last_s = min(self._last_s(seat, largest * seat.least_parameters) for seat in set(self.seats))
+        sum_s, slowest_s = found
+        return Cost(sum_s + 2 * sum(self.hops_s) + last_s, max(slowest_s, *self._wires, 0.0))
+
+    def _ranges(self, micro_batches: int) -> list[RangeTimes]:
+        last, found = self.num_stages - 1, []
         for stage, seat in enumerate(self.seats):
             alive = min(self.in_flight(stage), micro_batches)
-            key = (id(seat), alive, stage == 0, stage == last_stage)
-            if key not in tables:
-                tables[key] = seat.times(stage == 0, stage == last_stage, alive, self.dp, self.zero)
-            rows.append(tables[key])
-        found = split_layers(self.task.profile.num_layers, rows, micro_batches)
+            found.append(seat.ranges(stage == 0, stage == last, alive, self.dp, self.zero))
+        return found
+
+    def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
+        lines = [one.lines for one in self._ranges(micro_batches)]
+        found = split_layers(self.task.profile.num_layers, lines, micro_batches)
         return None if found is None else list(found.layers)
 
     def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:

@@ -56,11 +56,19 @@ class Share:
     slowest_s: float
 
 
-def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: int) -> Share | None:
-    """Return the shares of least (sum + (micro_batches - 1) x slowest), or None where memory admits none.
+def least_share(stages: Sequence[LayerTimes], num_layers: int) -> tuple[float, float] | None:
+    """Return the least sum of stage times, and the least slowest one, of any shares; None where none fits.
 
-    Every stage takes at least one layer. Equal answers are broken alike every time.
+    The two need not be of the same shares; the sum is at most the least.
     """
+    lowest_s = _lowest(stages, num_layers)
+    if lowest_s is None:
+        return None
+    return _by_steps([one.hull for one in stages], num_layers, math.inf).sum_s, lowest_s
+
+
+def _lowest(stages: Sequence[LayerTimes], num_layers: int) -> float | None:
+    """Return the least bound on all stages under which they hold all layers, None where none does."""
     if len(stages) > num_layers or not all(one.seconds for one in stages):
         return None
     if sum(len(one.seconds) for one in stages) < num_layers:
@@ -74,20 +82,31 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
         return sum(room[id(one)] for one in stages) >= num_layers
 
     lowest = bisect_left(bounds, True, key=holds)
-    if lowest == len(bounds):
+    return bounds[lowest] if lowest < len(bounds) else None
+
+
+def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: int) -> Share | None:
+    """Return the shares of least (sum + (micro_batches - 1) x slowest), or None where memory admits none.
+
+    Every stage takes at least one layer. Equal answers are broken alike every time.
+    """
+    lowest_s = _lowest(stages, num_layers)
+    if lowest_s is None:
         return None
+    kinds = {id(one): one for one in stages}.values()
+    bounds = sorted({s for one in kinds for s in one.seconds if s >= lowest_s})
     hulls = [one.hull for one in stages]
     convex = all(one.hull is one for one in kinds)
     fill, repeats = (_by_steps if convex else _by_numbers), micro_batches - 1
     free_s = _by_steps(hulls, num_layers, math.inf).sum_s
     best: Share | None = None
     best_s = math.inf
-    for bound_s in bounds[lowest:]:
+    for bound_s in bounds:
         if free_s + repeats * bound_s >= best_s:
             break
         if not convex and best is not None:  # what convex times could reach within the bound
             hull_s = _by_steps(hulls, num_layers, bound_s).sum_s
-            if hull_s + repeats * bounds[lowest] >= best_s:
+            if hull_s + repeats * lowest_s >= best_s:
                 continue
         found = fill(stages, num_layers, bound_s)
         total_s = found.sum_s + repeats * found.slowest_s

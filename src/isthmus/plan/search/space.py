@@ -206,7 +206,7 @@ class Space:
             for cuts in self._cut_choices(order):
                 seats = [self.seat(*one, micro_batch_size) for one in zip(order, cuts, strict=True)]
                 room = [places(spot, seat.num_chips) for spot, seat in zip(order, seats, strict=True)]
-                speeds = [1 / (layers * seat.least_layer_s) for seat in seats]
+                speeds = [1 / (layers * seat.layer_s(seats[0])) for seat in seats]
                 least_s = min(1 / speed for speed in speeds)
                 most = sum(one * speed for one, speed in zip(room, speeds, strict=True))
                 if least_s + (micro_batches - most * least_s) / most >= limit_s:

@@ -14,11 +14,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Times = Sequence[Sequence[float]]
-"""`times[first][last]`: seconds of layers `[first, last)`; infinite where they do not fit in memory.
+Lines = Sequence[Sequence[tuple[int, float]]]
+"""By first layer: (last, seconds) of layers `[first, last)` for rising `last`, as far as they fit in memory.
 
-Times must not fall as a stage takes more layers. Shape: [num_layers][num_layers + 1].
+Seconds must not fall as a stage takes more layers.
 """
+
+Times = Sequence[Sequence[float]]
+"""`times[first][last]`: seconds of layers `[first, last)`. Shape: [num_layers][num_layers + 1]."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Split:
 
 
 def split_layers(
-    num_layers: int, times_s: Sequence[Times], micro_batches: int, reduce_s: Sequence[Times] | None = None
+    num_layers: int, times_s: Sequence[Lines], micro_batches: int, reduce_s: Sequence[Times] | None = None
 ) -> Split | None:
     """Return the best split of `num_layers` over `len(times_s)` stages, or None where none fits.
 
@@ -59,12 +62,12 @@ def split_layers(
 @dataclass
 class _Problem:
     num_layers: int
-    times_s: Sequence[Times]
+    times_s: Sequence[Lines]
     micro_batches: int
 
     def best(self, reduce_s: Sequence[Times] | None, below_s: float) -> Split | None:
         """Return the split of least (sum + (B - 1) x slowest) whose all-reduces are all under `below_s`."""
-        rows = self._allowed(reduce_s, below_s)
+        rows = self.times_s if reduce_s is None else self._allowed(reduce_s, below_s)
         bounds = sorted({t for row in {id(r): r for r in rows}.values() for line in row for _, t in line})
         lowest = bisect_left(bounds, True, key=lambda bound: self._reachable(rows, bound))
         if lowest == len(bounds):
@@ -75,35 +78,28 @@ class _Problem:
             if best is not None and free[0] + repeats * bound >= best.total_s:
                 break
             total, layers = self._least_sum(rows, bound)
-            slowest = max(self.times_s[stage][a][b] for stage, (a, b) in enumerate(layers))
+            slowest = max(dict(rows[stage][a])[b] for stage, (a, b) in enumerate(layers))
             if best is None or total + repeats * slowest < best.total_s:
                 best = Split(layers, total + repeats * slowest)
             if total <= free[0]:
                 break
         return best
 
-    def _allowed(
-        self, reduce_s: Sequence[Times] | None, below_s: float
-    ) -> list[list[list[tuple[int, float]]]]:
-        """Return, per stage and first layer, the (last, seconds) that memory and the all-reduce admit."""
-        known: dict[tuple[int, int], list[list[tuple[int, float]]]] = {}
+    def _allowed(self, reduce_s: Sequence[Times], below_s: float) -> list[Lines]:
+        """Return, per stage and first layer, the (last, seconds) that the all-reduce admits."""
+        known: dict[tuple[int, int], Lines] = {}
         rows = []
-        for stage, times in enumerate(self.times_s):
-            reduce = None if reduce_s is None else reduce_s[stage]
+        for times, reduce in zip(self.times_s, reduce_s, strict=True):
             key = (id(times), id(reduce))
             if key not in known:
                 known[key] = [
-                    [
-                        (last, times[first][last])
-                        for last in range(first + 1, self.num_layers + 1)
-                        if times[first][last] < math.inf and (reduce is None or reduce[first][last] < below_s)
-                    ]
-                    for first in range(self.num_layers)
+                    [one for one in line if reduce[first][one[0]] < below_s]
+                    for first, line in enumerate(times)
                 ]
             rows.append(known[key])
         return rows
 
-    def _reachable(self, rows: list[list[list[tuple[int, float]]]], bound_s: float) -> bool:
+    def _reachable(self, rows: Sequence[Lines], bound_s: float) -> bool:
         """Say whether some split keeps every stage within `bound_s`."""
         ends = {0}
         for row in rows:
@@ -116,9 +112,7 @@ class _Problem:
             }
         return self.num_layers in ends
 
-    def _least_sum(
-        self, rows: list[list[list[tuple[int, float]]]], bound_s: float
-    ) -> tuple[float, tuple[tuple[int, int], ...]]:
+    def _least_sum(self, rows: Sequence[Lines], bound_s: float) -> tuple[float, tuple[tuple[int, int], ...]]:
         """Return the least sum of stage times within `bound_s`, and its split."""
         after = [math.inf] * self.num_layers + [0.0]
         chosen: list[list[int]] = []
