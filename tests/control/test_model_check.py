@@ -89,7 +89,7 @@ def test_a_coordinator_that_commits_too_early_is_found(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", QUICK, ids=str)
 def test_the_protocol_keeps_its_invariants_and_always_comes_to_an_end(scenario: Scenario) -> None:
-    """In every state that can be reached the invariants hold, and all jobs can still end and leave no card."""
+    """In every state that can be reached the invariants hold; all jobs can still end and leave no card."""
     found = explore(Pool(scenario))
     assert found.complete
     assert found.wrong == "", "\n".join(found.trace)

@@ -1,4 +1,4 @@
-"""`state_key`: what the future of a state depends on, the same for states that differ in names and numbers only.
+"""`state_key`: what the future of a state depends on, the same for states that differ in names only.
 
 Left out: texts and stories, times (only whether one is set), counters that only tell one round from another.
 Attempts are counted anew from the oldest that anything still knows. Sites that play the same part in all jobs

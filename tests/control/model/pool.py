@@ -1,4 +1,4 @@
-"""The model of the protocol: the real coordinator and its log, the real agents' machines, a network that fails.
+"""The model of the protocol: the real coordinator, its log, the real agents' machines, a failing network.
 
 There is no time: `now_s` is 0 throughout, and whatever waits for a time may find it passed. Timeouts, losses,
 delays and deaths are faults; a run of the model has so many of them (`Scenario.faults`). Where nothing else
@@ -206,7 +206,7 @@ class Pool:
             if job.plan is None:
                 continue
             key = (job.id, job.attempt, 0)
-            places = [name for name in job.plan.clusters]
+            places = list(job.plan.clusters)
             ranks = [world.sites[name].processes.get(key, Process()) for name in places]
             if not all(rank.trains and rank.exit_status is None for rank in ranks):
                 continue

@@ -1,4 +1,4 @@
-"""One site of the model: the real agent's machine, its table on disk, its processes, its end of the network."""
+"""One site of the model: the real agent's machine, its table on disk, its processes, its messages."""
 
 from __future__ import annotations
 
