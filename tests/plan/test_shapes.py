@@ -8,9 +8,10 @@ from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.profile.model import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.measure import LEAST_RELATIVE, ShapeTiming
+from isthmus.plan.time.predict import uncertainty
 from isthmus.plan.time.shapes import with_shapes
 from isthmus.plan.time.stage import Batch, Host, stage_pass, update_s
-from tests.plan.hand import model_of
+from tests.plan.hand import model_of, plan_of, pool_of
 
 CHIP = catalogue()["CPU-core"]
 PROFILE = profile_model(model_of())
@@ -90,3 +91,18 @@ def test_the_usual_repetition_counts_and_the_spread_is_told():
     assert made.parameters[key].relative == pytest.approx(1 / 3)
     least = with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [steady, steady])
     assert least.parameters[key].relative == LEAST_RELATIVE
+
+
+def test_the_spread_of_a_part_widens_the_band():
+    """A prediction at the measured size is as sure as its parts; one at another size does not know them."""
+    pool, plan = pool_of("CPU-core", "CPU-core"), plan_of(precision="fp32", sequence_length=256)
+    steady, scattered = (
+        with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing(layer_s=layer_s)])
+        for layer_s in ((0.02,), (0.015, 0.015, 0.02, 0.025, 0.025))
+    )
+    same, other = (
+        [uncertainty(one, pool, PROFILE, made) for made in (steady, scattered)]
+        for one in (plan, plan.model_copy(update={"sequence_length": 512}))
+    )
+    assert same[1] > same[0] + 0.005
+    assert other[0] == pytest.approx(other[1])

@@ -31,7 +31,7 @@ MESSAGE_BYTES = 1 << 18
 
 
 def measure_links(
-    pool: Pool, routes: Routes | None = None, seconds: float = 1.0
+    pool: Pool, routes: Routes | None = None, seconds: float = 0.5
 ) -> dict[tuple[str, str], list[float]]:
     """Return for every directed link the shares reached, one for each of three flows of about `seconds`.
 
@@ -62,12 +62,16 @@ def measure_messages(
     runtime's threads, of what forwards the bytes (an emulator, a gateway) and of this machine's sockets. Both
     directions of a link are given the same. Raises `UnavailableError` where the workers cannot run.
     """
-    found = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for link in pool.links:
+        ends = link.source, link.target
         back = pool.link(link.target, link.source) or link
-        there_s = transfer_s(link, num_bytes, back), transfer_s(back, num_bytes, link)
-        taken_s = _message_times(_route(routes, link.source, link.target), num_bytes)
-        found[link.source, link.target] = [one - sum(there_s) / 2 for one in taken_s]
+        if ends[::-1] not in found:
+            there_s = transfer_s(link, num_bytes, back) + transfer_s(back, num_bytes, link)
+            taken_s = _message_times(_route(routes, *ends), num_bytes)
+            found[ends] = [one - there_s / 2 for one in taken_s]
+        else:
+            found[ends] = found[ends[::-1]]
     return found
 
 

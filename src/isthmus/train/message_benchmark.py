@@ -34,7 +34,7 @@ def main() -> None:
         "--route", default=None, help="host:port that leads from the second rank to the first"
     )
     parser.add_argument("--bytes", type=int, default=1 << 18, help="bytes of a message")
-    parser.add_argument("--count", type=int, default=30, help="messages there and back")
+    parser.add_argument("--count", type=int, default=20, help="messages there and back")
     parser.add_argument("--cores", action="store_true", help="keep the first rank on core 0, the second on 1")
     args = parser.parse_args()
     mine, theirs = multiprocessing.Pipe()

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=sorted(_TYPES), default=None)
     parser.add_argument("--threads", type=int, default=1, help="threads of a CPU core's worth of work")
-    parser.add_argument("--seconds", type=float, default=0.2, help="time for each benchmark")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time for each benchmark")
     parser.add_argument("--core", type=int, default=None, help="the CPU core to stay on")
     parser.add_argument("--model", default=None, help="time the parts of this model too, on the CPU")
     parser.add_argument("--micro-batch", type=int, default=1, help="samples of a micro-batch of that model")

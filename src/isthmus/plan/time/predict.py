@@ -237,8 +237,17 @@ def used_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ..
     """Return the keys of the parameters that a prediction of `plan` uses, each once."""
     chips = {pool.chip(pool.cluster(s.cluster).group(s.node_group)).name for s in plan.stages}
     keys = [calibration.key(name, chip) for chip in sorted(chips) for name in Rates.__dataclass_fields__]
+    keys += _shape_keys(plan, chips, calibration)
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
             ends = [(name, f"{x}>{y}") for x, y in ((a, b), (b, a)) for name in ("wan_share", "message_s")]
             keys += [calibration.key(name, scope) for name, scope in ends]
     return tuple(dict.fromkeys(keys))
+
+
+def _shape_keys(plan: Plan, chips: set[str], calibration: Calibration) -> list[str]:
+    """Return the keys of parts measured on these chips at the plan's number of tokens."""
+    tokens = {round(plan.micro_batch_size * plan.sequence_length / stage.cp) for stage in plan.stages}
+    marks = [f":n{number}:" for number in tokens]
+    known = [key for key in calibration.parameters if key.partition(":")[0] in chips]
+    return [key for key in known if any(mark in key for mark in marks)]
