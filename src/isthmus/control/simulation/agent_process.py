@@ -6,6 +6,7 @@ its processes. When it dies it loses its memory and keeps its table; processes o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from isthmus.control.simulation.delays import Delays
@@ -19,12 +20,16 @@ from isthmus.control.simulation.site_parts import Act, LocalJob, PartKey, SitePa
 from isthmus.core.messages import AgentOrders, AgentReport, Protection
 from isthmus.sim.kernel import Kernel
 
+_LATE_S = 1e-3
+"""So much after it is due is time looked at: sums of floats may fall short of each other."""
+
 _RENEW_S = 2.0
 """Between two reports while cards are held under a lease and nothing else happens."""
 
 
 class AgentProcess:
-    """One agent. `local` is told of every local job that starts (None), is preempted (-1) or ended (status).
+    """One agent. `local` is told of every local job that starts (None), is preempted (-1) or ended (status),
+    `processes` of everything that begins (True) and ends (False) to run here.
 
     Unless it has `joined` the pool it talks to nobody. `lies` and `slow` say what its owner is like.
     """
@@ -39,10 +44,12 @@ class AgentProcess:
         faults: Faults,
         local: Callable[[str, str, int | None], None] = lambda *_: None,
         *,
+        processes: Callable[[str, PartKey, bool], None] = lambda *_: None,
         joined: bool = True,
     ) -> None:
         self._kernel, self.site, self._server, self._runs = kernel, site, server, runs
         self._delays, self._faults, self._local = delays, faults, local
+        self._processes = processes
         self.name = site.cluster.name
         self.scheduler = LocalScheduler(faults)
         self.lies = faults.strikes("lying owner")
@@ -78,7 +85,7 @@ class AgentProcess:
 
     def part_ended(self, key: PartKey, status: int, *, peer: bool = False) -> None:
         """Processes of a part end by themselves."""
-        if self.scheduler.end(key, status, peer=peer):
+        if self._end(key, status, peer=peer):
             self._see(key)
 
     def part_saved(self, key: PartKey, checkpoint: Protection) -> None:
@@ -176,6 +183,8 @@ class AgentProcess:
         self._do(acts)
         if any(self.site.books.leased(part) for part in self.site.books.restless.values()):
             self.poke(_RENEW_S)
+        elif self._delays.beat_s < math.inf:
+            self.poke(self._delays.beat_s)
 
     def _do(self, acts: Iterable[Act]) -> None:
         """Carry out what the site asks for; have it report if there is news, and look when time is due."""
@@ -194,7 +203,7 @@ class AgentProcess:
             self.poke(self._delays.quick_s)
         next_s = self.site.next_s()
         if next_s is not None and (self._wake_at_s is None or next_s < self._wake_at_s):
-            self._wake_at_s = max(next_s, self._kernel.now)
+            self._wake_at_s = max(next_s, self._kernel.now) + _LATE_S
             self._kernel.call(self._wake_at_s, self._pass_time, self._wake_at_s)
 
     def _pass_time(self, at_s: float) -> None:
@@ -207,25 +216,30 @@ class AgentProcess:
     def _start(self, part: SitePart) -> None:
         key = part.key
         check_in_s = self._kernel.now + self._delays.check_in_s
+        if not self.scheduler.start(key, check_in_s):
+            return
+        self._processes(self.name, key, True)
         if part.local:
-            if self.scheduler.start(key, check_in_s):
-                self._local(self.name, part.job, None)
-        elif self.scheduler.start(key, check_in_s):
+            self._local(self.name, part.job, None)
+        else:
             self._kernel.call(check_in_s, self._see, key)
 
     def _stop(self, asked: tuple[PartKey, int]) -> None:
         key, status = asked
-        if self.scheduler.end(key, status):
+        if self._end(key, status):
             if key[1]:
                 self._runs.lost(self.name, key[0], key[1])
             self._see(key)
 
+    def _end(self, key: PartKey, status: int, *, peer: bool = False) -> bool:
+        ended = self.scheduler.end(key, status, peer=peer)
+        if ended:
+            self._processes(self.name, key, False)
+        return ended
+
     def fail(self, key: PartKey) -> None:
         """A node that the part runs on fails."""
-        if self.scheduler.end(key, 1):
-            if key[1]:
-                self._runs.lost(self.name, key[0], key[1])
-            self._see(key)
+        self._stop((key, 1))
 
     def _see(self, key: PartKey) -> None:
         """Look at the processes of a part, as the agent does; nobody looks while it is dead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -15,6 +16,8 @@ class Delays:
     start, end `stop_s` after they were asked to, and lose a dead peer after `peer_s`. A checkpoint is written
     every `checkpoint_every_s`; to write one and to read it back takes `checkpoint_s`, to go on from one
     `restore_s`. The server looks for what is due every `tick_s`.
+
+    Reports without news change nothing and are left out, unless `beat_s` says how often they are sent.
     """
 
     network_s: float = 0.02
@@ -29,3 +32,4 @@ class Delays:
     checkpoint_s: float = 10.0
     restore_s: float = 20.0
     tick_s: float = 1.0
+    beat_s: float = math.inf

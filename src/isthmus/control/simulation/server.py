@@ -69,7 +69,8 @@ class SimulatedServer:
     """The server on `kernel`'s clock. `plan` answers requests for plans, `planning_s` after they are made.
 
     `log` None keeps nothing, for runs in which nobody dies. `observe` is told of every job that has changed,
-    `check` of the coordinator after every event. `cpu_s` is what decisions took, `counts` what was decided.
+    `check` of the coordinator after every event. `up_s` is when it last came up, `cpu_s` what
+    decisions took, `counts` what was decided.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SimulatedServer:
     ) -> None:
         self._kernel, self._plan, self._rules, self._planning_s = kernel, plan, rules, planning_s
         self._log, self._faults, self._observe, self._check = log, faults or Faults(), observe, check
-        self.down_until_s, self._skew_s, self._life = 0.0, 0.0, 0
+        self.down_until_s, self.up_s, self._skew_s, self._life = 0.0, 0.0, 0.0, 0
         self.cpu_s = self.planning_cpu_s = 0.0
         self.counts: Counter[str] = Counter()
         self.coordinator = Coordinator(rules)
@@ -205,6 +206,7 @@ class SimulatedServer:
     def _boot(self, _: None) -> None:
         if self._log is None:
             return
+        self.up_s = self._kernel.now
         self.coordinator = Coordinator.replay(self._log.events(), self._rules)
         try:
             self._commit(EpochBegan(now_s=self.clock_s, epoch=self.coordinator.epoch + 1))

@@ -40,7 +40,8 @@ _USER = "user"
 class PoolWorld:
     """The jobs of a trace in a pool; `run` plays them. Owners of the trace are owners of the pool's clusters.
 
-    `policies` by cluster. `log` and `check` are for runs in which processes die (`SimulatedServer`).
+    `policies` by cluster. `log` and `check` are for runs in which the server dies (`SimulatedServer`),
+    `processes` is told of everything that begins or ends to run at a site.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class PoolWorld:
         faults: Faults | None = None,
         policies: Mapping[str, OwnerPolicy] | None = None,
         log: EventLog | None = None,
+        processes: Callable[[str, PartKey, bool], None] = lambda *_: None,
         check: Callable[[SimulatedServer, float], None] | None = None,
     ) -> None:
         self.kernel, self.scenario = Kernel(), scenario
         self.delays, self.faults = delays or Delays(), faults or Faults()
+        self.faults.clock = lambda: self.kernel.now
         total = sum(group.chips for one in pool.clusters for group in one.node_groups)
         self.num_chips = total
         self.fates = {job.name: JobFate(job) for job in jobs}
@@ -93,6 +96,7 @@ class PoolWorld:
                 self.delays,
                 self.faults,
                 self.home.local_changed,
+                processes=processes,
                 joined=scenario != "alone",
             )
             for one in pool.clusters
