@@ -24,9 +24,9 @@ class Standing(Frozen):
     `place` is its place among the jobs that wait for chips, 1 the first (None: it is not among them, `reason`
     says why). `refused` says what it lacks, which stage of co-scheduling found so, and at which owner.
     `needs` are the chips that it waits for, by cluster and node group. `ahead` are the first of those before
-    it that want chips of the same node groups. It should start at `start_s`, and between `earliest_s` and
-    `latest_s` if runs end up to a fifth sooner or later than expected (seconds since the epoch; None: nothing
-    that is known starts it). `notes` say what the times rest on.
+    it that want chips of the same node groups. It should start at `start_s`; nine of ten such jobs start
+    between `earliest_s` and `latest_s` where runs take up to a fifth more or less than predicted (seconds of
+    the epoch; None: nothing that is known starts it). `notes` say what the times rest on.
     """
 
     id: Name
