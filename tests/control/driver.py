@@ -96,7 +96,7 @@ class Driver:
         record = self.coordinator.state.clusters.get(here.name)
         held = 0
         for part in parts:
-            promised = record.promised.get((part.job, part.attempt)) if record else None
+            promised = record.parts.get((part.job, part.attempt)) if record else None
             if promised is not None and part.state in ("prepared", "running"):
                 held += promised.chips["g"]
         return max(0, here.node_groups[0].chips - held)

@@ -17,7 +17,7 @@ from isthmus.agent import AgentConfig, run_agent
 from isthmus.agent.conformance import runs
 from isthmus.control.auth import Role
 from isthmus.control.events import Event
-from isthmus.control.records import Rules
+from isthmus.control.rules import Rules
 from isthmus.control.server import Listening, ServerConfig, run_server
 from isthmus.control.sqlite_store import SqliteStore
 from isthmus.core.pool import Cluster

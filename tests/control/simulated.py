@@ -131,7 +131,9 @@ class Server:
         try:
             self._commit(AgentReported.of(report, now_s))
             self.coordinator.hear(report.cluster.name, now_s)
-            orders = AgentOrders(parts=self.coordinator.orders(report.cluster.name))
+            name = report.cluster.name
+            parts, queue = self.coordinator.orders(name), self.coordinator.queue(name)
+            orders = AgentOrders(parts=parts, queue=queue)
             self._maybe_die("server: before the orders go out")
         except Killed:
             self.die(now_s)

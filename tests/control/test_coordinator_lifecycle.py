@@ -13,7 +13,8 @@ from isthmus.control.events import (
     MakePlans,
     Restarted,
 )
-from isthmus.control.lifecycle import JOB_STEPS, PART_STEPS, move, observe
+from isthmus.control.lifecycle import JOB_STEPS, move
+from isthmus.control.part_life import PART_STEPS, observe
 from isthmus.control.records import JobRecord, PartRecord, State
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import ObservedPart
@@ -181,7 +182,7 @@ def test_chips_are_promised_once() -> None:
     assert pool.asked["two"].free_chips == {"a": {"g": 1}}
     pool.answer("two", plan("a", "a"))
     assert pool.state("two") == "waiting"
-    assert pool.orders("a") == {("one", 1): "prepared"}
+    assert pool.orders("a") == {("one", 1): "prepared", ("two", 1): "queued"}
 
 
 def test_the_owners_own_work_counts() -> None:
@@ -194,19 +195,58 @@ def test_the_owners_own_work_counts() -> None:
     assert pool.coordinator.state.free() == {"a": {"g": 2}}
 
 
-def test_waiting_jobs_are_tried_in_the_order_of_submission() -> None:
-    """When chips come free, the job submitted first is planned first and the next sees what it left."""
+def test_a_job_that_nothing_free_fits_is_planned_on_the_whole_pool_and_queues_for_it() -> None:
+    """The second request names all chips; then the job stands in its sites' queues, in its turn."""
     pool = Driver("a", chips=2)
     pool.submit("first", plan("a", "a"))
     for job in ("second", "third"):
         pool.submit(job)
+        assert pool.asked[job].free_chips == {"a": {"g": 0}}
         pool.answer(job)
-        assert pool.reason(job) == "no plan fits what is free: too few chips"
+        assert pool.asked[job].free_chips == {"a": {"g": 2}}
+        pool.answer(job, plan("a", "a", name="whole"))
+        assert pool.reason(job) == "plan whole does not fit now: a has 0 g free of the 2 needed"
+    assert pool.coordinator.queue("a") == ("second", "third")
+    assert [job.place for job in pool.coordinator.waiting()] == [1, 2]
     pool.cancel("first")
     pool.obey()
-    assert list(pool.asked) == ["second"]
-    pool.answer("second", plan("a"))
-    assert pool.asked["third"].free_chips == {"a": {"g": 1}}
+    assert (pool.state("second"), pool.state("third")) == ("preparing", "waiting")
+    assert pool.orders("a") == {("second", 1): "prepared", ("third", 1): "queued"}
+
+
+def test_what_the_first_in_the_queue_waits_for_is_kept_for_it() -> None:
+    """No later job has the chips that the first waits for; what it does not need anybody may have."""
+    pool = Driver("a", "b", chips=4)
+    pool.submit("now", plan("a", "a", "a"))
+    pool.submit("large")
+    pool.answer("large")
+    pool.answer("large", plan("a", "a", "a", "a"))
+    pool.submit("small")
+    assert pool.asked["small"].free_chips == {"a": {"g": 0}, "b": {"g": 4}}
+    pool.answer("small", plan("a", name="late"), plan("b", name="fits"))
+    assert pool.coordinator.job("small").plan == plan("b", name="fits")
+    pool.cancel("now")
+    pool.obey()
+    assert pool.state("large") == "preparing"
+
+
+def test_a_job_that_waits_looks_elsewhere_when_something_comes_free() -> None:
+    """It is planned again on what is free and keeps its plan until another one fits."""
+    pool = Driver("a", "b", chips=2)
+    for name, site in (("one", "a"), ("two", "b")):
+        pool.submit(name, plan(site, site))
+    pool.obey()
+    pool.submit("j")
+    pool.answer("j")
+    pool.answer("j", plan("a", "a", name="there"))
+    pool.cancel("two")
+    pool.obey()
+    assert (pool.state("j"), pool.asked["j"].free_chips) == ("waiting", {"a": {"g": 0}, "b": {"g": 2}})
+    assert pool.coordinator.queue("a") == ("j",)
+    pool.answer("j", plan("b", "b", name="here"))
+    assert (pool.state("j"), pool.coordinator.queue("a")) == ("preparing", ())
+    assert pool.orders("b") == {("j", 2): "prepared"}
+    assert pool.orders("a")["j", 1] == "released"
 
 
 def test_a_job_that_fits_nowhere_is_planned_again_only_when_more_is_free() -> None:
@@ -221,13 +261,13 @@ def test_a_job_that_fits_nowhere_is_planned_again_only_when_more_is_free() -> No
     assert pool.asked["j"].free_chips == {"a": {"g": 8}}
 
 
-def test_a_chosen_plan_that_no_longer_fits_says_so_and_waits() -> None:
-    """A manual job keeps its plan, says which site lacks what, and starts when it fits."""
+def test_a_chosen_plan_that_no_longer_fits_blocks_its_job() -> None:
+    """It keeps its plan, says which site lacks what, and starts when it fits."""
     pool = Driver("a", "b")
     pool.submit("j", plan("a", "a", name="one"), plan("b", name="two"), policy="manual")
     pool.report("a", free=1)
     pool.choose("j", "one")
-    assert pool.state("j") == "waiting"
+    assert pool.state("j") == "blocked"
     assert pool.reason("j") == "plan one does not fit now: a has 1 g free of the 2 needed"
     pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
     assert pool.reason("j") == "plan one does not fit now: a is not connected"
@@ -242,7 +282,7 @@ def test_a_waiting_job_may_be_given_another_plan() -> None:
     pool.report("a", free=0)
     pool.choose("j", "one")
     pool.choose("j", "two")
-    assert (pool.state("j"), pool.orders("b")) == ("preparing", {("j", 1): "prepared"})
+    assert (pool.state("j"), pool.orders("b")) == ("preparing", {("j", 2): "prepared"})
 
 
 def test_a_cluster_that_shrinks_takes_the_latest_promise_back() -> None:
@@ -289,8 +329,9 @@ def test_a_table_lacks_every_other_step() -> None:
     for before, after in itertools.product(states, states):
         if (before, after) in JOB_STEPS:
             continue
-        job = JobRecord(id="j", user="u", submission=submission(), submitted_s=0, changed_s=0, state=before)
-        job.story.append("1.000 submitted by u")
+        job = JobRecord.of("j", 1, "u", submission(), 0.0)
+        job.state = before
+        job.tell("1.000 submitted by u")
         with pytest.raises(
             IllegalTransitionError, match=f"no step from {before} to {after}; .*submitted by u"
         ):
@@ -306,6 +347,6 @@ def test_no_report_can_ask_a_part_for_a_step_it_does_not_have() -> None:
             continue
         pool = Driver("a")
         part = PartRecord(job="j", attempt=1, cluster="a", ranks=(0,), chips={"g": 1}, state=before)
-        pool.coordinator.state.clusters["a"].promised["j", 1] = part
+        pool.coordinator.state.clusters["a"].parts["j", 1] = part
         changed = observe(pool.coordinator.state, part, ObservedPart(job="j", attempt=1, state=after))
         assert changed == ((before, after) in PART_STEPS)

@@ -155,8 +155,9 @@ class AnyPool(RuleBasedStateMachine):
                 if order.desired != "released":
                     job = self.pool.coordinator.job(order.job)
                     assert order.attempt == job.attempt
-                    assert job.state in ("preparing", "starting", "running")
-                    assert (order.desired == "running") == (job.state != "preparing")
+                    wanted = {"preparing": "prepared", "starting": "running", "running": "running"}
+                    wanted |= {"preempting": "ready", "waiting": "queued", "blocked": "queued"}
+                    assert order.desired == wanted[job.state]
                     assert (order.rank_map is not None) == (job.state == "running")
 
     def teardown(self) -> None:
@@ -170,7 +171,7 @@ class AnyPool(RuleBasedStateMachine):
             self.pool.obey()
         state = self.pool.coordinator.state
         assert all(job.state in ENDED for job in state.jobs.values())
-        assert not any(record.promised for record in state.clusters.values())
+        assert not any(record.parts for record in state.clusters.values())
 
 
 def _durable(state: State) -> State:

@@ -111,19 +111,19 @@ def _check_end(server: Server, sites: Sequence[Site], users: Sequence[User], wor
     jobs = server.coordinator.state.jobs
     for user in users:
         assert user.job_id is not None, "the pool never took the job in"
-        mine = [job for job in jobs.values() if job.submission.key == user.wish.key]
+        mine = [job for job in jobs.values() if job.packed.key == user.wish.key]
         if user.deletes and not mine:
             continue
         assert [job.id for job in mine] == [user.job_id], "lost or doubled"
         job = mine[0]
         assert job.state in ENDED, f"{job.id} is still {job.state}: {list(job.story)}"
         assert job.state != "cancelled" or user.asked_to_cancel
-        assert job.state != "failed" or job.restarts == job.submission.job.max_restarts
+        assert job.state != "failed" or job.restarts == job.max_restarts
     for site in sites:
         assert site.machine.free_chips() == {"g": site.chips}, "a card was not given back"
         assert not site.machine.parts
         assert world.running(site.cluster.name) == 0
-    assert all(not record.promised for record in server.coordinator.state.clusters.values())
+    assert all(not record.parts for record in server.coordinator.state.clusters.values())
     again = Coordinator.replay(server.disk.events(), RULES)
     assert _durable(again.state) == _durable(server.coordinator.state), "the state is not the fold of the log"
 

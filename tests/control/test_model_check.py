@@ -80,7 +80,7 @@ def test_a_coordinator_that_commits_too_early_is_found(monkeypatch: pytest.Monke
         if any(part.state == "prepared" for part in job.present()):
             advance.move(state, job, "starting", now_s)
 
-    monkeypatch.setattr(advance, "_prepared", hasty)
+    monkeypatch.setitem(advance.ADVANCES, "preparing", hasty)
     found = explore(Pool(Scenario(jobs=(("j", "abc"),), faults=0)), most_states=2000)
     assert found.wrong == "job j is starting, but not every part was prepared"
     assert found.trace == ["a exchanges", "a exchanges"]

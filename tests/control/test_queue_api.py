@@ -49,8 +49,8 @@ def test_a_waiting_job_answers_why_and_its_user_alone_may_ask(server: Server) ->
     answer = server.call("GET", f"/v1/jobs/{job.id}/queue")
     assert answer.status_code == 200
     found = Standing.model_validate(answer.json())
-    assert (found.id, found.reason) == (job.id, "no plan fits what is free")
-    assert found.refused[0].reason == "none free: ['east', 'west']"
+    assert (found.id, found.reason) == (job.id, "plan p1 waits for chips at east, west")
+    assert found.refused[0].reason.startswith("compute: east")
     assert server.call("GET", f"/v1/jobs/{job.id}/queue", token="bob").status_code == 404
     assert server.call("GET", "/v1/jobs/nothing/queue").status_code == 404
 

@@ -17,9 +17,14 @@ from isthmus.control.events import (
     PlanChosen,
     PlanningFailed,
     PlansMade,
+    PoolSet,
+    PreemptionAgreed,
     Restarted,
 )
-from isthmus.control.records import ENDED, JobRecord, State
+from isthmus.control.offers import would_do
+from isthmus.control.packed import Packed
+from isthmus.control.records import ENDED, WAITING, JobRecord, State, VictimAt
+from isthmus.control.sites import is_news
 from isthmus.core.errors import ConflictError, NotFoundError
 
 
@@ -42,7 +47,7 @@ def _submitted(state: State, event: JobSubmitted) -> bool:
         known = state.jobs.get(state.keys.get((event.user, event.submission.key), event.job_id))
     if known is None:
         return True
-    if known.user != event.user or known.submission != event.submission:
+    if known.user != event.user or known.packed != Packed.of(event.submission):
         raise ConflictError(
             f"job {known.id} was submitted under the same key or id with other content",
             hint="give the new job a key of its own",
@@ -52,7 +57,7 @@ def _submitted(state: State, event: JobSubmitted) -> bool:
 
 def _plans_made(state: State, event: PlansMade | PlanningFailed) -> bool:
     job = state.jobs.get(event.job_id)
-    return job is not None and job.state == "planning" and job.asked and job.round == event.round
+    return job is not None and job.asked is not None and job.round == event.round
 
 
 def _chosen(state: State, event: PlanChosen) -> bool:
@@ -63,11 +68,32 @@ def _chosen(state: State, event: PlanChosen) -> bool:
             f"job {job.id} has no plan '{event.plan_id}'",
             hint=f"its plans: {', '.join(offered) or 'none yet'}",
         )
-    if job.state == "choosing" or (job.state == "waiting" and not job.ran):
+    if job.state == "choosing" or (job.state in WAITING and not job.ran):
         return not (job.pinned and job.plan is not None and job.plan.id == event.plan_id)
     if job.state not in ENDED and job.plan is not None and job.plan.id == event.plan_id:
         return False
     raise ConflictError(f"job {job.id} is {job.state}: its plan cannot be changed now")
+
+
+def _agreed(state: State, event: PreemptionAgreed) -> bool:
+    job = find(state, event.job_id)
+    victims = [VictimAt(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in event.victims]
+    if job.state == "preempting" and set(job.victims) == set(victims):
+        return False
+    if job.state not in WAITING:
+        raise ConflictError(f"job {job.id} is {job.state}: it has nothing to take from others now")
+    if job.plan is None:
+        raise ConflictError(
+            f"job {job.id} has no plan that says whose chips it needs",
+            hint=f"choose one first: isthmus plans {job.id}",
+        )
+    if not would_do(state, job, victims):
+        raise ConflictError(
+            f"job {job.id} cannot start on the chips of these any more: "
+            f"{', '.join(sorted({one.job for one in victims})) or 'nobody was named'}",
+            hint=f"isthmus job {job.id} shows whose it needs now",
+        )
+    return True
 
 
 def _cancelled(state: State, event: JobCancelled) -> bool:
@@ -94,16 +120,9 @@ def _deleted(state: State, event: JobDeleted) -> bool:
 
 
 def _reported(state: State, event: AgentReported) -> bool:
-    """A report is news unless it says word for word what the last one said."""
+    """A report is news unless it says what the last one said."""
     record = state.clusters.get(event.cluster.name)
-    if record is None or not record.connected:
-        return True
-    return (
-        record.incarnation != event.incarnation
-        or record.free_chips != event.free_chips
-        or record.cluster != event.cluster
-        or record.reported != {(part.job, part.attempt): part for part in event.parts}
-    )
+    return record is None or not record.connected or is_news(record, event)
 
 
 def _lost(state: State, event: AgentLost) -> bool:
@@ -122,6 +141,11 @@ def _epoch(state: State, event: EpochBegan) -> bool:
     return event.epoch > state.epoch
 
 
+def _pool_set(state: State, event: PoolSet) -> bool:
+    now = tuple(state.links.values()), state.objective, state.patience_s
+    return now != (event.links, event.objective, event.patience_s)
+
+
 def _restarted(_state: State, _event: Restarted) -> bool:
     return False
 
@@ -131,11 +155,13 @@ _QUESTIONS: Mapping[type[Any], Callable[[State, Any], bool]] = {
     PlansMade: _plans_made,
     PlanningFailed: _plans_made,
     PlanChosen: _chosen,
+    PreemptionAgreed: _agreed,
     JobCancelled: _cancelled,
     JobDeleted: _deleted,
     AgentReported: _reported,
     AgentLost: _lost,
     DeadlinePassed: _deadline,
     EpochBegan: _epoch,
+    PoolSet: _pool_set,
     Restarted: _restarted,
 }

@@ -11,17 +11,16 @@ On every report the shell also calls `hear(cluster, now_s)`, and now and then it
 `due(now_s)` through the same three lines. After a restart: `Coordinator.replay(events)`, then
 `act_on(coordinator.handle(Restarted(now_s=...)))`.
 
-Jobs are tried in the order of their submission. One that does not fit is passed over, so that a small job
-may run on what a large one cannot use; an order that keeps large jobs from starving is a later concern.
+In which order waiting jobs start is `queueing`'s to say. No event looks through all jobs: what it costs
+follows from the site that reports, or from the head of the queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from isthmus.control import outlook
+from isthmus.control import outlook, views
 from isthmus.control.admission import admit, find
-from isthmus.control.advance import schedule
 from isthmus.control.events import (
     Event,
     ForgetJob,
@@ -32,9 +31,12 @@ from isthmus.control.events import (
     Restarted,
 )
 from isthmus.control.handlers import HANDLERS
-from isthmus.control.records import JobRecord, Rules, State
+from isthmus.control.queueing import run_queue
+from isthmus.control.records import JobRecord, State
+from isthmus.control.rules import Rules
+from isthmus.control.sites import hear_unsaved
 from isthmus.core.errors import IsthmusError
-from isthmus.core.messages import PartOrder
+from isthmus.core.messages import AgentReport, PartOrder
 from isthmus.core.pool import Link
 from isthmus.core.views import JobView, PoolView
 
@@ -46,6 +48,7 @@ class Coordinator:
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.state = State(rules=rules or Rules())
+        self._admitted: Event | None = None
 
     @classmethod
     def replay(cls, events: Iterable[Event], rules: Rules | None = None) -> Coordinator:
@@ -71,27 +74,32 @@ class Coordinator:
         Raises `NotFoundError` for an unknown job or plan and `ConflictError` for a step that is not
         allowed now. Changes nothing. `Restarted` is never admitted: hand it to `handle` unlogged.
         """
-        return admit(self.state, event)
+        admitted = admit(self.state, event)
+        self._admitted = event if admitted else None
+        return admitted
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take an event in; return what the shell must do. Raises as `admit` does, before any change."""
         state = self.state
         if isinstance(event, Restarted):
             return self._restart(event.now_s)
-        if not admit(state, event):
+        known, self._admitted = self._admitted is event, None
+        if not known and not admit(state, event):
             return []
         state.touched.clear()
         HANDLERS[type(event)](state, event)
-        asked = schedule(state, event.now_s)
+        asked = run_queue(state, event.now_s)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
         changed = [JobChanged(job_id=job_id) for job_id in sorted(state.touched)]
         return [*forget, *changed, *(self._ask(job) for job in asked)]
 
-    def hear(self, cluster: str, now_s: float) -> None:
-        """Note that the cluster's agent has just reported (not logged: it is only about being alive)."""
+    def hear(self, cluster: str, now_s: float, report: AgentReport | None = None) -> None:
+        """Note that the cluster's agent has just reported, and what unsaved work it tells of (not logged)."""
         record = self.state.clusters.get(cluster)
         if record is not None:
             record.heard_s = now_s
+            if report is not None:
+                hear_unsaved(record, report.parts, report.local_jobs)
 
     @property
     def epoch(self) -> int:
@@ -117,18 +125,39 @@ class Coordinator:
         """Return every part that should exist at the cluster, or should no longer exist there."""
         return outlook.orders(self.state, cluster)
 
-    def job(self, job_id: str) -> JobView:
-        """Return a job with its plans; raise `NotFoundError` if there is none."""
-        return outlook.job_view(self.state, find(self.state, job_id), plans=True)
+    def queue(self, cluster: str) -> tuple[str, ...]:
+        """Return the order in which the pool's jobs should stand in the queue there (`AgentOrders.queue`)."""
+        return outlook.queue(self.state, cluster)
 
-    def jobs(self, user: str | None = None) -> tuple[JobView, ...]:
-        """Return all jobs (of one user), oldest first, without their plans."""
-        wanted = (job for job in self.state.jobs.values() if user is None or job.user == user)
-        return tuple(outlook.job_view(self.state, job, plans=False) for job in wanted)
+    def job(self, job_id: str) -> JobView:
+        """Return a job with its plans and its offer; raise `NotFoundError` if there is none."""
+        return views.job_view(self.state, find(self.state, job_id), details=True)
+
+    def jobs(
+        self, user: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[JobView, ...]:
+        """Return jobs (of one user), oldest first, without their plans: `limit` of them behind job `after`.
+
+        Raises `NotFoundError` where there is no job `after`.
+        """
+        if after is not None:
+            find(self.state, after)
+        found = views.list_jobs(self.state, user, after, limit)
+        return tuple(views.job_view(self.state, job, details=False) for job in found)
+
+    def waiting(self, *, after: str | None = None, limit: int = 100) -> tuple[JobView, ...]:
+        """Return `limit` jobs that wait for chips, first to start first, from the one behind job `after` on.
+
+        Raises `NotFoundError` where there is no job `after`.
+        """
+        if after is not None:
+            find(self.state, after)
+        found = views.list_queue(self.state, after, limit)
+        return tuple(views.job_view(self.state, job, details=False) for job in found)
 
     def pool(self, links: tuple[Link, ...] = ()) -> PoolView:
         """Return the clusters that have ever reported, with `links` as the shell knows them."""
-        return outlook.pool_view(self.state, links)
+        return views.pool_view(self.state, links)
 
     def _restart(self, now_s: float) -> list[Instruction]:
         """Give every agent time to report again, and ask the planner again what it was being asked."""
@@ -138,11 +167,17 @@ class Coordinator:
 
     def _ask(self, job: JobRecord) -> MakePlans:
         """Return the request as it was first made: its answer is judged by what was free then."""
-        free = job.tried_on or {}
-        return MakePlans(
+        asked = job.asked
+        if asked is None:
+            raise IsthmusError(
+                f"job {job.id}: the planner is not asked", hint="this is a bug: please report it"
+            )
+        return MakePlans.model_construct(
             job_id=job.id,
             round=job.round,
             submission=job.submission,
-            clusters=tuple(self.state.clusters[name].cluster for name in free),
-            free_chips=free,
+            clusters=tuple(self.state.clusters[name].cluster for name in asked.free_chips),
+            free_chips=asked.free_chips,
+            free_storage_bytes=asked.free_storage_bytes,
+            free_gbps=asked.free_gbps,
         )

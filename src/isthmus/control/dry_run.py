@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.control.events import MakePlans
+from isthmus.control.ledger import give_plan
 from isthmus.control.queue_view import Paces, standing_of
 from isthmus.control.records import FreeChips, JobRecord, State
 from isthmus.core.plan import PlanSet
@@ -41,14 +42,7 @@ def dry_run(
     state: State, user: str, submission: Submission, plans: PlanSet, now_s: float, paces: Paces
 ) -> DryRun:
     """Return where a job with these plans would stand behind those that wait, as its user would see it."""
-    job = JobRecord(
-        id=JOB,
-        user=user,
-        submission=submission,
-        submitted_s=now_s,
-        changed_s=now_s,
-        state="waiting",
-        plans=plans,
-        plan=plans.plans[0] if plans.plans else None,
-    )
+    job = JobRecord.of(JOB, 0, user, submission, now_s)
+    job.state, job.plans = "waiting", plans
+    give_plan(state, job, plans.plans[0] if plans.plans else None)
     return DryRun(plans=plans, standing=standing_of(state, job, now_s, paces, user))

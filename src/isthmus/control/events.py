@@ -12,11 +12,12 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from isthmus.control.order import Objective
 from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
 from isthmus.core.errors import ProtocolError
-from isthmus.core.messages import AgentReport, ObservedPart
+from isthmus.core.messages import AgentReport, LocalJobSeen, ObservedPart, QueueEntry
 from isthmus.core.plan import PlanSet
-from isthmus.core.pool import Cluster
+from isthmus.core.pool import Cluster, Link
 from isthmus.core.views import Submission
 
 EVENT_VERSION = 1
@@ -62,6 +63,22 @@ class PlanChosen(_Fact):
     plan_id: Name
 
 
+class VictimNamed(Frozen):
+    """A victim at a cluster: a job of the pool, or (`attempt` 0) a local job of the site."""
+
+    cluster: Name
+    job: Name
+    attempt: Index = 0
+
+
+class PreemptionAgreed(_Fact):
+    """The user has a job that waits take the chips of just these victims (`JobView.offer` names them)."""
+
+    kind: Literal["preemption-agreed"] = "preemption-agreed"
+    job_id: Name
+    victims: tuple[VictimNamed, ...]
+
+
 class JobCancelled(_Fact):
     """The user wants the job stopped."""
 
@@ -77,13 +94,16 @@ class JobDeleted(_Fact):
 
 
 class AgentReported(_Fact):
-    """What a site's agent has: its inventory, its free chips by node group, its parts."""
+    """What a site's agent has: its inventory, what is free, its parts, its queue, its own users' jobs."""
 
     kind: Literal["agent-reported"] = "agent-reported"
     cluster: Cluster
     incarnation: str
     free_chips: dict[Name, Index]
     parts: tuple[ObservedPart, ...] = ()
+    queue: tuple[QueueEntry, ...] = ()
+    local_jobs: tuple[LocalJobSeen, ...] = ()
+    free_storage_bytes: Index | None = None
 
     @classmethod
     def of(cls, report: AgentReport, now_s: float) -> AgentReported:
@@ -94,6 +114,9 @@ class AgentReported(_Fact):
             incarnation=report.incarnation,
             free_chips=report.free_chips,
             parts=report.parts,
+            queue=report.queue,
+            local_jobs=report.local_jobs,
+            free_storage_bytes=report.free_storage_bytes,
         )
 
 
@@ -109,7 +132,7 @@ class DeadlinePassed(_Fact):
 
     kind: Literal["deadline-passed"] = "deadline-passed"
     job_id: Name
-    state: Literal["preparing", "starting", "waiting"]
+    state: Literal["preempting", "preparing", "starting", "waiting"]
     attempt: Index
 
 
@@ -118,6 +141,18 @@ class EpochBegan(_Fact):
 
     kind: Literal["epoch-began"] = "epoch-began"
     epoch: Count
+
+
+class PoolSet(_Fact):
+    """The operator's links, and by what the queue is ordered (`isthmus.control.order`).
+
+    Under every objective a job that has waited for `patience_s` is not overtaken any more.
+    """
+
+    kind: Literal["pool-set"] = "pool-set"
+    links: tuple[Link, ...] = ()
+    objective: Objective = "arrival"
+    patience_s: NotNegative = 3600.0
 
 
 class Restarted(_Fact):
@@ -134,12 +169,14 @@ Event = Annotated[
     | PlansMade
     | PlanningFailed
     | PlanChosen
+    | PreemptionAgreed
     | JobCancelled
     | JobDeleted
     | AgentReported
     | AgentLost
     | DeadlinePassed
     | EpochBegan
+    | PoolSet
     | Restarted,
     Field(discriminator="kind"),
 ]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from isthmus.control.advance import advance, fail, refuse, stop, take_plans
+from isthmus.control import ledger
+from isthmus.control.advance import advance
+from isthmus.control.asking import take_plans, want_plans, withdraw
+from isthmus.control.attempts import fail, refuse, stop
 from isthmus.control.events import (
     AgentLost,
     AgentReported,
@@ -17,24 +20,24 @@ from isthmus.control.events import (
     PlanChosen,
     PlanningFailed,
     PlansMade,
+    PoolSet,
+    PreemptionAgreed,
 )
-from isthmus.control.lifecycle import move, observe
-from isthmus.control.records import ClusterRecord, JobRecord, PartRecord, State
-from isthmus.core.messages import ObservedPart
+from isthmus.control.lifecycle import dequeue, move
+from isthmus.control.preemption import begin_preemption, give_up, waits_for
+from isthmus.control.queue_index import add_job, drop_job, file_job, set_deadline, unpark
+from isthmus.control.records import WAITING, ClusterRecord, JobRecord, State, VictimAt
+from isthmus.control.sites import take_report
 
 
 def _submitted(state: State, event: JobSubmitted) -> None:
-    job = JobRecord(
-        id=event.job_id,
-        user=event.user,
-        submission=event.submission,
-        submitted_s=event.now_s,
-        changed_s=event.now_s,
-    )
-    job.story.append(f"{event.now_s:.3f} submitted by {event.user}")
+    state.submitted += 1
+    job = JobRecord.of(event.job_id, state.submitted, event.user, event.submission, event.now_s)
     state.jobs[job.id] = state.live[job.id] = job
     if event.submission.key:
         state.keys[event.user, event.submission.key] = job.id
+    add_job(state, job)
+    want_plans(state, job)
     state.touched.add(job.id)
 
 
@@ -43,124 +46,126 @@ def _plans_made(state: State, event: PlansMade) -> None:
 
 
 def _planning_failed(state: State, event: PlanningFailed) -> None:
-    move(state, state.jobs[event.job_id], "failed", event.now_s, event.reason)
+    job = state.jobs[event.job_id]
+    withdraw(state, job)
+    if job.plan is None:
+        move(state, job, "failed", event.now_s, event.reason)
 
 
 def _chosen(state: State, event: PlanChosen) -> None:
     job = state.jobs[event.job_id]
     plans = job.plans.plans if job.plans else ()
-    job.plan = next(plan for plan in plans if plan.id == event.plan_id)
-    job.pinned, job.refusals, job.deadline_s = True, 0, None
-    if job.state == "choosing":
-        move(state, job, "waiting", event.now_s, f"plan {job.plan.id} chosen")
+    withdraw(state, job)
+    dequeue(state, job)
+    set_deadline(state, job, None)
+    ledger.give_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
+    job.pinned, job.refusals = True, 0
+    unpark(state, job)
+    if job.state != "waiting":
+        move(state, job, "waiting", event.now_s, f"plan {event.plan_id} chosen")
+
+
+def _agreed(state: State, event: PreemptionAgreed) -> None:
+    job = state.jobs[event.job_id]
+    withdraw(state, job)
+    victims = [VictimAt(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in event.victims]
+    begin_preemption(state, job, victims, event.now_s)
 
 
 def _cancelled(state: State, event: JobCancelled) -> None:
     job = state.jobs[event.job_id]
-    if job.state in ("planning", "choosing", "waiting"):
+    withdraw(state, job)
+    if job.state in WAITING or job.state in ("planning", "choosing"):
         move(state, job, "cancelled", event.now_s, "cancelled by the user")
     else:
         stop(state, job, "cancelled", "cancelled by the user", event.now_s)
+    _tell_requester(state, job, event.now_s)
 
 
 def _deleted(state: State, event: JobDeleted) -> None:
     job = state.jobs.pop(event.job_id)
-    state.keys.pop((job.user, job.submission.key), None)
+    drop_job(state, job)
+    state.keys.pop((job.user, job.packed.key), None)
 
 
 def _reported(state: State, event: AgentReported) -> None:
-    seen = {(part.job, part.attempt): part for part in event.parts}
-    record, reborn = _record(state, event, seen)
-    affected = [state.jobs[part.job] for part in record.promised.values()]
-    for key, part in list(record.promised.items()):
-        if key in seen:
-            observe(state, part, seen[key])
-        elif reborn and part.state in ("prepared", "running"):
-            observe(state, part, _missing(part))
-    for job in affected:
+    for job in take_report(state, event):
         advance(state, job, event.now_s)
-    _fit_inventory(state, record, event.now_s)
+        _tell_requester(state, job, event.now_s)
+    _fit_inventory(state, state.clusters[event.cluster.name], event.now_s)
 
 
-def _record(
-    state: State, event: AgentReported, seen: dict[tuple[str, int], ObservedPart]
-) -> tuple[ClusterRecord, bool]:
-    """Bring the cluster's record up to date; tell whether the agent has just been started anew.
-
-    Only an incarnation never seen before counts as new: a late report of an older one is not a new start.
-    """
-    name = event.cluster.name
-    record = state.clusters.get(name)
-    reborn = record is not None and event.incarnation not in record.incarnations
-    if record is None:
-        record = state.clusters[name] = ClusterRecord(
-            cluster=event.cluster, incarnation=event.incarnation, free_chips={}, reported={}
-        )
-    record.cluster, record.incarnation = event.cluster, event.incarnation
-    record.free_chips, record.reported, record.connected = event.free_chips, seen, True
-    record.incarnations.add(event.incarnation)
-    record.heard_s = event.now_s
-    return record, reborn
-
-
-def _missing(part: PartRecord) -> ObservedPart:
-    """Return what it means that an agent, started anew, does not know a part it had: the part failed."""
-    return ObservedPart(
-        job=part.job, attempt=part.attempt, state="failed", detail="the agent came back without it"
-    )
+def _tell_requester(state: State, job: JobRecord, now_s: float) -> None:
+    """Let whoever is to have the job's chips see what has become of it."""
+    requester = state.jobs.get(job.victim_of or "")
+    if requester is not None and requester.state == "preempting":
+        advance(state, requester, now_s)
 
 
 def _fit_inventory(state: State, record: ClusterRecord, now_s: float) -> None:
     """Take parts back, the latest job's first, while a shrunken inventory cannot hold what was promised."""
-    for group in _promised_groups(record):
-        chips = {each.name: each.chips for each in record.cluster.node_groups}.get(group, 0)
-        for part in sorted(record.promised.values(), key=lambda p: -state.jobs[p.job].submitted_s):
+    for group in sorted(record.taken):
+        chips = record.capacity(group)
+        if record.taken[group] <= chips:
+            continue
+        for part in sorted(record.parts.values(), key=lambda p: -state.jobs[p.job].number):
             if record.wanted(group) <= chips:
                 break
-            if part.desired != "released" and group in part.chips:
+            if part.promised and part.desired != "released" and group in part.chips:
                 reason = f"{record.cluster.name} now has {chips} {group} in all, fewer than were promised"
                 _take_back(state, state.jobs[part.job], reason, now_s)
 
 
-def _promised_groups(record: ClusterRecord) -> list[str]:
-    return sorted({group for part in record.promised.values() for group in part.chips})
-
-
 def _take_back(state: State, job: JobRecord, reason: str, now_s: float) -> None:
     """End the present attempt for want of chips: before the commit it waits, after it, it starts again."""
-    (refuse if job.state == "preparing" else fail)(state, job, reason, now_s)
+    if job.state == "preempting":
+        give_up(state, job, reason, now_s)
+    else:
+        (refuse if job.state == "preparing" else fail)(state, job, reason, now_s)
+    _tell_requester(state, job, now_s)
 
 
 def _lost(state: State, event: AgentLost) -> None:
     record = state.clusters[event.cluster]
     record.connected = False
-    for job in [state.jobs[part.job] for part in record.promised.values()]:
+    for job in [state.jobs[name] for name in dict.fromkeys(part.job for part in record.parts.values())]:
         state.touched.add(job.id)
         advance(state, job, event.now_s)
+        _tell_requester(state, job, event.now_s)
+    state.indexes.grown = True
 
 
 def _deadline(state: State, event: DeadlinePassed) -> None:
-    job = state.jobs[event.job_id]
+    job, now_s = state.jobs[event.job_id], event.now_s
     if job.state == "waiting":
-        job.deadline_s, job.tried_on = None, None
-        return
-    if job.state == "preparing":
-        slow = [part.cluster for part in job.present() if part.state != "prepared"]
-        refuse(
-            state, job, f"{', '.join(slow)} did not answer in {state.rules.reservation_s:g} s", event.now_s
-        )
-        return
-    late = [
-        f"{rank} at {part.cluster}"
-        for part in job.present()
-        for rank in part.ranks
-        if rank not in {worker.rank for worker in part.workers}
-    ]
-    fail(state, job, f"ranks {', '.join(late)} did not check in in {state.rules.start_s:g} s", event.now_s)
+        set_deadline(state, job, None)
+        file_job(state, job)
+        if job.plan is None:
+            want_plans(state, job)
+    elif job.state == "preempting":
+        give_up(state, job, waits_for(state, job), now_s)
+    elif job.state == "preparing":
+        slow = ", ".join(part.cluster for part in job.present() if part.state != "prepared")
+        limit_s = state.rules.evict_s if job.victims else state.rules.reservation_s
+        refuse(state, job, f"{slow} did not answer in {limit_s:g} s", now_s)
+    else:
+        late = [
+            f"{rank} at {part.cluster}"
+            for part in job.present()
+            for rank in part.ranks
+            if rank not in {worker.rank for worker in part.workers}
+        ]
+        fail(state, job, f"ranks {', '.join(late)} did not check in in {state.rules.start_s:g} s", now_s)
 
 
 def _epoch(state: State, event: EpochBegan) -> None:
     state.epoch = event.epoch
+
+
+def _pool_set(state: State, event: PoolSet) -> None:
+    state.links = {f"{link.source}>{link.target}": link for link in event.links}
+    state.objective, state.patience_s = event.objective, event.patience_s
+    state.indexes.grown = state.indexes.widened = True
 
 
 HANDLERS: Mapping[type[Any], Callable[[State, Any], None]] = {
@@ -168,10 +173,12 @@ HANDLERS: Mapping[type[Any], Callable[[State, Any], None]] = {
     PlansMade: _plans_made,
     PlanningFailed: _planning_failed,
     PlanChosen: _chosen,
+    PreemptionAgreed: _agreed,
     JobCancelled: _cancelled,
     JobDeleted: _deleted,
     AgentReported: _reported,
     AgentLost: _lost,
     DeadlinePassed: _deadline,
     EpochBegan: _epoch,
+    PoolSet: _pool_set,
 }

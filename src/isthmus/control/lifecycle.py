@@ -1,24 +1,25 @@
-"""The lives of a job and of a part, as two tables: `(from, to): what happens on the way`.
+"""The life of a job, as a table `(from, to): what happens on the way`. A step that it lacks raises.
 
-A step that a table lacks is a bug of the coordinator and raises with the story of the thing. What an agent
-reports is never trusted to be a step: `observe` takes it in, drops what is late and calls the rest by name.
+planning -> choosing -> waiting -> preparing -> starting -> running -> stopping -> succeeded
+(plans; the user's choice; chips; held everywhere; checked in; trained; released everywhere)
 
-    job   planning -> choosing -> waiting -> preparing -> starting -> running -> stopping -> succeeded
-          (plans; the user's choice; chips; held everywhere; checked in; trained; released everywhere)
-    part  ordered -> prepared -> running -> succeeded | failed -> released;  ordered -> refused -> released
+waiting | blocked -> preempting -> preparing
+(a chosen plan does not fit; every owner is ready and every victim protected; victims leave)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from isthmus.control.records import JobRecord, PartLife, PartRecord, State
+from isthmus.control import ledger
+from isthmus.control.queue_index import file_job, set_deadline
+from isthmus.control.records import JobRecord, PartRecord, State
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages import ObservedPart, RankMap, explains_more
+from isthmus.core.messages import Desired, RankMap, Victim
 from isthmus.core.views import JobState
 
-JobStep = Callable[[State, JobRecord, float], None]
-PartStep = Callable[[PartRecord, ObservedPart], PartLife]
+JobStep = Callable[[State, JobRecord, float], float | None]
+"""Does what the step asks for; returns when the new state has lasted too long, None for never."""
 
 
 def move(state: State, job: JobRecord, to: JobState, now_s: float, reason: str = "") -> None:
@@ -26,60 +27,138 @@ def move(state: State, job: JobRecord, to: JobState, now_s: float, reason: str =
     step = JOB_STEPS.get((job.state, to))
     if step is None:
         raise IllegalTransitionError(
-            f"job {job.id}: no step from {job.state} to {to}; its story: " + " | ".join(job.story),
+            f"job {job.id}: no step from {job.state} to {to}; its story: " + " | ".join(job.story or ()),
             hint="this is a bug: please report it with the message",
         )
-    job.story.append(f"{now_s:.3f} {job.state} -> {to} (attempt {job.attempt}) {reason}".rstrip())
-    job.deadline_s = None
-    step(state, job, now_s)
+    job.tell(f"{now_s:.3f} {job.state} -> {to} (attempt {job.attempt}) {reason}".rstrip())
+    set_deadline(state, job, None)
+    deadline_s = step(state, job, now_s)
     job.state, job.reason, job.changed_s = to, reason, now_s
+    set_deadline(state, job, deadline_s)
+    file_job(state, job)
     state.touched.add(job.id)
 
 
-def _plan(_state: State, job: JobRecord, _now_s: float) -> None:
-    """Ask the planner anew: whatever plan there was is given up."""
-    job.asked, job.plan, job.pinned = False, None, False
-
-
-def _settle(_state: State, job: JobRecord, _now_s: float) -> None:
-    """Stay, with nothing held and nothing due."""
-    job.asked = False
-
-
-def _wait_out(state: State, job: JobRecord, now_s: float) -> None:
-    """Wait after an attempt: at once ready to go on, unless a site refused."""
-    if job.refusals:
-        job.deadline_s = now_s + state.rules.backoff_s(job.refusals)
-
-
-def _hold(state: State, job: JobRecord, now_s: float) -> None:
-    """Open the next attempt: promise every part of the plan its chips."""
+def open_attempt(state: State, job: JobRecord, desired: Desired) -> None:
+    """Begin the next attempt: a part at every cluster of the plan."""
     if job.plan is None:
-        raise IllegalTransitionError(f"job {job.id}: an attempt without a plan; its story: {list(job.story)}")
+        raise IllegalTransitionError(
+            f"job {job.id}: an attempt without a plan; its story: {list(job.story or ())}"
+        )
     job.attempt += 1
-    job.rank_map, job.fault = None, None
+    job.rank_map, job.fault, job.saved_step = None, None, None
     job.parts = {key: part for key, part in job.parts.items() if part.state != "released"}
-    for cut in job.plan.parts():
+    for cut in job.cuts:
         part = PartRecord(
-            job=job.id, attempt=job.attempt, cluster=cut.cluster, ranks=cut.ranks, chips=dict(cut.chips)
+            job=job.id,
+            attempt=job.attempt,
+            cluster=cut.cluster,
+            ranks=cut.ranks,
+            chips=dict(cut.chips),
+            storage_bytes=ledger.storage_at(job.plan, cut.cluster),
+            desired=desired,
         )
         job.parts[job.attempt, cut.cluster] = part
-        state.clusters[cut.cluster].promised[job.id, job.attempt] = part
-    job.deadline_s = now_s + state.rules.reservation_s
+        record = state.clusters[cut.cluster]
+        record.parts[job.id, job.attempt] = part
+        record.reported.pop((job.id, job.attempt), None)
 
 
-def _commit(state: State, job: JobRecord, now_s: float) -> None:
+def enqueue(state: State, job: JobRecord) -> None:
+    """Have a part of the job stand in the queue of each of its sites; it holds nothing there."""
+    open_attempt(state, job, "queued")
+    job.enqueued = True
+    state.touched.add(job.id)
+
+
+def dequeue(state: State, job: JobRecord) -> None:
+    """Take the job out of its sites' queues."""
+    if job.enqueued:
+        job.enqueued = False
+        _release(state, job, 0.0)
+        state.touched.add(job.id)
+
+
+def _settle(_state: State, _job: JobRecord, _now_s: float) -> None:
+    """Stay, with nothing held and nothing due."""
+
+
+def _offer(state: State, job: JobRecord, _now_s: float) -> None:
+    """Let the user choose anew."""
+    dequeue(state, job)
+    ledger.give_plan(state, job, None)
+
+
+def _wait_out(state: State, job: JobRecord, now_s: float) -> float | None:
+    """Wait after an attempt: at once ready to go on, unless a site refused."""
+    _leave(state, job)
+    return now_s + state.rules.backoff_s(job.refusals) if job.refusals else None
+
+
+def _hold(state: State, job: JobRecord, now_s: float) -> float:
+    """Promise every part of the plan what it needs, all at once."""
+    _begin(state, job, "prepared")
+    ledger.promise(state, job, job.present())
+    return now_s + state.rules.reservation_s
+
+
+def _claim(state: State, job: JobRecord, now_s: float) -> float:
+    """Promise what is free, and have every site keep the rest, which is its victims', for the job."""
+    _begin(state, job, "ready")
+    state.indexes.claiming[job.id] = None
+    for part in job.present():
+        _borrow(state, job, part)
+    ledger.promise(state, job, job.present())
+    for one in job.victims:
+        if one.attempt:
+            state.jobs[one.job].victim_of = job.id
+    return now_s + state.rules.reservation_s
+
+
+def _begin(state: State, job: JobRecord, desired: Desired) -> None:
+    """Go on with the attempt that stands in the queues, or open one."""
+    if not job.enqueued:
+        open_attempt(state, job, desired)
+    job.enqueued = False
+    for part in job.present():
+        part.desired = desired
+
+
+def _borrow(state: State, job: JobRecord, part: PartRecord) -> None:
+    """Work out whose chips a part is to have: free ones first, then those of the pool, then local jobs'."""
+    record = state.clusters[part.cluster]
+    named = [one for one in job.victims if one.cluster == part.cluster]
+    part.victims = tuple(Victim(job=one.job, attempt=one.attempt) for one in named)
+    pools = [record.parts[one.job, one.attempt] for one in named if one.attempt]
+    for group, chips in part.chips.items():
+        rest = chips - min(chips, record.free_of(group))
+        given = sum(each.chips.get(group, 0) for each in pools)
+        if rest:
+            part.borrowed[group] = min(rest, given)
+            part.local[group] = rest - part.borrowed[group]
+
+
+def _evict(state: State, job: JobRecord, now_s: float) -> float:
+    """Every owner is ready and every victim protected: have the victims leave and the chips held."""
+    for part in job.present():
+        part.desired = "prepared"
+    return now_s + state.rules.evict_s
+
+
+def _commit(state: State, job: JobRecord, now_s: float) -> float:
     """Every site holds its part: have all of them run."""
     job.refusals = 0
     for part in job.present():
         part.desired, part.committed = "running", True
-    job.deadline_s = now_s + state.rules.start_s
+    return now_s + state.rules.start_s
 
 
-def _connect(_state: State, job: JobRecord, _now_s: float) -> None:
+def _connect(state: State, job: JobRecord, now_s: float) -> None:
     """Every rank has checked in: hand out the rank map. The plan is now the one the job trains under."""
     workers = sorted((worker for part in job.present() for worker in part.workers), key=lambda w: w.rank)
     job.rank_map, job.ran, job.pinned = RankMap(workers=tuple(workers)), True, True
+    job.began_s = now_s
+    _free_victims(state, job)
 
 
 def _release(_state: State, job: JobRecord, _now_s: float) -> None:
@@ -88,10 +167,31 @@ def _release(_state: State, job: JobRecord, _now_s: float) -> None:
         part.desired = "released"
 
 
-def _end(state: State, job: JobRecord, _now_s: float) -> None:
+def _end(state: State, job: JobRecord, now_s: float) -> None:
     """Leave the queue for good."""
-    job.asked = False
+    _release(state, job, now_s)
+    job.enqueued = False
+    _leave(state, job)
     del state.live[job.id]
+
+
+def _leave(state: State, job: JobRecord) -> None:
+    """Let go of what the attempt had beside its parts: links, and the victims it named."""
+    ledger.release_links(state, job)
+    _free_victims(state, job)
+    job.victim_of = None
+
+
+def _free_victims(state: State, job: JobRecord) -> None:
+    """Let the victims that were named be anybody's again."""
+    for one in job.victims:
+        victim = state.jobs.get(one.job) if one.attempt else None
+        if victim is not None and victim.victim_of == job.id:
+            victim.victim_of = None
+            for part in victim.present():
+                part.protect = False
+    job.victims = ()
+    state.indexes.claiming.pop(job.id, None)
 
 
 JOB_STEPS: Mapping[tuple[JobState, JobState], JobStep] = {
@@ -101,9 +201,18 @@ JOB_STEPS: Mapping[tuple[JobState, JobState], JobStep] = {
     ("planning", "cancelled"): _end,
     ("choosing", "waiting"): _settle,
     ("choosing", "cancelled"): _end,
-    ("waiting", "planning"): _plan,
+    ("waiting", "choosing"): _offer,
+    ("waiting", "blocked"): _settle,
     ("waiting", "preparing"): _hold,
+    ("waiting", "preempting"): _claim,
+    ("waiting", "failed"): _end,
     ("waiting", "cancelled"): _end,
+    ("blocked", "waiting"): _settle,
+    ("blocked", "preparing"): _hold,
+    ("blocked", "preempting"): _claim,
+    ("blocked", "cancelled"): _end,
+    ("preempting", "preparing"): _evict,
+    ("preempting", "stopping"): _release,
     ("preparing", "starting"): _commit,
     ("preparing", "stopping"): _release,
     ("starting", "running"): _connect,
@@ -114,119 +223,4 @@ JOB_STEPS: Mapping[tuple[JobState, JobState], JobStep] = {
     ("stopping", "failed"): _end,
     ("stopping", "cancelled"): _end,
 }
-"""Every step a job can take. Chips are promised in one place, `_hold`, and nowhere else."""
-
-
-def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
-    """Take in what a site says of a part; return whether anything about it changed.
-
-    A state behind the known one, or another at the same height, comes from a late report: it is dropped.
-    """
-    if seen.state == part.state:
-        if not (_check_in(part, seen) | _explain(part, seen)):
-            return False
-        state.touched.add(part.job)
-        return True
-    if _HEIGHT[seen.state] <= _HEIGHT[part.state]:
-        return False
-    step = PART_STEPS.get((part.state, seen.state))
-    if step is None:
-        raise IllegalTransitionError(
-            f"part of job {part.job}, attempt {part.attempt} at {part.cluster}: no step from {part.state} "
-            f"to {seen.state}; its story: " + " | ".join(part.story),
-            hint="this is a bug: please report it with the message",
-        )
-    part.story.append(f"{part.state} -> {seen.state} {seen.detail}".rstrip())
-    if not _explain(part, seen) and (seen.state != "released" or not part.detail):
-        part.detail = seen.detail
-    part.state = step(part, seen)
-    _check_in(part, seen)
-    if part.state == "released":
-        del state.clusters[part.cluster].promised[part.job, part.attempt]
-    state.touched.add(part.job)
-    return True
-
-
-def _check_in(part: PartRecord, seen: ObservedPart) -> bool:
-    """Add the addresses of workers not yet known; a site speaks for its own ranks only."""
-    known = {worker.rank for worker in part.workers}
-    fresh = tuple(
-        worker
-        for worker in seen.workers
-        if worker.rank in part.ranks and worker.rank not in known and worker.cluster == part.cluster
-    )
-    part.workers += fresh
-    return bool(fresh)
-
-
-def _explain(part: PartRecord, seen: ObservedPart) -> bool:
-    """Take over what the site says of a failure where it explains more than what is known."""
-    if not explains_more(seen.fault, part.fault):
-        return False
-    part.fault, part.detail = seen.fault, seen.detail
-    return True
-
-
-def _take(_part: PartRecord, seen: ObservedPart) -> PartLife:
-    """Believe the site."""
-    return seen.state
-
-
-def _take_committed(part: PartRecord, seen: ObservedPart) -> PartLife:
-    """Believe that it runs if it was told to; a part that runs untold has failed."""
-    if part.committed:
-        return seen.state
-    part.detail = f"the site reports '{seen.state}' of a part that was never told to run"
-    return "failed"
-
-
-PART_STEPS: Mapping[tuple[PartLife, PartLife], PartStep] = {
-    ("ordered", "queued"): _take,
-    ("ordered", "ready"): _take,
-    ("ordered", "prepared"): _take,
-    ("ordered", "refused"): _take,
-    ("ordered", "running"): _take_committed,
-    ("ordered", "succeeded"): _take_committed,
-    ("ordered", "failed"): _take,
-    ("ordered", "released"): _take,
-    ("queued", "ready"): _take,
-    ("queued", "prepared"): _take,
-    ("queued", "refused"): _take,
-    ("queued", "running"): _take_committed,
-    ("queued", "succeeded"): _take_committed,
-    ("queued", "failed"): _take,
-    ("queued", "released"): _take,
-    ("ready", "prepared"): _take,
-    ("ready", "refused"): _take,
-    ("ready", "running"): _take_committed,
-    ("ready", "succeeded"): _take_committed,
-    ("ready", "failed"): _take,
-    ("ready", "released"): _take,
-    ("prepared", "refused"): _take,
-    ("prepared", "running"): _take_committed,
-    ("prepared", "succeeded"): _take_committed,
-    ("prepared", "failed"): _take,
-    ("prepared", "released"): _take,
-    ("refused", "running"): _take_committed,
-    ("refused", "succeeded"): _take_committed,
-    ("refused", "failed"): _take,
-    ("refused", "released"): _take,
-    ("running", "succeeded"): _take,
-    ("running", "failed"): _take,
-    ("running", "released"): _take,
-    ("succeeded", "released"): _take,
-    ("failed", "released"): _take,
-}
-"""Every step a part can be seen to take: forward only; a report in between may have been lost."""
-
-_HEIGHT: Mapping[PartLife, int] = {
-    "ordered": 0,
-    "queued": 1,
-    "ready": 2,
-    "prepared": 3,
-    "refused": 4,
-    "running": 5,
-    "succeeded": 6,
-    "failed": 6,
-    "released": 7,
-}
+"""Every step a job can take. Chips are promised in `_hold` and `_claim`, and nowhere else."""

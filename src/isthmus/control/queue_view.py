@@ -135,7 +135,7 @@ def _releases(state: State, now_s: float, paces: Paces) -> list[Release]:
     found = []
     for job in state.live.values():
         chips: dict[str, int] = {}
-        for part in job.unreleased():
+        for part in (part for part in job.unreleased() if part.promised):
             for group, number in part.chips.items():
                 key = f"{part.cluster}/{group}"
                 chips[key] = chips.get(key, 0) + number

@@ -1,19 +1,33 @@
-"""What the coordinator knows: jobs, their parts, clusters, and how many chips are really free.
+"""What the coordinator knows: jobs, their parts, clusters, links. Plain mutable records.
 
-Plain mutable records, changed only by `coordinator` and `lifecycle`. A part is promised to its job, and
-counted against its cluster, from the moment it is opened until its site has said `released`.
+A part counts against its cluster from the moment it is promised there (`ledger`) until its site has said
+`released`. What can be computed again from the records (`indexes`) is kept up by `lifecycle` and `ledger`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from isthmus.core.messages import Desired, Fault, ObservedPart, RankMap, WorkerAddress
-from isthmus.core.plan import Plan, PlanSet
-from isthmus.core.pool import Cluster
+from isthmus.control.indexes import Indexes
+from isthmus.control.order import Objective
+from isthmus.control.packed import Packed
+from isthmus.control.rules import Rules
+from isthmus.core.messages import (
+    Desired,
+    Fault,
+    LocalJobSeen,
+    ObservedPart,
+    Protection,
+    QueueEntry,
+    RankMap,
+    Victim,
+    WorkerAddress,
+)
+from isthmus.core.plan import Part, Plan, PlanSet
+from isthmus.core.pool import Cluster, Link
+from isthmus.core.priority import Priority
 from isthmus.core.views import JobState, Submission
 
 PartLife = Literal[
@@ -26,29 +40,10 @@ FreeChips = dict[str, dict[str, int]]
 """Chips free by cluster and node group; only connected clusters appear."""
 
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
+WAITING: frozenset[JobState] = frozenset({"waiting", "blocked"})
+"""States in which a job stands in the queue with a plan, or without one that fits."""
+
 STORY_LENGTH = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """The coordinator's times, in seconds.
-
-    `reservation_s` bounds how long chips are held at one site while another prepares; `start_s` how long
-    workers may take to check in; `lease_s` is what a site may hold unrenewed; after `agent_lost_s` without
-    a report a site is not connected. A refused job is tried again after `retry_s`, doubled at each refusal
-    up to `retry_most_s`.
-    """
-
-    reservation_s: float = 30.0
-    start_s: float = 150.0
-    lease_s: float = 30.0
-    agent_lost_s: float = 10.0
-    retry_s: float = 2.0
-    retry_most_s: float = 60.0
-
-    def backoff_s(self, refusals: int) -> float:
-        """Return how long a job waits after its `refusals`-th refusal in a row (from 1)."""
-        return min(self.retry_s * 2.0 ** min(refusals - 1, 30), self.retry_most_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +51,9 @@ class PartRecord:
     """The piece of one attempt at one cluster; `chips` by node group.
 
     `committed` says that the site was ever told to run it: processes may exist until it is released.
+    `promised` says that it is in the ledger: its chips, less those `borrowed` from victims of the pool that
+    hold them still. `held` says that what the site last reported free does not contain its chips; `local`
+    are chips that local jobs are to give up for it. `unsaved_s` is as last heard, not part of the log.
     """
 
     job: str
@@ -63,31 +61,55 @@ class PartRecord:
     cluster: str
     ranks: tuple[int, ...]
     chips: dict[str, int]
+    storage_bytes: int = 0
     desired: Desired = "prepared"
     state: PartLife = "ordered"
     detail: str = ""
     fault: Fault | None = None
     committed: bool = False
+    promised: bool = False
+    held: bool = False
+    victims: tuple[Victim, ...] = ()
+    borrowed: dict[str, int] = field(default_factory=dict)
+    local: dict[str, int] = field(default_factory=dict)
+    protect: bool = False
+    protection: Protection | None = None
     workers: tuple[WorkerAddress, ...] = ()
     story: list[str] = field(default_factory=list)
+    unsaved_s: float = field(default=0.0, compare=False)
+    order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class JobRecord:
     """A job. `parts` are those of the present attempt, and older ones whose release is still unconfirmed.
 
-    `round` counts requests to the planner, `asked` says that one is out, `tried_on` what was free when it
-    was made. A `pinned` plan stays the job's plan: its user chose it, or the job has trained under it
-    (`ran`). `setback` is why it last started again, `fault` where the cause of the present attempt's failure
-    lies as far as is known. `ending` is where `stopping` leads. `deadline_s` is
-    when the present state has lasted too long.
+    `number` counts jobs in the order of their submission. `round` counts requests to the planner, `asked` is
+    what was free when the request that is out was made (None: none is), `whole` says that it was about the
+    whole pool, `tried_on` what was free when it was last asked for what is free, `tried_whole` what the pool
+    had when it was last asked about that. `needs` is what the plan needs
+    of every resource (`ledger`), `cuts` are its parts. A `pinned` plan stays the job's plan: its user chose
+    it, or the job has trained under it (`ran`). `enqueued` says that parts stand in the queues of its sites.
+    `setback` is why it last started again, `fault` where the cause of the present attempt's failure lies as
+    far as is known. `ending` is where `stopping` leads. `deadline_s` is when the present state has lasted too
+    long, `due_s` when its user wants it to have ended. `victims` are those whose chips a preempting job is
+    to have, `victim_of` names the job that is to have this one's; `saved_step` is the checkpoint with which
+    it made way. `run_s` is how long the plan should take (0: unknown) and `ends_s` when a run should end,
+    `ordered` that the job stands in `Indexes.order`.
     """
 
     id: str
+    number: int
     user: str
-    submission: Submission
+    packed: Packed
     submitted_s: float
     changed_s: float
+    priority: Priority
+    preemptible: bool
+    auto: bool
+    network: bool
+    max_restarts: int
+    due_s: float | None
     state: JobState = "planning"
     reason: str = ""
     setback: str = ""
@@ -96,22 +118,60 @@ class JobRecord:
     restarts: int = 0
     refusals: int = 0
     round: int = 0
-    asked: bool = False
+    asked: Asked | None = None
+    whole: bool = False
     tried_on: FreeChips | None = None
+    tried_whole: FreeChips | None = None
     plans: PlanSet | None = None
     plan: Plan | None = None
+    needs: dict[str, int] | None = None
+    cuts: tuple[Part, ...] = ()
     pinned: bool = False
     ran: bool = False
+    enqueued: bool = False
     parts: dict[tuple[int, str], PartRecord] = field(default_factory=dict)
+    on_links: dict[str, int] = field(default_factory=dict)
     rank_map: RankMap | None = None
+    began_s: float = 0.0
     ending: Ending = "waiting"
     deadline_s: float | None = None
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+    victims: tuple[VictimAt, ...] = ()
+    victim_of: str | None = None
+    saved_step: int | None = None
+    story: deque[str] | None = None
+    run_s: float = 0.0
+    ends_s: float | None = None
+    ordered: bool = False
+
+    @classmethod
+    def of(cls, job_id: str, number: int, user: str, submission: Submission, now_s: float) -> JobRecord:
+        """Return the record of a job that has just been submitted."""
+        job = submission.job
+        return cls(
+            id=job_id,
+            number=number,
+            user=user,
+            packed=Packed.of(submission),
+            submitted_s=now_s,
+            changed_s=now_s,
+            priority=job.priority,
+            preemptible=job.preemptible,
+            auto=job.policy == "auto",
+            network=job.placement.network,
+            max_restarts=job.max_restarts,
+            due_s=now_s + job.deadline_s if job.deadline_s else None,
+        )
 
     @property
-    def auto(self) -> bool:
-        """Whether the job takes the fastest plan by itself."""
-        return self.submission.job.policy == "auto"
+    def submission(self) -> Submission:
+        """What the user asked for."""
+        return self.packed.submission()
+
+    def tell(self, line: str) -> None:
+        """Add a line to the job's story."""
+        if self.story is None:
+            self.story = deque(maxlen=STORY_LENGTH)
+        self.story.append(line)
 
     def present(self) -> list[PartRecord]:
         """Return the parts of the present attempt, in the plan's order."""
@@ -122,51 +182,97 @@ class JobRecord:
         return [part for part in self.parts.values() if part.state != "released"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was free when the planner was asked, and how often that had grown: links are named `FROM>TO`."""
+
+    free_chips: FreeChips
+    free_storage_bytes: dict[str, int]
+    free_gbps: dict[str, float]
+    growths: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class VictimAt:
+    """A victim at a cluster: a job of the pool, or (`attempt` 0) a local job of the site."""
+
+    cluster: str
+    job: str
+    attempt: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class ClusterRecord:
-    """A site as last reported. `promised` are the unreleased parts there, by (job, attempt).
+    """A site as last reported. `parts` are the unreleased parts there, by (job, attempt).
 
-    `incarnations` are all that ever reported; `heard_s` is when a report last came (not part of the log).
+    `taken` and `unheld` are the chips promised, and those of them that the site does not hold yet, by node
+    group; `taken_bytes` and `unwritten_bytes` the same of storage. `free_now` is what `free` last found.
+    `incarnations` are all that ever reported; `heard_s` is when a report last came, and `local` the site's
+    own jobs as last heard (their unsaved work is not part of the log).
     """
 
     cluster: Cluster
     incarnation: str
     free_chips: dict[str, int]
-    reported: dict[tuple[str, int], ObservedPart]
+    reported: dict[tuple[str, int], ObservedPart] = field(default_factory=dict)
+    queue: tuple[QueueEntry, ...] = ()
+    local: dict[str, LocalJobSeen] = field(default_factory=dict)
+    free_storage_bytes: int | None = None
     connected: bool = True
     heard_s: float | None = None
     incarnations: set[str] = field(default_factory=set)
-    promised: dict[tuple[str, int], PartRecord] = field(default_factory=dict)
+    parts: dict[tuple[str, int], PartRecord] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    unheld: dict[str, int] = field(default_factory=dict)
+    taken_bytes: int = 0
+    unwritten_bytes: int = 0
+    free_now: dict[str, int] | None = field(default=None, compare=False)
+
+    def capacity(self, group: str) -> int:
+        """Return the chips of a node group in all; 0 where there is no such group."""
+        for one in self.cluster.node_groups:
+            if one.name == group:
+                return one.chips
+        return 0
 
     def wanted(self, group: str) -> int:
         """Return the chips of a node group promised to parts that are not being released."""
-        parts = (part for part in self.promised.values() if part.desired != "released")
-        return sum(part.chips.get(group, 0) for part in parts)
+        parts = (part for part in self.parts.values() if part.promised and part.desired != "released")
+        return sum(part.chips.get(group, 0) - part.borrowed.get(group, 0) for part in parts)
 
-    def free(self) -> dict[str, int]:
-        """Return the chips by node group that could be promised now.
+    def free_of(self, group: str) -> int:
+        """Return the chips of a node group that could be promised now.
 
         The smaller of what the promises leave of the inventory, and what the site reports free less what
         it has been promised to hold but did not yet hold when it reported: the owner's own work counts.
         """
-        left = {group.name: group.chips for group in self.cluster.node_groups}
-        site = {name: self.free_chips.get(name, 0) for name in left}
-        for key, part in self.promised.items():
-            seen = self.reported.get(key)
-            held = seen is not None and seen.state in ("prepared", "running")
-            for name in left.keys() & part.chips.keys():
-                left[name] -= part.chips[name]
-                if not held:
-                    site[name] -= part.chips[name]
-        return {name: max(0, min(left[name], site[name])) for name in left}
+        left = self.capacity(group) - self.taken.get(group, 0)
+        return max(0, min(left, self.free_chips.get(group, 0) - self.unheld.get(group, 0)))
+
+    def free(self) -> dict[str, int]:
+        """Return the chips by node group that could be promised now; not to be changed."""
+        if self.free_now is None:
+            self.free_now = {group.name: self.free_of(group.name) for group in self.cluster.node_groups}
+        return self.free_now
+
+    def free_bytes(self) -> int:
+        """Return the storage that could be promised now, in bytes.
+
+        What running parts were promised is taken to be in what the site reports used.
+        """
+        left = self.cluster.storage_bytes - self.taken_bytes
+        if self.free_storage_bytes is not None:
+            left = min(left, self.free_storage_bytes - self.unwritten_bytes)
+        return max(0, left)
 
 
 @dataclass(slots=True, kw_only=True)
 class State:
     """Everything the coordinator knows; jobs in the order of their submission, `live` those not ended.
 
-    `epoch` counts the servers that have spoken for the pool, `touched` are the jobs whose view the event in
-    hand has changed.
+    `epoch` counts the servers that have spoken for the pool, `submitted` the jobs ever taken in. `links` are
+    the operator's, by `FROM>TO`, and `on_links` what is promised of them in kbit/s. `objective` and
+    `patience_s` are the queue's. `touched` are the jobs whose view the event in hand has changed.
     """
 
     rules: Rules
@@ -174,24 +280,15 @@ class State:
     live: dict[str, JobRecord] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
     epoch: int = 0
+    submitted: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+    on_links: dict[str, int] = field(default_factory=dict)
+    objective: Objective = "arrival"
+    patience_s: float = 3600.0
     touched: set[str] = field(default_factory=set)
+    indexes: Indexes = field(default_factory=Indexes, compare=False)
 
     def free(self) -> FreeChips:
-        """Return what could be promised now at every connected cluster."""
+        """Return the chips that could be promised now at every connected cluster."""
         return {name: record.free() for name, record in self.clusters.items() if record.connected}
-
-    def shortfall(self, plan: Plan) -> str:
-        """Say in words which site lacks what for `plan` now; empty where the plan fits."""
-        return "; ".join(self._lacks(plan))
-
-    def _lacks(self, plan: Plan) -> Iterator[str]:
-        for part in plan.parts():
-            record = self.clusters.get(part.cluster)
-            if record is None or not record.connected:
-                yield f"{part.cluster} {'is not connected' if record else 'has not joined'}"
-                continue
-            free = record.free()
-            for group, chips in part.chips.items():
-                if free.get(group, 0) < chips:
-                    yield f"{part.cluster} has {free.get(group, 0)} {group} free of the {chips} needed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from isthmus.core.base import Count, Frozen, Index, Name
+from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
 from isthmus.core.job import Job
 from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.model import Model
@@ -15,6 +15,8 @@ JobState = Literal[
     "planning",  # the planner has been asked
     "choosing",  # candidate plans exist; the user (or the policy) chooses
     "waiting",  # no plan fits now; tried again when the pool changes
+    "blocked",  # the plan it has to run by does not fit now; starts when it does
+    "preempting",  # its sites get ready to take the place of others, who are being protected
     "preparing",  # cards are being held at every site of the chosen plan
     "starting",  # committed everywhere; workers check in
     "running",
@@ -44,8 +46,27 @@ class PartView(Frozen):
     detail: str = ""
 
 
+class VictimView(Frozen):
+    """Whose chips a waiting job could have: a job of the pool, or (`attempt` 0) a local job of the site.
+
+    `chips` are those that it would give up, by node group; `unsaved_s` is the work that it would lose if it
+    were ended now (a job of the pool is protected before that).
+    """
+
+    cluster: Name
+    owner: Name
+    job: Name
+    attempt: Index = 0
+    chips: dict[Name, Index]
+    unsaved_s: NotNegative = 0.0
+
+
 class JobView(Frozen):
-    """A job as its user sees it. `reason` says why it waits or how it ended."""
+    """A job as its user sees it. `reason` says why it waits or how it ended.
+
+    `place` is its place in the queue, 1 the first; `offer` names whose chips it could have now, if its user
+    agrees, and `victims` those whose place it is taking.
+    """
 
     id: Name
     name: Name
@@ -60,14 +81,24 @@ class JobView(Frozen):
     plan: Plan | None = None
     plans: PlanSet | None = None
     parts: tuple[PartView, ...] = ()
+    place: Count | None = None
+    offer: tuple[VictimView, ...] = ()
+    victims: tuple[VictimView, ...] = ()
 
 
 class ClusterView(Frozen):
-    """A cluster as the pool knows it: `connected` while its agent has reported lately."""
+    """A cluster as the pool knows it: `connected` while its agent has reported lately.
+
+    `queue` is the order in which the pool's jobs should stand in its queue, `misplaced` the number of them
+    that it last reported elsewhere.
+    """
 
     cluster: Cluster
     connected: bool
     free_chips: dict[Name, Index]
+    free_storage_bytes: Index | None = None
+    queue: tuple[Name, ...] = ()
+    misplaced: Index = 0
     last_report_s: float | None = None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from isthmus.control.coordinator import Coordinator
-from isthmus.control.records import JobRecord, PartRecord
+from isthmus.control.records import JobRecord, PartRecord, VictimAt
 from isthmus.core.messages import AgentOrders, AgentReport, ObservedPart, PartOrder, Protection
 from tests.control.model.site import Site
 
@@ -22,11 +22,13 @@ Ranks = Mapping[tuple[str, int], int]
 _TEXTS = {"story", "detail", "reason", "setback"}
 _TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "wrote_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
-    "id", "user", "submission", "round", "tried_on", "parts", "plans", "attempt", "refusals",
+    "id", "number", "user", "packed", "round", "tried_on", "tried_whole", "parts", "plans", "attempt",
+    "refusals", "needs", "cuts", "on_links", "began_s", "run_s", "ends_s", "due_s",
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {"job", "attempt", "cluster", "ranks", "chips", "workers", "spec", "plan", "place"}
+_PART |= {"order", "borrowed", "local", "storage_bytes"}
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
-_SET = {"deadline_s", "force_at_s", "evict_at_s", "address", "rank_map", "plan", "cards"}
+_SET = {"asked", "deadline_s", "force_at_s", "evict_at_s", "address", "rank_map", "plan", "cards"}
 """Fields of which it only matters whether they are set."""
 
 
@@ -52,6 +54,9 @@ def state_key(
         state.epoch,
         tuple(state.live),
         *(_job(job, ranks) for job in state.jobs.values()),
+        tuple(sorted(state.indexes.parked)),
+        tuple(state.indexes.curious),
+        tuple(state.indexes.unplanned),
     )
     of_sites = sorted(
         (
@@ -111,7 +116,7 @@ def _site(coordinator: Coordinator, site: Site, ranks: Ranks) -> tuple[Hashable,
     return (
         (*known, record.connected, record.free_chips.get("g", 0), tuple(tried)),
         tuple(parts),
-        tuple(ranks[key] for key in record.promised),
+        tuple(ranks[key] for key in record.parts),
         frozenset(reported),
         _agent_key(site, ranks),
     )
@@ -190,6 +195,8 @@ def _value(name: str, value: Any, ranks: Ranks) -> Hashable:
         return "-"
     if isinstance(value, Protection):
         return value.step
+    if name == "victims" and value and isinstance(value[0], VictimAt):
+        return tuple((one.cluster, one.job) for one in value)
     if name == "victims":
         return tuple(key if not isinstance(key, tuple) else (key[0], ranks.get(key, -1)) for key in value)
     if isinstance(value, bool | int | str | tuple):

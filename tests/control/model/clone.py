@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from sortedcontainers import SortedDict, SortedList
+
 from isthmus.agent.cards import Cards
 from isthmus.agent.machine import AgentMachine
 from isthmus.control.coordinator import Coordinator
@@ -73,5 +75,7 @@ _COPIERS: dict[type, Copier] = {
     dict: _dict,
     list: _list,
     set: lambda thing, memo: memo.setdefault(id(thing), set(thing)),
+    SortedList: lambda thing, memo: memo.setdefault(id(thing), SortedList(thing)),
+    SortedDict: lambda thing, memo: memo.setdefault(id(thing), SortedDict(thing)),
     deque: lambda thing, memo: memo.setdefault(id(thing), deque(thing, thing.maxlen)),
 }

@@ -1,0 +1,201 @@
+"""`run_queue`: who starts now, for whom chips are kept, who stands in sites' queues, who is planned anew.
+
+After something has become free, the head of the queue is weighed as a whole (`global_order`). A job that has
+only just joined it starts where it fits beside what is kept for others: nothing else has changed.
+"""
+
+from __future__ import annotations
+
+from isthmus.control import ledger
+from isthmus.control.asking import could_help, next_requests, want_plans, wants_plans, withdraw
+from isthmus.control.indexes import Key
+from isthmus.control.lifecycle import enqueue, move
+from isthmus.control.order import Release, Request, global_order
+from isthmus.control.queue_index import key_of, of_key, park, unpark
+from isthmus.control.records import WAITING, JobRecord, State
+from isthmus.control.wounds import wound
+
+REPLANNED = 16
+"""So many waiting jobs, the first of the queue, are planned again when something has become free."""
+
+RELEASES = 64
+"""So many runs, the first to end, are looked at to see when a reservation can begin."""
+
+
+def run_queue(state: State, now_s: float) -> list[JobRecord]:
+    """Do what the event in hand has made possible; return the jobs that the planner is to be asked about."""
+    books = state.indexes
+    if books.widened:
+        _take_up_parked(state)
+    if not books.grown and _start_joined(state, now_s):
+        books.grown = True
+    if books.grown:
+        books.growths += 1
+        _start_best(state, now_s)
+    if books.grown or books.changed or books.joined:
+        _push(state)
+    books.grown = books.widened = books.changed = False
+    books.joined.clear()
+    return next_requests(state)
+
+
+def _take_up_parked(state: State) -> None:
+    """Put back into the queue whom the pool as it now is could hold, or might have a plan for."""
+    whole = ledger.whole_pool(state)
+    for number in sorted(state.indexes.parked):
+        job = state.jobs[state.indexes.numbers[number]]
+        if job.plan is None or not ledger.holdable(state, job):
+            if job.pinned or not could_help(job.tried_whole or job.tried_on, whole):
+                continue
+            want_plans(state, job)
+        unpark(state, job)
+    state.indexes.grown = True
+
+
+def _start_joined(state: State, now_s: float) -> bool:
+    """Start who has just joined and fits; tell whether somebody else must be weighed against the others."""
+    books = state.indexes
+    weigh = False
+    for key in sorted(books.joined):
+        job = of_key(state, key)
+        if _stale(state, job):
+            continue
+        if ledger.fits(state, job.needs or {}, books.kept):
+            _start(state, job, now_s)
+            continue
+        if job.pinned and job.state == "waiting":
+            move(state, job, "blocked", now_s)
+        weigh = weigh or _may_not_be_overtaken(state, job, key, now_s)
+    return weigh
+
+
+def _may_not_be_overtaken(state: State, job: JobRecord, key: Key, now_s: float) -> bool:
+    """Tell whether chips may have to be kept for a job that does not fit."""
+    if now_s - job.submitted_s > state.patience_s:
+        return True
+    if state.objective == "deadline":
+        return job.due_s is not None
+    first = min(state.indexes.keepers, default=None)
+    return state.objective == "arrival" and (first is None or key < min(_keys(state)))
+
+
+def _keys(state: State) -> list[Key]:
+    numbers = state.indexes.numbers
+    return [key_of(state.jobs[numbers[number]]) for number in state.indexes.keepers]
+
+
+def _start_best(state: State, now_s: float) -> None:
+    """Weigh the head of the queue: start, keep chips, make others give way."""
+    books = state.indexes
+    books.kept, books.keepers = {}, frozenset()
+    waiting = [job for job in _head(state) if not _stale(state, job)]
+    if waiting:
+        _weigh(state, waiting, now_s)
+    _look_elsewhere(state)
+
+
+def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
+    requests = [_request(job) for job in waiting]
+    resources = sorted({key for request in requests for key in request.needs})
+    order = global_order(
+        requests,
+        {key: ledger.free_of(state, key) for key in resources},
+        state.objective,
+        now_s,
+        releases=_releases(state),
+        patience_s=state.patience_s,
+    )
+    first = [*order.start, *order.reserve]
+    for job in (state.jobs[job_id] for job_id in first):
+        if job.id in order.start and ledger.fits(state, job.needs or {}, {}):
+            _start(state, job, now_s)
+            continue
+        _keep(state, job)
+        wound(state, job, now_s)
+    for job in waiting:
+        if job.pinned and job.state == "waiting":
+            move(state, job, "blocked", now_s)
+
+
+def _head(state: State) -> list[JobRecord]:
+    """Return those of the queue's head that have a plan and may be tried now."""
+    jobs = (of_key(state, key) for key in state.indexes.head(state.rules.window))
+    return [job for job in jobs if job.state in WAITING and job.plan and job.deadline_s is None]
+
+
+def _request(job: JobRecord) -> Request:
+    return Request(
+        job=job.id,
+        needs=ledger.chips_of(job.needs or {}),
+        submitted_s=job.submitted_s,
+        priority=job.priority,
+        deadline_s=job.due_s,
+        run_s=job.run_s,
+    )
+
+
+def _releases(state: State) -> list[Release]:
+    ends = (state.indexes.ending[index] for index in range(min(RELEASES, len(state.indexes.ending))))
+    jobs = ((end_s, state.jobs[state.indexes.numbers[number]]) for end_s, number in ends)
+    return [Release(at_s=end_s, chips=ledger.chips_of(job.needs or {})) for end_s, job in jobs]
+
+
+def _start(state: State, job: JobRecord, now_s: float) -> None:
+    withdraw(state, job)
+    move(state, job, "preparing", now_s)
+
+
+def _keep(state: State, job: JobRecord) -> None:
+    """Keep what is free of all that the job needs, up to its need, from those behind it."""
+    books = state.indexes
+    for key, amount in (job.needs or {}).items():
+        left = ledger.free_of(state, key) - books.kept.get(key, 0)
+        books.kept[key] = books.kept.get(key, 0) + max(0, min(amount, left))
+    books.keepers |= {job.number}
+
+
+def _stale(state: State, job: JobRecord) -> bool:
+    """Tell whether the pool no longer has what the job's plan needs; it is planned anew or parked."""
+    if ledger.holdable(state, job):
+        return False
+    if not job.pinned and (job.tried_on is None or job.tried_on != state.free()):
+        if not wants_plans(state, job):
+            want_plans(state, job)
+    else:
+        park(state, job)
+    return True
+
+
+def _look_elsewhere(state: State) -> None:
+    """Have the first of those that still wait planned again, where enough is free for their size."""
+    free = state.free()
+    total = sum(chips for groups in free.values() for chips in groups.values())
+    total -= sum(ledger.chips_of(state.indexes.kept).values())
+    for key in list(state.indexes.head(REPLANNED)):
+        job = of_key(state, key)
+        waits = job.state == "waiting" and not job.pinned and job.deadline_s is None
+        if waits and total >= _size(job) and not wants_plans(state, job) and could_help(job.tried_on, free):
+            want_plans(state, job)
+
+
+def _size(job: JobRecord) -> int:
+    """Return the chips of the job's plan, or of the smallest that it could have."""
+    if job.needs is not None:
+        return sum(ledger.chips_of(job.needs).values())
+    plans = job.plans.plans if job.plans else ()
+    return min((sum(stage.num_chips for stage in plan.stages) for plan in plans), default=0)
+
+
+def _push(state: State) -> None:
+    """Have the head of the queue stand in the queues of its sites."""
+    books, found = state.indexes, list[str]()
+    for key in books.head(state.rules.window):
+        if len(found) == state.rules.pushed:
+            break
+        job = of_key(state, key)
+        if job.state in WAITING and job.plan is not None and job.deadline_s is None:
+            if not job.enqueued and ledger.holdable(state, job):
+                enqueue(state, job)
+            if job.enqueued:
+                found.append(job.id)
+    books.pushed = tuple(found)

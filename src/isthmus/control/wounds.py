@@ -1,0 +1,56 @@
+"""`wound`: who has been promised chips, but runs nothing yet, gives way to a job before it in the queue.
+
+Wound-wait (Rosenkrantz, Stearns and Lewis 1978) by the queue's order: the later job is sent back to wait, an
+earlier one never is. So no promise that a slow site draws out delays whoever comes before.
+"""
+
+from __future__ import annotations
+
+from isthmus.control import ledger
+from isthmus.control.attempts import stop
+from isthmus.control.queue_index import key_of
+from isthmus.control.records import JobRecord, State
+
+
+def wound(state: State, job: JobRecord, now_s: float) -> None:
+    """Take back what later jobs only prepare, where `job` can start with that."""
+    lacking = _lacking(state, job)
+    if not lacking:
+        return
+    mine, later = key_of(job), list[JobRecord]()
+    for name in state.indexes.preparing | state.indexes.preempting:
+        other = state.jobs[name]
+        evicting = other.state == "preparing" and other.victims
+        if key_of(other) > mine and not evicting and lacking.keys() & (other.needs or {}).keys():
+            later.append(other)
+    later.sort(key=key_of, reverse=True)
+    wounded = list[JobRecord]()
+    for other in later:
+        if not lacking:
+            break
+        given = _given(other)
+        if lacking.keys() & given.keys():
+            wounded.append(other)
+            left = {key: amount - given.get(key, 0) for key, amount in lacking.items()}
+            lacking = {key: amount for key, amount in left.items() if amount > 0}
+    if lacking:
+        return
+    for other in wounded:
+        stop(state, other, "waiting", f"made way for job {job.id}, which is before it in the queue", now_s)
+
+
+def _lacking(state: State, job: JobRecord) -> dict[str, int]:
+    """Return what the job lacks, less what wounded jobs are giving back already."""
+    needs = job.needs or {}
+    found = {key: amount - ledger.free_of(state, key) for key, amount in needs.items()}
+    return {key: amount for key, amount in found.items() if amount > 0}
+
+
+def _given(job: JobRecord) -> dict[str, int]:
+    """Return what the pool has again when a job lets go that has not begun."""
+    found = dict(job.on_links)
+    for part in job.present():
+        for group, chips in part.chips.items():
+            found[f"{part.cluster}/{group}"] = chips - part.borrowed.get(group, 0) - part.local.get(group, 0)
+        found[f"{part.cluster}:storage"] = part.storage_bytes
+    return found
