@@ -89,9 +89,10 @@ def calibrate(
         read = load_runs(runs)
         made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
     else:
+        links = None if pool is None else (load_pool(pool), _routes(routes))
         made = _measured(chip, name, start, copies, _part_options(model, micro_batch, sequence))
-        if pool is not None:
-            made = _with_links(made, load_pool(pool), _routes(routes), model, micro_batch * sequence)
+        if links is not None:
+            made = _with_links(made, *links, model, micro_batch * sequence)
     if output:
         save_calibration(made, output)
     shell.answer(made, lambda: _shown(made, output))

@@ -42,11 +42,11 @@ def main() -> None:
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})
     precision: Precision = args.precision or ("bf16" if args.device == "cuda" else "fp32")
-    found = measure(args.device, precision, args.seconds)
+    shape = None
     if args.model is not None:
         shape = measure_shape(args.model, args.micro_batch, args.sequence, seconds=5 * args.seconds)
-        found = found.model_copy(update={"shape": shape})
-    print(found.model_dump_json())
+    found = measure(args.device, precision, args.seconds)
+    print(found.model_copy(update={"shape": shape}).model_dump_json())
 
 
 @dataclass(frozen=True)
