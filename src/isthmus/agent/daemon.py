@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.agent.exchange import Exchange
+from isthmus.agent.fetches import Fetches
 from isthmus.agent.local import WORKER_COMMAND, LocalAdapter
 from isthmus.agent.shell import AgentShell
+from isthmus.agent.transfer import read_sources
 from isthmus.core.errors import ConflictError, UnavailableError
 from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Cluster
@@ -39,7 +41,8 @@ class AgentConfig:
     `server` is the URL of the control plane and `token` one of the cluster's owner; `state` the folder that
     survives restarts; `host` where the site's workers listen; `routes` a JSON file
     `{cluster: {other: "host:port"}}`; `ca` a certificate to trust instead of the system's; `policy`
-    what the owner lets the pool do.
+    what the owner lets the pool do. `storage` is the site's own folder, below which jobs find their files
+    (without it all sites share one file system), `sources` a JSON file that says how to get at other sites'.
     """
 
     server: str
@@ -50,6 +53,8 @@ class AgentConfig:
     routes: Path | None = None
     worker_command: tuple[str, ...] = WORKER_COMMAND
     ca: Path | None = None
+    storage: Path | None = None
+    sources: Path | None = None
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
 
@@ -136,6 +141,7 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             host=config.host,
             routes=config.routes,
             policy=config.policy,
+            fetches=_fetches(config),
         )
         loop = AgentLoop(shell, exchange, random.SystemRandom())
         try:
@@ -146,6 +152,12 @@ def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
             raise
         _end(shell)
         loop.last_report()
+
+
+def _fetches(config: AgentConfig) -> Fetches | None:
+    if config.storage is None:
+        return None
+    return Fetches(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
 
 
 def _end(shell: AgentShell) -> None:

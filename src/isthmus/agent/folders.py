@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from isthmus.agent.parts import HeldPart, LocalJob
+from isthmus.agent.transfer import localised
 from isthmus.core.base import Count, Frozen, Name
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.pool import Cluster
@@ -35,9 +36,18 @@ class StateFolder:
 
 
 def worker_spec(
-    part: HeldPart, rank: int, cluster: Cluster, *, host: str, routes: dict[str, str]
+    part: HeldPart,
+    rank: int,
+    cluster: Cluster,
+    *,
+    host: str,
+    routes: dict[str, str],
+    storage: Path | None = None,
 ) -> WorkerSpec:
-    """Return what the worker of `rank` is told; on a virtual chip it gets the plan's times for its stage."""
+    """Return what the worker of `rank` is told; on a virtual chip it gets the plan's times for its stage.
+
+    At a site with a `storage` of its own the job's paths lie below it.
+    """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan to start rank {rank} by")
     stage, predicted = part.plan.stages[rank], part.plan.predicted
@@ -49,7 +59,7 @@ def worker_spec(
         run=part.job,
         attempt=part.attempt,
         rank=rank,
-        job=part.spec,
+        job=part.spec if storage is None else localised(part.spec, storage),
         plan=part.plan,
         host=host,
         routes=routes,

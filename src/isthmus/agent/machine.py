@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from isthmus.agent import reports
 from isthmus.agent.cards import Cards
 from isthmus.agent.local_jobs import start_queued, want_local
-from isthmus.agent.orders import obey
+from isthmus.agent.orders import obey, see_files
 from isthmus.agent.parts import (
     Event,
+    FilesSeen,
     HeldPart,
     HoursSeen,
     Instruction,
@@ -50,6 +51,7 @@ class AgentMachine:
     """The parts that one site holds, and what to do about them.
 
     `parts` and `fence` are those of the agent's last life. `inventory` maps a node group to its card ids.
+    A site that `fetches` has a storage of its own: jobs start there once their files have come.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class AgentMachine:
         fence: int = 0,
         priorities: PriorityMap | None = None,
         policy: OwnerPolicy | None = None,
+        fetches: bool = False,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
         checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
@@ -71,6 +74,7 @@ class AgentMachine:
             cards=Cards(inventory),
             priorities=priorities or PriorityMap(),
             policy=policy or OwnerPolicy(),
+            fetches=fetches,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
             silence_timeout_s=silence_timeout_s,
@@ -109,6 +113,8 @@ class AgentMachine:
                 want_local(site, event.jobs, now_s)
             case QueueSeen():
                 see_queue(site, event.entries)
+            case FilesSeen():
+                see_files(site, event)
             case HoursSeen():
                 site.is_open = event.is_open
             case ShutdownAsked():

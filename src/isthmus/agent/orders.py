@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.agent.parts import Complain, HeldPart, HeldWorker, WriteRanks
+from isthmus.agent.parts import Complain, FetchFiles, FilesSeen, HeldPart, HeldWorker, WriteRanks
 from isthmus.agent.preemption import claim_for_pool, evict_victims, occupants
 from isthmus.agent.protection import ask, withdraw
 from isthmus.agent.site import SiteState, fail, move, release
@@ -70,6 +70,8 @@ def _advance(site: SiteState, part: HeldPart, order: PartOrder, now_s: float) ->
         _hold(site, part, order, now_s)
     elif part.state == "evicting" and order.desired in ("ready", "prepared"):
         part.lease_s, part.since_s = order.lease_s, now_s
+        if part.fetching:
+            _fetch(site, part, order)
     elif part.state == "prepared":
         part.lease_s, part.since_s = order.lease_s, now_s
         if order.desired == "running":
@@ -108,11 +110,31 @@ def _hold(site: SiteState, part: HeldPart, order: PartOrder, now_s: float) -> No
         move(site, part, "refused", now_s, why)
     elif order.desired == "prepared":
         evict_victims(site, part, now_s)
-        move(site, part, "evicting" if occupants(site, part) else "prepared", now_s)
+        part.fetching = _fetch(site, part, order)
+        move(site, part, "evicting" if part.fetching or occupants(site, part) else "prepared", now_s)
     elif part.state == "ready":
         part.since_s = now_s
     else:
         move(site, part, "ready", now_s)
+
+
+def see_files(site: SiteState, seen: FilesSeen) -> None:
+    """Take in how far the files of a job are; without them its part is not prepared, but refused."""
+    for part in site.parts.values():
+        if part.job == seen.job and part.fetching:
+            part.detail, part.fetching = seen.words, not (seen.here or seen.failed)
+            if seen.failed and part.state == "evicting":
+                part.workers = {}
+                move(site, part, "refused", seen.now_s, f"{site.cluster}: {seen.words}")
+
+
+def _fetch(site: SiteState, part: HeldPart, order: PartOrder) -> bool:
+    """Have the files of the part's job brought here, where this site does not share them; return whether."""
+    clusters = tuple(cluster for cluster in order.files_at if cluster != site.cluster)
+    if not site.fetches or not clusters:
+        return False
+    site.out.append(FetchFiles(part=part, clusters=clusters))
+    return True
 
 
 def _lacks(site: SiteState, part: HeldPart, order: PartOrder) -> str:

@@ -58,7 +58,7 @@ class HeldPart:
     its state or its lease was last renewed, `claimed_s` when it got its cards. `detail` and `fault` say why
     it was refused, failed or evicted. `story` lists its latest states. `level` is one of the site's own; of a
     level, the lower `place` stands first in the queue, and `arrived` (larger for whoever came later) decides
-    between the pool and the site's own.
+    between the pool and the site's own. `fetching` while files of its job are brought here.
 
     `protect_after` is the step, while a checkpoint of a later one is wanted (`isthmus.agent.protection`), and
     `protection` that checkpoint; `evicted` says that it must go for a local job. Of local jobs only: `runs`
@@ -95,6 +95,7 @@ class HeldPart:
     evict_at_s: float | None = None
     claimed_s: float = 0.0
     asked: bool = False
+    fetching: bool = False
     story: tuple[str, ...] = ()
 
     @property
@@ -189,6 +190,17 @@ class QueueSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilesSeen:
+    """How far the files of a job are: `words` tell it, and why where it `failed`; `here` when all are."""
+
+    now_s: float
+    job: str
+    words: str
+    here: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class HoursSeen:
     """Whether the owner lets the pool work at this hour."""
 
@@ -203,7 +215,7 @@ class ShutdownAsked:
     now_s: float
 
 
-Event = OrdersReceived | WorkersSeen | LocalJobsSeen | QueueSeen | HoursSeen | ShutdownAsked
+Event = OrdersReceived | WorkersSeen | LocalJobsSeen | QueueSeen | FilesSeen | HoursSeen | ShutdownAsked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +252,14 @@ class AskProtection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FetchFiles:
+    """Bring the files of the part's job here from the first of `clusters` that has them."""
+
+    part: HeldPart
+    clusters: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndLocal:
     """Tell the user of a local job that it has ended, and how."""
 
@@ -262,4 +282,6 @@ class Complain:
     text: str
 
 
-Instruction = StartWorker | StopWorker | WriteRanks | AskProtection | EndLocal | OrderQueue | Complain
+Instruction = (
+    StartWorker | StopWorker | WriteRanks | AskProtection | FetchFiles | EndLocal | OrderQueue | Complain
+)

@@ -104,7 +104,7 @@ def pursue(site: SiteState, part: HeldPart, now_s: float) -> None:
         elif protected(part) or part.evict_at_s is None or now_s >= part.evict_at_s:
             part.fault = "evicted"
             release(site, part, now_s)
-    if part.state == "evicting" and not occupants(site, part):
+    if part.state == "evicting" and not part.fetching and not occupants(site, part):
         move(site, part, "running" if part.local else "prepared", now_s)
 
 

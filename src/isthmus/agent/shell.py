@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from isthmus.agent.adapter import Adapter, Move
+from isthmus.agent.fetches import Fetches
 from isthmus.agent.folders import (
     StateFolder,
     last_words,
@@ -30,6 +31,8 @@ from isthmus.agent.parts import (
     Complain,
     EndLocal,
     Event,
+    FetchFiles,
+    FilesSeen,
     HeldPart,
     HoursSeen,
     Instruction,
@@ -62,7 +65,8 @@ _log = logging.getLogger("isthmus.agent")
 class AgentShell:
     """One site: its machine, adapter and state folder.
 
-    `clock` is monotonic, `wall_clock` counts from the epoch as files do; both in seconds.
+    `clock` is monotonic, `wall_clock` counts from the epoch as files do; both in seconds. With `fetches` the
+    site has a storage folder of its own, to which the files of jobs are brought.
     """
 
     def __init__(
@@ -75,11 +79,12 @@ class AgentShell:
         host: str = "127.0.0.1",
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
+        fetches: Fetches | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster, self.adapter, self.folders = cluster, adapter, StateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
-        self._policy = policy or OwnerPolicy()
+        self._policy, self._fetches = policy or OwnerPolicy(), fetches
         self._host, self._routes = host, routes
         read_routes(routes, cluster.name)
         self._table = PartTable(self.folders.path)
@@ -91,6 +96,7 @@ class AgentShell:
             fence=known.fence,
             priorities=cluster.priorities,
             policy=self._policy,
+            fetches=fetches is not None,
             now_s=clock(),
         )
         self.outbox = Outbox(self.folders.runs)
@@ -114,6 +120,7 @@ class AgentShell:
         self._apply(HoursSeen(now_s=self._clock(), is_open=self._policy.is_open(here)))
         seen = () if self._waiting else tuple(self._look())
         self._apply(WorkersSeen(now_s=self._clock(), workers=seen))
+        self._look_at_files()
         self._apply(LocalJobsSeen(now_s=self._clock(), jobs=local_jobs(self.folders, self.cluster)))
         entries = tuple((entry.job, entry.attempt) for entry in self.adapter.queue())
         self._apply(QueueSeen(now_s=self._clock(), entries=entries))
@@ -179,6 +186,9 @@ class AgentShell:
                 self._stop(self.folders.of(part, rank), force=force)
             case WriteRanks() | AskProtection() | EndLocal() | OrderQueue():
                 self._write_down(instruction)
+            case FetchFiles(part=part, clusters=clusters):
+                if self._fetches is not None and part.spec is not None:
+                    self._fetches.begin(part.job, part.spec, clusters)
             case Complain(text=text):
                 self._complain(text)
 
@@ -215,7 +225,8 @@ class AgentShell:
                 write_atomically(WorkerFolder(folder).started, "")
             else:
                 routes = read_routes(self._routes, self.cluster.name)
-                spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes)
+                root = self._fetches.root if self._fetches else None
+                spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes, storage=root)
                 WorkerFolder(folder).write_spec(spec)
             self.adapter.start(folder, worker.cards, part.command)
         except (IsthmusError, OSError, ValueError) as error:
@@ -245,6 +256,11 @@ class AgentShell:
                 if worker.live:
                     seen.append(self._look_at(part, rank, known=worker.address is not None))
         return seen
+
+    def _look_at_files(self) -> None:
+        for job, fetch in (self._fetches.seen() if self._fetches else {}).items():
+            now_s, words = self._clock(), fetch.words
+            self._apply(FilesSeen(now_s=now_s, job=job, words=words, here=fetch.here, failed=fetch.failed))
 
     def _look_at(self, part: HeldPart, rank: int, *, known: bool) -> SeenWorker:
         folder = self.folders.of(part, rank)

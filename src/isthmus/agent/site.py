@@ -32,7 +32,8 @@ class SiteState:
     `fence` is the highest that orders have come under, `dropped` the latest that was too low. From SIGTERM to
     SIGKILL a worker has `stop_grace_s`; it must check in within `checkin_timeout_s`, and may train without a
     line for `silence_timeout_s`. `arrivals` counts those that have come; `is_open` says that it is an hour at
-    which the pool may work here; `out` gathers the instructions of the present event.
+    which the pool may work here, `fetches` that it has a storage of its own; `out` gathers the instructions
+    of the present event.
     """
 
     cluster: str
@@ -47,6 +48,7 @@ class SiteState:
     dropped: int | None = None
     arrivals: int = 0
     is_open: bool = True
+    fetches: bool = False
     ending: bool = False
     out: list[Instruction] = field(default_factory=list)
 
@@ -169,6 +171,7 @@ _TRANSITIONS: dict[tuple[State, State], Callable[[SiteState, HeldPart], None]] =
     ("ready", "refused"): _note,
     ("ready", "released"): _free,
     ("evicting", "prepared"): _note,
+    ("evicting", "refused"): _free,
     ("evicting", "running"): _start,
     ("evicting", "queued"): _queue_again,
     ("evicting", "released"): _free,

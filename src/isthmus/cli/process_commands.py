@@ -113,6 +113,7 @@ def _how_to_use(found: dict[str, str]) -> str:
         "isthmus agent --cluster hangzhou --pool pool.yaml --state agent-state --token-file owner.token",
         "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
         "isthmus agent --pool site.yaml --state st --policy policy.yaml",
+        "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
     ],
 )
 def agent(
@@ -131,6 +132,14 @@ def agent(
     policy: Annotated[
         Path | None,
         typer.Option(metavar="POLICY.yaml", help="What the pool may do here: see `isthmus schema policy`."),
+    ] = None,
+    storage: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The site's own storage, below which jobs find their paths."),
+    ] = None,
+    sources: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="How to get at other sites' storage: JSON, by cluster."),
     ] = None,
     server: ServerOption = None,
     token_file: TokenFileOption = None,
@@ -156,6 +165,7 @@ def agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=here,
             state=state, host=host, routes=routes, ca=settings.ca, policy=rules,
+            storage=storage, sources=sources,
         )
     )  # fmt: skip
 

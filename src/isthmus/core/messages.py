@@ -120,7 +120,7 @@ class PartOrder(Frozen):
 
     `user` is whose job it is. `protect` asks a running part for a checkpoint that survives it, before it is
     released. `victims` are those whose cards it is given from `prepared` on, as far as the policy of the
-    site's owner allows.
+    site's owner allows. `files_at` names the clusters that have the job's files, where this one may not.
     """
 
     job: Name
@@ -131,6 +131,7 @@ class PartOrder(Frozen):
     priority: Priority = "middle"
     protect: bool = False
     victims: tuple[Victim, ...] = ()
+    files_at: tuple[Name, ...] = ()
     spec: Job | None = None
     plan: Plan | None = None
     rank_map: RankMap | None = None

@@ -1,0 +1,195 @@
+"""Files brought from another site: verified, resumed, told of; and the part that waits for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from isthmus.agent.fetches import Fetch, Fetches
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import FetchFiles, FilesSeen, Instruction
+from isthmus.agent.transfer import CommandSource, FolderSource, fetch_all, localised, place, read_sources
+from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.job import Job
+from tests.agent.hand import Site
+from tests.agent.samples import INVENTORY, JOB, order
+
+CHECKPOINT = "checkpoints/step-00000004"
+
+
+def put(root: Path, **files: bytes) -> None:
+    """Write files; `__` in a name stands for `/`."""
+    for name, data in files.items():
+        file = root / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+@pytest.fixture
+def north(tmp_path: Path) -> Path:
+    """A site's storage with all that `JOB` needs, and what a crash has left."""
+    root = tmp_path / "north"
+    put(root, model__config=b"{}", text=b"a" * 3_000_000)
+    put(root / CHECKPOINT, manifest=b"m", rank=b"r" * 2_000_000)
+    put(root / "checkpoints" / "step-00000005.tmp", rank=b"half")
+    return root
+
+
+def fetch(north: Path, south: Path, job: Job = JOB) -> list[tuple[int, int]]:
+    """Bring all of a job from north to south; return what was told."""
+    told: list[tuple[int, int]] = []
+    fetch_all(job, ["north"], {"north": FolderSource(north)}, south, lambda *seen: told.append(seen))
+    return told
+
+
+def test_all_that_a_job_needs_comes_and_nothing_unfinished(north: Path, tmp_path: Path) -> None:
+    """Checkpoints, model and data, with progress in bytes; a second time nothing is copied."""
+    south = tmp_path / "south"
+    told = fetch(north, south)
+    assert (south / CHECKPOINT / "rank").read_bytes() == (north / CHECKPOINT / "rank").read_bytes()
+    assert (south / "text").stat().st_size == 3_000_000
+    assert not list(south.rglob("*.tmp"))
+    assert told[:2] == [(1, 2_000_001), (2_000_001, 2_000_001)]
+    before = (south / "text").stat().st_mtime_ns
+    fetch(north, south)
+    assert (south / "text").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("left", [b"a" * 2_000_000, b"b" * 2_000_000, b"a" * 4_000_000])
+def test_a_copy_that_was_cut_off_goes_on_and_ends_right_whatever_is_left(
+    north: Path, tmp_path: Path, left: bytes
+) -> None:
+    """What is left is used where it is the beginning; else the checksum tells, and all is copied anew."""
+    south = tmp_path / "south"
+    put(south, **{"text.part": left})
+    fetch(north, south)
+    assert (south / "text").read_bytes() == (north / "text").read_bytes()
+    assert not (south / "text.part").exists()
+
+
+def test_a_damaged_file_of_the_same_size_is_copied_again(north: Path, tmp_path: Path) -> None:
+    """Size is no proof."""
+    south = tmp_path / "south"
+    put(south, text=b"b" * 3_000_000)
+    fetch(north, south)
+    assert (south / "text").read_bytes() == (north / "text").read_bytes()
+
+
+def test_without_a_source_the_files_cannot_be_had(tmp_path: Path) -> None:
+    """To begin anew would lose the work."""
+    with pytest.raises(UnavailableError, match="are at north, to which this site has no source"):
+        fetch_all(JOB, ["north"], {}, tmp_path, lambda *_: None)
+
+
+def test_a_command_copies_and_its_failure_is_told(tmp_path: Path) -> None:
+    """`{path}` and `{target}` are filled in; the last words of standard error are the reason."""
+    copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"
+    put(tmp_path / "north", model__config=b"{}")
+    source = CommandSource((sys.executable, "-c", copy, f"{tmp_path}/north/{{path}}", "{target}"))
+    assert source.fetch("/model", tmp_path / "south" / "model", lambda *_: None)
+    assert (tmp_path / "south" / "model" / "config").read_bytes() == b"{}"
+    with pytest.raises(UnavailableError, match="No such file"):
+        source.fetch("/nothing", tmp_path / "south" / "nothing", lambda *_: None)
+
+
+def test_sources_are_read_and_broken_ones_named(tmp_path: Path) -> None:
+    """A folder or the words of a command, by cluster."""
+    file = tmp_path / "sources.json"
+    file.write_text('{"north": "/mnt/north", "west": ["rsync", "west:/{path}", "{target}"]}')
+    assert read_sources(file) == {
+        "north": FolderSource(Path("/mnt/north")),
+        "west": CommandSource(("rsync", "west:/{path}", "{target}")),
+    }
+    file.write_text('{"north": 3}')
+    with pytest.raises(FileError, match="sources are JSON"):
+        read_sources(file)
+
+
+def test_a_jobs_paths_lie_below_the_sites_storage() -> None:
+    """Absolute and relative alike; URLs stay; nothing climbs out."""
+    job = JOB.model_copy(update={"output": "/pool/out", "model": "../../etc"})
+    data = JOB.data.model_copy(update={"paths": ("s3://texts/a", "/pool/text")})
+    here = localised(job.model_copy(update={"data": data}), Path("/site"))
+    assert (here.output, here.model, here.checkpoints.folder) == (
+        "/site/pool/out",
+        "/site/etc",
+        "/site/checkpoints",
+    )
+    assert here.data.paths == ("s3://texts/a", "/site/pool/text")
+    assert place(Path("/site"), "/a/../b") == Path("/site/a/b")
+
+
+def test_fetches_go_on_beside_the_agent_and_are_told_of_to_their_end(north: Path, tmp_path: Path) -> None:
+    """One a job, however often it is ordered; a failed one may be begun again."""
+    fetches = Fetches(tmp_path / "south", {"north": FolderSource(north)})
+    fetches.begin("j", JOB, ["north"])
+    fetches.begin("j", JOB, ["nowhere"])
+    assert _ended(fetches, "j") == Fetch(words="", here=True)
+    assert fetches.seen() == {}
+    fetches.begin("j", JOB, ["nowhere"])
+    assert _ended(fetches, "j").failed
+
+
+def _ended(fetches: Fetches, job: str) -> Fetch:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        fetch = fetches.seen()[job]
+        if fetch.here or fetch.failed:
+            return fetch
+    raise AssertionError("the fetch does not end")
+
+
+class Fetching(Site):
+    """A site with a storage of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = AgentMachine("east", INVENTORY, fetches=True)
+
+    def files(self, words: str = "", **seen: bool) -> list[Instruction]:
+        return self.handle(FilesSeen(now_s=self.now_s, job="a", words=words, **seen))
+
+
+def test_a_part_is_prepared_once_its_files_are_here() -> None:
+    """Its cards are held meanwhile, its progress told; what is ordered again begins nothing new."""
+    site = Fetching()
+    wants = order("prepared", files_at=("east", "north", "west"))
+    (step,) = site.obey(wants)
+    assert isinstance(step, FetchFiles)
+    assert step.clusters == ("north", "west")
+    assert site.states == {"a/1": "ready"}
+    site.files("half of it")
+    assert (site.states, site.detail()) == ({"a/1": "ready"}, "half of it")
+    site.files(here=True)
+    assert site.states == {"a/1": "prepared"}
+    assert site.obey(wants) == []
+
+
+def test_a_part_whose_files_cannot_be_had_is_refused_with_the_reason() -> None:
+    """Its cards are free again."""
+    site = Fetching()
+    site.obey(order("prepared", files_at=("north",)))
+    site.files("no way to north", failed=True)
+    assert (site.states, site.detail()) == ({"a/1": "refused"}, "east: no way to north")
+    assert site.machine.free_chips()["h20"] == 3
+
+
+def test_after_a_restart_the_files_are_asked_for_again() -> None:
+    """The agent that was bringing them is gone; the part does not start without them."""
+    site = Fetching()
+    wants = order("prepared", files_at=("north",))
+    site.obey(wants)
+    site.machine = AgentMachine("east", INVENTORY, list(site.machine.parts.values()), fetches=True)
+    site.wait(1)
+    assert site.states == {"a/1": "ready"}
+    assert [type(step) for step in site.obey(wants)] == [FetchFiles]
+
+
+def test_a_site_that_shares_its_files_fetches_none() -> None:
+    """Without a storage of its own."""
+    site = Site()
+    assert site.obey(order("prepared", files_at=("north",))) == []
+    assert site.states == {"a/1": "prepared"}
