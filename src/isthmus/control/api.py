@@ -345,7 +345,9 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     kind = NotFoundError if error.status_code == 404 else InputError
-    answer = as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), error.status_code)
+    unreadable = error.status_code == 400  # a body that is no JSON: a mistake like any other in it
+    status = 422 if unreadable else error.status_code
+    answer = as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), status)
     answer.headers.update(error.headers or {})
     return answer
 

@@ -1,0 +1,148 @@
+"""Who may read or change what, one test per operation of the OpenAPI document and token.
+
+An operation without a rule in `RULES` fails: whoever adds an endpoint says here whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from isthmus.control.api import create_app
+from isthmus.control.shell import ControlShell
+from isthmus.control.store import MemoryStore
+from isthmus.core.messages import LogChunk, ObservedPart, StepMetrics
+from tests.control.serving import EAST, WEST, plan_across, report, submission
+from tests.control.test_server_api import Server
+
+ANNS = "anns-secret"
+"""In the name, and so in the id, of all that is ann's; nobody but ann and admins may ever read it."""
+TOKENS = ("ann", "bob", "owner-east", "owner-west", "root")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who is answered 2xx by an operation asked about ann's job or site east; all others are refused.
+
+    `sees` are those of them whose answer may hold what is ann's. `body` is what is sent, `query` is appended.
+    What is `endless` is not read here where it is allowed: `test_stream.py` does.
+    """
+
+    may: tuple[str, ...]
+    sees: tuple[str, ...] = ()
+    body: Any = None
+    query: str = ""
+    endless: bool = False
+
+
+OPEN = (*TOKENS, "")
+USERS = ("ann", "bob", "root")
+ANN = Rule(may=("ann", "root"), sees=("ann", "root"))
+MINE = Rule(may=USERS, sees=("ann", "root"))
+
+
+def _wish(name: str = "other") -> dict[str, Any]:
+    return submission("k", name=name).model_dump(mode="json")
+
+
+RULES: dict[tuple[str, str], Rule] = {
+    ("GET", "/v1/health"): Rule(may=OPEN),
+    ("GET", "/metrics"): Rule(may=("owner-east", "owner-west", "root")),
+    ("POST", "/v1/jobs"): Rule(may=("bob", "root"), body=_wish()),
+    ("POST", "/v1/jobs:bulk"): Rule(may=USERS, body={"submissions": [_wish()]}),
+    ("POST", "/v1/jobs:dry-run"): Rule(may=USERS, sees=("ann", "root"), body=_wish()),
+    ("GET", "/v1/jobs"): MINE,
+    ("GET", "/v1/queue"): MINE,
+    ("GET", "/v1/jobs/{job_id}"): ANN,
+    ("DELETE", "/v1/jobs/{job_id}"): Rule(may=()),  # it has not ended: nobody may, and ann learns that
+    ("GET", "/v1/jobs/{job_id}/plans"): ANN,
+    ("GET", "/v1/jobs/{job_id}/queue"): ANN,
+    ("GET", "/v1/jobs/{job_id}/metrics"): ANN,
+    ("GET", "/v1/jobs/{job_id}/logs"): ANN,
+    ("POST", "/v1/jobs/{job_id}/choose"): Rule(
+        may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}
+    ),
+    ("POST", "/v1/jobs/{job_id}/cancel"): ANN,
+    ("GET", "/v1/events"): Rule(may=("ann", "root"), query="?job={job_id}", endless=True),
+    ("GET", "/v1/pool"): Rule(may=TOKENS),
+    ("POST", "/v1/agents/{cluster}/sync"): Rule(
+        may=("owner-east", "root"),
+        sees=("owner-east", "root"),
+        body=report(EAST).model_dump(mode="json", by_alias=True),
+    ),
+    ("POST", "/v1/tokens"): Rule(may=("root",), body={"role": "user", "name": "eve"}),
+}
+
+
+def operations() -> list[tuple[str, str]]:
+    """Every operation of the document."""
+    paths = create_app(ControlShell(MemoryStore(), planner=plan_across)).openapi()["paths"]
+    return sorted((method.upper(), path) for path, item in paths.items() for method in item)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    server.shell.start()
+    with server.http:
+        yield server
+    server.shell.close()
+
+
+@pytest.fixture
+def job(server: Server) -> str:
+    """A job of ann's under her key `k`, with a part, metrics and a log at east, whose orders name it."""
+    found = server.prepared(name=ANNS, key="k")
+    line = StepMetrics(job=found.id, attempt=1, rank=0, step=0, values={"loss": 1.0})
+    said = LogChunk(job=found.id, attempt=1, rank=0, offset=0, text=ANNS)
+    part = ObservedPart(job=found.id, attempt=1, state="prepared")
+    server.sync(report(EAST, part, metrics=(line,), logs=(said,)))
+    server.sync(report(WEST))
+    return found.id
+
+
+def test_every_operation_has_a_rule() -> None:
+    """Neither an endpoint without a rule, nor a rule without an endpoint."""
+    assert set(operations()) == set(RULES)
+
+
+@pytest.mark.parametrize("token", [*TOKENS, ""])
+@pytest.mark.parametrize(("method", "path"), operations())
+def test_a_token_reads_and_changes_only_what_is_its_own(
+    server: Server, job: str, method: str, path: str, token: str
+) -> None:
+    """Who may is answered; who may not is refused, reads nothing of ann's, and changes nothing of hers."""
+    rule = RULES.get((method, path), Rule(may=()))
+    if rule.endless and token in rule.may:
+        return
+    before = server.job(job)
+    pool_before = server.shell.pool()
+    where = (path + rule.query).format(job_id=job, cluster="east")
+    answer = server.call(method, where, rule.body, token=token or None)
+    assert answer.status_code < 500
+    if token in rule.may:
+        assert answer.status_code < 300, answer.text
+    else:
+        assert 400 <= answer.status_code < 500, answer.text
+        assert token or answer.status_code == 401
+    if token not in ("ann", "root", *rule.sees):
+        told = (
+            answer.text.replace(job, "") if token in ("bob",) and answer.status_code == 404 else answer.text
+        )
+        assert ANNS not in told
+    if token not in rule.may:
+        assert server.job(job) == before
+        assert server.shell.pool() == pool_before
+
+
+def test_an_owner_is_told_of_no_other_owners_site(server: Server, job: str) -> None:
+    """Whatever an owner may read, the name of another's cluster is not in it."""
+    for method, path in operations():
+        rule = RULES.get((method, path), Rule(may=()))
+        if method == "GET" and "owner-west" in rule.may:
+            answer = server.call(method, path, token="owner-west")
+            assert answer.status_code == 200
+            assert "owner-east" not in answer.text
