@@ -157,7 +157,7 @@ def _connect(state: State, job: JobRecord, now_s: float) -> None:
     """Every rank has checked in: hand out the rank map. The plan is now the one the job trains under."""
     workers = sorted((worker for part in job.present() for worker in part.workers), key=lambda w: w.rank)
     job.rank_map, job.ran, job.pinned = RankMap(workers=tuple(workers)), True, True
-    job.began_s = now_s
+    job.began_s, job.trained_at = now_s, tuple(part.cluster for part in job.present())
     _free_victims(state, job)
 
 

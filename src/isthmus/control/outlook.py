@@ -50,6 +50,8 @@ def _write(state: State, job: JobRecord, part: PartRecord) -> PartOrder:
         attempt=part.attempt,
         desired=part.desired,
         lease_s=state.rules.lease_s,
+        user=job.user,
+        files_at=job.trained_at,
         priority=job.priority,
         protect=part.protect,
         victims=part.victims,

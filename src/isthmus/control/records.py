@@ -91,11 +91,12 @@ class JobRecord:
     of every resource (`ledger`), `cuts` are its parts. A `pinned` plan stays the job's plan: its user chose
     it, or the job has trained under it (`ran`). `enqueued` says that parts stand in the queues of its sites.
     `setback` is why it last started again, `fault` where the cause of the present attempt's failure lies as
-    far as is known. `ending` is where `stopping` leads. `deadline_s` is when the present state has lasted too
-    long, `due_s` when its user wants it to have ended. `victims` are those whose chips a preempting job is
-    to have, `victim_of` names the job that is to have this one's; `saved_step` is the checkpoint with which
-    it made way. `run_s` is how long the plan should take (0: unknown) and `ends_s` when a run should end,
-    `ordered` that the job stands in `Indexes.order`.
+    far as is known. `ending` is where `stopping` leads. `deadline_s` is when the present state has lasted
+    too long, `due_s` when its user wants it to have ended. `victims` are those whose chips a preempting job
+    is to have, `victim_of` names the job that is to have this one's; `saved_step` is the checkpoint with
+    which it made way, `trained_at` are the clusters at which it last trained, and which so have its files.
+    `run_s` is how long the plan should take (0: unknown) and `ends_s` when a run should end, `ordered` that
+    the job stands in `Indexes.order`.
     """
 
     id: str
@@ -132,6 +133,7 @@ class JobRecord:
     parts: dict[tuple[int, str], PartRecord] = field(default_factory=dict)
     on_links: dict[str, int] = field(default_factory=dict)
     rank_map: RankMap | None = None
+    trained_at: tuple[str, ...] = ()
     began_s: float = 0.0
     ending: Ending = "waiting"
     deadline_s: float | None = None
