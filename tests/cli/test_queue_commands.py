@@ -8,6 +8,7 @@ from typing import Any
 
 from isthmus.core.plan import Refusal
 from isthmus.core.standing import Ahead, Standing
+from isthmus.core.views import VictimView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S
 
@@ -35,7 +36,7 @@ def standing(**changes: Any) -> Standing:
         ),
         "ahead": (
             Ahead(job="j-0001", state="waiting", priority="middle"),
-            Ahead(state="waiting", priority="high"),
+            Ahead(state="blocked", priority="high"),
         ),
         "start_s": START_S + 120,
         "earliest_s": START_S + 96,
@@ -69,6 +70,32 @@ def test_show_says_why_behind_whom_until_when() -> None:
         assert text in done.out
     row = next(line for line in done.out.splitlines() if line.startswith("compute"))
     assert row.split()[:3] == ["compute", "owner-a", "qingyang"]
+
+
+def test_show_names_whose_chips_a_job_could_have() -> None:
+    """The victims of an offer: whose, at which owner, how many chips, and the work that would be lost."""
+    made = server()
+    offer = VictimView(
+        cluster="qingyang", owner="owner-a", job="other-1", attempt=2, chips={"h20": 2}, unsaved_s=90
+    )
+    made.jobs["j-3f9a2c"] = made.jobs["j-3f9a2c"].model_copy(update={"offer": (offer,)})
+    done = run(made, "show", "stdlib-moe")
+    assert "It could have the chips of, if you agree" in done.out
+    row = next(line for line in done.out.splitlines() if line.startswith("other-1"))
+    assert row.split() == [
+        "other-1",
+        "of",
+        "the",
+        "pool",
+        "qingyang",
+        "owner-a",
+        "2",
+        "h20",
+        "1",
+        "min",
+        "30",
+        "s",
+    ]
 
 
 def test_show_says_all_of_it_in_json() -> None:

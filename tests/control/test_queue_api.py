@@ -42,15 +42,16 @@ def taken(server: Server) -> str:
 
 
 def test_a_waiting_job_answers_why_and_its_user_alone_may_ask(server: Server) -> None:
-    """The refusals of the planner, in the job's own answer; to others the job does not exist."""
+    """What its plan lacks at which owner; to others the job does not exist."""
     taken(server)
     job = server.submit("ann")
     server.until(lambda: server.job(job.id).state == "waiting")
     answer = server.call("GET", f"/v1/jobs/{job.id}/queue")
     assert answer.status_code == 200
     found = Standing.model_validate(answer.json())
-    assert (found.id, found.reason) == (job.id, "plan p1 waits for chips at east, west")
-    assert found.refused[0].reason.startswith("compute: east")
+    assert (found.id, found.reason) == (job.id, "plan p1 waits for what it lacks at east, west")
+    assert (found.place, server.job(job.id).place) == (1, 1)
+    assert [(one.owner, one.lacking_nodes) for one in found.refused] == [("owner-east", 1), ("owner-west", 1)]
     assert server.call("GET", f"/v1/jobs/{job.id}/queue", token="bob").status_code == 404
     assert server.call("GET", "/v1/jobs/nothing/queue").status_code == 404
 
@@ -107,6 +108,17 @@ def test_a_dry_run_of_a_job_that_would_wait_says_for_what_and_at_which_owner(ser
     ]
     assert found.standing.place == 1
     assert found.standing.start_s is None, "nobody predicted how long the running job takes"
+    assert found.victims == (), "the other job is of the same priority"
+
+
+def test_a_dry_run_names_whose_chips_a_job_could_have(server: Server) -> None:
+    """A job of a lower level at both owners would have to go; it is named, and what it would give up."""
+    running = taken(server)
+    found = dry_run(server, priority="high")
+    assert [(one.job, one.cluster, one.owner, one.chips) for one in found.victims] == [
+        (running, "east", "owner-east", {"h20": 1}),
+        (running, "west", "owner-west", {"h20": 1}),
+    ]
 
 
 def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.control.progress import Pace, Progress
-from isthmus.control.queue_view import queue_of, standing_of
+from isthmus.control.queue_view import about_job, about_queue, answer
 from isthmus.core.messages import StepMetrics
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.standing import Standing
@@ -22,7 +22,7 @@ def timed(*sites: str, seconds: float, name: str = "p") -> Plan:
 
 def stand(pool: Driver, job: str, viewer: str | None = "u", **paces: Pace) -> Standing:
     state = pool.coordinator.state
-    return standing_of(state, state.jobs[job], pool.now_s, paces, viewer)
+    return answer(about_job(state, state.jobs[job], pool.now_s, paces, viewer))[0]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_why_it_waits_at_which_owner(busy: Driver) -> None:
         ("compute", "owner-b", 1),
     ]
     assert found.refused[0].reason == "compute: a (owner-a) has 0 g free of the 1 needed"
-    assert found.reason == "plan p waits for chips at a, b"
+    assert found.reason == "plan p waits for what it lacks at a, b"
     assert found.needs == {"a": {"g": 1}, "b": {"g": 1}}
 
 
@@ -120,8 +120,9 @@ def test_other_users_jobs_stand_in_the_queue_without_their_names(busy: Driver) -
     other = stand(busy, "last", viewer="somebody")
     assert [(one.job, one.priority) for one in other.ahead] == [(None, "middle")]
     state = busy.coordinator.state
-    assert queue_of(state, busy.now_s, {}, "somebody") == ()
-    assert [one.id for one in queue_of(state, busy.now_s, {}, None)] == ["next", "last"]
+    assert answer(about_queue(state, busy.now_s, {}, "somebody")) == ()
+    assert [one.id for one in answer(about_queue(state, busy.now_s, {}, None))] == ["next", "last"]
+    assert [one.id for one in answer(about_queue(state, busy.now_s, {}, "u", limit=1))] == ["next"]
 
 
 def test_a_running_job_has_no_place(busy: Driver) -> None:

@@ -12,7 +12,7 @@ from isthmus.cli.tables import plans_table, stages_text, state_text, table
 from isthmus.core.plan import Refusal
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.units import format_seconds
-from isthmus.core.views import JobView
+from isthmus.core.views import JobView, VictimView
 
 
 def queue_table(standings: Sequence[Standing], now_s: float) -> RenderableType:
@@ -72,6 +72,10 @@ def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
         shown += [Text(""), table("Parts", columns, rows)]
     if standing.refused:
         shown += [Text(""), refusals_table(standing.refused)]
+    if view.offer:
+        shown += [Text(""), victims_table("It could have the chips of, if you agree", view.offer)]
+    if view.victims:
+        shown += [Text(""), victims_table("It takes the place of", view.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in standing.notes))
 
 
@@ -80,6 +84,10 @@ def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
     one = found.standing
     shown: list[RenderableType] = [Text(f"job {one.name} was not submitted; if it were now:")]
     shown += [*standing_lines(one, now_s), Text(""), plans_table(found.plans)]
+    if one.refused:
+        shown += [Text(""), refusals_table(one.refused)]
+    if found.victims:
+        shown += [Text(""), victims_table("It could have the chips of, if you agreed", found.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
 
 
@@ -105,3 +113,19 @@ def refusals_table(refused: Sequence[Refusal]) -> RenderableType:
     """Return what each stage refused, where and at whose clusters."""
     rows = [(one.stage or "search", one.owner or "", " + ".join(one.clusters), one.reason) for one in refused]
     return table("Refused", ("stage", "owner", "clusters", "reason"), rows)
+
+
+def victims_table(title: str, victims: Sequence[VictimView]) -> RenderableType:
+    """Return whose chips a job could have, at whose cluster, and the work that each would lose."""
+    rows = [
+        (
+            one.job,
+            "of the pool" if one.attempt else "of the site",
+            one.cluster,
+            one.owner,
+            " ".join(f"{number} {group}" for group, number in one.chips.items()),
+            format_seconds(one.unsaved_s),
+        )
+        for one in victims
+    ]
+    return table(title, ("job", "is", "cluster", "owner", "chips", "unsaved work"), rows)

@@ -1,32 +1,42 @@
-"""`dry_run`: what would become of a job if it were submitted now. It asks the planner and changes nothing."""
+"""What would become of a job if it were submitted now: the planner is asked, and nothing is changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from isthmus.control import ledger
 from isthmus.control.events import MakePlans
-from isthmus.control.ledger import give_plan
-from isthmus.control.queue_view import Paces, standing_of
-from isthmus.control.records import FreeChips, JobRecord, State
+from isthmus.control.queue_view import Paces, Question, about_job
+from isthmus.control.records import JobRecord, State
+from isthmus.control.views import job_view
 from isthmus.core.plan import PlanSet
-from isthmus.core.standing import DryRun
-from isthmus.core.views import Submission
+from isthmus.core.views import Submission, VictimView
 
 JOB = "dry-run"
 """What a job is called that is not there."""
 
 
 def requests(state: State, submission: Submission) -> tuple[MakePlans, MakePlans]:
-    """Return what the planner is asked: on what is free now; and on the pool as if nothing were in use."""
-    clusters = [record.cluster for record in state.clusters.values() if record.connected]
-    whole = {one.name: {group.name: group.chips for group in one.node_groups} for one in clusters}
-
-    def ask(free: FreeChips) -> MakePlans:
-        return MakePlans(
-            job_id=JOB, round=1, submission=submission, clusters=tuple(clusters), free_chips=free
-        )
-
-    return ask(state.free()), ask(whole)
+    """Return what the planner is asked: on what is free now, and on the pool as if nothing were in use."""
+    storage, gbps = ledger.left_of_pool(state)
+    whole, free = ledger.whole_pool(state), state.free()
+    for key, kept in ledger.chips_of(state.indexes.kept).items():
+        cluster, _, group = key.partition("/")
+        if group in free.get(cluster, {}):
+            free[cluster][group] = max(0, free[cluster][group] - kept)
+    clusters = tuple(state.clusters[name].cluster for name in free)
+    now = MakePlans(
+        job_id=JOB,
+        round=1,
+        submission=submission,
+        clusters=clusters,
+        free_chips=free,
+        free_storage_bytes=storage,
+        free_gbps=gbps,
+    )
+    everything = {"free_chips": whole, "free_storage_bytes": {}, "free_gbps": {}}
+    return now, now.model_copy(update=everything)
 
 
 def plans_of(asked: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], PlanSet]) -> PlanSet:
@@ -38,11 +48,20 @@ def plans_of(asked: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], 
     return PlanSet(plans=planner(whole).plans, refused=found.refused)
 
 
-def dry_run(
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Where the job would stand, and whose chips it could have at once."""
+
+    question: Question
+    victims: tuple[VictimView, ...]
+
+
+def about_dry_run(
     state: State, user: str, submission: Submission, plans: PlanSet, now_s: float, paces: Paces
-) -> DryRun:
-    """Return where a job with these plans would stand behind those that wait, as its user would see it."""
-    job = JobRecord.of(JOB, 0, user, submission, now_s)
+) -> Asked:
+    """Ask where a job with these plans would stand behind those that wait, as its user would see it."""
+    job = JobRecord.of(JOB, state.submitted + 1, user, submission, now_s)
     job.state, job.plans = "waiting", plans
-    give_plan(state, job, plans.plans[0] if plans.plans else None)
-    return DryRun(plans=plans, standing=standing_of(state, job, now_s, paces, user))
+    ledger.give_plan(state, job, plans.plans[0] if plans.plans else None)
+    victims = job_view(state, job, details=True).offer
+    return Asked(question=about_job(state, job, now_s, paces, user), victims=victims)

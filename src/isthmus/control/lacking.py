@@ -1,51 +1,91 @@
-"""`lacking`: which sites lack what for a plan now, as refusals that name the site's owner."""
+"""`lacking`: which sites and links lack what for a plan now, as refusals that name the owner."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from isthmus.control import ledger
 from isthmus.control.records import State
 from isthmus.core.plan import Part, Plan, Refusal
+from isthmus.core.units import format_bytes
+
+_KBPS = 1e6
+"""kbit/s in a Gbit/s."""
 
 
-def lacking(state: State, plan: Plan) -> tuple[Refusal, ...]:
-    """Return a refusal for each site that cannot take its part of `plan` now; none where the plan fits."""
-    return tuple(one for part in plan.parts() for one in _at(state, part))
+def lacking(state: State, plan: Plan, needs: Mapping[str, int]) -> tuple[Refusal, ...]:
+    """Return a refusal for each site or link that has not free what `plan` needs of it; none where it fits.
+
+    Storage and links are those of `needs`, by the ledger's keys.
+    """
+    found = [one for part in plan.parts() for one in _compute(state, part)]
+    away = {part.cluster for part in plan.parts() if not _is_connected(state, part.cluster)}
+    for key, amount in needs.items():
+        short = amount - ledger.free_of(state, key)
+        if short <= 0 or "/" in key or key.partition(":")[0] in away:
+            continue
+        found.append(_link(state, key, amount, short) if ">" in key else _storage(state, key, amount, short))
+    return tuple(found)
 
 
 def never_holds(state: State, plan: Plan) -> bool:
     """Tell whether a site of `plan` is away, or has fewer chips in all than its part needs."""
     for part in plan.parts():
-        record = state.clusters.get(part.cluster)
-        if record is None or not record.connected:
+        if not _is_connected(state, part.cluster):
             return True
-        chips = {group.name: group.chips for group in record.cluster.node_groups}
-        if any(chips.get(group, 0) < number for group, number in part.chips.items()):
+        record = state.clusters[part.cluster]
+        if any(record.capacity(group) < number for group, number in part.chips.items()):
             return True
     return False
 
 
-def _at(state: State, part: Part) -> Iterator[Refusal]:
-    record = state.clusters.get(part.cluster)
+def _is_connected(state: State, cluster: str) -> bool:
+    record = state.clusters.get(cluster)
+    return record is not None and record.connected
+
+
+def _compute(state: State, part: Part) -> Iterator[Refusal]:
+    record, where = state.clusters.get(part.cluster), (part.cluster,)
+    owner = record.cluster.owner if record else None
     if record is None or not record.connected:
         away = "is not connected" if record else "has not joined"
-        yield Refusal(
-            clusters=(part.cluster,),
-            stage="compute",
-            owner=record.cluster.owner if record else None,
-            reason=f"compute: {part.cluster} {away}",
-        )
+        reason = f"compute: {part.cluster} {away}"
+        yield Refusal(clusters=where, stage="compute", owner=owner, reason=reason)
         return
-    free, owner = record.free(), record.cluster.owner
     nodes = {group.name: group.chips_per_node for group in record.cluster.node_groups}
     for group, number in part.chips.items():
-        short = number - free.get(group, 0)
-        if short > 0:
+        free = record.free_of(group)
+        if free < number:
             yield Refusal(
-                clusters=(part.cluster,),
+                clusters=where,
                 stage="compute",
                 owner=owner,
-                lacking_nodes=-(-short // nodes.get(group, short)),
-                reason=f"compute: {part.cluster} ({owner}) has {free.get(group, 0)} {group} free of the "
-                f"{number} needed",
+                lacking_nodes=-(-(number - free) // nodes.get(group, 1)),
+                reason=f"compute: {part.cluster} ({owner}) has {free} {group} free of the {number} needed",
             )
+
+
+def _storage(state: State, key: str, amount: int, short: int) -> Refusal:
+    name = key.partition(":")[0]
+    owner = state.clusters[name].cluster.owner
+    return Refusal(
+        clusters=(name,),
+        stage="storage",
+        owner=owner,
+        lacking_bytes=short,
+        reason=f"storage: {name} ({owner}) has {format_bytes(amount - short)} left of the "
+        f"{format_bytes(amount)} needed",
+    )
+
+
+def _link(state: State, key: str, amount: int, short: int) -> Refusal:
+    source, _, target = key.partition(">")
+    record = state.clusters.get(source)
+    return Refusal(
+        clusters=(source, target),
+        stage="network",
+        owner=record.cluster.owner if record else None,
+        lacking_gbps=short / _KBPS,
+        reason=f"network: {source} to {target} has {(amount - short) / _KBPS:.3g} Gbit/s left of the "
+        f"{amount / _KBPS:.3g} needed",
+    )

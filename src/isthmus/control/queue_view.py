@@ -1,75 +1,89 @@
-"""The honest queue: why a job waits, who goes first, when it should start. Questions to the state; read only.
+"""The honest queue: why a job waits, who goes first, when it should start. Read only.
 
-`standing_of` answers for one job, as if it were waiting already where it is still being planned or chosen;
-`queue_of` lists the queue. Other users' jobs stand in it without their names.
+`about_job` and `about_queue` take down what the state says; `answer` then plays the queue forward, which may
+take a tenth of a second and needs the state no more. Other users' jobs stand there without their names.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from isthmus.control.forecast import SPREAD, Forecast, forecast_starts
 from isthmus.control.lacking import lacking, never_holds
 from isthmus.control.order import Objective, Release, Request
 from isthmus.control.progress import Pace
+from isthmus.control.queue_index import key_of, of_key
 from isthmus.control.records import ENDED, JobRecord, State
 from isthmus.core.plan import Plan
-from isthmus.core.priority import Priority
 from isthmus.core.standing import Ahead, Standing
 
 UNDER_WAY = frozenset({"preparing", "starting", "running", "stopping"})
-"""States in which a job has been promised its chips."""
+"""States in which a job has been promised its chips, or still has them."""
 
-HEAD = 1000
-"""So many jobs of the queue are looked at; those behind them have no place yet."""
+HEAD = 256
+"""So many jobs of the queue are played forward; those behind them have a place and no times."""
+
+TIMES = (
+    f"runs end when predicted, or by their pace so far; the band is for {SPREAD:.0%} more or less of each",
+    "jobs that are yet to come, failures, and chips that owners may take or give back are not in it",
+)
+NO_TIMES = ("no expected start: it waits for jobs whose end nobody can tell, or stands too far back",)
 
 Paces = Mapping[str, Pace]
 
-_RANK: Mapping[Priority, int] = {"high": 0, "middle": 1, "low": 2}
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What was asked: `standings` still without times, the queue as it is, who is who in it."""
+
+    standings: tuple[Standing, ...]
+    requests: tuple[Request, ...]
+    free: Mapping[str, int]
+    releases: tuple[Release, ...]
+    who: Mapping[str, Ahead]
+    now_s: float
+    objective: Objective
+    patience_s: float
+
+
+def about_job(state: State, job: JobRecord, now_s: float, paces: Paces, viewer: str | None) -> Question:
+    """Ask where `job` stands; `viewer` is the user who asks, None an operator.
+
+    It need not be in `state`. A job with candidate plans and none chosen is taken to wait for the first.
+    """
+    others = [one for one in _head(state) if one.id != job.id]
+    counts = is_before_its_start(job) and _holdable(state, job)
+    waiting = sorted([*others, job], key=key_of) if counts else others
+    return _question(state, [job], waiting, now_s, paces, viewer)
+
+
+def about_queue(state: State, now_s: float, paces: Paces, viewer: str | None, limit: int = 100) -> Question:
+    """Ask where the first `limit` of the viewer's jobs stand that do not run yet."""
+    ordered = (of_key(state, key) for key in state.indexes.order)
+    others = (job for job in state.live.values() if is_before_its_start(job) and not job.ordered)
+    mine = (job for job in (*ordered, *others) if viewer is None or job.user == viewer)
+    return _question(state, islice(mine, limit), _head(state), now_s, paces, viewer)
+
+
+def answer(question: Question) -> tuple[Standing, ...]:
+    """Return the standings with their times."""
+    found = forecast_starts(
+        question.requests,
+        question.free,
+        question.releases,
+        question.objective,
+        question.now_s,
+        patience_s=question.patience_s,
+    )
+    return tuple(_timed(one, found.get(one.id), question) for one in question.standings)
 
 
 def is_before_its_start(job: JobRecord) -> bool:
     """Tell whether a job has neither ended nor been promised its chips."""
     return job.state not in ENDED and job.state not in UNDER_WAY
-
-
-def standing_of(
-    state: State,
-    job: JobRecord,
-    now_s: float,
-    paces: Paces,
-    viewer: str | None,
-    objective: Objective = "arrival",
-) -> Standing:
-    """Return where `job` stands (it need not be in `state`); `viewer` is the user who asks, None an operator.
-
-    A job with candidate plans and none chosen is taken to wait for the first of them.
-    """
-    others = [one for one in _waiting(state) if one.id != job.id]
-    counts = is_before_its_start(job) and _holdable(state, job)
-    found = _forecasts(state, [*others, job] if counts else others, now_s, paces, objective)
-    return _standing(state, job, found.get(job.id), now_s, viewer)
-
-
-def queue_of(
-    state: State,
-    now_s: float,
-    paces: Paces,
-    viewer: str | None,
-    objective: Objective = "arrival",
-    limit: int = 100,
-) -> tuple[Standing, ...]:
-    """Return the first `limit` of the viewer's jobs that do not run yet, by place, then as they came."""
-    found = _forecasts(state, _waiting(state), now_s, paces, objective)
-    mine = [
-        job
-        for job in state.live.values()
-        if is_before_its_start(job) and (viewer is None or job.user == viewer)
-    ]
-    mine.sort(key=lambda job: (found[job.id].place if job.id in found else math.inf, job.submitted_s))
-    return tuple(_standing(state, job, found.get(job.id), now_s, viewer) for job in mine[:limit])
 
 
 def is_to_choose(job: JobRecord) -> bool:
@@ -82,16 +96,10 @@ def wanted_plan(job: JobRecord) -> Plan | None:
     return job.plan or (job.plans.plans[0] if job.plans and job.plans.plans else None)
 
 
-def _waiting(state: State) -> list[JobRecord]:
-    """Return the head of those that wait for chips which the pool has, be they in use: `HEAD` at most."""
-    waiting = (
-        job
-        for job in state.live.values()
-        if is_before_its_start(job) and not is_to_choose(job) and _holdable(state, job)
-    )
-    return heapq.nsmallest(
-        HEAD, waiting, key=lambda job: (_RANK[job.submission.job.priority], job.submitted_s)
-    )
+def _head(state: State) -> list[JobRecord]:
+    """Return the first of those that wait for chips which the pool has, be they in use."""
+    jobs = (of_key(state, key) for key in state.indexes.head(HEAD))
+    return [job for job in jobs if not is_to_choose(job) and _holdable(state, job)]
 
 
 def _holdable(state: State, job: JobRecord) -> bool:
@@ -99,23 +107,37 @@ def _holdable(state: State, job: JobRecord) -> bool:
     return plan is not None and not never_holds(state, plan)
 
 
-def _forecasts(
-    state: State, waiting: Iterable[JobRecord], now_s: float, paces: Paces, objective: Objective
-) -> dict[str, Forecast]:
-    requests = [_request(job, plan, paces) for job in waiting if (plan := wanted_plan(job)) is not None]
-    free = {f"{name}/{group}": n for name, groups in state.free().items() for group, n in groups.items()}
-    return forecast_starts(requests, free, _releases(state, now_s, paces), objective, now_s)
+def _question(
+    state: State,
+    asked: Iterable[JobRecord],
+    waiting: Sequence[JobRecord],
+    now_s: float,
+    paces: Paces,
+    viewer: str | None,
+) -> Question:
+    plans = [(job, plan) for job in waiting if (plan := wanted_plan(job)) is not None]
+    return Question(
+        standings=tuple(_standing(state, job) for job in asked),
+        requests=tuple(_request(job, plan, paces) for job, plan in plans),
+        free={f"{name}/{group}": n for name, groups in state.free().items() for group, n in groups.items()},
+        releases=tuple(_releases(state, now_s, paces)),
+        who={job.id: _who(job, viewer) for job in waiting},
+        now_s=now_s,
+        objective=state.objective,
+        patience_s=state.patience_s,
+    )
 
 
 def _request(job: JobRecord, plan: Plan, paces: Paces) -> Request:
-    wanted = job.submission.job
+    pace, steps = paces.get(job.id, Pace(0)), job.submission.job.training.steps
+    step_s = plan.predicted.iteration_s if plan.predicted else 0.0
     return Request(
         job=job.id,
         needs={f"{name}/{group}": n for name, groups in _needs(plan).items() for group, n in groups.items()},
         submitted_s=job.submitted_s,
-        priority=wanted.priority,
-        deadline_s=job.submitted_s + wanted.deadline_s if wanted.deadline_s else None,
-        run_s=_run_s(job, plan, paces),
+        priority=job.priority,
+        deadline_s=job.due_s,
+        run_s=max(0, steps - pace.steps_done) * step_s,
     )
 
 
@@ -123,25 +145,19 @@ def _needs(plan: Plan) -> dict[str, dict[str, int]]:
     return {part.cluster: dict(part.chips) for part in plan.parts()}
 
 
-def _run_s(job: JobRecord, plan: Plan, paces: Paces) -> float:
-    """Return how long the steps still to do should take; 0 where nobody predicted it."""
-    pace = paces.get(job.id, Pace(0))
-    step_s = plan.predicted.iteration_s if plan.predicted else 0.0
-    return max(0, job.submission.job.training.steps - pace.steps_done) * step_s
-
-
 def _releases(state: State, now_s: float, paces: Paces) -> list[Release]:
-    """Return the chips that jobs under way give back, each when it should end."""
-    found = []
-    for job in state.live.values():
-        chips: dict[str, int] = {}
-        for part in (part for part in job.unreleased() if part.promised):
-            for group, number in part.chips.items():
-                key = f"{part.cluster}/{group}"
-                chips[key] = chips.get(key, 0) + number
-        if chips:
-            found.append(Release(at_s=_ends_s(job, now_s, paces), chips=chips))
-    return found
+    """Return the chips that jobs give back which have been promised them, each when it should end."""
+    found: dict[str, dict[str, int]] = {}
+    for record in state.clusters.values():
+        for part in record.parts.values():
+            if part.promised:
+                chips = found.setdefault(part.job, {})
+                for group, number in part.chips.items():
+                    key = f"{part.cluster}/{group}"
+                    chips[key] = chips.get(key, 0) + number - part.borrowed.get(group, 0)
+    return [
+        Release(at_s=_ends_s(state.jobs[name], now_s, paces), chips=chips) for name, chips in found.items()
+    ]
 
 
 def _ends_s(job: JobRecord, now_s: float, paces: Paces) -> float:
@@ -155,71 +171,69 @@ def _ends_s(job: JobRecord, now_s: float, paces: Paces) -> float:
         return now_s + max(0, steps - pace.steps_done) * (pace.step_s or step_s)
     if not step_s:
         return math.inf
-    began_s = job.changed_s if job.state == "running" else now_s
+    began_s = job.began_s if job.state == "running" else now_s
     return max(now_s, began_s + steps * step_s)
 
 
-def _standing(
-    state: State, job: JobRecord, found: Forecast | None, now_s: float, viewer: str | None
-) -> Standing:
-    wanted, plan = job.submission.job, wanted_plan(job)
+def _standing(state: State, job: JobRecord) -> Standing:
+    plan = wanted_plan(job)
     refused = job.plans.refused if job.plans and plan is None else ()
     if plan is not None and is_before_its_start(job):
-        refused = (*lacking(state, plan), *refused)
-    times = (found.start_s, found.earliest_s, found.latest_s) if found else (math.inf,) * 3
-    start_s, earliest_s, latest_s = (None if math.isinf(one) else max(one, now_s) for one in times)
+        refused = (*lacking(state, plan, job.needs or {}), *refused)
+    notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and is_to_choose(job) else ()
     return Standing(
         id=job.id,
-        name=wanted.name,
+        name=job.submission.job.name,
         user=job.user,
         state=job.state,
-        priority=wanted.priority,
+        priority=job.priority,
         submitted_s=job.submitted_s,
         reason=_reason(state, job, plan),
-        place=found.place if found and not is_to_choose(job) else None,
+        place=_place(state, job),
         refused=refused,
         needs=_needs(plan) if plan and is_before_its_start(job) else {},
-        ahead=tuple(_ahead(state.jobs[name], viewer) for name in found.ahead) if found else (),
-        start_s=start_s,
-        earliest_s=earliest_s,
-        latest_s=latest_s,
-        notes=_notes(job, plan, found),
+        notes=notes,
     )
 
 
-def _ahead(job: JobRecord, viewer: str | None) -> Ahead:
+def _place(state: State, job: JobRecord) -> int | None:
+    """Return a job's place in the queue, or the one that a job would have which is not in the state."""
+    if job.ordered:
+        return int(state.indexes.order.index(key_of(job))) + 1
+    if job.id in state.jobs or not _holdable(state, job):
+        return None
+    return int(state.indexes.order.bisect_left(key_of(job))) + 1
+
+
+def _timed(one: Standing, found: Forecast | None, question: Question) -> Standing:
+    """Return a standing with its times and who goes first."""
+    if found is None:
+        return one
+    times = (("start_s", found.start_s), ("earliest_s", found.earliest_s), ("latest_s", found.latest_s))
+    known = {name: max(at_s, question.now_s) for name, at_s in times if not math.isinf(at_s)}
+    ahead = tuple(question.who[job] for job in found.ahead)
+    notes = (*(TIMES if "start_s" in known else NO_TIMES), *one.notes)
+    return one.model_copy(update={"ahead": ahead, "notes": notes, **known})
+
+
+def _who(job: JobRecord, viewer: str | None) -> Ahead:
     known = viewer is None or job.user == viewer
-    return Ahead(job=job.id if known else None, state=job.state, priority=job.submission.job.priority)
+    return Ahead(job=job.id if known else None, state=job.state, priority=job.priority)
 
 
 def _reason(state: State, job: JobRecord, plan: Plan | None) -> str:
     """Say in a few words what a job waits for; what it lacks stands beside it."""
-    if not is_before_its_start(job):
+    if not is_before_its_start(job) or job.state == "preempting":
         return job.reason
-    if job.state == "planning":
-        return "the planner is looking for plans"
     if plan is None:
-        return "no plan fits what is free"
+        return "the planner is looking for plans" if job.state == "planning" else "no plan fits what is free"
     if never_holds(state, plan):
         return f"the pool as it is connected cannot hold plan {plan.id}"
     if is_to_choose(job):
         return f"its user is to choose among {len(job.plans.plans if job.plans else ())} plans"
-    where = dict.fromkeys(name for one in lacking(state, plan) for name in one.clusters)
+    where = dict.fromkeys(
+        " > ".join(one.clusters) for one in lacking(state, plan, job.needs or {}) if one.clusters
+    )
     if where:
-        return f"plan {plan.id} waits for chips at {', '.join(where)}"
-    return job.reason or "what it needs is free, but kept for jobs before it, or it starts next"
-
-
-def _notes(job: JobRecord, plan: Plan | None, found: Forecast | None) -> Sequence[str]:
-    """Say what expected times rest on, and why there are none."""
-    if found is None:
-        return ()
-    if math.isinf(found.start_s):
-        return ("no expected start: it waits for jobs whose end nobody can tell, or stands too far back",)
-    notes = [
-        f"runs end when predicted, or by their pace so far; the band is {SPREAD:.0%} sooner and later",
-        "jobs that are yet to come, failures, and chips that owners may take or give back are not in it",
-    ]
-    if is_to_choose(job) and plan is not None:
-        notes.append(f"as if plan {plan.id} were chosen now")
-    return tuple(notes)
+        return f"plan {plan.id} waits for what it lacks at {', '.join(where)}"
+    return "what it needs is free, but kept for jobs before it, or it starts next"

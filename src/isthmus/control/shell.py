@@ -18,7 +18,7 @@ from isthmus.control.actor import Actor, Folded, Request
 from isthmus.control.admission import find
 from isthmus.control.changes import Change, Changes
 from isthmus.control.coordinator import Coordinator, Rules
-from isthmus.control.dry_run import dry_run, plans_of, requests
+from isthmus.control.dry_run import about_dry_run, plans_of, requests
 from isthmus.control.events import (
     AgentReported,
     EpochBegan,
@@ -40,7 +40,8 @@ from isthmus.control.metrics import Meters
 from isthmus.control.placement import check_clusters, check_degrees, check_placement
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.progress import Progress
-from isthmus.control.queue_view import queue_of, standing_of
+from isthmus.control.queue_view import Question, about_job, about_queue, answer
+from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
@@ -48,6 +49,8 @@ from isthmus.core.pool import Cluster, Pool
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
+SNAPSHOT_EVERY = 20_000
+"""Events after which the state is kept for the next start."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
 
@@ -72,6 +75,7 @@ class ControlShell:
         rules: Rules | None = None,
         clock: Callable[[], float] = time.time,
         leadership: Leadership | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.store, self.file, self.clock = store, pool, clock
         self.changes = Changes()
@@ -83,7 +87,8 @@ class ControlShell:
         self._job_log, self.meters = JobLog(), Meters()
         self._progress = Progress()
         self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
-        self._actor = Actor(store, self._observe, rules, self.meters.flushed)
+        self._actor = Actor(store, self._observe, rules, self.meters.flushed, snapshots, self._resume)
+        self._saved = self._actor.number
         self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
@@ -163,16 +168,16 @@ class ControlShell:
     def queue(self, user: str | None) -> tuple[Standing, ...]:
         """Return where the jobs (of one user) stand that do not run yet, first to start first."""
         now_s, paces = self.clock(), self._progress.paces()
-        return self._ask(lambda coordinator: queue_of(coordinator.state, now_s, paces, user))
+        return answer(self._ask(lambda coordinator: about_queue(coordinator.state, now_s, paces, user)))
 
     def standing(self, job_id: str, user: str | None) -> Standing:
         """Return where a job stands, as its user may see it; None sees as an operator."""
         now_s, paces = self.clock(), self._progress.paces()
 
-        def ask(coordinator: Coordinator) -> Standing:
-            return standing_of(coordinator.state, find(coordinator.state, job_id), now_s, paces, user)
+        def ask(coordinator: Coordinator) -> Question:
+            return about_job(coordinator.state, find(coordinator.state, job_id), now_s, paces, user)
 
-        return self._ask(ask)
+        return answer(self._ask(ask))[0]
 
     def dry_run(self, user: str, submission: Submission) -> DryRun:
         """Return what would become of a job if it were submitted now; changes nothing.
@@ -188,7 +193,8 @@ class ControlShell:
 
         plans = plans_of(self._ask(ask), self._planning.answer)
         now_s, paces = self.clock(), self._progress.paces()
-        return self._ask(lambda c: dry_run(c.state, user, submission, plans, now_s, paces))
+        asked = self._ask(lambda c: about_dry_run(c.state, user, submission, plans, now_s, paces))
+        return DryRun(plans=plans, standing=answer(asked.question)[0], victims=asked.victims)
 
     def _check(self, coordinator: Coordinator, submission: Submission) -> None:
         """Raise `InputError` where a job's placement names what the pool does not know, or nowhere at all."""
@@ -303,6 +309,13 @@ class ControlShell:
         epoch = self._epoch
         return Request(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
+    def _resume(self, number: int, coordinator: Coordinator) -> None:
+        """Take over from a snapshot what observing its events would have told."""
+        for job in coordinator.state.jobs.values():
+            self.changes.note_submitted(job.id, job.user)
+            self.changes.note(job.id, number)
+            self.meters.resume(job.id, job.state)
+
     def _observe(self, folded: Folded) -> None:
         """Keep up with what is durable, and do what it asks for where that is this server's to do."""
         self.meters.look(folded)
@@ -348,6 +361,8 @@ class ControlShell:
 
     def tick(self) -> None:
         """Take in what time alone has brought about; a server that does not lead only keeps up."""
+        if self._actor.number - self._saved >= SNAPSHOT_EVERY:
+            self._saved = self._actor.save()
         self._lead_or_follow()
         now_s = self.clock()
         heard = self._leadership.heard()

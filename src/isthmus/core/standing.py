@@ -7,7 +7,7 @@ from pydantic import Field
 from isthmus.core.base import Count, Frozen, Index, Name
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.priority import Priority
-from isthmus.core.views import JobState
+from isthmus.core.views import JobState, VictimView
 
 
 class Ahead(Frozen):
@@ -50,8 +50,10 @@ class DryRun(Frozen):
     """What would become of a job if it were submitted now; nothing was changed.
 
     Where no plan fits what is free, `plans` are those it would have to wait for. `standing` is that of the
-    first of them.
+    first of them, `victims` are those whose chips it could have for that one at once, if its user agreed:
+    none where it needs nobody's, or where nobody's would do.
     """
 
     plans: PlanSet
     standing: Standing
+    victims: tuple[VictimView, ...] = ()
