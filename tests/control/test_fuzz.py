@@ -1,4 +1,4 @@
-"""The interface, fuzzed from its own document: whatever is sent, no answer is a 5xx, and all are documented."""
+"""The interface, fuzzed from its own document: whatever is sent, no answer is a 5xx, all are documented."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import Event, Instruction
+from isthmus.control.snapshots import Snapshots, freeze, without_collection
 from isthmus.control.store import LogMovedError, Store
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 
@@ -94,7 +95,8 @@ class _Decided:
 class Actor:
     """The one way to the coordinator. Raises `IsthmusError` where the log cannot be folded.
 
-    `flushed` is told of every append: the seconds until it was on disk, and its number of events.
+    `flushed` is told of every append: the seconds until it was on disk, and its number of events. With
+    `snapshots` a fold begins behind the newest; `resumed` is told of one that the first fold began with.
     """
 
     def __init__(
@@ -103,8 +105,11 @@ class Actor:
         observe: Observe,
         rules: Rules | None = None,
         flushed: Callable[[float, int], None] = lambda _seconds, _num_events: None,
+        snapshots: Snapshots | None = None,
+        resumed: Callable[[int, Coordinator], None] = lambda _number, _coordinator: None,
     ) -> None:
         self._store, self._observe, self._rules, self._flushed = store, observe, rules, flushed
+        self._snapshots, self._resumed = snapshots, resumed
         self._queue: list[Request] = []
         self._queue_lock, self._lock = threading.Lock(), threading.Lock()
         self._coordinator: Coordinator | None = None
@@ -120,6 +125,15 @@ class Actor:
     def take(self, propose: Callable[[Coordinator], Event | None], answer: Callable[[Coordinator], T]) -> T:
         """Take an event in, durably, where it changes anything; return the answer."""
         return self.settle([Request(answer, propose)])[0].value()  # type: ignore[no-any-return]
+
+    def save(self) -> int:
+        """Keep a snapshot of the durable state, where there is a place; return its last event's number."""
+        with self._lock:
+            coordinator, number = self._current(), self.number
+            body = freeze(coordinator) if self._snapshots and number else b""
+        if self._snapshots and number:
+            self._snapshots.save(self._store, number, body)
+        return number
 
     def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Settle requests in their order, together with whatever else waits; return them done."""
@@ -211,13 +225,22 @@ class Actor:
     def _current(self, *, live: bool = True) -> Coordinator:
         """Return the coordinator with every durable event folded in."""
         if self._coordinator is None:
-            fresh = Coordinator(self._rules)
-            self.number = 0
-            self._fold(fresh, live=live)
+            fresh = self._newest()
+            with without_collection():
+                self._fold(fresh, live=live)
             self._coordinator = fresh
         elif self._store.shared:
             self._fold(self._coordinator, live=live)
         return self._coordinator
+
+    def _newest(self) -> Coordinator:
+        """Return the coordinator to fold on: that of the newest snapshot, or an empty one."""
+        found = self._snapshots.load(self._store, self._rules or Rules()) if self._snapshots else None
+        self.number, coordinator = found or (0, Coordinator(self._rules))
+        if self.number > self._told:
+            self._told = self.number
+            self._resumed(self.number, coordinator)
+        return coordinator
 
     def _fold(self, coordinator: Coordinator, *, live: bool) -> None:
         for number, event in self._store.events(self.number):

@@ -60,6 +60,11 @@ class Meters:
         self._appends.observe(seconds)
         self._batches.observe(num_events)
 
+    def resume(self, job_id: str, state: str) -> None:
+        """Take a job's state over from a snapshot."""
+        self._states[job_id] = state
+        self._by_state[state] += 1
+
     def look(self, folded: Folded) -> None:
         """Count what a durable event has changed; those replayed at the start only set the states."""
         if folded.live:

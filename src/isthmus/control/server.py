@@ -22,6 +22,7 @@ from isthmus.control.leadership import Leadership
 from isthmus.control.planner import PlannerProcess
 from isthmus.control.planning import Planner
 from isthmus.control.shell import ControlShell
+from isthmus.control.snapshots import Snapshots
 from isthmus.control.sqlite_store import SqliteStore
 from isthmus.control.store import Store
 from isthmus.control.tls import Certificate, self_signed
@@ -90,7 +91,12 @@ def run_server(
         own = PlannerProcess()
         leadership = _leadership(config)
         shell = ControlShell(
-            store, config.pool, planner=planner or own, rules=config.rules, leadership=leadership
+            store,
+            config.pool,
+            planner=planner or own,
+            rules=config.rules,
+            leadership=leadership,
+            snapshots=Snapshots(config.state),
         )
         stack.callback(shell.close)
         stack.callback(own.close)

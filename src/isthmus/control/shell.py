@@ -41,6 +41,7 @@ from isthmus.control.placement import check_clusters, check_degrees, check_place
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.progress import Progress
 from isthmus.control.queue_view import Question, about_job, about_queue, answer
+from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
@@ -48,6 +49,8 @@ from isthmus.core.pool import Cluster, Pool
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
+SNAPSHOT_EVERY = 20_000
+"""Events after which the state is kept for the next start."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
 
@@ -72,6 +75,7 @@ class ControlShell:
         rules: Rules | None = None,
         clock: Callable[[], float] = time.time,
         leadership: Leadership | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.store, self.file, self.clock = store, pool, clock
         self.changes = Changes()
@@ -83,7 +87,8 @@ class ControlShell:
         self._job_log, self.meters = JobLog(), Meters()
         self._progress = Progress()
         self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
-        self._actor = Actor(store, self._observe, rules, self.meters.flushed)
+        self._actor = Actor(store, self._observe, rules, self.meters.flushed, snapshots, self._resume)
+        self._saved = self._actor.number
         self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
@@ -304,6 +309,13 @@ class ControlShell:
         epoch = self._epoch
         return Request(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
+    def _resume(self, number: int, coordinator: Coordinator) -> None:
+        """Take over from a snapshot what observing its events would have told."""
+        for job in coordinator.state.jobs.values():
+            self.changes.note_submitted(job.id, job.user)
+            self.changes.note(job.id, number)
+            self.meters.resume(job.id, job.state)
+
     def _observe(self, folded: Folded) -> None:
         """Keep up with what is durable, and do what it asks for where that is this server's to do."""
         self.meters.look(folded)
@@ -349,6 +361,8 @@ class ControlShell:
 
     def tick(self) -> None:
         """Take in what time alone has brought about; a server that does not lead only keeps up."""
+        if self._actor.number - self._saved >= SNAPSHOT_EVERY:
+            self._saved = self._actor.save()
         self._lead_or_follow()
         now_s = self.clock()
         heard = self._leadership.heard()

@@ -1,0 +1,151 @@
+"""`Snapshots`: the state after some event of the log, kept in a file: a start folds only what follows.
+
+A snapshot is a cache, never the truth: one of other code, other rules, another log, or that does not read
+whole, is passed over, and the log folded from its beginning. Its body is a pickle, read by an unpickler that
+makes nothing but the data classes of `isthmus` and plain containers.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+import isthmus
+from isthmus.control.coordinator import Coordinator
+from isthmus.control.events import encode
+from isthmus.control.records import State
+from isthmus.control.rules import Rules
+from isthmus.control.store import Store
+
+FILE = "snapshot"
+_CONTAINERS = frozenset(
+    [
+        ("collections", "deque"),
+        ("collections", "OrderedDict"),
+        ("sortedcontainers.sorteddict", "SortedDict"),
+        ("sortedcontainers.sortedlist", "SortedList"),
+        ("sortedcontainers.sortedlist", "SortedKeyList"),
+        ("builtins", "set"),
+        ("builtins", "frozenset"),
+    ]
+)
+_log = logging.getLogger("isthmus.server")
+
+
+class Snapshots:
+    """The newest snapshot of one server, in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / FILE
+
+    def save(self, store: Store, number: int, body: bytes) -> None:
+        """Keep `body`, what `freeze` made of the state after event `number`. A full disk is only logged."""
+        head = {"code": _code(), "event": _digest(store, number), "number": number}
+        head |= {"sha256": hashlib.sha256(body).hexdigest()}
+        try:
+            _write(self.file, json.dumps(head).encode() + b"\n" + body)
+        except OSError as error:
+            _log.warning("no snapshot could be written to %s: %s", self.file, error)
+
+    def load(self, store: Store, rules: Rules) -> tuple[int, Coordinator] | None:
+        """Return the state of the newest snapshot and the number of its last event; None without one."""
+        try:
+            line, _, body = self.file.read_bytes().partition(b"\n")
+            head = json.loads(line)
+            number = int(head["number"])
+            fits = head["code"] == _code() and head["sha256"] == hashlib.sha256(body).hexdigest()
+            if not fits or head["event"] != _digest(store, number):
+                return None
+            with without_collection():
+                state = _DataOnly(io.BytesIO(body)).load()
+        except FileNotFoundError:
+            return None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            pickle.PickleError,
+        ) as error:
+            _log.warning("the snapshot %s is passed over: %s", self.file, error)
+            return None
+        if not isinstance(state, State) or state.rules != rules:
+            return None
+        coordinator = Coordinator(rules)
+        coordinator.state = state
+        return number, coordinator
+
+
+def freeze(coordinator: Coordinator) -> bytes:
+    """Return the state as `Snapshots.save` takes it."""
+    return pickle.dumps(coordinator.state, protocol=5)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file for its owner only, so that a reader sees it whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let the collector of cycles rest while very many objects are made: it would walk them all, often."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _DataOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _CONTAINERS:
+            return super().find_class(module, name)
+        if module.startswith(("isthmus.control.", "isthmus.core.")):
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                return found
+        raise pickle.UnpicklingError(f"a snapshot holds no {module}.{name}")
+
+
+def _digest(store: Store, number: int) -> str:
+    """Return what tells the log's event `number` from that of any other log; "" where there is none."""
+    for found, event in store.events(number - 1):
+        return hashlib.sha256(encode(event).encode()).hexdigest() if found == number else ""
+    return ""
+
+
+@functools.cache
+def _code() -> str:
+    """Return what changes with the code that makes a state, and with what it is written by."""
+    versions = [isthmus.__version__, platform.python_version(), pydantic.VERSION]
+    found = hashlib.sha256(" ".join(versions).encode())
+    package = Path(isthmus.__file__).parent
+    for file in sorted([*package.glob("control/*.py"), *package.glob("core/*")]):
+        if file.is_file():
+            found.update(file.name.encode() + file.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,134 @@
+"""Snapshots: a start behind one has the very state of a fold from the beginning, or passes it over."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+
+from isthmus.control import snapshots as module
+from isthmus.control.actor import Actor, Folded, Request
+from isthmus.control.coordinator import Coordinator
+from isthmus.control.events import AgentReported, JobCancelled, JobSubmitted
+from isthmus.control.rules import Rules
+from isthmus.control.shell import ControlShell
+from isthmus.control.snapshots import Snapshots
+from isthmus.control.store import MemoryStore
+from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
+
+
+class Life:
+    """One life of an actor on a store, with the snapshots of a folder; what it was told."""
+
+    def __init__(self, store: MemoryStore, folder: Path, rules: Rules | None = None) -> None:
+        self.told: list[int] = []
+        self.resumed_at = 0
+        self.actor = Actor(store, self._observe, rules, snapshots=Snapshots(folder), resumed=self._resume)
+
+    def _observe(self, folded: Folded) -> None:
+        self.told.append(folded.number)
+
+    def _resume(self, number: int, _coordinator: Coordinator) -> None:
+        self.resumed_at = number
+
+    def submit(self, name: str) -> None:
+        event = JobSubmitted(now_s=1.0, job_id=name, user="ann", submission=submission(name, name=name))
+        self.actor.settle([Request(lambda _: None, lambda _: event)])[0].value()
+
+    def views(self) -> object:
+        return self.actor.ask(
+            lambda c: (c.jobs(), c.pool(), c.orders("east"), c.epoch, c.job_of_key("ann", "a"))
+        )
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A log with two sites and two jobs."""
+    store = MemoryStore()
+    store.append([AgentReported.of(report(site), 0.5) for site in (EAST, WEST)])
+    return store
+
+
+def test_a_start_folds_only_what_follows_and_has_the_same_state(store: MemoryStore, tmp_path: Path) -> None:
+    """The script: 1. jobs; 2. a snapshot; 3. more jobs; 4. a new life is told of the latter only."""
+    first = Life(store, tmp_path)
+    first.submit("a")
+    first.submit("b")
+    assert first.actor.save() == 4
+    first.submit("c")
+    again = Life(store, tmp_path)
+    assert (again.resumed_at, again.told) == (4, [5])
+    assert again.views() == first.views() == Life(store, tmp_path / "none").views()
+    again.submit("d")
+    assert [number for number, _ in store.events(5)] == [6]
+
+
+def test_a_snapshot_of_another_log_code_or_rules_is_passed_over(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a cache: whatever it does not fit, the log is folded whole."""
+    first = Life(store, tmp_path)
+    first.submit("a")
+    first.actor.save()
+    assert Life(store, tmp_path).resumed_at == 3
+    other = MemoryStore()
+    other.append([JobSubmitted(now_s=1, job_id=f"o{i}", user="u", submission=submission()) for i in range(5)])
+    assert Life(other, tmp_path).told == [1, 2, 3, 4, 5]
+    assert Life(MemoryStore(), tmp_path).resumed_at == 0
+    assert Life(store, tmp_path, Rules(retry_s=9)).resumed_at == 0
+    monkeypatch.setattr(module, "_code", lambda: "newer")
+    assert Life(store, tmp_path).told == [1, 2, 3]
+
+
+@pytest.mark.parametrize("damage", ["", "{}\n", "no json\n", "cut", "flipped"])
+def test_a_damaged_snapshot_is_passed_over(store: MemoryStore, tmp_path: Path, damage: str) -> None:
+    """Cut, overwritten or flipped: the state comes from the log."""
+    first = Life(store, tmp_path)
+    first.submit("a")
+    first.actor.save()
+    file = Snapshots(tmp_path).file
+    whole = file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o600
+    changed = {"cut": whole[:-1], "flipped": whole[:-9] + b"x" + whole[-8:]}
+    file.write_bytes(changed.get(damage, damage.encode()))
+    again = Life(store, tmp_path)
+    assert (again.resumed_at, again.told) == (0, [1, 2, 3])
+    assert again.views() == first.views()
+
+
+def test_a_snapshot_makes_nothing_but_data(caplog: pytest.LogCaptureFixture) -> None:
+    """A body that names any other thing, even of isthmus, is refused before that is called."""
+    for body in (pickle.dumps(print), pickle.dumps(module.freeze), pickle.dumps(logging.Handler)):
+        with pytest.raises(pickle.UnpicklingError, match="a snapshot holds no"):
+            module._DataOnly(__import__("io").BytesIO(body)).load()
+
+
+def test_a_failed_append_folds_from_the_snapshot(store: MemoryStore, tmp_path: Path) -> None:
+    """Where the coordinator is thrown away, the next begins behind the snapshot; nobody is told twice."""
+    life = Life(store, tmp_path)
+    life.submit("a")
+    life.actor.save()
+    life.actor._coordinator = None
+    life.submit("b")
+    assert life.told == [1, 2, 3, 4]
+    assert life.views() == Life(store, tmp_path / "none").views()
+
+
+def test_followers_and_meters_know_the_jobs_of_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts behind a snapshot streams and counts what one does that folds the whole log."""
+    monkeypatch.setattr("isthmus.control.shell.SNAPSHOT_EVERY", 1)
+    store = MemoryStore()
+    first = ControlShell(store, POOL, planner=plan_across, snapshots=Snapshots(tmp_path))
+    kept, gone = first.submit("ann", submission()), first.submit("bob", submission())
+    first.tick()
+    store.append([JobCancelled(now_s=2.0, job_id=gone.id)])
+    again = ControlShell(store, POOL, planner=plan_across, snapshots=Snapshots(tmp_path))
+    assert [change.job_id for change in again.changes.since(0, 9, "ann")] == [kept.id]
+    assert sum(again.meters.jobs().values()) == 2
+    assert again.meters.jobs()["cancelled"] == 1
+    for shell in (first, again):
+        shell.close()
