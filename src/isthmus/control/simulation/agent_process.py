@@ -13,7 +13,7 @@ from isthmus.control.simulation.delays import Delays
 from isthmus.control.simulation.faults import Faults
 from isthmus.control.simulation.lies import lie
 from isthmus.control.simulation.runs import Runs
-from isthmus.control.simulation.scheduler import LocalScheduler
+from isthmus.control.simulation.scheduler import LocalScheduler, Work
 from isthmus.control.simulation.server import SimulatedServer
 from isthmus.control.simulation.site import SimulatedSite
 from isthmus.control.simulation.site_parts import Act, LocalJob, PartKey, SitePart
@@ -194,7 +194,8 @@ class AgentProcess:
                 self._start(part)
             elif act.what == "stop":
                 stop_s, status = (0.0, 137) if act.force else (self._delays.stop_s, 143)
-                self._kernel.call(self._kernel.now + stop_s, self._stop, (part.key, status))
+                work = self.scheduler.find(part.key) or self.scheduler.bar(part.key)
+                self._kernel.call(self._kernel.now + stop_s, self._stop, (work, status))
             elif act.what == "ranks" and part.plan is not None:
                 self._runs.ready(self.name, part.job, part.attempt, part.plan.clusters)
             elif act.what == "protect":
@@ -224,10 +225,12 @@ class AgentProcess:
         else:
             self._kernel.call(check_in_s, self._see, key)
 
-    def _stop(self, asked: tuple[PartKey, int]) -> None:
-        key, status = asked
-        if self._end(key, status):
-            if key[1]:
+    def _stop(self, asked: tuple[Work, int]) -> None:
+        """End what was asked to end; of a name that was used again since, the new work goes on."""
+        work, status = asked
+        key = work.key
+        if self.scheduler.find(key) is work:
+            if self._end(key, status) and key[1]:
                 self._runs.lost(self.name, key[0], key[1])
             self._see(key)
 
@@ -239,7 +242,9 @@ class AgentProcess:
 
     def fail(self, key: PartKey) -> None:
         """A node that the part runs on fails."""
-        self._stop((key, 1))
+        work = self.scheduler.find(key)
+        if work is not None:
+            self._stop((work, 1))
 
     def _see(self, key: PartKey) -> None:
         """Look at the processes of a part, as the agent does; nobody looks while it is dead."""
