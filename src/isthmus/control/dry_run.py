@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from isthmus.control import ledger
 from isthmus.control.events import MakePlans
-from isthmus.control.queue_view import Paces, Question, about_job
+from isthmus.control.expected import Paces
+from isthmus.control.queue_view import Question, about_job
 from isthmus.control.records import JobRecord, State
 from isthmus.control.views import job_view
 from isthmus.core.plan import PlanSet

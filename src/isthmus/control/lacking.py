@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from isthmus.control import ledger
 from isthmus.control.records import State
-from isthmus.core.plan import Part, Plan, Refusal
+from isthmus.core.plan import Part, Refusal
 from isthmus.core.units import format_bytes
 
 _KBPS = 1e6
 """kbit/s in a Gbit/s."""
 
 
-def lacking(state: State, plan: Plan, needs: Mapping[str, int]) -> tuple[Refusal, ...]:
-    """Return a refusal for each site or link that has not free what `plan` needs of it; none where it fits.
+def lacking(state: State, parts: Sequence[Part], needs: Mapping[str, int]) -> tuple[Refusal, ...]:
+    """Return a refusal for each site or link that has not free what a plan needs of it; none where it fits.
 
-    Storage and links are those of `needs`, by the ledger's keys.
+    Chips are those of the plan's `parts`, storage and links those of `needs`, by the ledger's keys.
     """
-    found = [one for part in plan.parts() for one in _compute(state, part)]
-    away = {part.cluster for part in plan.parts() if not _is_connected(state, part.cluster)}
+    found = [one for part in parts for one in _compute(state, part)]
+    away = {part.cluster for part in parts if not _is_connected(state, part.cluster)}
     for key, amount in needs.items():
         short = amount - ledger.free_of(state, key)
         if short <= 0 or "/" in key or key.partition(":")[0] in away:
@@ -28,9 +28,9 @@ def lacking(state: State, plan: Plan, needs: Mapping[str, int]) -> tuple[Refusal
     return tuple(found)
 
 
-def never_holds(state: State, plan: Plan) -> bool:
-    """Tell whether a site of `plan` is away, or has fewer chips in all than its part needs."""
-    for part in plan.parts():
+def never_holds(state: State, parts: Sequence[Part]) -> bool:
+    """Tell whether the site of one of `parts` is away, or has fewer chips in all than that needs."""
+    for part in parts:
         if not _is_connected(state, part.cluster):
             return True
         record = state.clusters[part.cluster]

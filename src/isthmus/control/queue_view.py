@@ -7,21 +7,26 @@ take a tenth of a second and needs the state no more. Other users' jobs stand th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from isthmus.control.expected import (
+    Paces,
+    cuts_of,
+    is_before_its_start,
+    is_to_choose,
+    releases,
+    request_of,
+    wanted_plan,
+)
 from isthmus.control.forecast import SPREAD, Forecast, forecast_starts
 from isthmus.control.lacking import lacking, never_holds
 from isthmus.control.order import Objective, Release, Request
-from isthmus.control.progress import Pace
 from isthmus.control.queue_index import key_of, of_key
-from isthmus.control.records import ENDED, JobRecord, State
+from isthmus.control.records import JobRecord, State
 from isthmus.core.plan import Plan
 from isthmus.core.standing import Ahead, Standing
-
-UNDER_WAY = frozenset({"preparing", "starting", "running", "stopping"})
-"""States in which a job has been promised its chips, or still has them."""
 
 HEAD = 256
 """So many jobs of the queue are played forward; those behind them have a place and no times."""
@@ -31,8 +36,6 @@ TIMES = (
     "jobs that are yet to come, failures, and chips that owners may take or give back are not in it",
 )
 NO_TIMES = ("no expected start: it waits for jobs whose end nobody can tell, or stands too far back",)
-
-Paces = Mapping[str, Pace]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +65,8 @@ def about_job(state: State, job: JobRecord, now_s: float, paces: Paces, viewer: 
 
 def about_queue(state: State, now_s: float, paces: Paces, viewer: str | None, limit: int = 100) -> Question:
     """Ask where the first `limit` of the viewer's jobs stand that do not run yet."""
-    ordered = (of_key(state, key) for key in state.indexes.order)
-    others = (job for job in state.live.values() if is_before_its_start(job) and not job.ordered)
-    mine = (job for job in (*ordered, *others) if viewer is None or job.user == viewer)
-    return _question(state, islice(mine, limit), _head(state), now_s, paces, viewer)
+    every = _of(state, viewer) if viewer is not None else _all(state)
+    return _question(state, islice(every, limit), _head(state), now_s, paces, viewer)
 
 
 def answer(question: Question) -> tuple[Standing, ...]:
@@ -81,19 +82,18 @@ def answer(question: Question) -> tuple[Standing, ...]:
     return tuple(_timed(one, found.get(one.id), question) for one in question.standings)
 
 
-def is_before_its_start(job: JobRecord) -> bool:
-    """Tell whether a job has neither ended nor been promised its chips."""
-    return job.state not in ENDED and job.state not in UNDER_WAY
+def _all(state: State) -> Iterator[JobRecord]:
+    """Yield the jobs that do not run yet, in the order of the queue, then those that are not in it."""
+    for key in state.indexes.order:
+        yield of_key(state, key)
+    yield from (job for job in state.live.values() if is_before_its_start(job) and not job.ordered)
 
 
-def is_to_choose(job: JobRecord) -> bool:
-    """Tell whether a job's user has yet to choose its plan."""
-    return job.plan is None and not job.auto
-
-
-def wanted_plan(job: JobRecord) -> Plan | None:
-    """Return the plan that a job waits for: its own, else the first of its candidates."""
-    return job.plan or (job.plans.plans[0] if job.plans and job.plans.plans else None)
+def _of(state: State, user: str) -> Iterator[JobRecord]:
+    """Yield a user's jobs that do not run yet, likewise."""
+    jobs = (state.jobs[state.indexes.numbers[number]] for number in state.indexes.of_user.get(user, ()))
+    mine = [job for job in jobs if is_before_its_start(job)]
+    return iter(sorted(mine, key=lambda job: (not job.ordered, key_of(job))))
 
 
 def _head(state: State) -> list[JobRecord]:
@@ -103,8 +103,7 @@ def _head(state: State) -> list[JobRecord]:
 
 
 def _holdable(state: State, job: JobRecord) -> bool:
-    plan = wanted_plan(job)
-    return plan is not None and not never_holds(state, plan)
+    return wanted_plan(job) is not None and not never_holds(state, cuts_of(job))
 
 
 def _question(
@@ -118,9 +117,9 @@ def _question(
     plans = [(job, plan) for job in waiting if (plan := wanted_plan(job)) is not None]
     return Question(
         standings=tuple(_standing(state, job) for job in asked),
-        requests=tuple(_request(job, plan, paces) for job, plan in plans),
+        requests=tuple(request_of(job, plan, paces) for job, plan in plans),
         free={f"{name}/{group}": n for name, groups in state.free().items() for group, n in groups.items()},
-        releases=tuple(_releases(state, now_s, paces)),
+        releases=tuple(releases(state, now_s, paces)),
         who={job.id: _who(job, viewer) for job in waiting},
         now_s=now_s,
         objective=state.objective,
@@ -128,58 +127,11 @@ def _question(
     )
 
 
-def _request(job: JobRecord, plan: Plan, paces: Paces) -> Request:
-    pace, steps = paces.get(job.id, Pace(0)), job.submission.job.training.steps
-    step_s = plan.predicted.iteration_s if plan.predicted else 0.0
-    return Request(
-        job=job.id,
-        needs={f"{name}/{group}": n for name, groups in _needs(plan).items() for group, n in groups.items()},
-        submitted_s=job.submitted_s,
-        priority=job.priority,
-        deadline_s=job.due_s,
-        run_s=max(0, steps - pace.steps_done) * step_s,
-    )
-
-
-def _needs(plan: Plan) -> dict[str, dict[str, int]]:
-    return {part.cluster: dict(part.chips) for part in plan.parts()}
-
-
-def _releases(state: State, now_s: float, paces: Paces) -> list[Release]:
-    """Return the chips that jobs give back which have been promised them, each when it should end."""
-    found: dict[str, dict[str, int]] = {}
-    for record in state.clusters.values():
-        for part in record.parts.values():
-            if part.promised:
-                chips = found.setdefault(part.job, {})
-                for group, number in part.chips.items():
-                    key = f"{part.cluster}/{group}"
-                    chips[key] = chips.get(key, 0) + number - part.borrowed.get(group, 0)
-    return [
-        Release(at_s=_ends_s(state.jobs[name], now_s, paces), chips=chips) for name, chips in found.items()
-    ]
-
-
-def _ends_s(job: JobRecord, now_s: float, paces: Paces) -> float:
-    """Return when a job under way should end: by its pace where it was measured, else by its prediction."""
-    if job.state not in UNDER_WAY or job.state == "stopping":
-        return now_s
-    predicted = job.plan.predicted if job.plan else None
-    step_s = predicted.iteration_s if predicted else 0.0
-    pace, steps = paces.get(job.id), job.submission.job.training.steps
-    if pace is not None and (pace.step_s or step_s):
-        return now_s + max(0, steps - pace.steps_done) * (pace.step_s or step_s)
-    if not step_s:
-        return math.inf
-    began_s = job.began_s if job.state == "running" else now_s
-    return max(now_s, began_s + steps * step_s)
-
-
 def _standing(state: State, job: JobRecord) -> Standing:
     plan = wanted_plan(job)
     refused = job.plans.refused if job.plans and plan is None else ()
     if plan is not None and is_before_its_start(job):
-        refused = (*lacking(state, plan, job.needs or {}), *refused)
+        refused = (*lacking(state, cuts_of(job), job.needs or {}), *refused)
     notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and is_to_choose(job) else ()
     return Standing(
         id=job.id,
@@ -191,7 +143,7 @@ def _standing(state: State, job: JobRecord) -> Standing:
         reason=_reason(state, job, plan),
         place=_place(state, job),
         refused=refused,
-        needs=_needs(plan) if plan and is_before_its_start(job) else {},
+        needs={cut.cluster: dict(cut.chips) for cut in cuts_of(job)} if is_before_its_start(job) else {},
         notes=notes,
     )
 
@@ -227,12 +179,12 @@ def _reason(state: State, job: JobRecord, plan: Plan | None) -> str:
         return job.reason
     if plan is None:
         return "the planner is looking for plans" if job.state == "planning" else "no plan fits what is free"
-    if never_holds(state, plan):
+    if never_holds(state, cuts_of(job)):
         return f"the pool as it is connected cannot hold plan {plan.id}"
     if is_to_choose(job):
         return f"its user is to choose among {len(job.plans.plans if job.plans else ())} plans"
     where = dict.fromkeys(
-        " > ".join(one.clusters) for one in lacking(state, plan, job.needs or {}) if one.clusters
+        " > ".join(one.clusters) for one in lacking(state, cuts_of(job), job.needs or {}) if one.clusters
     )
     if where:
         return f"plan {plan.id} waits for what it lacks at {', '.join(where)}"
