@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,6 +13,7 @@ from isthmus.cli.command import verb
 from isthmus.cli.interrupt import interruptible
 from isthmus.cli.shell import Shell
 from isthmus.cli.tables import table
+from isthmus.control.order import Objective
 from isthmus.control.simulation.compare import Comparison, compare
 from isthmus.control.simulation.generate import generate_trace
 from isthmus.control.simulation.outcome import PoolOutcome
@@ -27,6 +28,7 @@ commands = typer.Typer()
 PANEL = "Know before you run"
 QUIET_S = 1.0
 DAY_S = 86_400.0
+Kind = TypeVar("Kind")
 
 
 @verb(
@@ -35,6 +37,7 @@ DAY_S = 86_400.0
     name="simulate-pool",
     examples=[
         "isthmus simulate-pool --jobs 500 --owners 3",
+        "isthmus simulate-pool --scenario pool --objective arrival --objective utilisation",
         "sacct -a -X -P -o JobID,Account,Submit,Elapsed,NNodes,ReqTRES,QOS > jobs.txt",
         "isthmus simulate-pool jobs.txt --pool pool.yaml --node-mtbf-days 200",
         "isthmus simulate-pool jobs.txt --limit 2000 --scenario home --json | jq .pool.p95_s",
@@ -55,6 +58,14 @@ def simulate_pool(
             metavar="NAME",
             help="alone: each owner's own queue; home: that, and the pool's where a job waits; "
             "pool: one queue for all. All three, without it; may be repeated.",
+        ),
+    ] = None,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="By what the pool orders its queue: arrival, utilisation, throughput or deadline; "
+            "may be repeated, to see them side by side.",
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Jobs to generate.")] = 1000,
@@ -84,7 +95,8 @@ def simulate_pool(
     asked = Comparison(
         trace=given,
         pool=load_pool(pool) if pool else pool_for(given, load, owners),
-        scenarios=_scenarios(scenario),
+        scenarios=_among("scenario", get_args(Scenario), scenario) or get_args(Scenario),
+        objectives=_among("objective", get_args(Objective), objective) or ("arrival",),
         node_mtbf_s=node_mtbf_days * DAY_S if node_mtbf_days else None,
         seed=seed,
         until_s=days * DAY_S if days else None,
@@ -128,18 +140,22 @@ def _generate(owners: int, jobs: int, load: float, seed: int) -> Trace:
     return generate_trace(chips, seed=seed, num_jobs=jobs, load=load, chips_per_worker=CHIPS_PER_NODE)
 
 
-def _scenarios(names: list[str] | None) -> tuple[Scenario, ...]:
-    known: tuple[Scenario, ...] = ("alone", "home", "pool")
+def _among(what: str, known: tuple[Kind, ...], names: list[str] | None) -> tuple[Kind, ...]:
+    """Return those of `known` that are named; raise `InputError` for a name that is not known."""
     unknown = [name for name in names or () if name not in known]
     if unknown:
-        raise InputError(f"no scenario '{unknown[0]}'", hint=f"there is {', '.join(known)}")
-    return tuple(name for name in known if not names or name in names)
+        raise InputError(f"no {what} '{unknown[0]}'", hint=f"there is {', '.join(map(str, known))}")
+    return tuple(one for one in known if one in (names or ()))
+
+
+def _name(one: PoolOutcome) -> str:
+    return f"{one.scenario}, {one.objective}" if one.objective else one.scenario
 
 
 def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
     runs = [
         (
-            one.scenario + ("" if one.whole else " (broken off)"),
+            _name(one) + ("" if one.whole else " (broken off)"),
             f"{one.pool.done}/{one.pool.num_jobs}",
             format_seconds(one.pool.mean_s),
             format_seconds(one.pool.p95_s),
@@ -162,7 +178,7 @@ def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
         "events/CPU s",
     )
     every = table("In all", ("scenario", *figures), runs, right="|".join(figures))
-    heads = ("owner", "jobs", *(f"{one.scenario}: mean, p95" for one in outcomes))
+    heads = ("owner", "jobs", *(f"{_name(one)}: mean, p95" for one in outcomes))
     rows = []
     for owner in sorted({waits.owner for one in outcomes for waits in one.owners}):
         theirs = [next(waits for waits in one.owners if waits.owner == owner) for one in outcomes]

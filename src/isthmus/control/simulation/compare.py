@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from isthmus.control.order import Objective
 from isthmus.control.simulation.breakdowns import break_down
 from isthmus.control.simulation.outcome import PoolOutcome
 from isthmus.control.simulation.pools import settle
@@ -24,6 +25,7 @@ class Comparison:
     trace: Trace
     pool: Pool
     scenarios: tuple[Scenario, ...] = ("alone", "home", "pool")
+    objectives: tuple[Objective, ...] = ("arrival",)
     node_mtbf_s: float | None = None
     seed: int = 0
     until_s: float | None = None
@@ -35,8 +37,8 @@ def compare(asked: Comparison, go_on: GoOn | None = None) -> Iterator[PoolOutcom
     After `go_on` has said no, the run in hand is told as far as it came, and none is begun.
     """
     jobs, pool = settle(asked.trace, asked.pool)
-    for scenario in asked.scenarios:
-        world = PoolWorld(pool, jobs, scenario=scenario)
+    for scenario, objective in _runs(asked):
+        world = PoolWorld(pool, jobs, scenario=scenario, objective=objective)
         if asked.node_mtbf_s is not None:
             for number, agent in enumerate(world.agents.values()):
                 rng = random.Random(asked.seed * 1000 + number)
@@ -45,6 +47,13 @@ def compare(asked: Comparison, go_on: GoOn | None = None) -> Iterator[PoolOutcom
         yield world.outcome()
         if ended:
             return
+
+
+def _runs(asked: Comparison) -> Iterator[tuple[Scenario, Objective]]:
+    """Yield every scenario under every objective; owners alone have no queue of the pool to order."""
+    for scenario in asked.scenarios:
+        for objective in asked.objectives[:1] if scenario == "alone" else asked.objectives:
+            yield scenario, objective
 
 
 def _play(world: PoolWorld, scenario: Scenario, go_on: GoOn | None, until_s: float | None) -> bool:

@@ -7,10 +7,12 @@ Their pipelines are planned already: a gang of W workers is S stages of W / S eq
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from isthmus.control.events import MakePlans
 from isthmus.control.placement import Requirement, Resources, StageNeed, WanNeed, place
 from isthmus.control.placement.requirement import Range
+from isthmus.control.placement.resources import Ends
 from isthmus.control.simulation.trace import TraceJob
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
@@ -64,7 +66,11 @@ class TracePlanner:
         if most < job.chips:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason=f"{most} of {job.chips} chips"),))
         resources = _resources(request.clusters, free)
-        resources.links = self._links
+        resources.links = self._links | {
+            ends: replace(self._links[ends], free_gbps=gbps)
+            for ends, gbps in ((_ends(name), gbps) for name, gbps in request.free_gbps.items())
+            if ends in self._links
+        }
         refused: list[Refusal] = []
         for chip in self._kinds if job.chip not in self._kinds else (job.chip,):
             requirement = self._requirement(job, chip)
@@ -114,6 +120,11 @@ class TracePlanner:
                 iteration_s=job.run_s, tgs_tokens_per_card_s=0, samples_per_s=0, peak_memory_bytes=()
             ),
         )
+
+
+def _ends(name: str) -> Ends:
+    source, _, target = name.partition(">")
+    return source, target
 
 
 def _resources(clusters: tuple[Cluster, ...], free: dict[str, dict[str, int]]) -> Resources:

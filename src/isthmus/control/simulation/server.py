@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from isthmus.control.coordinator import Coordinator, Rules
@@ -20,12 +21,15 @@ from isthmus.control.events import (
     JobChanged,
     MakePlans,
     PlansMade,
+    PoolSet,
     Restarted,
 )
+from isthmus.control.order import Objective
 from isthmus.control.simulation.faults import Faults
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages import AgentOrders, AgentReport
 from isthmus.core.plan import PlanSet
+from isthmus.core.pool import Link
 from isthmus.sim.kernel import Kernel
 
 
@@ -65,12 +69,21 @@ class _Died(Exception):  # noqa: N818 - it is what happens, not an error
     """The server's process is gone."""
 
 
-class SimulatedServer:
-    """The server on `kernel`'s clock. `plan` answers requests for plans, `planning_s` after they are made.
+@dataclass(frozen=True, kw_only=True)
+class QueueRules:
+    """The operator's links, and by what the queue is ordered; see `PoolSet`."""
 
-    `log` None keeps nothing, for runs in which nobody dies. `observe` is told of every job that has changed,
-    `check` of the coordinator after every event. `up_s` is when it last came up, `cpu_s` what
-    decisions took, `counts` what was decided.
+    links: tuple[Link, ...] = ()
+    objective: Objective = "arrival"
+    patience_s: float = 3600.0
+
+
+class SimulatedServer:
+    """The server on `kernel`'s clock, with `queue` for its operator's will.
+
+    `plan` answers requests for plans, `planning_s` after they are made. `log` None keeps nothing, for runs in
+    which nobody dies. `observe` is told of every job that has changed, `check` of the coordinator after every
+    event. `up_s` is when it last came up, `cpu_s` what decisions took, `counts` what was decided.
     """
 
     def __init__(
@@ -78,6 +91,7 @@ class SimulatedServer:
         kernel: Kernel,
         plan: Callable[[MakePlans], PlanSet],
         *,
+        queue: QueueRules,
         rules: Rules | None = None,
         planning_s: float = 0.01,
         log: EventLog | None = None,
@@ -91,7 +105,10 @@ class SimulatedServer:
         self.cpu_s = self.planning_cpu_s = 0.0
         self.counts: Counter[str] = Counter()
         self.coordinator = Coordinator(rules)
-        self._act(self.coordinator.handle(EpochBegan(now_s=0.0, epoch=1)))
+        self._commit(EpochBegan(now_s=0.0, epoch=1))
+        self._commit(
+            PoolSet(now_s=0.0, links=queue.links, objective=queue.objective, patience_s=queue.patience_s)
+        )
 
     @property
     def clock_s(self) -> float:
@@ -123,9 +140,11 @@ class SimulatedServer:
         name = report.cluster.name
         try:
             self._commit(AgentReported.of(report, self.clock_s))
-            self.coordinator.hear(name, self.clock_s)
-            began_s = time.process_time()
-            orders = AgentOrders(fence=self.coordinator.epoch, parts=self.coordinator.orders(name))
+            coordinator, began_s = self.coordinator, time.process_time()
+            coordinator.hear(name, self.clock_s, report)
+            orders = AgentOrders(
+                fence=coordinator.epoch, parts=coordinator.orders(name), queue=coordinator.queue(name)
+            )
             self.cpu_s += time.process_time() - began_s
             self._maybe_die("server dies before it answers")
         except _Died:

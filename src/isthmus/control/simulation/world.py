@@ -15,6 +15,7 @@ from typing import Literal
 
 from isthmus.control.coordinator import Rules
 from isthmus.control.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.order import Objective
 from isthmus.control.simulation.agent_process import AgentProcess
 from isthmus.control.simulation.delays import Delays
 from isthmus.control.simulation.faults import Faults
@@ -22,7 +23,7 @@ from isthmus.control.simulation.home import Home
 from isthmus.control.simulation.jobs import TracePlanner, submission_of
 from isthmus.control.simulation.outcome import JobFate, PoolOutcome, Waits, waits_by_owner
 from isthmus.control.simulation.runs import Progress, Runs
-from isthmus.control.simulation.server import EventLog, SimulatedServer
+from isthmus.control.simulation.server import EventLog, QueueRules, SimulatedServer
 from isthmus.control.simulation.site import SimulatedSite
 from isthmus.control.simulation.site_parts import PartKey
 from isthmus.control.simulation.trace import TraceJob
@@ -50,6 +51,7 @@ class PoolWorld:
         jobs: Sequence[TraceJob],
         *,
         scenario: Scenario = "pool",
+        objective: Objective = "arrival",
         rules: Rules | None = None,
         delays: Delays | None = None,
         faults: Faults | None = None,
@@ -58,7 +60,7 @@ class PoolWorld:
         processes: Callable[[str, PartKey, bool], None] = lambda *_: None,
         check: Callable[[SimulatedServer, float], None] | None = None,
     ) -> None:
-        self.kernel, self.scenario = Kernel(), scenario
+        self.kernel, self.scenario, self.objective = Kernel(), scenario, objective
         self.delays, self.faults = delays or Delays(), faults or Faults()
         self.faults.clock = lambda: self.kernel.now
         total = sum(group.chips for one in pool.clusters for group in one.node_groups)
@@ -70,6 +72,7 @@ class PoolWorld:
         self.server = SimulatedServer(
             self.kernel,
             TracePlanner(jobs, pool),
+            queue=QueueRules(links=pool.links, objective=objective),
             rules=rules,
             planning_s=self.delays.planning_s,
             log=log,
@@ -115,14 +118,14 @@ class PoolWorld:
             if go_on is not None and not go_on(self.kernel.now, len(self.fates) - len(self._open)):
                 return
 
-    def outcome(self, objective: str = "") -> PoolOutcome:
+    def outcome(self) -> PoolOutcome:
         """Return what it has come to so far."""
         fates = list(self.fates.values())
         ended_s = self._ended_s if not self._open else self.kernel.now
         done = sum(fate.job.chips * fate.job.run_s for fate in fates if fate.ended_s is not None)
         return PoolOutcome(
             scenario=self.scenario,
-            objective=objective,
+            objective="" if self.scenario == "alone" else self.objective,
             pool=Waits.of("all", fates),
             owners=waits_by_owner(fates),
             utilisation=done / (self.num_chips * ended_s) if ended_s else 0.0,
