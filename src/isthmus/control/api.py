@@ -276,11 +276,11 @@ def get_process_metrics(caller: By, shell: Shell) -> Response:
     return Response(exposition(caller, shell.meters, seen, shell.gauges()), media_type=CONTENT_TYPE)
 
 
-def _submitted(outcome: JobView | IsthmusError) -> Submitted:
+def _submitted(outcome: str | IsthmusError) -> Submitted:
     if isinstance(outcome, IsthmusError):
         told = outcome.as_dict()
         return Submitted(error=ErrorBody(error=told["error"], message=told["message"], hint=told["hint"]))
-    return Submitted(id=outcome.id)
+    return Submitted(id=outcome)
 
 
 def _own_job(shell: ControlShell, caller: Caller, job_id: str) -> JobView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import logging
 import signal
 import socket
@@ -100,6 +101,7 @@ def run_server(
         )
         stack.callback(shell.close)
         stack.callback(own.close)
+        gc.freeze()  # what was folded stays: the collector of cycles need not walk it again and again
         shell.start()
         token = config.state / ADMIN_FILE
         listening = Listening(

@@ -6,9 +6,9 @@ Planning runs beside it, and its answer comes back as one more event. Metrics an
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -114,16 +114,22 @@ class ControlShell:
         Raises `InputError` where its placement names what the pool does not know, and `PlanError` where it
         fixes degrees that cannot be.
         """
-        found: JobView = self._actor.settle([self._submission(user, submission)])[0].value()
+        asked = self._submission(user, submission, lambda coordinator, job_id: coordinator.job(job_id))
+        found: JobView = self._actor.settle([asked])[0].value()
         return found
 
-    def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[JobView | IsthmusError]:
-        """Take many jobs in with one flush, each as if it came alone: its view, or why it was refused."""
-        done = self._actor.settle([self._submission(user, one) for one in submissions])
+    def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[str | IsthmusError]:
+        """Take many jobs in with one flush, each as if it came alone: its id, or why it was refused."""
+        done = self._actor.settle(
+            [self._submission(user, one, lambda _, job_id: job_id) for one in submissions]
+        )
         return [_outcome(request) for request in done]
 
-    def _submission(self, user: str, submission: Submission) -> Request:
-        job_id = f"{submission.job.name[:50]}-{uuid.uuid4().hex[:8]}"
+    def _submission(
+        self, user: str, submission: Submission, show: Callable[[Coordinator, str], object]
+    ) -> Request:
+        """Return the request that takes a job in; `show` makes the answer out of the id of the job."""
+        job_id = f"{submission.job.name[:50]}-{secrets.token_hex(4)}"
         now_s, wrong = self.clock(), _wrong_degrees(submission)
 
         def propose(coordinator: Coordinator) -> Event | None:
@@ -134,14 +140,14 @@ class ControlShell:
                 raise wrong
             return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=submission)
 
-        def answer(coordinator: Coordinator) -> JobView:
-            known = coordinator.job(coordinator.job_of_key(user, submission.key) or job_id)
-            if known.job != submission.job:
+        def answer(coordinator: Coordinator) -> object:
+            known = coordinator.job_of_key(user, submission.key) or job_id
+            if known != job_id and coordinator.job(known).job != submission.job:
                 raise ConflictError(
-                    f"key '{submission.key}' already stands for another job, '{known.id}'",
+                    f"key '{submission.key}' already stands for another job, '{known}'",
                     hint="use a new key for a new job",
                 )
-            return known
+            return show(coordinator, known)
 
         return Request(answer, propose)
 
@@ -413,7 +419,7 @@ def _wrong_degrees(submission: Submission) -> IsthmusError | None:
     return None
 
 
-def _outcome(request: Request) -> JobView | IsthmusError:
+def _outcome(request: Request) -> str | IsthmusError:
     """Return what became of one of many submissions; raise what is nobody's mistake but ours."""
     if request.error is not None and not isinstance(request.error, IsthmusError):
         raise request.error
