@@ -25,13 +25,11 @@ islands = st.lists(options, min_size=1, max_size=3)
 
 def made(rows, looser):
     """Options whose bounds are `looser` than the costs they are cut to."""
-    return Options(
-        [
-            Option(SimpleNamespace(dp=dp, true=Cost(first, pace)), Cost(first * looser, pace * looser))
-            for first, pace, dp in rows
-        ],
-        1.0,
-    )
+    every = [
+        Option(SimpleNamespace(dp=dp, true=Cost(first, pace)), Cost(first * looser, pace * looser))
+        for first, pace, dp in rows
+    ]
+    return Options(lambda: every, 1.0)
 
 
 def cut(option, micro_batches):

@@ -27,13 +27,16 @@ MOST_SPOTS = 4
 """Of at most so many spots every partition is looked at; of more, all chips at the pace of their best cut."""
 
 MET = 1e-3
-"""A bound that comes so close to the best plan (relative) meets it: this is tried first."""
+"""A bound that comes so close to the best plan (relative) meets it."""
 
 CLOSE = 0.01
 """A bound that comes so close is not made closer."""
 
 STEP = 0.03
-"""The time that is tried next is so much shorter than the best plan's."""
+"""The first time that is tried is so much shorter than the best plan's; if it stands, the next thrice."""
+
+FILLING = 4
+"""Stages that could be looked at while the filling of a pipeline is weighed."""
 
 ATTEMPTS = 6
 """Times that are tried at most."""
@@ -94,7 +97,7 @@ def prove_bound(
     low_s = min((one.free_s(spots) for one in sizes), default=math.inf)
     if len(spots) > MOST_SPOTS or not best_s < math.inf or not effort:
         return min(low_s, best_s)
-    high_s, step_s = best_s, MET * best_s
+    high_s, step_s = best_s, STEP * best_s
     proven_s, share = [low_s] * len(sizes), effort // 4
     for _ in range(ATTEMPTS):
         if high_s - low_s <= CLOSE * best_s or effort <= 0:
@@ -109,9 +112,11 @@ def prove_bound(
                     break
                 proven_s[number] = time_s
         if min(proven_s) >= time_s:
-            low_s = time_s
+            low_s, step_s = time_s, MET * best_s if high_s == best_s else step_s
         else:
             high_s, step_s = time_s, max(3 * step_s, STEP * best_s)
+            if time_s < (1 - 2 * STEP) * best_s:
+                effort //= 3  # it will not be close
     return low_s
 
 
@@ -130,7 +135,7 @@ class Refutation:
             for chosen in itertools.combinations(self.spots, count):
                 if not limits.mixed_chips and len({spot.group.chip for spot in chosen}) > 1:
                     continue
-                for partition in all_partitions(count):
+                for partition in sorted(all_partitions(count), key=len, reverse=True):  # cheap ones first
                     if limits.executable and len(partition) > 1:
                         continue
                     if self._reached([tuple(chosen[place] for place in one) for one in partition]):
@@ -162,6 +167,7 @@ class Refutation:
                 option = Option(chance, self.chances.free(chance, tail, self.time_s))
                 if option.most > 0:
                     island.heap.append(island.item(option))
+            self.effort -= len(island.heap)
             heapify(island.heap)
         return self._islands[key]
 
@@ -176,7 +182,7 @@ class Refutation:
                 )
                 self._settle(island, option, most)
                 option.filled = True
-                self.effort -= 1
+                self.effort -= FILLING
             elif not option.chance.decided:
                 self._expand(island, option)
             elif option.stands == option.most:
@@ -198,6 +204,7 @@ class Refutation:
         heappop(island.heap)
         for chance in option.chance.decide():
             most = min(option.most, self.chances.free(chance, island.tail, self.time_s))
+            self.effort -= 1
             if most > 0:
                 heappush(island.heap, island.item(Option(chance, most)))
 

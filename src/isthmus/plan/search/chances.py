@@ -21,6 +21,9 @@ from isthmus.plan.time.collectives import all_reduce_s
 AHEAD = {"1f1b": 1, "overlapped": 2}
 """Forwards that a stage may be ahead for each stage after it, by schedule; of others, any number."""
 
+FEW_REPLICAS = 16
+"""Beyond so many, powers of two stand for all numbers of replicas where memory is weighed."""
+
 ANY = 0
 """As many forwards ahead as there are."""
 
@@ -51,7 +54,7 @@ class Chances:
         self.layers = space.task.profile.num_layers
         self.gradient_bytes = 4 * (0.75 if space.limits.zero else 1.0)
         self.least_parameters = min(layer.parameters for layer in space.task.kinds)
-        self._tables: dict[tuple[int, int, int], list[tuple[float, ...]]] = {}
+        self._tables: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         self._known: dict[tuple[int, ...], list[Chance]] = {}
         self._reduced: dict[tuple[int, int], float] = {}
         self._rooms = {id(spot): self._room(spot) for spot in spots}
@@ -158,17 +161,21 @@ class Chances:
         return self._element_s(seat, dp) * seat.least_parameters + tail.parameter_s * self.least_parameters
 
     def seconds(self, seat: Seat, ends: tuple[bool, bool], in_flight: int, dp: int) -> tuple[float, ...]:
-        """Return the seconds of a stage by its number of layers; `ends`: is first, is last."""
+        """Return the seconds of a stage by its number of layers; `ends`: is first, is last.
+
+        Of many replicas a few more may share the optimizer: that takes no more memory, and spares tables.
+        """
+        dp = dp if dp <= FEW_REPLICAS else 1 << (dp - 1).bit_length()
         zero = self.space.limits.zero if dp > 1 else 0
         if self.space.task.equal_layers:
             return seat.table(*ends, in_flight, dp, zero).seconds
         return seat.ranges(*ends, in_flight, dp, zero).least.seconds
 
-    def tables(self, seat: Seat, dp: int, micro_batches: int, count: int) -> list[tuple[float, ...]]:
-        """Return the seconds of stages in the middle, by the stages from each to the end of its spot's."""
-        found = self._tables.setdefault((id(seat), dp, micro_batches), [])
+    def tables(self, seat: Seat, dp: int, count: int) -> list[tuple[float, ...]]:
+        """Return the seconds of a stage in the middle with 1, 2, ... micro-batches in flight, to `count`."""
+        found = self._tables.setdefault((id(seat), dp), [])
         while len(found) < count:
-            found.append(self.seconds(seat, (False, False), min(len(found) + 1, micro_batches), dp))
+            found.append(self.seconds(seat, (False, False), len(found) + 1, dp))
         return found
 
     def end_s(self, seat: Seat, dp: int, tail: Tail, *, is_first: bool) -> float:

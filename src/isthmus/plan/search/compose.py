@@ -8,8 +8,10 @@ alone. Nothing else needs to be cut, and the answer is the best of all.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from isthmus.plan.search.shape import Chain, Cost, Shape
@@ -18,7 +20,7 @@ PRECISION = 1e-5
 """Relative precision of the time that is bisected for."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Option:
     """A shape of an island, with its cost so far: a bound, a closer one once `weighed`, exact once `cut`."""
 
@@ -36,19 +38,28 @@ class Option:
 
 
 class Options(list[Option]):
-    """The options of an island, the most promising `open_at_once` of them; the others take lost places."""
+    """The options of an island, the most promising `open_at_once` of them; the others take lost places.
 
-    def __init__(self, options: Sequence[Option], time_s: float, open_at_once: int = 64) -> None:
-        ordered = sorted(options, key=lambda one: -one.taken(time_s))
-        super().__init__(ordered[:open_at_once])
-        self.reserve = ordered[open_at_once:]
+    `make` yields all, the same each time: only those that are open are kept. `more`: there are others.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Option]], time_s: float, open_at_once: int = 64) -> None:
+        super().__init__()
+        self._make, self._time_s, self._seen = make, time_s, 0
+        self.more = True
+        self._open(open_at_once)
 
     def lose(self, option: Option) -> None:
         """Take out an option that is infeasible."""
         self.remove(option)
-        if not self:
-            self.extend(self.reserve[:64])
-            del self.reserve[:64]
+        if not self and self.more:
+            self._open(64)
+
+    def _open(self, count: int) -> None:
+        end = self._seen + count
+        best = heapq.nlargest(end + 1, self._make(), key=lambda one: one.taken(self._time_s))
+        self.extend(best[self._seen : end])
+        self._seen, self.more = end, len(best) > end
 
 
 Cutter = Callable[[Option, int], bool]
@@ -86,13 +97,21 @@ def _least_s(islands: Sequence[Options], total: int, from_s: float) -> float:
     Every island ends at least one. `from_s` is a time that is known to be too short, or just enough.
     """
     kinds = {id(options): options for options in islands}
-    weights = [sum(1 for options in islands if id(options) == key) for key in kinds]
+    weights = Counter(id(options) for options in islands)
     low_s = max(from_s, *(min(one.cost.first_s for one in options) for options in kinds.values()))
+    paces = [
+        (weights[key], [(one.shape.dp, one.cost.first_s, one.cost.pace_s) for one in options])
+        for key, options in kinds.items()
+    ]
 
     def done(time_s: float) -> bool:
         left = total
-        for options, weight in zip(kinds.values(), weights, strict=True):
-            left -= weight * max(one.taken(time_s) for one in options)
+        for weight, rows in paces:
+            most = 0
+            for dp, first_s, pace_s in rows:  # as `Option.taken`
+                if time_s >= first_s and (taken := dp * (1 + int((time_s - first_s) / pace_s + 1e-9))) > most:
+                    most = taken
+            left -= weight * most
         return left <= 0
 
     if done(low_s):

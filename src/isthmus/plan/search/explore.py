@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from isthmus.plan.search.compose import Option, Options, compose
 from isthmus.plan.search.even import compose_even
@@ -25,8 +25,8 @@ from isthmus.plan.search.spots import Spot
 FEW_SPOTS = 4
 """All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
 
-OPEN = 32
-"""Options of an island that are compared at once."""
+OPEN, ALL = 32, 1 << 30
+"""Options of an island that are compared at once: with those of others, and where it trains alone."""
 
 Island = tuple[Spot, ...]
 
@@ -152,20 +152,24 @@ class Explorer:
             if key not in self._options:
                 limit_s = self.limit_s() if alone and len(island) > 1 else math.inf
                 coarse = not alone and len(island) > 1 and sum(s.chips for s in island) > MANY_CHIPS
-                shapes = self.space.shapes(island, size, schedule, total, limit_s, coarse)
-                made = [Option(shape, shape.bound) for shape in shapes]
-                self._options[key] = Options(made, self._scale_s(made, total), len(made) if alone else OPEN)
-                self.space.thinned = self.space.thinned or bool(self._options[key].reserve)
+
+                def make(
+                    island: Island = island, limit_s: float = limit_s, coarse: bool = coarse
+                ) -> Iterator[Option]:
+                    for shape in self.space.shapes(island, size, schedule, total, limit_s, coarse):
+                        yield Option(shape, shape.bound)
+
+                open_at_once = ALL if alone else OPEN
+                self._options[key] = Options(make, self._scale_s(make, total), open_at_once)
+                self.space.thinned = self.space.thinned or self._options[key].more
             found.append(self._options[key])
         return found
 
-    def _scale_s(self, options: Sequence[Option], total: int) -> float:
+    def _scale_s(self, make: Callable[[], Iterable[Option]], total: int) -> float:
         """Return a time about which options are worth comparing: the best so far, or what they promise."""
         if self.best is not None:
             return self.best.estimate_s
-        return min(
-            (one.cost.first_s + total / one.shape.dp * one.cost.pace_s for one in options), default=0.0
-        )
+        return min((one.cost.first_s + total / one.shape.dp * one.cost.pace_s for one in make()), default=0.0)
 
     def _visit(self, branch: Branch) -> None:
         if branch.promise_s >= self.limit_s():
@@ -210,7 +214,7 @@ class Explorer:
         """Return the shape at the spot of this island, where it was made for another of its kind."""
         if len(island) > 1 or shape.segments[0].spot is island[0]:
             return shape
-        segments = [replace(one, spot=island[0]) for one in shape.segments]
+        segments = [one._replace(spot=island[0]) for one in shape.segments]
         return self.space.shape(segments, shape.dp, shape.schedule)
 
     def _cut_below(self, option: Option, micro_batches: int) -> bool:

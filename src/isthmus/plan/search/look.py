@@ -70,13 +70,15 @@ def _stages(
         before = spot
         least, most = seat.forward_share
         reduce_s, layer_s = chances.reduce_s(seat, dp, tail), seat.shortest_layer_s
-        tables = chances.tables(seat, dp, micro_batches, count)
+        tables = chances.tables(seat, dp, min(count, micro_batches))
         for own in range(count, 0, -1):
             after -= 1
-            ahead, seconds, rest_s = look.ahead * after or micro_batches, tables[own - 1], 0.0
+            ahead = look.ahead * after if look.ahead else micro_batches
+            in_flight = own if own < micro_batches else micro_batches
+            seconds, rest_s = tables[in_flight - 1], 0.0
             ends = (alone and own == count, after == 0)
             if any(ends):
-                seconds = chances.seconds(seat, ends, min(own, micro_batches), dp)
+                seconds = chances.seconds(seat, ends, in_flight, dp)
                 rest_s = chances.end_s(seat, dp, tail, is_first=False) if ends[1] else 0.0
             found.append(
                 StageLimit(seconds, layer_s, least, most, ahead, reduce_s, rest_s, hop_s, wire_s, int(alone))
@@ -105,8 +107,7 @@ def _hop(
     there, back = chances.space.ways.way(*ends), chances.space.ways.way(*ends[::-1])
     if there is None or back is None:
         return 0.0, math.inf
-    tokens = chances.size * chances.space.task.sequence_length
-    num_bytes = chances.space.task.profile.boundary_bytes(tokens, seat.batch.precision_bytes)
+    num_bytes = seat.message_bytes
     messages = dp * (look.micro_batches - 1) + look.in_step
     crowd = look.in_step if steady else 1
     hop_s = min(

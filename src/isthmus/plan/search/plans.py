@@ -46,7 +46,7 @@ class Effort:
     refined: int
 
 
-PROOF = 360_000
+PROOF = 400_000
 """Stages that the proof of `bound_s` looks at, at most."""
 
 LARGE, SMALL = Effort(8, 2000, 1.1, 2), Effort(64, 5000, 1.25, 16)

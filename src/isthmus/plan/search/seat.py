@@ -55,7 +55,7 @@ class Task:
     calibration: Calibration
     local_steps: int = field(default=1, kw_only=True)
 
-    @property
+    @cached_property
     def equal_layers(self) -> bool:
         """Whether all decoder layers are alike."""
         return len(self.kinds) == 1
@@ -174,6 +174,12 @@ class Seat:
         columns = ([one[i] for one in self._layers] for i in range(3))
         forward, backward, again = ([0.0, *itertools.accumulate(column)] for column in columns)
         return forward, backward, again
+
+    @cached_property
+    def message_bytes(self) -> float:
+        """Bytes of one micro-batch over a stage boundary."""
+        tokens = self.batch.micro_batch_size * self.batch.sequence_length
+        return self.task.profile.boundary_bytes(tokens, self.batch.precision_bytes)
 
     @cached_property
     def shortest_layer_s(self) -> float:
@@ -400,13 +406,15 @@ class Seat:
         saved = in_flight * self._held[3][1]
         layer_s, again_s = self._layers[0][0] + self._layers[0][1], self._layers[0][2]
         end_s = sum(self._ends[0]) * is_first + sum(self._ends[1]) * is_last
-        for count in range(1, self.task.profile.num_layers + 1):
-            again = 0
-            if count * layer_bytes > plain:
-                over = count * layer_bytes - recomputing
-                again = max(1, math.ceil(over / saved - 1e-9)) if saved else count + 1
-                if again > count:
-                    return
+        layers = self.task.profile.num_layers
+        easy = next((n for n in range(layers, 0, -1) if n * layer_bytes <= plain), 0)
+        yield from (end_s + count * layer_s for count in range(1, easy + 1))
+        for count in range(easy + 1, layers + 1):
+            again = (
+                max(1, math.ceil((count * layer_bytes - recomputing) / saved - 1e-9)) if saved else count + 1
+            )
+            if again > count:
+                return
             yield end_s + count * layer_s + again * again_s
 
     def ranges(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> RangeTimes:

@@ -11,18 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from isthmus.plan.search.ranges import RangeTimes
 from isthmus.plan.search.seat import Seat, StageCut, Task, Zero
 from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import Spot
-from isthmus.plan.search.ways import Ways
+from isthmus.plan.search.ways import Along, Ways
 from isthmus.plan.time.collectives import send_s
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive stages at one spot."""
 
     spot: Spot
@@ -30,7 +30,7 @@ class Segment:
     stages: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Seconds of a pipeline: until its first micro-batch is through and reduced, and of each further one."""
 
@@ -76,66 +76,48 @@ class Shape:
         """Chips of all replicas."""
         return self.dp * sum(one.stages * one.seat.num_chips for one in self.segments)
 
-    @cached_property
+    @property
     def message_bytes(self) -> float:
         """Bytes of one micro-batch over a stage boundary."""
-        batch = self.segments[0].seat.batch
-        tokens = batch.micro_batch_size * batch.sequence_length
-        return self.task.profile.boundary_bytes(tokens, batch.precision_bytes)
+        return self.segments[0].seat.message_bytes
 
     @cached_property
     def bound(self) -> Cost:
         """What no split can beat."""
-        layers = self.task.profile.num_layers
-        ends_s = min(self.segments[0].seat.head_s, self.segments[-1].seat.head_s) if self._one_kind else 0.0
-        least_s = min(one.seat.layer_s(self.segments[0].seat) for one in self.segments)
-        wire_s = max(self._wires, default=0.0)
-        first_s = layers * least_s + ends_s + 2 * sum(self._crossing)
-        return Cost(first_s, max(self._least_pace_s(layers), wire_s))
-
-    def _least_pace_s(self, layers: int) -> float:
-        """Return the least time in which stages that take whole layers hold all of them."""
-        kinds = [(one.stages, one.seat.layer_s(self.segments[0].seat)) for one in self.segments]
-        pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
-        while self.task.equal_layers:
-            whole = [math.floor(pace_s / layer_s + 1e-9) for _, layer_s in kinds]
-            if sum(count * n for (count, _), n in zip(kinds, whole, strict=True)) >= layers:
-                return pace_s
-            pace_s = min((n + 1) * layer_s for (_, layer_s), n in zip(kinds, whole, strict=True))
-        return pace_s
+        layers, first = self.task.profile.num_layers, self.segments[0].seat
+        ends_s = first.head_s if len(self.segments) == 1 else 0.0
+        kinds = [(one.stages, one.seat.layer_s(first)) for one in self.segments]
+        along, num_bytes = self._along, self.dp * self.message_bytes
+        hops_s = along.delay_s + num_bytes * along.s_per_byte
+        first_s = layers * min(layer_s for _, layer_s in kinds) + ends_s + 2 * hops_s
+        return Cost(first_s, max(self._least_pace_s(layers, kinds), num_bytes * along.slowest_s_per_byte))
 
     @property
-    def _one_kind(self) -> bool:
-        return len(self.segments) == 1
+    def _along(self) -> Along:
+        return self.ways.along(tuple(one.spot.cluster for one in self.segments))
 
-    @cached_property
-    def _crossing(self) -> list[float]:
-        """Seconds of an exchange at each boundary between clusters: replicas send in step."""
-        found: list[float] = []
-        for a, b in itertools.pairwise(self.segments):
-            if a.spot.cluster != b.spot.cluster:
-                found.append(
-                    self.ways.exchange_s(a.spot.cluster, b.spot.cluster, self.dp * self.message_bytes)
-                )
-        return found
+    @property
+    def _wire_s(self) -> float:
+        """Seconds for which the slowest wire is occupied by one micro-batch of every replica."""
+        return self.dp * self.message_bytes * self._along.slowest_s_per_byte
 
-    @cached_property
-    def _wires(self) -> list[float]:
-        """Seconds for which each wire is occupied by one micro-batch of every replica."""
-        if not self._crossing:
-            return []
-        load: dict[tuple[str, str], float] = {}
-        for a, b in itertools.pairwise(self.segments):
-            x, y = a.spot.cluster, b.spot.cluster
-            if x != y:
-                for ends in ((x, y), (y, x)):
-                    load[ends] = load.get(ends, 0.0) + self.dp * self.message_bytes
-        found = []
-        for (x, y), num_bytes in load.items():
-            way = self.ways.way(x, y)
-            if way is not None:
-                found.append(num_bytes / way.bytes_per_s)
-        return found
+    def _least_pace_s(self, layers: int, kinds: Sequence[tuple[int, float]]) -> float:
+        """Return the least time in which stages that take whole layers hold all of them.
+
+        `kinds` are stages and the seconds that a layer takes there. Layers that differ may be cut anywhere.
+        """
+        pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
+        while self.task.equal_layers:
+            room, next_s = 0, math.inf
+            for count, layer_s in kinds:
+                whole = int(pace_s / layer_s + 1e-9)
+                room += count * whole
+                if (whole + 1) * layer_s < next_s:
+                    next_s = (whole + 1) * layer_s
+            if room >= layers:
+                break
+            pace_s = next_s
+        return pace_s
 
     @cached_property
     def hops_s(self) -> tuple[float, ...]:
@@ -217,7 +199,7 @@ class Shape:
         largest = -(-layers // self.num_stages)
         last_s = min(self._last_s(seat, largest * seat.least_parameters) for seat in set(self.seats))
         sum_s, slowest_s = found
-        return Cost(sum_s + 2 * sum(self.hops_s) + last_s, max(slowest_s, *self._wires, 0.0))
+        return Cost(sum_s + 2 * sum(self.hops_s) + last_s, max(slowest_s, self._wire_s))
 
     def _ranges(self, micro_batches: int) -> list[RangeTimes]:
         last, found = self.num_stages - 1, []
@@ -233,7 +215,7 @@ class Shape:
 
     def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:
         sum_s = sum(times) + 2 * sum(self.hops_s)
-        wire_s, stage_s = max(self._wires, default=0.0), max(times)
+        wire_s, stage_s = self._wire_s, max(times)
         pace_s = max(stage_s, wire_s)
         if self.schedule != "overlapped":
             pace_s = max(pace_s, self._round_trip_s(times))

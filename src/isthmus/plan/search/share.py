@@ -104,9 +104,9 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
     for bound_s in bounds:
         if free_s + repeats * bound_s >= best_s:
             break
-        if not convex and best is not None:  # what convex times could reach within the bound
+        if not convex and best is not None:  # what convex times could reach with this as the slowest
             hull_s = _by_steps(hulls, num_layers, bound_s).sum_s
-            if hull_s + repeats * lowest_s >= best_s:
+            if hull_s + repeats * bound_s >= best_s:
                 continue
         found = fill(stages, num_layers, bound_s)
         total_s = found.sum_s + repeats * found.slowest_s

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.search.layout import ring_s
@@ -73,6 +74,9 @@ class Space:
     thrifty: bool = False
     thinned: bool = False
     _seats: dict[tuple[object, ...], Seat] = field(default_factory=dict)
+    _known_numbers: dict[tuple[object, ...], tuple[tuple[int, tuple[int, ...]], ...]] = field(
+        default_factory=dict
+    )
 
     def micro_batch_sizes(self, asked: int, global_batch_size: int) -> tuple[int, ...]:
         """Return the sizes to try: the one asked for, and powers of two that divide the batch."""
@@ -201,7 +205,9 @@ class Space:
             return
         layers = self.task.profile.num_layers
         for order in self.orders(island):
-            if micro_batches * self._wire_s(order, micro_batch_size) >= limit_s:
+            seat = self.seat(order[0], self.cuts(order[0])[0], micro_batch_size)
+            wire_s = seat.message_bytes * self.ways.along(tuple(s.cluster for s in order)).slowest_s_per_byte
+            if micro_batches * wire_s >= limit_s:
                 continue
             for cuts in self._cut_choices(order):
                 seats = [self.seat(*one, micro_batch_size) for one in zip(order, cuts, strict=True)]
@@ -212,21 +218,13 @@ class Space:
                 if least_s + (micro_batches - most * least_s) / most >= limit_s:
                     continue
                 for dp, stages in self._numbers(room, micro_batches, coarse):
-                    pace_s = 1 / sum(one * speed for one, speed in zip(stages, speeds, strict=True))
-                    if least_s + (-(-micro_batches // dp) - 1) * pace_s >= limit_s:
-                        continue
-                    segments = [Segment(*one) for one in zip(order, seats, stages, strict=True)]
-                    shape = self.shape(segments, dp, schedule)
+                    if limit_s < math.inf:
+                        pace_s = 1 / sum(map(mul, stages, speeds))
+                        if least_s + (-(-micro_batches // dp) - 1) * pace_s >= limit_s:
+                            continue
+                    shape = self.shape(list(map(Segment, order, seats, stages)), dp, schedule)
                     if not self.limits.max_chips or shape.num_chips <= self.limits.max_chips:
                         yield shape
-
-    def _wire_s(self, order: Sequence[Spot], micro_batch_size: int) -> float:
-        """Return the seconds for which one micro-batch occupies the slowest wire that an order crosses."""
-        seat = self.seat(order[0], self.cuts(order[0])[0], micro_batch_size)
-        tokens = micro_batch_size * self.task.sequence_length
-        num_bytes = self.task.profile.boundary_bytes(tokens, seat.batch.precision_bytes)
-        pairs = [(a.cluster, b.cluster) for a, b in itertools.pairwise(order) if a.cluster != b.cluster]
-        return max((num_bytes / self.ways.rate(*pair) for pair in pairs), default=0.0)
 
     def _cut_choices(self, order: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
         """Yield a cut per spot; in large islands all spots have the same, as far as they have it."""
@@ -242,17 +240,17 @@ class Space:
 
     def _numbers(
         self, room: Sequence[int], micro_batches: int, coarse: bool
-    ) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (replicas, stages per spot) that fit `room` places per spot."""
-        seen = set()
-        for dp, stages in self._all_numbers(room, coarse):
-            pp = sum(stages)
-            if pp > self.task.profile.num_layers or (self.limits.pp and pp != self.limits.pp):
-                continue
-            for one in self.replicas(dp, micro_batches):
-                if (one, stages) not in seen:
-                    seen.add((one, stages))
-                    yield one, stages
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Return the (replicas, stages per spot) that fit `room` places per spot."""
+        key = (tuple(room), micro_batches, coarse)
+        if key not in self._known_numbers:
+            found: dict[tuple[int, tuple[int, ...]], None] = {}
+            for dp, stages in self._all_numbers(room, coarse):
+                pp = sum(stages)
+                if pp <= self.task.profile.num_layers and self.limits.pp in (None, pp):
+                    found |= dict.fromkeys((one, stages) for one in self.replicas(dp, micro_batches))
+            self._known_numbers[key] = tuple(found)
+        return self._known_numbers[key]
 
     def replicas(self, room: int, micro_batches: int) -> tuple[int, ...]:
         """Return the numbers of replicas to try where at most `room` fit, for so many micro-batches."""

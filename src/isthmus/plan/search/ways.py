@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 from isthmus.core.link_physics import effective_bytes_per_s
@@ -18,6 +20,19 @@ class Way:
     steady: bool = True
 
 
+@dataclass(frozen=True)
+class Along:
+    """What messages meet along a chain of clusters: delays and seconds per byte of all exchanges.
+
+    An exchange is the mean of there and back. `slowest_s_per_byte` is that of the wire with most to carry,
+    where each boundary sends as much each way.
+    """
+
+    delay_s: float = 0.0
+    s_per_byte: float = 0.0
+    slowest_s_per_byte: float = 0.0
+
+
 class Ways:
     """The links of a pool by their ends, at the rates that `isthmus.plan.time.loads.wires_of` gives."""
 
@@ -32,10 +47,30 @@ class Ways:
             )
             for ends, link in links.items()
         }
+        self._along: dict[tuple[str, ...], Along] = {}
 
     def way(self, source: str, target: str) -> Way | None:
         """Return the way from one cluster to another, None where no link joins them."""
         return self._ways.get((source, target))
+
+    def along(self, clusters: tuple[str, ...]) -> Along:
+        """Return what a chain meets that passes these clusters, all of them joined."""
+        if clusters not in self._along:
+            self._along[clusters] = self._pass_along(clusters)
+        return self._along[clusters]
+
+    def _pass_along(self, clusters: tuple[str, ...]) -> Along:
+        pairs = [(a, b) for a, b in itertools.pairwise(clusters) if a != b]
+        loads = Counter(ends for a, b in pairs for ends in ((a, b), (b, a)))
+        delay_s = sum(self.exchange_s(*ends, 0.0) for ends in pairs)
+        return Along(
+            delay_s=delay_s,
+            s_per_byte=sum(self.exchange_s(*ends, 1.0) for ends in pairs) - delay_s,
+            slowest_s_per_byte=max(
+                (count / way.bytes_per_s for ends, count in loads.items() if (way := self.way(*ends))),
+                default=0.0,
+            ),
+        )
 
     def missing(self, a: str, b: str) -> tuple[str, str] | None:
         """Return the direction that lacks a link between two clusters, None where both have one."""
