@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import (
@@ -14,9 +15,19 @@ from isthmus.control.events import (
     MakePlans,
     PlanChosen,
     PlansMade,
+    PreemptionAgreed,
+    VictimNamed,
 )
 from isthmus.control.validators import violations
-from isthmus.core.messages import ObservedPart, PartOrder, WorkerAddress
+from isthmus.core.messages import (
+    AgentReport,
+    LocalJobSeen,
+    ObservedPart,
+    PartOrder,
+    Protection,
+    QueueEntry,
+    WorkerAddress,
+)
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobState
@@ -33,6 +44,7 @@ class Driver:
         self.now_s = 100.0
         self.clusters: dict[str, Cluster] = {name: cluster(name, chips) for name in names}
         self.asked: dict[str, MakePlans] = {}
+        self.local: dict[str, tuple[LocalJobSeen, ...]] = {}
         for name in names:
             self.report(name)
 
@@ -49,10 +61,10 @@ class Driver:
         return instructions
 
     def submit(
-        self, job_id: str, *plans: Plan, policy: str = "auto", key: str = "", restarts: int = 3
+        self, job_id: str, *plans: Plan, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any
     ) -> None:
-        """Submit a job and, where `plans` are given, answer for the planner."""
-        wish = submission(job_id, policy=policy, key=key, restarts=restarts)
+        """Submit a job and, where `plans` are given, answer for the planner; `more` are its other fields."""
+        wish = submission(job_id, policy=policy, key=key, restarts=restarts, **more)
         self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user="u", submission=wish))
         if plans:
             self.answer(job_id, *plans)
@@ -67,6 +79,13 @@ class Driver:
     def choose(self, job_id: str, plan_id: str) -> None:
         self.tell(PlanChosen(now_s=self.now_s, job_id=job_id, plan_id=plan_id))
 
+    def preempt(self, job_id: str) -> tuple[str, ...]:
+        """Agree to whatever the job is offered; return the victims as `CLUSTER/JOB`."""
+        offer = self.coordinator.job(job_id).offer
+        named = tuple(VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer)
+        self.tell(PreemptionAgreed(now_s=self.now_s, job_id=job_id, victims=named))
+        return tuple(f"{one.cluster}/{one.job}" for one in offer)
+
     def cancel(self, job_id: str) -> None:
         self.tell(JobCancelled(now_s=self.now_s, job_id=job_id))
 
@@ -77,24 +96,34 @@ class Driver:
         free: int | None = None,
         incarnation: str = "1",
         chips: int | None = None,
+        local: tuple[LocalJobSeen, ...] | None = None,
+        queue: tuple[QueueEntry, ...] = (),
     ) -> list[Instruction]:
-        """Report `parts` of a site. `free` follows from what the parts hold; `chips` is all there are."""
+        """Report `parts` of a site. `free` follows from what the parts hold; `chips` is all there are.
+
+        `local` are the site's own jobs from now on.
+        """
+        if local is not None:
+            self.local[site] = local
         if chips is not None:
             self.clusters[site] = cluster(site, chips)
         here = self.clusters[site]
-        self.coordinator.hear(site, self.now_s)
-        event = AgentReported(
-            now_s=self.now_s,
+        report = AgentReport(
             cluster=here,
             incarnation=incarnation,
             free_chips={"g": self._free(here, parts) if free is None else free},
             parts=parts,
+            local_jobs=self.local.get(site, ()),
+            queue=queue,
         )
-        return self.tell(event)
+        told = self.tell(AgentReported.of(report, self.now_s))
+        self.coordinator.hear(site, self.now_s, report)
+        return told
 
     def _free(self, here: Cluster, parts: Sequence[ObservedPart]) -> int:
         record = self.coordinator.state.clusters.get(here.name)
-        held = 0
+        running = (one for one in self.local.get(here.name, ()) if one.running)
+        held = sum(one.chips["g"] for one in running)
         for part in parts:
             promised = record.parts.get((part.job, part.attempt)) if record else None
             if promised is not None and part.state in ("prepared", "running"):
@@ -112,7 +141,10 @@ class Driver:
         if order.desired == "running" and order.plan is not None:
             ranks = [rank for rank, stage in enumerate(order.plan.stages) if stage.cluster == site]
             workers = tuple(WorkerAddress(rank=r, cluster=site, host="h", port=r + 1) for r in ranks)
-        return ObservedPart(job=order.job, attempt=order.attempt, state=order.desired, workers=workers)
+        saved = Protection(step=7, num_bytes=1) if order.protect and order.rank_map else None
+        return ObservedPart(
+            job=order.job, attempt=order.attempt, state=order.desired, workers=workers, protection=saved
+        )
 
     def orders(self, site: str) -> dict[tuple[str, int], str]:
         """Return what is wanted at a site, by (job, attempt)."""

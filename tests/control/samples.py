@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from isthmus.control.events import MakePlans
 from isthmus.core.job import Checkpoints, Data, Job, Training
 from isthmus.core.model import Model
@@ -14,17 +16,19 @@ MODEL = Model(
 )
 
 
-def cluster(name: str, chips: int = 4) -> Cluster:
+def cluster(name: str, chips: int = 4, **more: Any) -> Cluster:
     """A cluster of one node group `g`, owned by `owner-NAME`."""
     group = NodeGroup(name="g", chip="H20", nodes=1, chips_per_node=chips)
-    return Cluster(name=name, owner=f"owner-{name}", node_groups=(group,))
+    return Cluster(name=name, owner=f"owner-{name}", node_groups=(group,), **more)
 
 
-def submission(name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3) -> Submission:
-    """A small job."""
+def submission(
+    name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any
+) -> Submission:
+    """A small job; `more` are other fields of it."""
     job = Job(
         name=name, model="m", data=Data(paths=("d",)), training=Training(steps=1),
-        checkpoints=Checkpoints(folder="c"), output="o", policy=policy, max_restarts=restarts,
+        checkpoints=Checkpoints(folder="c"), output="o", policy=policy, max_restarts=restarts, **more,
     )  # fmt: skip
     return Submission(job=job, model=MODEL, key=key)
 

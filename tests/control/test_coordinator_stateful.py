@@ -9,19 +9,43 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import AgentLost, JobDeleted, Restarted
+from isthmus.control.events import AgentLost, EpochBegan, JobDeleted, PoolSet, Restarted
 from isthmus.control.records import ENDED, State
 from isthmus.control.validators import violations
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages import ObservedPart, WorkerAddress
+from isthmus.core.messages import LocalJobSeen, ObservedPart, WorkerAddress
+from isthmus.core.plan import Plan, Prediction
+from isthmus.core.pool import Link
 from tests.control.driver import RULES, Driver
 from tests.control.samples import plan
 
 SITES = ("a", "b", "c")
-STATES = ("prepared", "refused", "running", "succeeded", "failed", "released")
+STATES = ("queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released")
 sites, numbers = st.sampled_from(SITES), st.integers(0, 5)
 shapes = st.sampled_from(("a", "b", "ab", "abc", "ccb", "aabb", "bbbbb"))
 allowed = contextlib.suppress(ConflictError, NotFoundError)
+priorities = st.sampled_from(("low", "middle", "high"))
+
+
+LINKS = tuple(
+    Link.model_validate({"from": one, "to": other, "bandwidth_gbps": 1, "delay_ms": 5})
+    for one in SITES
+    for other in SITES
+    if one != other
+)
+
+
+def crossing(candidate: Plan) -> Plan:
+    """Give a plan 0.4 Gbit/s at each of its hops, and 2 TB at each of its stages."""
+    predicted = Prediction(
+        iteration_s=1,
+        tgs_tokens_per_card_s=1,
+        samples_per_s=1,
+        peak_memory_bytes=(),
+        wan_gbps=(0.4,) * len(candidate.hops()),
+        storage_bytes=(2 * 10**12,) * len(candidate.stages),
+    )
+    return candidate.model_copy(update={"predicted": predicted})
 
 
 class AnyPool(RuleBasedStateMachine):
@@ -30,6 +54,7 @@ class AnyPool(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = Driver(*SITES)
+        self.pool.tell(PoolSet(now_s=1, links=LINKS))
         self.incarnation = 1
         self.submitted = 0
 
@@ -37,16 +62,17 @@ class AnyPool(RuleBasedStateMachine):
         """Name one of the latest jobs."""
         return f"j{max(0, self.submitted - 1 - number)}"
 
-    @rule(first=shapes, second=shapes, manual=st.booleans(), restarts=st.integers(0, 2))
-    def submit(self, first: str, second: str, manual: bool, restarts: int) -> None:
+    @rule(first=shapes, second=shapes, manual=st.booleans(), restarts=st.integers(0, 2), priority=priorities)
+    def submit(self, first: str, second: str, manual: bool, restarts: int, priority: str) -> None:
         """A job comes in and, if it was its turn, is planned: with no plan where both shapes are the same."""
         job = f"j{self.submitted}"
         self.submitted += 1
-        self.pool.submit(job, policy="manual" if manual else "auto", key=job, restarts=restarts)
+        policy = "manual" if manual else "auto"
+        self.pool.submit(job, policy=policy, key=job, restarts=restarts, priority=priority)
         self.plan(first, second)
 
     def plan(self, first: str, second: str) -> None:
-        plans = [plan(*first, name="p0"), plan(*second, name="p1")]
+        plans = [crossing(plan(*first, name="p0")), crossing(plan(*second, name="p1"))]
         for asked in list(self.pool.asked):
             self.pool.answer(asked, *(plans if first != second else []))
 
@@ -67,6 +93,39 @@ class AnyPool(RuleBasedStateMachine):
     def choose(self, number: int, index: int) -> None:
         with allowed:
             self.pool.choose(self.job(number), f"p{index}")
+
+    @rule(number=numbers)
+    def preempt(self, number: int) -> None:
+        """The user agrees to whatever a job is offered."""
+        with allowed:
+            if self.pool.coordinator.job(self.job(number)).offer:
+                self.pool.preempt(self.job(number))
+
+    @rule(which=st.sets(sites, min_size=1))
+    def work_unprotected(self, which: set[str]) -> None:
+        """Some sites do what they are told, but no checkpoint is verified yet."""
+        for site in sorted(which):
+            done = [self.pool.done(site, order) for order in self.pool.coordinator.orders(site)]
+            self.pool.report(site, *(one.model_copy(update={"protection": None}) for one in done))
+
+    @rule(site=sites, chips=st.integers(0, 3), running=st.booleans(), level=priorities)
+    def local_job(self, site: str, chips: int, running: bool, level: str) -> None:
+        """A user of a site has a job of the site's own, or none any more."""
+        own = LocalJobSeen(
+            name="own", chips={"g": max(1, chips)}, level=level, running=running, preemptible=True
+        )
+        done = [self.pool.done(site, order) for order in self.pool.coordinator.orders(site)]
+        self.pool.report(site, *done, local=(own,) if chips else ())
+
+    @rule(
+        epochs=st.integers(1, 3),
+        objective=st.sampled_from(("arrival", "utilisation", "throughput", "deadline")),
+    )
+    def new_leader(self, epochs: int, objective: str) -> None:
+        """Another server speaks for the pool, and its operator wants another order of the queue."""
+        now_s, state = self.pool.now_s, self.pool.coordinator.state
+        self.pool.tell(EpochBegan(now_s=now_s, epoch=state.epoch + epochs))
+        self.pool.tell(PoolSet(now_s=now_s, links=LINKS, objective=objective, patience_s=30))
 
     @rule(number=numbers, delete=st.booleans())
     def cancel_or_delete(self, number: int, delete: bool) -> None:
@@ -166,12 +225,13 @@ class AnyPool(RuleBasedStateMachine):
             with allowed:
                 self.pool.cancel(job.id)
         for site in SITES:
-            self.pool.report(site, chips=4)
-        for _ in range(3):
+            self.pool.report(site, chips=4, local=())
+        for _ in range(5):
             self.pool.obey()
         state = self.pool.coordinator.state
         assert all(job.state in ENDED for job in state.jobs.values())
         assert not any(record.parts for record in state.clusters.values())
+        assert not state.on_links
 
 
 def _durable(state: State) -> State:

@@ -167,6 +167,12 @@ def _release(_state: State, job: JobRecord, _now_s: float) -> None:
         part.desired = "released"
 
 
+def _undo(state: State, job: JobRecord, now_s: float) -> None:
+    """Take every part back, and let the victims go on as if nothing had been."""
+    _release(state, job, now_s)
+    _free_victims(state, job)
+
+
 def _end(state: State, job: JobRecord, now_s: float) -> None:
     """Leave the queue for good."""
     _release(state, job, now_s)
@@ -212,7 +218,7 @@ JOB_STEPS: Mapping[tuple[JobState, JobState], JobStep] = {
     ("blocked", "preempting"): _claim,
     ("blocked", "cancelled"): _end,
     ("preempting", "preparing"): _evict,
-    ("preempting", "stopping"): _release,
+    ("preempting", "stopping"): _undo,
     ("preparing", "starting"): _commit,
     ("preparing", "stopping"): _release,
     ("starting", "running"): _connect,
