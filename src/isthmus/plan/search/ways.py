@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from isthmus.core.link_physics import effective_bytes_per_s
 from isthmus.core.pool import Pool
@@ -47,7 +48,6 @@ class Ways:
             )
             for ends, link in links.items()
         }
-        self._along: dict[tuple[str, ...], Along] = {}
 
     def way(self, source: str, target: str) -> Way | None:
         """Return the way from one cluster to another, None where no link joins them."""
@@ -55,9 +55,13 @@ class Ways:
 
     def along(self, clusters: tuple[str, ...]) -> Along:
         """Return what a chain meets that passes these clusters, all of them joined."""
-        if clusters not in self._along:
-            self._along[clusters] = self._pass_along(clusters)
-        return self._along[clusters]
+        if clusters not in self._known_along:
+            self._known_along[clusters] = self._pass_along(clusters)
+        return self._known_along[clusters]
+
+    @cached_property
+    def _known_along(self) -> dict[tuple[str, ...], Along]:
+        return {}
 
     def _pass_along(self, clusters: tuple[str, ...]) -> Along:
         pairs = [(a, b) for a, b in itertools.pairwise(clusters) if a != b]
