@@ -17,17 +17,28 @@ LIMIT = timedelta(seconds=30)
 
 
 def tcp_transports(
-    size: int, route: str | None = None, *, heartbeat_s: float = 2.0, peer_timeout_s: float = 30.0
+    size: int,
+    route: str | None = None,
+    *,
+    lanes: int = 1,
+    heartbeat_s: float = 2.0,
+    peer_timeout_s: float = 30.0,
 ) -> list[TcpTransport]:
     """Return `size` connected transports; every connection goes through `route` if one is given."""
     listeners = [listen("127.0.0.1") for _ in range(size)]
-    endpoints = [Endpoint("127.0.0.1", one.getsockname()[1], route) for one in listeners]
+    endpoints = [Endpoint("127.0.0.1", one.getsockname()[1], route, lanes) for one in listeners]
 
     def make(rank: int) -> TcpTransport:
         greeting = Greeting("job-1", 1, rank, size)
-        with listeners[rank] as listener:
-            met = connect(greeting, endpoints, listener, timeout_s=20)
-        return TcpTransport(greeting, met, heartbeat_s=heartbeat_s, peer_timeout_s=peer_timeout_s)
+        met = connect(greeting, endpoints, listeners[rank], timeout_s=20)
+        return TcpTransport(
+            greeting,
+            endpoints,
+            met,
+            listeners[rank],
+            heartbeat_s=heartbeat_s,
+            peer_timeout_s=peer_timeout_s,
+        )
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(make, range(size)))

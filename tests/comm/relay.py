@@ -48,7 +48,12 @@ class Relay:
                 while not head.endswith(b"\r\n\r\n"):
                     head += near.recv(1)
                 host, port = head.split()[1].decode().rsplit(":", 1)
-                far = socket.create_connection((host, int(port)))
+                try:
+                    far = socket.create_connection((host, int(port)))
+                except OSError:
+                    near.sendall(b"HTTP/1.1 502 Refused\r\n\r\n")
+                    near.close()
+                    continue
                 near.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
                 self._sockets += [near, far]
                 for source, target in ((near, far), (far, near)):

@@ -1,7 +1,8 @@
 """The bytes between two workers: greetings as one line of JSON, then frames of a fixed head and a payload.
 
-Head (network order): kind (1 byte), label length (1), tag (8, signed), sent at (8, seconds since the epoch
-on the sender's clock), payload length (8); then the label in UTF-8, then the payload.
+Head (network order): kind (1 byte), label length (1), number of the message (8), tag (8, signed), sent at
+(8, seconds since the epoch on the sender's clock), bytes of the whole message (8), where in it the payload
+begins (8) and how long that is (8); then the label in UTF-8, then the payload.
 """
 
 from __future__ import annotations
@@ -15,37 +16,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.core.errors import PeerError, ProtocolError
+from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
 
-FORMAT_VERSION = 1
-DATA, HEARTBEAT, LEAVE = 1, 2, 3
-"""Kinds of frame. The payload of `LEAVE` is the reason, empty at an orderly end; a heartbeat has none."""
+FORMAT_VERSION = 2
+DATA, HEARTBEAT, LEAVE, RECEIVED = 1, 2, 3, 4
+"""Kinds of frame. The payload of `DATA` is a piece of a message, that of `LEAVE` the reason, empty at an
+orderly end; `RECEIVED` says that the message of its number is whole; like a heartbeat it has no payload."""
 
 MAX_REASON_BYTES = 4096
 MAX_MESSAGE_BYTES = 2**40
 """No tensor is larger: a head that says so was written by something else."""
 
-_HEAD = struct.Struct("!BBqdQ")
+_HEAD = struct.Struct("!BBQqdQQQ")
 _MAX_LINE_BYTES = 4096
 _CHUNK_BYTES = 2**20
-_MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, LEAVE: MAX_REASON_BYTES}
+_MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, LEAVE: MAX_REASON_BYTES, RECEIVED: 0}
 
 
 @dataclass(frozen=True)
 class Head:
-    """The head of one frame."""
+    """The head of one frame: of `size` bytes from `offset` on of message `number`, which has `num_bytes`."""
 
     kind: int
-    tag: int
-    sent_s: float
-    label: str
-    num_bytes: int
+    number: int = 0
+    tag: int = 0
+    sent_s: float = 0.0
+    label: str = ""
+    num_bytes: int = 0
+    offset: int = 0
+    size: int = 0
 
 
 def pack_head(head: Head) -> bytes:
     """Return head and label as bytes."""
     label = head.label.encode()
-    return _HEAD.pack(head.kind, len(label), head.tag, head.sent_s, head.num_bytes) + label
+    fixed = _HEAD.pack(
+        head.kind, len(label), head.number, head.tag, head.sent_s, head.num_bytes, head.offset, head.size
+    )
+    return fixed + label
 
 
 def read_head(connection: socket.socket) -> Head:
@@ -56,12 +64,12 @@ def read_head(connection: socket.socket) -> Head:
     """
     fixed = bytearray(_HEAD.size)
     read_into(connection, memoryview(fixed))
-    kind, label_bytes, tag, sent_s, num_bytes = _HEAD.unpack(fixed)
-    if num_bytes > _MAX_PAYLOAD_BYTES.get(kind, -1):
-        raise ValueError(f"kind {kind} with {num_bytes} bytes")
+    kind, label_bytes, number, tag, sent_s, num_bytes, offset, size = _HEAD.unpack(fixed)
+    if num_bytes > _MAX_PAYLOAD_BYTES.get(kind, -1) or offset + size > num_bytes:
+        raise ValueError(f"kind {kind} with {size} of {num_bytes} bytes")
     label = bytearray(label_bytes)
     read_into(connection, memoryview(label))
-    return Head(kind, tag, sent_s, label.decode(), num_bytes)
+    return Head(kind, number, tag, sent_s, label.decode(), num_bytes, offset, size)
 
 
 def read_into(connection: socket.socket, buffer: memoryview) -> None:
@@ -136,18 +144,22 @@ _PINGS = 4
 _TIMES = struct.Struct("!dd")
 
 
-def greet(connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time) -> float:
-    """Greet as the one who dialled; return the peer's clock minus mine in seconds.
+def greet(
+    connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time, lane: int = 0
+) -> float:
+    """Greet as the one who dialled, for lane `lane` to the peer; return its clock minus mine in seconds.
 
     The offset is that of the shortest of a few round trips, half of each being taken for either way
-    (D. Mills, RFC 5905, section 8). Raises `PeerError` or `ProtocolError` where the peer refuses.
+    (D. Mills, RFC 5905, section 8). Raises `PeerError` or `ProtocolError` where the peer refuses,
+    `UnavailableError` where it may not do so later.
     """
-    write_line(connection, mine.as_dict())
+    write_line(connection, mine.as_dict() | {"lane": lane})
     answer = read_line(connection)
     why = answer.get("refused")
     if why:
         error = ProtocolError if str(why).startswith("isthmus ") else PeerError
-        raise error(f"the worker dialled by rank {mine.rank} refused: {why}")
+        kind = UnavailableError if answer.get("later") else error
+        raise kind(f"the worker dialled by rank {mine.rank} refused: {why}")
     best = (float("inf"), 0.0)
     for _ in range(_PINGS):
         start_s = clock()
@@ -164,17 +176,20 @@ def answer(
     connection: socket.socket,
     mine: Greeting,
     clock: Callable[[], float] = time.time,
-    claim: Callable[[int], bool] = lambda _: True,
-) -> tuple[int, float]:
-    """Answer a greeting as the one who was dialled; return the peer's rank, and its clock minus mine.
+    claim: Callable[[int, int], bool] = lambda _rank, _lane: True,
+) -> tuple[int, int, float]:
+    """Answer a greeting as the one who was dialled; return the peer's rank, its lane, its clock minus mine.
 
-    `claim(rank)` says whether that rank is still awaited. Raises `ProtocolError` for whom is refused.
+    `claim(rank, lane)` says whether that one is still awaited. Raises `ProtocolError` for whom is refused.
     """
     theirs = read_line(connection)
-    why = refusal(mine, theirs)
-    if not why and not claim(theirs["rank"]):
+    why, lane = refusal(mine, theirs), theirs.get("lane", 0)
+    if type(lane) is not int:
+        why, lane = why or f"lane {lane!r} is no number", 0
+    later = not why and not claim(theirs["rank"], lane)
+    if later:
         why = f"rank {theirs['rank']} is here already"
-    write_line(connection, {"refused": why})
+    write_line(connection, {"refused": why, "later": later})
     if why:
         raise ProtocolError(f"a greeting was refused: {why}")
     for _ in range(_PINGS):
@@ -182,7 +197,7 @@ def answer(
         received_s = clock()
         connection.sendall(_TIMES.pack(received_s, clock()))
     offset_s, _ = _read_times(connection)
-    return int(theirs["rank"]), -offset_s
+    return int(theirs["rank"]), lane, -offset_s
 
 
 def _read_times(connection: socket.socket) -> tuple[float, float]:

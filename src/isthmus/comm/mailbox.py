@@ -40,8 +40,8 @@ class Mailbox:
 
     Thread-safe. A message whose receive is already there is read straight into the receiver's memory.
     `max_unclaimed_bytes` bounds what is kept unasked for; `wait_for_room` holds the reader of the network
-    back beyond it, unless a receive is waiting (which may be for a message further behind). One message
-    arrives at a time: `open`, then `complete` or `fail`.
+    back beyond it, unless a receive is waiting (which may be for a message further behind). A message arrives
+    between its `open` and `complete` (or `fail`); several may at once, but no two of one tag.
     """
 
     def __init__(self, peer: int, max_unclaimed_bytes: int = 256 * 2**20) -> None:
@@ -51,7 +51,7 @@ class Mailbox:
         self._requests: dict[int, deque[Request]] = defaultdict(deque)
         self._unclaimed: dict[int, deque[Slot]] = defaultdict(deque)
         self._unclaimed_bytes = 0
-        self._arriving: Slot | None = None
+        self._arriving: set[Slot] = set()
         self._error: PeerError | None = None
 
     def ask(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
@@ -87,16 +87,16 @@ class Mailbox:
                 self._unclaimed_bytes += num_bytes
             else:
                 _take(self._requests, tag)
-            self._arriving = slot
+            self._arriving.add(slot)
             return slot
 
     def complete(self, slot: Slot, arrival: Arrival) -> None:
         """Say that the payload is whole; nothing happens where `fail` has meanwhile given it up."""
         with self._changed:
-            if self._arriving is not slot:
+            if slot not in self._arriving:
                 return
             slot.arrival = arrival
-            self._arriving = None
+            self._arriving.remove(slot)
             claimed = slot.claim is not None
         if claimed:
             self._hand_over(slot)
@@ -107,14 +107,15 @@ class Mailbox:
             self._error = self._error or error
             waiting = [request for requests in self._requests.values() for request in requests]
             self._requests.clear()
-            cut_off, self._arriving = self._arriving, None
-            if cut_off is not None and cut_off.claim is not None:
-                waiting.append(cut_off.claim)
-            elif cut_off is not None:
-                self._unclaimed[cut_off.tag].pop()  # what arrives came last
+            for cut_off in self._arriving:
+                if cut_off.claim is not None:
+                    waiting.append(cut_off.claim)
+                    continue
+                self._unclaimed[cut_off.tag].pop()  # of its tag, what arrives came last
                 if not self._unclaimed[cut_off.tag]:
                     del self._unclaimed[cut_off.tag]
                 self._unclaimed_bytes -= len(cut_off.buffer)
+            self._arriving.clear()
             self._changed.notify_all()
         for request in waiting:
             request.future.set_exception(self._error)

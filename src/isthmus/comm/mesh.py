@@ -1,4 +1,4 @@
-"""`connect`: meet every other worker of the run: dial the lower ranks, answer the higher ones."""
+"""`connect`: meet every other worker of the run, by all lanes: dial the lower ranks, answer the higher."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from isthmus.comm.frame import Greeting, answer, greet
+from isthmus.comm.peer import Connection
 from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
 from isthmus.wan.connect import dial, format_address
 
@@ -20,18 +21,24 @@ GREETING_S = 10.0
 MAX_STRANGERS = 64
 """How many that are nobody of ours may be connected at once; those beyond wait unanswered."""
 
+Lane = tuple[int, int]
+"""A peer's rank and the number of a connection to it."""
+
 _POLL_S = 0.2
-Connection = tuple[socket.socket, float]
-"""A greeted connection, and how far the peer's clock is ahead of ours in seconds."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a peer listens, and the route (`host:port` of an HTTP CONNECT proxy) to it, if one is needed."""
+    """Where a peer listens, the route (`host:port` of an HTTP CONNECT proxy) to it, if one is needed, and by
+    how many connections it is reached: both sides of a pair must agree. `congestion_control` (a name that the
+    kernel knows, such as bbr) is asked for on each; where the kernel has it not, its default stays.
+    """
 
     host: str
     port: int
     route: str | None = None
+    lanes: int = 1
+    congestion_control: str | None = None
 
 
 def listen(host: str, port: int = 0, backlog: int = 256) -> socket.socket:
@@ -51,18 +58,21 @@ def connect(
     listener: socket.socket,
     timeout_s: float,
     clock: Callable[[], float] = time.time,
-) -> dict[int, Connection]:
+) -> dict[int, list[Connection]]:
     """Connect to every other rank; `endpoints[r]` is where rank `r` listens, `listener` our own socket there.
+
+    Returns the connections by rank, in the order of lanes.
 
     Of two ranks the higher one dials. A stranger that connects, or a rank that is here already, is turned
     away, and one that says nothing keeps nobody waiting. Raises `PeerError` naming
     the rank that refused, could not be reached, or did not come within `timeout_s`; `ProtocolError` where it
     is of another format version.
     """
-    meeting = _Meeting(greeting, time.monotonic() + timeout_s, clock)
-    with ThreadPoolExecutor(greeting.rank + 1, thread_name_prefix="isthmus-meet") as pool:
+    meeting = _Meeting(greeting, endpoints, time.monotonic() + timeout_s, clock)
+    lanes = [(rank, lane) for rank in range(greeting.rank) for lane in range(endpoints[rank].lanes)]
+    with ThreadPoolExecutor(len(lanes) + 1, thread_name_prefix="isthmus-meet") as pool:
         tasks = [pool.submit(meeting.accept, listener)]
-        tasks += [pool.submit(meeting.dial, rank, endpoints[rank]) for rank in range(greeting.rank)]
+        tasks += [pool.submit(meeting.dial, *one) for one in lanes]
         for task in tasks:
             task.add_done_callback(meeting.note)
     meeting.end()
@@ -70,7 +80,50 @@ def connect(
         for connection, _ in meeting.connections.values():
             connection.close()
         raise meeting.errors[0]
-    return meeting.connections
+    return {
+        rank: [meeting.connections[rank, lane] for lane in range(endpoint.lanes)]
+        for rank, endpoint in enumerate(endpoints)
+        if rank != greeting.rank
+    }
+
+
+def tune(connection: socket.socket, congestion_control: str | None) -> None:
+    """Send what there is at once; ask for a congestion control, if one is named and the kernel has it."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if congestion_control is not None:
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+
+
+def dial_lane(
+    greeting: Greeting,
+    rank: int,
+    lane: int,
+    endpoint: Endpoint,
+    timeout_s: float,
+    clock: Callable[[], float] = time.time,
+) -> Connection:
+    """Open and greet lane `lane` to a lower rank.
+
+    Raises `UnavailableError` where there is no way just now, `PeerError` where the worker is not there or
+    refuses, `ProtocolError` where it is of another format version.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        connection = dial((endpoint.host, endpoint.port), endpoint.route, timeout_s)
+    except PeerError as error:
+        raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error.__cause__
+    try:
+        tune(connection, endpoint.congestion_control)
+        connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+        return connection, greet(connection, greeting, clock, lane)
+    except OSError as error:
+        connection.close()
+        where = format_address(endpoint.host, endpoint.port)
+        raise PeerError(f"rank {rank} at {where} did not answer: {error}") from error
+    except IsthmusError:
+        connection.close()
+        raise
 
 
 @dataclass
@@ -78,12 +131,13 @@ class _Meeting:
     """One rank's side of the meeting; the first error ends all of it."""
 
     greeting: Greeting
+    endpoints: Sequence[Endpoint]
     deadline_s: float
     clock: Callable[[], float]
-    connections: dict[int, Connection] = field(default_factory=dict)
+    connections: dict[Lane, Connection] = field(default_factory=dict)
     errors: list[BaseException] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
-    claimed: set[int] = field(default_factory=set)
+    claimed: set[Lane] = field(default_factory=set)
     callers: dict[threading.Thread, socket.socket] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -97,40 +151,31 @@ class _Meeting:
             self.errors.append(error)
             self.over.set()
 
-    def dial(self, rank: int, endpoint: Endpoint) -> None:
+    def dial(self, rank: int, lane: int) -> None:
         """Reach and greet a lower rank. A route may still be starting: tried again; a peer has checked in."""
         while True:
             try:
-                connection = dial((endpoint.host, endpoint.port), endpoint.route, self.left_s)
+                found = dial_lane(self.greeting, rank, lane, self.endpoints[rank], self.left_s, self.clock)
                 break
-            except PeerError as error:
-                raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error
+            except PeerError:
+                raise
             except UnavailableError:
                 if self.over.wait(_POLL_S) or self.left_s <= _POLL_S:
                     raise
-        try:
-            connection.settimeout(self.left_s)
-            offset_s = greet(connection, self.greeting, self.clock)
-        except OSError as error:
-            connection.close()
-            where = format_address(endpoint.host, endpoint.port)
-            raise PeerError(f"rank {rank} at {where} did not answer: {error}") from error
-        except IsthmusError:
-            connection.close()
-            raise
-        self.connections[rank] = (connection, offset_s)
+        self.connections[rank, lane] = found
 
     def accept(self, listener: socket.socket) -> None:
         """Answer the higher ranks, all that connect at once, until all are there."""
-        expected = set(range(self.greeting.rank + 1, self.greeting.size))
+        higher = range(self.greeting.rank + 1, self.greeting.size)
+        expected = {(rank, lane) for rank in higher for lane in range(self.endpoints[rank].lanes)}
         listener.settimeout(_POLL_S)
         while missing := expected - self.connections.keys():
             if self.over.is_set():
                 return
             if self.left_s <= _POLL_S:
-                ranks = ", ".join(map(str, sorted(missing)))
+                ranks = ", ".join(map(str, sorted({rank for rank, _ in missing})))
                 raise PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected")
-            if len(self.callers) > self.greeting.size + MAX_STRANGERS:
+            if len(self.callers) > len(expected) + MAX_STRANGERS:
                 self.over.wait(_POLL_S)
                 continue
             try:
@@ -155,31 +200,31 @@ class _Meeting:
             self.callers[thread] = connection
         thread.start()
 
-    def _claim(self, rank: int) -> bool:
+    def _claim(self, rank: int, lane: int) -> bool:
         with self.lock:
-            known = rank in self.claimed
-            self.claimed.add(rank)
+            known = (rank, lane) in self.claimed or not 0 <= lane < self.endpoints[rank].lanes
+            self.claimed.add((rank, lane))
             return not known
 
     def _answer(self, connection: socket.socket) -> None:
-        claimed: list[int] = []
+        claimed: list[Lane] = []
 
-        def claim(rank: int) -> bool:
-            if self._claim(rank):
-                claimed.append(rank)
+        def claim(rank: int, lane: int) -> bool:
+            if self._claim(rank, lane):
+                claimed.append((rank, lane))
+                tune(connection, self.endpoints[rank].congestion_control)
             return bool(claimed)
 
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(min(self.left_s, GREETING_S))
-            rank, offset_s = answer(connection, self.greeting, self.clock, claim)
+            rank, lane, offset_s = answer(connection, self.greeting, self.clock, claim)
         except (IsthmusError, OSError):
             connection.close()
             self.claimed.difference_update(claimed)
         else:
             with self.lock:  # `end` must not take the connection for that of a stranger
                 del self.callers[threading.current_thread()]
-                self.connections[rank] = (connection, offset_s)
+                self.connections[rank, lane] = (connection, offset_s)
         finally:
             with self.lock:
                 self.callers.pop(threading.current_thread(), None)

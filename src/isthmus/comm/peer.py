@@ -1,218 +1,209 @@
-"""`Peer`: the connection to one other worker, with a thread that sends and a thread that receives."""
+"""`Peer`: another worker and the lanes to it; broken lanes are mended while the worker lives."""
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 
-from isthmus.comm.frame import (
-    DATA,
-    HEARTBEAT,
-    LEAVE,
-    MAX_REASON_BYTES,
-    Head,
-    pack_head,
-    read_head,
-    read_into,
-    write,
-)
+from isthmus.comm.inbox import Inbox
+from isthmus.comm.lane import Lane
 from isthmus.comm.mailbox import Mailbox
+from isthmus.comm.outbox import Outbox
 from isthmus.comm.transport import Arrival, Traffic
-from isthmus.core.errors import PeerError
+from isthmus.core.errors import PeerError, UnavailableError
 
-QUEUE_MESSAGES = 256
-"""Messages that may wait to be sent to one peer before `send` blocks."""
+Connection = tuple[socket.socket, float]
+"""A greeted connection, and how far the peer's clock is ahead of ours in seconds."""
 
-_SMALL_BYTES = 64 * 2**10
-_Outgoing = tuple[Head, memoryview, Future[None]]
+Redial = Callable[[int, int], Connection | None]
+"""Open lane `lane` to rank `rank` again; None where the other side must, and its worker lives.
+
+Raises `UnavailableError` where there is no way just now, `PeerError` where there is no such worker any more.
+"""
+
+SILENT_BEATS = 3
+"""Heartbeats that may be missing before a lane counts as broken."""
+
+_RETRY_S = (0.1, 1.0)
+"""Shortest and longest pause between two tries to mend a lane."""
 
 
 class Peer:
-    """A greeted connection to rank `rank`, whose clock runs `offset_s` ahead of ours.
+    """The worker of rank `rank`, reached by one lane per connection.
 
-    `on_loss` is called once, from one of the threads, if the peer is lost without having taken leave,
-    or left saying that the run has failed. A peer from which nothing comes for `timeout_s` is lost.
+    A lane that breaks is opened again by `redial`; what it carried goes by the others meanwhile, and nothing
+    is lost or doubled. `on_loss` is called once, from one of the threads, if the worker is gone without
+    having taken leave, if nothing came from it for `timeout_s`, or if it left saying that the run failed.
     """
 
     def __init__(
         self,
         rank: int,
-        connection: socket.socket,
-        offset_s: float,
+        connections: Sequence[Connection],
         *,
         heartbeat_s: float,
         timeout_s: float,
         on_loss: Callable[[PeerError], None],
+        redial: Redial,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.rank, self.traffic, self.mailbox = rank, Traffic(), Mailbox(rank)
-        self._connection, self._offset_s, self._clock = connection, offset_s, clock
-        self._heartbeat_s, self._timeout_s, self._on_loss = heartbeat_s, timeout_s, on_loss
-        self._queue: queue.Queue[_Outgoing | None] = queue.Queue(QUEUE_MESSAGES)
+        self.inbox, self.outbox = Inbox(self.mailbox, Lane.cut), Outbox()
+        self.farewell: str | None = None
+        self._heartbeat_s, self._timeout_s, self._clock = heartbeat_s, timeout_s, clock
+        self._on_loss, self._redial = on_loss, redial
         self._error: PeerError | None = None
-        self._leaving = False
-        self._ended = threading.Event()
-        self._left = threading.Event()
+        self._heard_s = time.monotonic()
         self._lock = threading.Lock()
-        connection.settimeout(timeout_s)
-        names = (self._send_loop, "send"), (self._receive_loop, "receive")
-        self._threads = [
-            threading.Thread(target=loop, name=f"isthmus-{what}-{rank}", daemon=True) for loop, what in names
-        ]
+        self._over = threading.Event()
+        self._menders: list[threading.Thread] = []
+        self._lanes = {number: self._lane(number, one) for number, one in enumerate(connections)}
 
     def start(self) -> None:
-        """Start both threads."""
-        for thread in self._threads:
-            thread.start()
+        """Start the threads of all lanes."""
+        for lane in self._lanes.values():
+            lane.start()
 
     def send(self, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Queue a message, stamped with the present time."""
-        head = Head(DATA, tag, self._clock(), label, len(payload))
-        future: Future[None] = Future()
-        if self._error is not None:
-            future.set_exception(self._error)
-            return future
-        self._queue.put((head, payload, future))
-        if self._ended.is_set():  # the sender may have seen its last item before this one
-            self._fail_queued()
-        return future
+        """Queue a message, stamped with the present time; the future is done when the peer has it."""
+        return self.outbox.put(tag, label, payload, self._clock())
+
+    def receive(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
+        """Ask for the next message of `tag`."""
+        return self.mailbox.ask(tag, label, into)
+
+    def attach(self, number: int, connection: Connection) -> bool:
+        """Put a new connection in the place of lane `number`; False where there is none (any more)."""
+        old = self._lanes.get(number)
+        if old is None or self._over.is_set():
+            return False
+        old.cut()
+        old.join()
+        lane = self._lane(number, connection)
+        with self._lock:
+            if self._over.is_set():
+                return False
+            self._lanes[number] = lane
+        self.heard()
+        lane.start()
+        return True
 
     def fail(self, error: PeerError) -> None:
         """Fail everything that waits for this peer, now and from now on."""
         with self._lock:
             self._error = self._error or error
+        self._over.set()
         self.mailbox.fail(self._error)
+        self.outbox.fail(self._error)
 
-    def leave(self, reason: str = "") -> None:
-        """Queue the leave-taking, once; what was queued before goes first."""
+    def part(self, reason: str, linger_s: float) -> None:
+        """Take leave: at once with a `reason`, else when all has arrived there, or after `linger_s`."""
+        if not reason and self._error is None:
+            self.outbox.wait_until_arrived(linger_s)
         with self._lock:
-            if self._leaving:
-                return
-            self._leaving = True
-        payload = memoryview(reason.encode()[:MAX_REASON_BYTES])
-        with suppress(queue.Full):
-            self._queue.put((Head(LEAVE, 0, self._clock(), "", len(payload)), payload, Future()), timeout=1)
+            self.farewell = reason if self.farewell is None else self.farewell
+        self.outbox.wake()
 
     def join(self, linger_s: float) -> None:
-        """Wait until both sides have taken leave, for at most `linger_s`; then end threads and connection."""
+        """Wait for the peer to take leave too, for at most `linger_s`; then end threads and connections."""
         deadline_s = time.monotonic() + linger_s
-        sender, receiver = self._threads
-        self._left.wait(linger_s)
-        receiver.join(max(deadline_s - time.monotonic(), 0.0))
-        self.fail(_closed(self.rank))
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._queue.put(None)
-        sender.join()
-        receiver.join()
-        self._connection.close()
+        for lane in list(self._lanes.values()):
+            if not lane.dead:
+                lane.wait_for_leave(deadline_s - time.monotonic())
+        self.fail(PeerError(f"the connection to peer {self.rank} was closed here"))
+        for mender in self._menders:
+            mender.join()
+        for lane in list(self._lanes.values()):
+            lane.cut()
+            lane.join()
 
-    def _send_loop(self) -> None:
-        while True:
-            try:
-                item = self._queue.get(timeout=self._heartbeat_s)
-            except queue.Empty:
-                item = Head(HEARTBEAT, 0, self._clock(), "", 0), memoryview(b""), Future()
-            if item is None:
-                self._ended.set()
-                self._fail_queued()
-                return
-            self._send_one(*item)
-            if item[0].kind == LEAVE:
-                self._left.set()
+    def heard(self) -> None:
+        """Take note that the peer lives."""
+        self._heard_s = time.monotonic()
 
-    def _fail_queued(self) -> None:
-        """Fail what is queued behind the end of the sender."""
-        with suppress(queue.Empty):
-            while (item := self._queue.get_nowait()) is not None:
-                item[2].set_exception(self._error or _closed(self.rank))
+    def sent(self, num_bytes: int) -> None:
+        """Count a message that has arrived there."""
+        with self._lock:
+            self.traffic.sent_bytes += num_bytes
+            self.traffic.sent_messages += 1
 
-    def _send_one(self, head: Head, payload: memoryview, future: Future[None]) -> None:
-        if head.kind == LEAVE:
-            with suppress(OSError):
-                self._write(head, payload)
-        elif self._error is not None or self._left.is_set():
-            future.set_exception(self._error or _closed(self.rank))
-        else:
-            try:
-                self._write(head, payload)
-            except OSError as error:
-                self._lose(f"peer {self.rank} was lost while sending: {_why(error)}")
-                future.set_exception(self._error or _closed(self.rank))
-                return
-            # Written is sent, even if the peer has read it, ended and been noted as gone by now.
-            if head.kind == DATA:
-                self.traffic.sent_bytes += len(payload)
-                self.traffic.sent_messages += 1
-            future.set_result(None)
-
-    def _write(self, head: Head, payload: memoryview) -> None:
-        start = pack_head(head)
-        if len(payload) <= _SMALL_BYTES:
-            write(self._connection, memoryview(start + bytes(payload)), self._stopped)
-            return
-        write(self._connection, memoryview(start), self._stopped)
-        write(self._connection, payload, self._stopped)
-
-    def _stopped(self) -> bool:
-        return self._error is not None
-
-    def _receive_loop(self) -> None:
-        try:
-            while self._receive_one():
-                pass
-        except TimeoutError:
-            self._lose(f"peer {self.rank} has been silent for {self._timeout_s:g} s")
-        except (OSError, ValueError) as error:
-            self._lose(f"peer {self.rank} {_why(error)}")
-        except MemoryError:
-            self._lose(f"peer {self.rank} sent a message that this machine has no memory for")
-
-    def _receive_one(self) -> bool:
-        head = read_head(self._connection)
-        if head.kind == LEAVE:
-            self._take_leave(head)
-            return False
-        if head.kind == DATA:
-            while not self.mailbox.wait_for_room(self._timeout_s):
-                pass
-            slot = self.mailbox.open(head.tag, head.label, head.num_bytes)
-            read_into(self._connection, slot.buffer)
-            arrival = Arrival(head.sent_s - self._offset_s, self._clock())
-            self.traffic.received_bytes += head.num_bytes
+    def received(self, num_bytes: int, arrival: Arrival) -> None:
+        """Count a message that has arrived here."""
+        with self._lock:
+            self.traffic.received_bytes += num_bytes
             self.traffic.received_messages += 1
             self.traffic.last_transfer_s = arrival.transfer_s
-            self.mailbox.complete(slot, arrival)
-        return True
 
-    def _take_leave(self, head: Head) -> None:
-        reason = bytearray(head.num_bytes)
-        read_into(self._connection, memoryview(reason))
+    def left(self, reason: str) -> None:
+        """Take note that the peer has taken leave, and do so too: orderly, once it has by every lane."""
         if reason:
-            self._lose(f"peer {self.rank} gave up: {reason.decode(errors='replace')}")
-        else:
+            self._lose(f"peer {self.rank} gave up: {reason}")
+        elif all(one.peer_left or one.dead for one in self._lanes.values()):
             self.fail(PeerError(f"peer {self.rank} has ended"))
-        self.leave()
+        else:
+            return
+        with self._lock:
+            self.farewell = self.farewell or ""
+        self.outbox.wake()
+
+    def broke(self, lane: Lane, error: Exception) -> None:
+        """Mend a lane, unless what came by it was no frame: then nothing of this peer can be trusted."""
+        if not isinstance(error, OSError):
+            self._lose(f"peer {self.rank} sent what is no frame: {error}")
+            return
+        with self._lock:
+            if self._over.is_set() or self.farewell is not None:
+                return
+            mender = threading.Thread(
+                target=self._mend, args=(lane, _why(error)), name=f"isthmus-mend-{self.rank}", daemon=True
+            )
+            self._menders = [one for one in self._menders if one.is_alive()] + [mender]
+            mender.start()
+
+    def _mend(self, lane: Lane, why: str) -> None:
+        """Try to open the lane again until it is, or the peer is lost."""
+        pause_s, longest_s = _RETRY_S
+        while not self._over.is_set() and self._lanes[lane.number] is lane:
+            try:
+                connection = self._redial(self.rank, lane.number)
+                if connection is not None:
+                    if not self.attach(lane.number, connection):
+                        connection[0].close()
+                    return
+            except PeerError as error:
+                self._lose(f"peer {self.rank} is lost: {why}; {error.message}")
+                return
+            except UnavailableError:
+                pass
+            if time.monotonic() - self._heard_s > self._timeout_s:
+                self._lose(f"peer {self.rank} was silent for {self._timeout_s:g} s")
+                return
+            self._over.wait(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _lane(self, number: int, connection: Connection) -> Lane:
+        return Lane(
+            number,
+            *connection,
+            self,
+            heartbeat_s=self._heartbeat_s,
+            silence_s=SILENT_BEATS * self._heartbeat_s,
+            clock=self._clock,
+        )
 
     def _lose(self, why: str) -> None:
         with self._lock:
             known = self._error is not None
         error = PeerError(why, hint="its cluster's agent and its log say why; the job restarts by itself")
         self.fail(error)
-        if not known and not self._leaving:
+        if not known and self.farewell is None:
             self._on_loss(error)
 
 
-def _closed(rank: int) -> PeerError:
-    return PeerError(f"the connection to peer {rank} was closed here")
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return (error.strerror or str(error) or type(error).__name__).lower()
-    return f"sent what is no frame: {error}"
+def _why(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "silent"
+    return (error.strerror or str(error) or type(error).__name__).lower()

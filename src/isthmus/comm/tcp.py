@@ -1,36 +1,48 @@
-"""`TcpTransport`: every worker connected to every other by TCP, each connection with its two threads."""
+"""`TcpTransport`: every worker connected to every other by TCP, to those far away by several lanes."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
+from isthmus.comm.door import Door
 from isthmus.comm.frame import Greeting
-from isthmus.comm.peer import Peer
+from isthmus.comm.mesh import Endpoint, dial_lane, tune
+from isthmus.comm.peer import Connection, Peer
 from isthmus.comm.transport import Arrival, Traffic
-from isthmus.core.errors import PeerError
+from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.wan.connect import dial
 
 LINGER_S = 5.0
 """How long an orderly end waits for what is queued; a failing one waits a fifth of it."""
 
+REDIAL_S = 2.0
+"""How long one try to open a lane again may take."""
+
 
 class TcpTransport:
-    """A `Transport` over one connection per pair of ranks; the higher rank of a pair dials the lower."""
+    """A `Transport` over one or several connections per pair of ranks; the higher rank of a pair dials.
+
+    `connections` are those that `connect` made to `endpoints`; `listener`, where it answered, is kept open
+    for lanes that have to be opened again, and closed in the end.
+    """
 
     def __init__(
         self,
         greeting: Greeting,
-        connections: Mapping[int, tuple[socket.socket, float]],
+        endpoints: Sequence[Endpoint],
+        connections: Mapping[int, Sequence[Connection]],
+        listener: socket.socket,
         *,
         heartbeat_s: float = 2.0,
         peer_timeout_s: float = 30.0,
         on_loss: Callable[[PeerError], None] = lambda _: None,
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
-        self._on_loss = on_loss
+        self._greeting, self._endpoints, self._on_loss = greeting, endpoints, on_loss
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
         self._broken = threading.Event()
@@ -38,24 +50,30 @@ class TcpTransport:
         self._peers = {
             rank: Peer(
                 rank,
-                connection,
-                offset_s,
+                lanes,
                 heartbeat_s=heartbeat_s,
                 timeout_s=peer_timeout_s,
                 on_loss=self._lose,
+                redial=self._redial,
             )
-            for rank, (connection, offset_s) in connections.items()
+            for rank, lanes in connections.items()
         }
         for peer in self._peers.values():
             peer.start()
+        self._door = Door(
+            listener,
+            greeting,
+            lambda rank, lane, connection: self._peers[rank].attach(lane, connection),
+            lambda rank, connection: tune(connection, endpoints[rank].congestion_control),
+        )
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Queue `payload` for `peer`."""
+        """Queue `payload` for `peer`; the future is done when it has arrived there."""
         return self._peers[peer].send(tag, label, payload)
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Ask `peer` for the next message of `tag`."""
-        return self._peers[peer].mailbox.ask(tag, label, into)
+        return self._peers[peer].receive(tag, label, into)
 
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer."""
@@ -75,9 +93,24 @@ class TcpTransport:
         linger_s = LINGER_S / 5 if reason or self._lost else LINGER_S
         deadline_s = time.monotonic() + linger_s
         for peer in self._peers.values():
-            peer.leave(reason)
+            peer.part(reason, max(deadline_s - time.monotonic(), 0.0))
         for peer in self._peers.values():
             peer.join(max(deadline_s - time.monotonic(), 0.0))
+        self._door.close()
+
+    def _redial(self, rank: int, lane: int) -> Connection | None:
+        """Open a lane again, or, being the one who is dialled, look whether the peer still listens."""
+        endpoint = self._endpoints[rank]
+        try:
+            if rank < self.rank:
+                return dial_lane(self._greeting, rank, lane, endpoint, REDIAL_S)
+            dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_S).close()
+        except PeerError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError):
+                raise UnavailableError(error.message, hint=error.hint) from error
+            raise
+        return None
 
     def _lose(self, error: PeerError) -> None:
         with self._lock:

@@ -31,8 +31,9 @@ class WorkerSpec(Frozen):
     `device` `auto` computes on the first card that the agent made visible, and on the CPU without one.
     `stage_time` makes the chip virtual: every forward and backward is computed and then padded by waiting
     to that time. `trace_steps` are the steps whose spans are recorded. A rank map must come within
-    `rendezvous_timeout_s`; peers exchange a sign of life every `heartbeat_s`, and one that is silent for
-    `peer_timeout_s` counts as lost.
+    `rendezvous_timeout_s`. Workers in different clusters are joined by `lanes` connections a pair, under
+    `congestion_control` where the kernel has it. Peers exchange a sign of life every `heartbeat_s`: a
+    connection that misses three is made anew, and a peer silent for `peer_timeout_s` counts as lost.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -49,8 +50,10 @@ class WorkerSpec(Frozen):
     trace_steps: tuple[Index, ...] = ()
     threads: Count = 1
     rendezvous_timeout_s: Positive = 120.0
-    heartbeat_s: Positive = 2.0
-    peer_timeout_s: Positive = 30.0
+    lanes: Count = 4
+    congestion_control: Name = "bbr"
+    heartbeat_s: Positive = 0.5
+    peer_timeout_s: Positive = 60.0
 
     @model_validator(mode="after")
     def _rank_exists(self) -> WorkerSpec:

@@ -42,7 +42,7 @@ def join_group(
 ) -> Membership:
     """Make the default process group of the run's ranks; `listener` is where this rank said that it listens.
 
-    A vendor's backend is bound to `device`.
+    Our own backend keeps a copy of the listener until its end. A vendor's backend is bound to `device`.
 
     `on_loss` is called from another thread once a peer is lost. Raises `PeerError` where one does not come,
     `ProtocolError` where the rank map is not that of the plan.
@@ -55,7 +55,9 @@ def join_group(
     endpoints = [_endpoint(spec, worker) for worker in workers]
     transport = TcpTransport(
         greeting,
+        endpoints,
         connect(greeting, endpoints, listener, spec.rendezvous_timeout_s),
+        listener.dup(),
         heartbeat_s=spec.heartbeat_s,
         peer_timeout_s=spec.peer_timeout_s,
         on_loss=on_loss,
@@ -99,8 +101,10 @@ def _checked(spec: WorkerSpec, ranks: RankMap) -> list[WorkerAddress]:
 
 
 def _endpoint(spec: WorkerSpec, worker: WorkerAddress) -> Endpoint:
-    route = None if worker.cluster == spec.cluster else spec.routes.get(worker.cluster)
-    return Endpoint(worker.host, worker.port, route)
+    if worker.cluster == spec.cluster:
+        return Endpoint(worker.host, worker.port)
+    route = spec.routes.get(worker.cluster)
+    return Endpoint(worker.host, worker.port, route, spec.lanes, spec.congestion_control)
 
 
 def _join_plain(

@@ -60,7 +60,8 @@ def _rank(
         pipe.send(port)
         ports = (port, int(pipe.recv())) if rank == 0 else (int(pipe.recv()), port)
         endpoints = [Endpoint("127.0.0.1", one, route) for one in ports]
-        transport = TcpTransport(greeting, connect(greeting, endpoints, listener, TIMEOUT_S))
+        met = connect(greeting, endpoints, listener, TIMEOUT_S)
+        transport = TcpTransport(greeting, endpoints, met, listener.dup())
         register_backend()
         dist.init_process_group(
             BACKEND,
