@@ -49,7 +49,7 @@ def test_a_waiting_job_answers_why_and_its_user_alone_may_ask(server: Server) ->
     answer = server.call("GET", f"/v1/jobs/{job.id}/queue")
     assert answer.status_code == 200
     found = Standing.model_validate(answer.json())
-    assert (found.id, found.reason) == (job.id, "plan p1 waits for what it lacks at east, west")
+    assert (found.id, found.reason) == (job.id, "waits for what p1 lacks at east, west")
     assert (found.place, server.job(job.id).place) == (1, 1)
     assert [(one.owner, one.lacking_nodes) for one in found.refused] == [("owner-east", 1), ("owner-west", 1)]
     assert server.call("GET", f"/v1/jobs/{job.id}/queue", token="bob").status_code == 404
@@ -92,6 +92,7 @@ def test_a_dry_run_says_where_a_job_would_run_and_changes_nothing(server: Server
     found = dry_run(server)
     assert [plan.id for plan in found.plans.plans] == ["p1", "p2"]
     assert (found.standing.place, found.standing.start_s) == (1, server.now_s)
+    assert found.standing.reason == "what it needs is free: it starts next"
     assert found.standing.refused == ()
     assert server.call("GET", "/v1/jobs").json() == []
 

@@ -48,7 +48,7 @@ def test_why_it_waits_at_which_owner(busy: Driver) -> None:
         ("compute", "owner-b", 1),
     ]
     assert found.refused[0].reason == "compute: a (owner-a) has 0 g free of the 1 needed"
-    assert found.reason == "plan p waits for what it lacks at a, b"
+    assert found.reason == "waits for what p lacks at a, b"
     assert found.needs == {"a": {"g": 1}, "b": {"g": 1}}
 
 

@@ -51,8 +51,8 @@ def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
     """Return everything about one job: where it runs, or why it does not."""
     head = Text(f"job {view.id} of {view.user}, priority {standing.priority}, is ")
     head.append_text(state_text(view.state))
-    if view.reason:
-        head.append(f": {view.reason}" if view.reason != standing.reason else "")
+    if view.reason and not standing.needs:
+        head.append(f": {view.reason}")
     shown: list[RenderableType] = [head, *standing_lines(standing, now_s)]
     if view.plan is not None:
         shown.append(Text(f"  plan       {view.plan.id}: {stages_text(view.plan)}"))
@@ -84,8 +84,9 @@ def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
     one = found.standing
     shown: list[RenderableType] = [Text(f"job {one.name} was not submitted; if it were now:")]
     shown += [*standing_lines(one, now_s), Text(""), plans_table(found.plans)]
-    if one.refused:
-        shown += [Text(""), refusals_table(one.refused)]
+    lacking = [refusal for refusal in one.refused if refusal not in found.plans.refused]
+    if lacking:
+        shown += [Text(""), refusals_table(lacking, "Lacking now")]
     if found.victims:
         shown += [Text(""), victims_table("It could have the chips of, if you agreed", found.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
@@ -109,10 +110,10 @@ def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:
         yield Text("  ahead      " + ", ".join(names))
 
 
-def refusals_table(refused: Sequence[Refusal]) -> RenderableType:
+def refusals_table(refused: Sequence[Refusal], title: str = "Refused") -> RenderableType:
     """Return what each stage refused, where and at whose clusters."""
     rows = [(one.stage or "search", one.owner or "", " + ".join(one.clusters), one.reason) for one in refused]
-    return table("Refused", ("stage", "owner", "clusters", "reason"), rows)
+    return table(title, ("stage", "owner", "clusters", "reason"), rows)
 
 
 def victims_table(title: str, victims: Sequence[VictimView]) -> RenderableType:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from isthmus.control import ledger
 from isthmus.control.expected import (
     Paces,
     cuts_of,
@@ -187,5 +188,7 @@ def _reason(state: State, job: JobRecord, plan: Plan | None) -> str:
         " > ".join(one.clusters) for one in lacking(state, cuts_of(job), job.needs or {}) if one.clusters
     )
     if where:
-        return f"plan {plan.id} waits for what it lacks at {', '.join(where)}"
-    return "what it needs is free, but kept for jobs before it, or it starts next"
+        return f"waits for what {plan.id} lacks at {', '.join(where)}"
+    if not ledger.fits(state, job.needs or {}, state.indexes.kept):
+        return "what it needs is free, but kept for jobs before it"
+    return "what it needs is free: it starts next"
