@@ -53,9 +53,6 @@ def requirement_of(plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> R
             WanNeed(gbps=gbps, delay_s=max(bound, predicted_s), jitter_s=jitter_s) for bound in bounds
         ),
         data_bytes=job.data.max_bytes or 0,
-        assumptions=()
-        if job.data.max_bytes
-        else ("data.max_bytes is not given: data is taken to need none",),
     )
 
 

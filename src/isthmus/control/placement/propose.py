@@ -72,11 +72,14 @@ def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
 
 
 def _with_storage(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
-    """Return a plan that says what its stages store."""
+    """Return a plan that says what its stages store, and what that rests on."""
     if plan.predicted is None:
         return plan
-    told = plan.predicted.model_copy(update={"storage_bytes": stored_bytes(plan, job, profile)})
-    return plan.model_copy(update={"predicted": told})
+    notes = plan.predicted.assumptions
+    if job.data.max_bytes is None:
+        notes = (*notes, "data.max_bytes is not given: the data is taken to need no storage")
+    update = {"storage_bytes": stored_bytes(plan, job, profile), "assumptions": notes}
+    return plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
 
 
 def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:

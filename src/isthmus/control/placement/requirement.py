@@ -59,15 +59,14 @@ class Requirement:
     """A job as placement sees it: `pipelines` equal pipelines over `stages`, joined at `boundaries`.
 
     `boundaries[i]` lies between stages `i` and `i + 1`. `data_bytes` are stored wherever the first or the
-    last stage is (tokens and labels). `assumptions` say what the figures rest on. Raises `PlanError` where
-    stages on one kind of chip take numbers of cards that do not divide one another.
+    last stage is (tokens and labels). Raises `PlanError` where stages on one kind of chip take numbers of
+    cards that do not divide one another.
     """
 
     stages: tuple[StageNeed, ...]
     pipelines: int = 1
     boundaries: tuple[WanNeed, ...] = ()
     data_bytes: int = 0
-    assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.boundaries) != len(self.stages) - 1:
