@@ -5,7 +5,7 @@ of chips, partly in use; links between half of all pairs of clusters; scraps of 
 differs: 1 to 32 stages on one or two kinds of chips, 0.1 % to 30 % of all cards, bandwidth, data; a third
 have switches of their own. Three candidates, each with its reasons, are asked for; where there is none, what
 every stage refused is told, which is timed too. `whole` says that the search ended by itself: what it found
-is all there is.
+is all there is. The peer is the report's greedy, which never goes back, with the filters behind it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.table import Row, print_rows
+from benchmarks._greedy_placement import greedy_placement
+from benchmarks.table import Row, compared, print_rows
 from isthmus.control.placement import FreeLink, Placements, Requirement, Resources, StageNeed, WanNeed, place
 from isthmus.control.placement.resources import FreeGroup, Site
 from isthmus.core.job import Placement
@@ -99,8 +100,8 @@ class Sample:
 
     cpu_ms: float
     wall_ms: float
-    stages: int
     found: Placements
+    greedy: bool
 
 
 def measure(nodes: int, clusters: int, runs: int, seed: int) -> list[Sample]:
@@ -114,7 +115,8 @@ def measure(nodes: int, clusters: int, runs: int, seed: int) -> list[Sample]:
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         answer = place(asked, free, wanted, keep=3)
         cpu_ms, wall_ms = 1e3 * (time.process_time() - cpu_s), 1e3 * (time.perf_counter() - wall_s)
-        found.append(Sample(cpu_ms, wall_ms, asked.num_stages, answer))
+        greedy = greedy_placement(asked, free, wanted) is not None
+        found.append(Sample(cpu_ms, wall_ms, answer, greedy))
     return found
 
 
@@ -144,8 +146,11 @@ def rows(samples: Sequence[Sample], nodes: int, allowed_ms: float) -> list[Row]:
             )  # fmt: skip
     crossed = statistics.fmean(any(c.crossings for c in one.found.candidates) for one in samples)
     whole = statistics.fmean(one.found.whole for one in samples)
+    placed = statistics.fmean(bool(one.found.candidates) for one in samples)
+    greedy = statistics.fmean(one.greedy for one in samples)
     return [
         *found,
+        compared(f"{size}: requests that are placed", 100 * placed, "%", "the report's greedy", 100 * greedy),
         Row(what=f"{size}: requests with a candidate that crosses the WAN", ours=100 * crossed, unit="%"),
         Row(what=f"{size}: searches that ended by themselves (`whole`)", ours=100 * whole, unit="%"),
     ]
