@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from isthmus.control.auth import Caller, UnknownCallerError
-from isthmus.control.gate import TokenGate
+from isthmus.control.gate import TRUST_S, TokenGate
 
 
 class Reached(Exception):  # noqa: N818 - it is what happens, not an error
@@ -57,3 +57,37 @@ def test_health_needs_no_token() -> None:
     """Whoever wants to know whether a server is there may ask."""
     with pytest.raises(Reached):
         pass_through("/v1/health", None)
+
+
+def test_a_known_token_is_looked_up_again_only_after_a_while() -> None:
+    """The store is asked once in `TRUST_S`; of strangers always."""
+    asked: list[str | None] = []
+    now_s = [0.0]
+    known = {"Bearer good"}
+
+    def identify(header: str | None) -> Caller:
+        asked.append(header)
+        if header not in known:
+            raise UnknownCallerError
+        return Caller(role="user", name="ann")
+
+    async def app(scope, receive, send):  # type: ignore[no-untyped-def]
+        return
+
+    async def drop(_message):  # type: ignore[no-untyped-def]
+        return
+
+    gate = TokenGate(app, identify=identify, clock=lambda: now_s[0])
+
+    def come(token: str) -> None:
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        scope = {"type": "http", "path": "/v1/jobs", "headers": headers, "method": "GET"}
+        asyncio.run(gate(scope, None, drop))  # type: ignore[arg-type]
+
+    for token in ("good", "good", "bad", "bad"):
+        come(token)
+    assert asked == ["Bearer good", "Bearer bad", "Bearer bad"]
+    known.clear()
+    now_s[0] = TRUST_S
+    come("good")
+    assert asked[3:] == ["Bearer good"]
