@@ -146,5 +146,15 @@ def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.Monkey
     asked = MakePlans(job_id="j", round=1, submission=submission(), clusters=(EAST,), free_chips={})
     with pytest.raises(UnavailableError, match=r"has not answered in 0\.01 s"):
         desk.answer(asked)
+    monkeypatch.setattr(planning, "PATIENCE_S", 10.0)
+    others = [threading.Thread(target=desk.answer, args=(asked,)) for _ in range(planning.MOST_ASKING)]
+    for one in others:
+        one.start()
+    while desk._asking.acquire(blocking=False):
+        desk._asking.release()
+    with pytest.raises(UnavailableError, match="4 questions wait for the planner already"):
+        desk.answer(asked)
     go_on.set()
+    for one in others:
+        one.join()
     desk.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,8 +18,11 @@ from isthmus.core.pool import Cluster, Pool
 Planner = Callable[[PlanRequest], PlanSet]
 """What `isthmus.control.placement.propose` does: plans of a job on what is free."""
 
-PATIENCE_S = 25.0
-"""How long a question is waited for that somebody stands and waits for."""
+PATIENCE_S = 12.0
+"""How long an answer is waited for that somebody stands and waits for: twice fits a client's half minute."""
+
+MOST_ASKING = 4
+"""So many may stand and wait at once, so that enough threads are left for agents and for other users."""
 
 _log = logging.getLogger("isthmus.server")
 
@@ -40,6 +44,7 @@ class PlanningDesk:
         self.planner = planner
         self._file, self._clock, self._hand_in = file, clock, hand_in
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
+        self._asking = threading.BoundedSemaphore(MOST_ASKING)
         self._ended = False
 
     def ask(self, request: MakePlans) -> None:
@@ -50,12 +55,17 @@ class PlanningDesk:
     def answer(self, request: MakePlans) -> PlanSet:
         """Return plans at once, in turn with what was asked before; nothing is handed in.
 
-        Raises `UnavailableError` where that takes longer than `PATIENCE_S`, and whatever the planner raises.
+        Raises `UnavailableError` where that takes longer than `PATIENCE_S` or `MOST_ASKING` wait already, and
+        whatever the planner raises.
         """
         if self._ended:
             raise PlanningEndedError("the server is ending")
-        future = self._thread.submit(self._plans, request)
+        if not self._asking.acquire(blocking=False):
+            raise UnavailableError(
+                f"{MOST_ASKING} questions wait for the planner already", hint="ask again in a moment"
+            )
         try:
+            future = self._thread.submit(self._plans, request)
             return future.result(PATIENCE_S)
         except TimeoutError as error:
             future.cancel()
@@ -63,6 +73,8 @@ class PlanningDesk:
                 f"the planner has not answered in {PATIENCE_S:g} s: others come first, or this job is long",
                 hint="ask again in a moment",
             ) from error
+        finally:
+            self._asking.release()
 
     def close(self) -> None:
         """Wait for the request in work, and drop the others: the next server asks them again."""
