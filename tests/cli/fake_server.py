@@ -115,6 +115,17 @@ class FakeServer:
             self.add(id=known, name=job.name, job=job, state="planning", plan=None, plans=None, parts=())
         return _answer(self.jobs[known], 201)
 
+    def _agree(self, view: JobView, verb: str, said: dict[str, Any]) -> httpx.Response:
+        if verb == "preempt":
+            named = {(one["cluster"], one["job"]) for one in said["victims"]}
+            if named != {(one.cluster, one.job) for one in view.offer}:
+                raise ConflictError(f"job {view.id} cannot start on the chips of these any more")
+            return self._change(view, state="preempting", offer=())
+        plans = {plan.id: plan for plan in (view.plans.plans if view.plans else ())}
+        if said["plan"] not in plans:
+            raise NotFoundError(f"no plan {said['plan']}", hint="it has " + ", ".join(plans))
+        return self._change(view, state="preparing", plan=plans[said["plan"]])
+
     def _job(self, method: str, view: JobView, rest: list[str], request: httpx.Request) -> httpx.Response:
         query = request.url.params
         after = int(query.get("after", 0))
@@ -125,12 +136,8 @@ class FakeServer:
                 return _answer(self.standings.get(view.id) or running(view))
             case "GET", ["plans"]:
                 return _answer(view.plans or PlanSet(plans=()))
-            case "POST", ["choose"]:
-                plans = {plan.id: plan for plan in (view.plans.plans if view.plans else ())}
-                wanted = json.loads(request.content)["plan"]
-                if wanted not in plans:
-                    raise NotFoundError(f"no plan {wanted}", hint="it has " + ", ".join(plans))
-                return self._change(view, state="preparing", plan=plans[wanted])
+            case "POST", ["choose" | "preempt" as verb]:
+                return self._agree(view, verb, json.loads(request.content))
             case "POST", ["cancel"]:
                 return self._change(view, state="stopping")
             case "DELETE", []:

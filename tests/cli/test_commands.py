@@ -13,7 +13,7 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files import FILE_KINDS
 from isthmus.core.plan import PlanSet
-from isthmus.core.views import JobView, PoolView, TokenView
+from isthmus.core.views import JobView, PoolView, TokenView, VictimView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
 
@@ -121,6 +121,20 @@ def test_plans_waits_for_the_planner() -> None:
     assert "p2" in run(server, "plans", "stdlib-moe", sleep=planned).out
     server.add(state="planning", plan=None, plans=None)
     assert run(server, "plans", "stdlib-moe", "--wait-s", "2").status == 6
+
+
+def test_preempt_names_the_victims_and_takes_their_place_only_when_told() -> None:
+    """Without --yes nothing changes; where there is no offer, that is a conflict that says where to look."""
+    server = FakeServer()
+    victim = VictimView(cluster="a", owner="o", job="slow", attempt=2, chips={"h20": 8}, unsaved_s=90)
+    view = server.add(state="blocked", offer=(victim,))
+    shown = run(server, "preempt", view.name)
+    assert "slow" in shown.out
+    assert f"isthmus preempt {view.id} --yes" in shown.out
+    assert server.jobs[view.id].state == "blocked"
+    assert run(server, "preempt", view.name, "--yes").status == 0
+    assert server.jobs[view.id].state == "preempting"
+    assert run(server, "preempt", view.name).status == 6
 
 
 def test_choose_cancel_and_delete_change_the_job() -> None:

@@ -36,14 +36,14 @@ LINKS = tuple(
 
 
 def crossing(candidate: Plan) -> Plan:
-    """Give a plan 0.4 Gbit/s at each of its hops, and 2 TB at each of its stages."""
+    """Give a plan 0.4 Gbit/s at each of its hops, and a TB at each of its stages."""
     predicted = Prediction(
         iteration_s=1,
         tgs_tokens_per_card_s=1,
         samples_per_s=1,
         peak_memory_bytes=(),
         wan_gbps=(0.4,) * len(candidate.hops()),
-        storage_bytes=(2 * 10**12,) * len(candidate.stages),
+        storage_bytes=(10**12,) * len(candidate.stages),
     )
     return candidate.model_copy(update={"predicted": predicted})
 
@@ -93,6 +93,24 @@ class AnyPool(RuleBasedStateMachine):
     def choose(self, number: int, index: int) -> None:
         with allowed:
             self.pool.choose(self.job(number), f"p{index}")
+
+    @rule(first=shapes, turns=st.integers(0, 3))
+    def push_in(self, first: str, turns: int) -> None:
+        """A job of high priority comes, its user takes a plan for which chips are lacking, and agrees.
+
+        All sites then do what they are told for some turns.
+        """
+        job = f"j{self.submitted}"
+        self.submitted += 1
+        self.pool.submit(job, policy="manual", key=job, priority="high")
+        for turn in range(2):
+            if job in self.pool.asked and self.pool.state(job) == "planning":
+                self.pool.answer(job, *([crossing(plan(*first, name="p0"))] if turn else []))
+        with allowed:
+            self.pool.choose(job, "p0")
+        self.preempt(0)
+        for _ in range(turns):
+            self.pool.obey()
 
     @rule(number=numbers)
     def preempt(self, number: int) -> None:

@@ -65,6 +65,10 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/jobs/{job_id}/choose"): Rule(
         may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}
     ),
+    ("POST", "/v1/jobs/{job_id}/preempt"): Rule(
+        may=(),  # it has its chips: nobody may, and ann learns that
+        body={"victims": [{"cluster": "east", "job": "none", "attempt": 1}]},
+    ),
     ("POST", "/v1/jobs/{job_id}/cancel"): ANN,
     ("GET", "/v1/events"): Rule(may=("ann", "root"), query="?job={job_id}", endless=True),
     ("GET", "/v1/pool"): Rule(may=TOKENS),

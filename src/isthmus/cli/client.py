@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,7 @@ from isthmus.core.views import (
     Submission,
     TokenRequest,
     TokenView,
+    VictimView,
 )
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
@@ -139,6 +140,11 @@ class Client:
     def choose(self, job: str, plan: str) -> JobView:
         """Choose the plan that the job runs by."""
         return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/choose", json={"plan": plan})
+
+    def preempt(self, job: str, victims: Sequence[VictimView]) -> JobView:
+        """Let a job that waits take the chips of just these victims."""
+        named = [one.model_dump(include={"cluster", "job", "attempt"}) for one in victims]
+        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/preempt", json={"victims": named})
 
     def cancel(self, job: str) -> JobView:
         """Ask the job to stop; everything it holds is released."""

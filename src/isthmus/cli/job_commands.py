@@ -1,4 +1,4 @@
-"""Commands on jobs: submit, jobs, plans, choose, cancel, delete."""
+"""Commands on jobs: submit, jobs, plans, choose, preempt, cancel, delete."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _show_plans(job: JobView, answer: PlanSet) -> object:
     shown = [plans_table(answer)]
     if job.plan is not None:
         shown.append(f"\njob {job.id} uses plan {job.plan.id}")
-    elif job.state == "choosing" and answer.plans:
+    elif job.state in ("choosing", "waiting") and answer.plans:
         shown.append(f"\nisthmus choose {job.id} {answer.plans[0].id}   starts the first")
     return Group(*shown)
 
@@ -159,6 +159,49 @@ def choose(
     """Choose the plan that a job runs by, and start it."""
     view = client.choose(find_id(client, job), plan)
     shell.answer(view, lambda: f"job {view.id} runs by plan {plan}: {view.state}\n  isthmus watch {view.id}")
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus preempt my-job",
+        "isthmus preempt my-job --yes",
+        "isthmus preempt my-job --yes --json",
+    ],
+)
+def preempt(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree: have the job take their place.")] = False,
+) -> None:
+    """Show whose chips a waiting job could have, and with --yes take them.
+
+    Only jobs of a lower priority at each owner are named. All sites get ready, and the work of the pool's
+    jobs is saved and verified, before anybody is ended; those go on later, from where they were.
+    """
+    view = client.job(find_id(client, job))
+    if not view.offer:
+        raise ConflictError(
+            f"job {view.id} is {view.state}, and nobody's chips would let it start now",
+            hint=f"isthmus job {view.id} says what it waits for",
+        )
+    if not yes:
+        shell.answer(view, lambda: _offer_page(view))
+        return
+    view = client.preempt(view.id, view.offer)
+    shell.answer(view, lambda: f"job {view.id} is {view.state}: {view.reason}\n  isthmus watch {view.id}")
+
+
+def _offer_page(view: JobView) -> object:
+    from rich.console import Group
+    from rich.text import Text
+
+    from isthmus.cli.standing_tables import victims_table
+
+    ask = Text(f"\n  isthmus preempt {view.id} --yes   agrees")
+    return Group(victims_table("It could have the chips of", view.offer), ask)
 
 
 @verb(commands, panel=PANEL, examples=["isthmus cancel my-job"])

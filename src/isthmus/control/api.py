@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 import isthmus
 from isthmus.control import auth
 from isthmus.control.auth import Caller, UnknownCallerError
+from isthmus.control.events import VictimNamed
 from isthmus.control.gate import METRICS, BodyLimit, TokenGate, as_json
 from isthmus.control.metrics import CONTENT_TYPE, exposition
 from isthmus.control.shell import ControlShell
@@ -59,6 +60,12 @@ class Choice(Frozen):
     """The candidate plan that a job shall run by."""
 
     plan: Name
+
+
+class Agreement(Frozen):
+    """The victims whose chips a job shall have: those that `offer` of its view names."""
+
+    victims: Annotated[tuple[VictimNamed, ...], Field(min_length=1, max_length=LARGEST_BULK)]
 
 
 class Bulk(Frozen):
@@ -210,6 +217,13 @@ def choose(job_id: str, choice: Choice, caller: By, shell: Shell) -> JobView:
     """Let the job run by one of its candidate plans."""
     _own_job(shell, caller, job_id)
     return shell.choose(job_id, choice.plan)
+
+
+@router.post("/jobs/{job_id}/preempt", responses=_documented(NotFoundError, ConflictError))
+def preempt(job_id: str, agreement: Agreement, caller: By, shell: Shell) -> JobView:
+    """Let the job take the chips of the victims named: at all sites or none, once they are protected."""
+    _own_job(shell, caller, job_id)
+    return shell.preempt(job_id, agreement.victims)
 
 
 @router.post("/jobs/{job_id}/cancel", responses=_documented(NotFoundError, ConflictError))

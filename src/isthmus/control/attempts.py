@@ -43,6 +43,8 @@ def refuse_in_queue(state: State, job: JobRecord, reason: str, now_s: float) -> 
     """Take the job out of its sites' queues, since one does not take it; try again after a back-off."""
     job.refusals += 1
     dequeue(state, job)
+    if job.state == "blocked":
+        move(state, job, "waiting", now_s)
     job.reason = reason
     set_deadline(state, job, now_s + state.rules.backoff_s(job.refusals))
     file_job(state, job)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isthmus.control.order import Objective
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -15,7 +17,8 @@ class Rules:
     up to `retry_most_s`. Victims of a preemption have `protect_s` to save their work, and `evict_s` to leave.
 
     The first `window` jobs of the queue are weighed against each other and planned; the first `pushed` stand
-    in the queues of their sites.
+    in the queues of their sites. `objective` and `patience_s` are what the operator wants of the queue
+    (`isthmus.control.order`); they take effect by the event `PoolSet`, since a log is not folded by others.
     """
 
     reservation_s: float = 30.0
@@ -24,6 +27,8 @@ class Rules:
     agent_lost_s: float = 10.0
     retry_s: float = 2.0
     retry_most_s: float = 60.0
+    objective: Objective = "arrival"
+    patience_s: float = 3600.0
     protect_s: float = 600.0
     evict_s: float = 150.0
     window: int = 256

@@ -5,6 +5,7 @@ Planning runs beside it, and its answer comes back as one more event. Metrics an
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import threading
@@ -31,7 +32,10 @@ from isthmus.control.events import (
     JobSubmitted,
     MakePlans,
     PlanChosen,
+    PoolSet,
+    PreemptionAgreed,
     Restarted,
+    VictimNamed,
 )
 from isthmus.control.incumbents import Incumbents
 from isthmus.control.job_log import JobLog
@@ -44,7 +48,7 @@ from isthmus.control.queue_view import Question, about_job, about_queue, answer
 from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
-from isthmus.core.messages import AgentOrders, AgentReport, PartOrder
+from isthmus.core.messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
@@ -213,6 +217,11 @@ class ControlShell:
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
         return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
 
+    def preempt(self, job_id: str, victims: tuple[VictimNamed, ...]) -> JobView:
+        """Let a job that waits take the chips of just these victims, all of them or none."""
+        event = PreemptionAgreed(now_s=self.clock(), job_id=job_id, victims=victims)
+        return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
+
     def cancel(self, job_id: str) -> JobView:
         """Stop a job at all sites."""
         event = JobCancelled(now_s=self.clock(), job_id=job_id)
@@ -268,14 +277,15 @@ class ControlShell:
         self._store_lines(report)
         now_s = self.clock()
 
-        def answer(coordinator: Coordinator) -> tuple[int, tuple[PartOrder, ...]]:
-            coordinator.hear(name, now_s)
-            return coordinator.epoch, coordinator.orders(name)
+        def answer(coordinator: Coordinator) -> AgentOrders:
+            coordinator.hear(name, now_s, report)
+            parts, queue = coordinator.orders(name), coordinator.queue(name)
+            return AgentOrders(fence=coordinator.epoch, parts=parts, queue=queue)
 
-        epoch, parts = self._actor.take(lambda _: AgentReported.of(report, now_s), answer)
+        orders = self._actor.take(lambda _: AgentReported.of(report, now_s), answer)
         self._leadership.hear(name)
-        self._seen_at.update((part.job, name) for part in parts)
-        return AgentOrders(fence=epoch, parts=parts)
+        self._seen_at.update((part.job, name) for part in orders.parts)
+        return orders
 
     def _store_lines(self, report: AgentReport) -> None:
         """Keep the lines of jobs that have or had a part at the cluster; those of others are dropped."""
@@ -386,6 +396,11 @@ class ControlShell:
             for event, request in zip(events, self._actor.settle(requests), strict=True):
                 self._quietly(event.kind, request.value)
 
+    def _pool_set(self, now_s: float, coordinator: Coordinator) -> Event:
+        """Return what the operator now wants of links and queue."""
+        rules, links = coordinator.state.rules, self.file.links if self.file else ()
+        return PoolSet(now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s)
+
     def _lead_or_follow(self) -> None:
         """Begin an epoch where leadership was won: what the last leader was doing is asked for again."""
         if not self._leadership.holds():
@@ -397,6 +412,7 @@ class ControlShell:
                 return EpochBegan(now_s=now_s, epoch=coordinator.epoch + 1)
 
             self._epoch = self._actor.take(begin, lambda coordinator: coordinator.epoch)
+            self._actor.take(functools.partial(self._pool_set, now_s), lambda _: None)
             asked = self._ask(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
             self._leads = True
             self._act(asked, own=True)
