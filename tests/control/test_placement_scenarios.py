@@ -1,4 +1,4 @@
-"""Tasks 1 to 3, 6 and 7 of the report's evaluation (cross-domain pooling, 5.2): what is offered, what is not.
+"""Tasks 1 to 3, 6, 7 and 11 of the report's evaluation (cross-domain pooling, 5.2): what is offered, and not.
 
 Three owners with one cluster of H20 nodes each, 2,000 km of fibre apart; Mixtral 8x7B of 70 layers on three
 nodes of eight cards, TP=4, PP=6. No cluster has three nodes free; two together have.
@@ -55,15 +55,17 @@ def answer(
     where: Pool,
     free: dict[str, dict[str, int]] = FREE,
     left: dict[str, float] | None = None,
+    tp: int = 4,
+    overlap: bool = False,
     **placement: object,
 ) -> PlanSet:
-    """What the planner answers to the report's job with these switches; `left` of links, by `FROM>TO`."""
+    """What the planner answers to the job on 24 cards, or 32 with `tp` 8; `left` of links by `FROM>TO`."""
     switches = {"several_owners": False, "network": False, "mixed_chips": False} | placement
     job = Job(
-        name="task", model="m", data=Data(paths=("d",), max_bytes=10**12), output="o", overlap=False,
+        name="task", model="m", data=Data(paths=("d",), max_bytes=10**12), output="o", overlap=overlap,
         training=Training(steps=1, sequence_length=16384, micro_batch_size=2, global_batch_size=30),
-        checkpoints=Checkpoints(folder="c"), parallel=Parallel(tp=4, pp=6, dp=1, cp=1, ep=1),
-        placement=Placement.model_validate(switches),
+        checkpoints=Checkpoints(folder="c"), placement=Placement.model_validate(switches),
+        parallel=Parallel(tp=tp, pp=24 // tp + tp // 8, dp=1, cp=1, ep=1),
     )  # fmt: skip
     asked = PlanRequest(
         job=job, model=mixtral(), pool=where, free_chips=free, free_gbps=left or {}, executable=False
@@ -150,3 +152,26 @@ def test_a_cluster_without_storage_for_its_stages_is_refused_by_the_storage_stag
     assert refused
     assert refused[0].owner == "owner1"
     assert refused[0].lacking_bytes > 10**12
+
+
+@pytest.mark.slow
+def test_task_11_unlike_chips_where_the_job_allows_them_and_overlap_where_it_does() -> None:
+    """Four stages of eight cards, three of them on H20, one on BI-V150. Without `mixed_chips` there is no plan,
+    and that is why; without `overlap` no schedule overlaps.
+    """
+    h20 = pool().clusters[0]
+    group = NodeGroup(name="bi", chip="BI-V150", nodes=1, chips_per_node=8)
+    bi = Cluster(name="cluster4", owner="owner4", node_groups=(group,))
+    both = (h20.name, bi.name)
+    links = tuple(Link(source=a, target=b, bandwidth_gbps=10, delay_ms=10) for a, b in (both, both[::-1]))
+    where, free = Pool(clusters=(h20, bi), links=links), {"cluster1": {"h20": 24}, "cluster4": {"bi": 8}}
+    switches = {"several_owners": True, "network": True, "mixed_chips": True}
+    found = answer(where, free, tp=8, overlap=True, **switches)
+    assert combinations(found) == {frozenset(both)}
+    assert {plan.schedule for plan in found.plans} > {"overlapped"}
+    plain = answer(where, free, tp=8, **switches)
+    assert plain.plans
+    assert "overlapped" not in {plan.schedule for plan in plain.plans}
+    alike = answer(where, free, tp=8, overlap=True, **switches | {"mixed_chips": False})
+    assert alike.plans == ()
+    assert "the job may not mix chips (placement.mixed_chips)" in {one.reason for one in alike.refused}
