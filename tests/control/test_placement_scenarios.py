@@ -156,8 +156,8 @@ def test_a_cluster_without_storage_for_its_stages_is_refused_by_the_storage_stag
 
 @pytest.mark.slow
 def test_task_11_unlike_chips_where_the_job_allows_them_and_overlap_where_it_does() -> None:
-    """Four stages of eight cards, three of them on H20, one on BI-V150. Without `mixed_chips` there is no plan,
-    and that is why; without `overlap` no schedule overlaps.
+    """Four stages of eight cards, three of them on H20, one on BI-V150. Without `mixed_chips` there is no
+    plan, and that is why; without `overlap` no schedule overlaps.
     """
     h20 = pool().clusters[0]
     group = NodeGroup(name="bi", chip="BI-V150", nodes=1, chips_per_node=8)
