@@ -3,11 +3,10 @@
 import itertools
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.plan.search.deal import Pace, deal_micro_batches, size_micro_batches
+from isthmus.plan.search.deal import Pace, deal_micro_batches
 from isthmus.plan.search.partitions import all_partitions, nested_partitions
 from isthmus.plan.search.recomputation import fewest_recomputed
 
@@ -47,20 +46,6 @@ def test_micro_batches_are_dealt_so_that_the_last_replica_ends_earliest(paces, t
 def test_seven_and_a_half_micro_batches_a_replica_are_eight_and_seven():
     """Task 12 of the report: 15 micro-batches over two equal replicas."""
     assert deal_micro_batches([Pace(1.0, 0.5, 2)], 15) == ((8, 7),)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "replicas", "batch", "largest", "answer"),
-    [
-        ([1.0, 2.0], [1, 1], 24, [4, 8], ((4, 2), (8, 2))),  # figure 6: A half as fast as B
-        ([1.0, 1.0], [2, 2], 16, [2, 2], ((2, 2), (2, 2))),
-        ([1.0, 3.0], [3, 1], 6, [1, 4], ((1, 1), (3, 1))),
-        ([1.0, 1.0], [2, 2], 7, [4, 4], None),
-    ],
-)
-def test_micro_batch_sizes_follow_speed(speeds, replicas, batch, largest, answer):
-    """Equations (3) and (4): size x number is in proportion to speed, and all samples are dealt."""
-    assert size_micro_batches(speeds, replicas, batch, largest) == answer
 
 
 @given(st.integers(1, 20), st.floats(1, 10), st.floats(0, 5), st.floats(0, 120))

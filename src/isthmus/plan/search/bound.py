@@ -1,8 +1,9 @@
 """`prove_bound`: a time within which, provably, no plan of the whole space ends an iteration.
 
 Branch and bound from below: a time short of the best plan is refuted or not; then a longer or a shorter one.
-To refute it, every micro-batch size and every way to part every set of spots into islands must fall short of
-the batch. An island promises replicas x micro-batches of its best chain. What its options promise is first
+To refute it, every way to part every set of spots into islands must fall short of the batch: one island under
+each micro-batch size, several with a size of its own for each. An island promises the samples of its best
+chain, replicas x micro-batches x size. What its options promise is first
 computed (`most_micro_batches`), then looked at stage by stage (`may_end`), the most promising first, and
 only where its partition would otherwise reach the batch. Numbers of stages and replicas, cuts and orders are
 all there, thinned nowhere. `docs/design/planner.md` says why each step errs on the safe side.
@@ -44,20 +45,26 @@ ATTEMPTS = 6
 
 @dataclass(slots=True)
 class Option:
-    """A chance of an island, and the micro-batches of a replica that were not refuted yet.
+    """A chance of an island under one size, and the micro-batches of a replica that were not refuted yet.
 
     Up to `stands` were looked at in vain. `filled` says that the filling of the pipeline was weighed.
     """
 
+    chances: Chances
     chance: Chance
     most: int
     stands: int = 0
     filled: bool = False
 
     @property
+    def step(self) -> int:
+        """Samples of one micro-batch of all replicas."""
+        return self.chance.dp * self.chances.size
+
+    @property
     def value(self) -> int:
-        """Micro-batches of all replicas."""
-        return self.chance.dp * self.most
+        """Samples of all replicas."""
+        return self.step * self.most
 
 
 @dataclass
@@ -76,7 +83,7 @@ class Island:
 
     @property
     def value(self) -> int:
-        """Micro-batches that the best option promises."""
+        """Samples that the best option promises."""
         return -self.heap[0][0] if self.heap else 0
 
     def item(self, option: Option) -> tuple[int, int, Option]:
@@ -94,20 +101,22 @@ def prove_bound(
     sizes = [
         Chances(space, spots, size, samples // size) for size in space.micro_batch_sizes(asked_size, samples)
     ]
-    low_s = min((one.free_s(spots) for one in sizes), default=math.inf)
+    cases = _cases(space, sizes)
+    low_s = min((_free_s(some, spots, samples) for some, _ in cases), default=math.inf)
     if len(spots) > MOST_SPOTS or not best_s < math.inf or not effort:
         return min(low_s, best_s)
     high_s, step_s = best_s, STEP * best_s
-    proven_s, share = [low_s] * len(sizes), effort // 4
+    proven_s, whole = [low_s] * len(cases), effort
     for _ in range(ATTEMPTS):
         if high_s - low_s <= CLOSE * best_s or effort <= 0:
             break
         time_s = max(best_s - step_s, (low_s + high_s) / 2)
-        for number in sorted(range(len(sizes)), key=proven_s.__getitem__):
+        for number in sorted(range(len(cases)), key=proven_s.__getitem__):
             if proven_s[number] < time_s:
-                one = Refutation(sizes[number], spots, time_s, min(share, effort))
+                share = min(whole // (2 if len(cases[number][0]) > 1 else 4), effort)
+                one = Refutation(*cases[number], spots, samples, time_s, share)
                 refuted = one.holds()
-                effort -= min(share, effort) - one.effort
+                effort -= share - one.effort
                 if not refuted:
                     break
                 proven_s[number] = time_s
@@ -120,23 +129,46 @@ def prove_bound(
     return low_s
 
 
-class Refutation:
-    """The attempt to refute a time under one micro-batch size; at most about `effort` stages are seen."""
+def _cases(space: Space, sizes: Sequence[Chances]) -> list[tuple[Sequence[Chances], range]]:
+    """Return what must be refuted: sizes that may stand beside each other, and how many islands may."""
+    any_number = range(1, MOST_SPOTS + 1)
+    if space.limits.even_batches or len(sizes) < 2:
+        return [([one], any_number) for one in sizes]
+    return [*(([one], range(1, 2)) for one in sizes), (sizes, range(2, MOST_SPOTS + 1))]
 
-    def __init__(self, chances: Chances, spots: Sequence[Spot], time_s: float, effort: int) -> None:
-        self.chances, self.spots = chances, tuple(spots)
+
+def _free_s(sizes: Sequence[Chances], spots: Sequence[Spot], samples: int) -> float:
+    """Return what all chips need at the pace of their best cut under any of the sizes, if none ever waits."""
+    rest_s = min(one.rest_s for one in sizes)
+    rate = sum(max(samples / (one.free_s([spot]) - one.rest_s) for one in sizes) for spot in spots)
+    return rest_s + samples / rate if rate else math.inf
+
+
+class Refutation:
+    """The attempt to refute a time under some micro-batch sizes; at most about `effort` stages are seen."""
+
+    def __init__(
+        self,
+        sizes: Sequence[Chances],
+        numbers: range,
+        spots: Sequence[Spot],
+        samples: int,
+        time_s: float,
+        effort: int,
+    ) -> None:
+        self.sizes, self.numbers, self.spots, self.samples = sizes, numbers, tuple(spots), samples
         self.time_s, self.effort = time_s, effort
         self._islands: dict[tuple[object, ...], Island] = {}
 
     def holds(self) -> bool:
         """Say whether no partition of any set of spots reaches the batch within the time."""
-        limits = self.chances.space.limits
+        limits = self.sizes[0].space.limits
         for count in range(len(self.spots), 0, -1):
             for chosen in itertools.combinations(self.spots, count):
                 if not limits.mixed_chips and len({spot.group.chip for spot in chosen}) > 1:
                     continue
                 for partition in sorted(all_partitions(count), key=len, reverse=True):  # cheap ones first
-                    if limits.executable and len(partition) > 1:
+                    if len(partition) not in self.numbers or (limits.executable and len(partition) > 1):
                         continue
                     if self._reached([tuple(chosen[place] for place in one) for one in partition]):
                         return False
@@ -144,16 +176,16 @@ class Refutation:
 
     def _reached(self, parts: Sequence[tuple[Spot, ...]]) -> bool:
         """Say whether islands may reach the batch, after looking at their best options as far as needed."""
-        chances, alone = self.chances, len(parts) == 1
+        chances, alone = self.sizes[0], len(parts) == 1
         tail = NO_TAIL
         if not alone and chances.space.task.local_steps == 1:
             tail = tail_of(parts, chances.space.ways, chances.gradient_bytes)
         several = len({spot.cluster for part in parts for spot in part}) > 1
         islands = [self._island(part, tail, alone, several) for part in parts]
-        while sum(one.value for one in islands) >= chances.total:
+        while sum(one.value for one in islands) >= self.samples:
             moved = False
             for one in islands:
-                needed = chances.total - sum(other.value for other in islands) + one.value
+                needed = self.samples - sum(other.value for other in islands) + one.value
                 moved = self._lower(one, needed) or moved
             if not moved:
                 return True
@@ -163,10 +195,11 @@ class Refutation:
         key = (*map(id, spots), tail, alone, several)
         if key not in self._islands:
             island = self._islands[key] = Island(spots, tail, alone, several)
-            for chance in self.chances.of(spots):
-                option = Option(chance, self.chances.free(chance, tail, self.time_s))
-                if option.most > 0:
-                    island.heap.append(island.item(option))
+            for chances in self.sizes:
+                for chance in chances.of(spots):
+                    option = Option(chances, chance, chances.free(chance, tail, self.time_s))
+                    if option.most > 0:
+                        island.heap.append(island.item(option))
             self.effort -= len(island.heap)
             heapify(island.heap)
         return self._islands[key]
@@ -177,7 +210,7 @@ class Refutation:
         while island.heap and island.value >= needed and self.effort > 0:
             option = island.heap[0][2]
             if not option.filled:
-                most = self.chances.filled(
+                most = option.chances.filled(
                     option.chance, island.tail, self.time_s, option.most, island.several
                 )
                 self._settle(island, option, most)
@@ -188,7 +221,7 @@ class Refutation:
             elif option.stands == option.most:
                 break
             else:
-                self._look(island, option, -(-needed // option.chance.dp))
+                self._look(island, option, -(-needed // option.step))
             moved = True
         return moved
 
@@ -203,19 +236,19 @@ class Refutation:
         """Put the chains with every combination of cuts in the place of the one that stood for them."""
         heappop(island.heap)
         for chance in option.chance.decide():
-            most = min(option.most, self.chances.free(chance, island.tail, self.time_s))
+            most = min(option.most, option.chances.free(chance, island.tail, self.time_s))
             self.effort -= 1
             if most > 0:
-                heappush(island.heap, island.item(Option(chance, most)))
+                heappush(island.heap, island.item(Option(option.chances, chance, most)))
 
     def _look(self, island: Island, option: Option, needed: int) -> None:
         """Look stage by stage whether a replica may end what is needed; if so, how many it may end."""
         asked = needed if option.stands < needed else (option.stands + option.most + 1) // 2
-        in_step, dp = 1, option.chance.dp
+        chances, in_step = option.chances, 1
         if island.alone:  # these replicas take one micro-batch more than the others
-            in_step = max(1, self.chances.total - dp * (asked - 1))
-        look = Look(asked, self.time_s, in_step, self.chances.ahead(island.several))
-        found, spent = may_end(self.chances, option.chance, island.spots, island.tail, look)
+            in_step = max(1, chances.total - option.chance.dp * (asked - 1))
+        look = Look(asked, self.time_s, in_step, chances.ahead(island.several))
+        found, spent = may_end(chances, option.chance, island.spots, island.tail, look)
         self.effort -= spent
         if found:
             option.stands = asked

@@ -1,8 +1,8 @@
 """`deal_micro_batches`: how many micro-batches each of many unlike replicas takes, so that all end together.
 
 Equations (3) and (4) of the heterogeneous-training report with one size of micro-batch: samples in proportion
-to speed. A replica that takes `m` micro-batches ends after first + (m - 1) x pace; the least time by which
-all can be dealt is found by bisection, and is exact.
+to speed (`sizes.py` has them with several). A replica that takes `m` micro-batches ends after
+first + (m - 1) x pace; the least time by which all can be dealt is found by bisection, and is exact.
 """
 
 from __future__ import annotations
@@ -75,39 +75,3 @@ def _earliest_s(paces: Sequence[Pace], total: int) -> float:
             break
         low_s, high_s = (low_s, middle_s) if dealt(middle_s) >= total else (middle_s, high_s)
     return high_s
-
-
-def size_micro_batches(
-    speeds: Sequence[float], replicas: Sequence[int], global_batch_size: int, largest: Sequence[int]
-) -> tuple[tuple[int, int], ...] | None:
-    """Return (micro-batch size, micro-batches) per kind of replica, in proportion to speed.
-
-    Equations (3) and (4). `speeds[k]` is the samples a second of one of `replicas[k]` replicas, `largest[k]`
-    the micro-batch that its memory holds. Sizes are as large as they can be while size x number x replicas
-    sum to the global batch.
-    Exact: among all ways to deal whole samples the one whose slowest replica ends first. None where none is.
-    """
-    best: tuple[float, tuple[int, ...]] | None = None
-    for samples in _whole(replicas, global_batch_size):
-        slowest_s = max(n / speed for n, speed in zip(samples, speeds, strict=True))
-        if best is None or slowest_s < best[0] - 1e-12:
-            best = slowest_s, samples
-    if best is None:
-        return None
-    answer = []
-    for count, limit in zip(best[1], largest, strict=True):
-        size = max(one for one in range(1, min(count, limit) + 1) if count % one == 0)
-        answer.append((size, count // size))
-    return tuple(answer)
-
-
-def _whole(replicas: Sequence[int], total: int) -> list[tuple[int, ...]]:
-    """Return every way to write `total` as a sum of replicas[k] x samples[k] with whole positive samples."""
-    if len(replicas) == 1:
-        return [(total // replicas[0],)] if total % replicas[0] == 0 and total >= replicas[0] else []
-    first, rest = replicas[0], replicas[1:]
-    return [
-        (count, *others)
-        for count in range(1, (total - sum(rest)) // first + 1)
-        for others in _whole(rest, total - first * count)
-    ]

@@ -42,7 +42,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Branch:
-    """Islands, a micro-batch size and a schedule, with the least seconds that they promise."""
+    """Islands, a micro-batch size (0: unlike ones), a schedule, and the least seconds that they promise."""
 
     islands: tuple[Island, ...]
     micro_batch_size: int
@@ -52,7 +52,7 @@ class Branch:
 
 
 BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]
-"""A branch by names: islands of (cluster, node group), micro-batch size, schedule."""
+"""A branch by names: islands of (cluster, node group), micro-batch size (0: unlike ones), schedule."""
 
 
 def branch_of(layout: Layout) -> BranchKey:
@@ -61,7 +61,7 @@ def branch_of(layout: Layout) -> BranchKey:
         frozenset((one.spot.cluster, one.spot.group.name) for one in row.shape.segments)
         for row in layout.rows
     )
-    return frozenset(islands), layout.micro_batch_size, layout.schedule
+    return frozenset(islands), 0 if layout.unlike_sizes else layout.micro_batch_size, layout.schedule
 
 
 @dataclass
@@ -105,6 +105,19 @@ class Explorer:
         return self._limit_s
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
+        for islands, schedule, ring in self._parted(sets):
+            for size in self.space.micro_batch_sizes(self.asked_size, self.samples):
+                if self._left_out(islands, size, schedule):
+                    continue
+                options = self._options_of(islands, size, schedule)
+                if not all(options):
+                    continue
+                promise_s = self._promise_s(options, self.samples // size) + ring
+                if promise_s < math.inf:
+                    yield Branch(islands, size, schedule, ring, promise_s)
+
+    def _parted(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[tuple[tuple[Island, ...], str, float]]:
+        """Yield the sets of islands that may train together, each schedule, and the seconds of their ring."""
         space = self.space
         for islands in sets:
             ring = space.ring_s(islands)
@@ -116,17 +129,13 @@ class Explorer:
             all_spots = list(itertools.chain(*islands))
             if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
                 continue
-            names = frozenset(frozenset((s.cluster, s.group.name) for s in island) for island in islands)
             for schedule in space.schedules(all_spots):
-                for size in space.micro_batch_sizes(self.asked_size, self.samples):
-                    if self.near is not None and (names, size, schedule) not in self.near:
-                        continue
-                    options = self._options_of(islands, size, schedule)
-                    if not all(options):
-                        continue
-                    promise_s = self._promise_s(options, self.samples // size) + ring
-                    if promise_s < math.inf:
-                        yield Branch(islands, size, schedule, ring, promise_s)
+                yield islands, schedule, ring
+
+    def _left_out(self, islands: Sequence[Island], size: int, schedule: str) -> bool:
+        """Say whether a branch is none of those that the search is kept to."""
+        names = frozenset(frozenset((s.cluster, s.group.name) for s in island) for island in islands)
+        return self.near is not None and (names, size, schedule) not in self.near
 
     def _promise_s(self, options: Sequence[Options], total: int) -> float:
         if len(options) == 1:

@@ -38,7 +38,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """Chains side by side. `estimate_s` is the closed form that the search compares by."""
+    """Chains side by side. `estimate_s` is the closed form that the search compares by.
+
+    `micro_batch_size` is the largest, where chains have unlike ones.
+    """
 
     rows: tuple[Row, ...]
     micro_batch_size: int
@@ -49,6 +52,11 @@ class Layout:
     def estimate_s(self) -> float:
         """Seconds of an iteration in closed form."""
         return max(row.end_s for row in self.rows) + self.ring_s
+
+    @property
+    def unlike_sizes(self) -> bool:
+        """Whether chains have micro-batches of several sizes."""
+        return any(row.shape.micro_batch_size != self.micro_batch_size for row in self.rows)
 
     @property
     def local_steps(self) -> int:
@@ -82,6 +90,7 @@ class Layout:
             tuple(
                 (
                     row.counts,
+                    row.shape.micro_batch_size,
                     tuple((s.cluster, s.group.name) for s in row.shape.spots),
                     row.chain.layers,
                     tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in row.shape.seats),

@@ -22,6 +22,7 @@ from isthmus.plan.search.score import calibration_for, score
 from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Limits, Space
 from isthmus.plan.search.spots import FreeChips, Spot, eligible_clusters, spots_of
+from isthmus.plan.search.unlike import UnlikeSizes
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.write import Scored, predicted, write_plan
 
@@ -164,10 +165,10 @@ def search_plans(question: Question) -> Answer:
         apart = replace(space, task=replace(task, local_steps=job.training.local_steps), _seats={})
         near = _near(question, job.training.local_steps)
         explorers.append(replace(explorer, space=apart, near=near, _options={}, _top=[], _best_of={}))
-    for one in explorers:
-        one.best = explorer.best
-        for group in _owner_groups(spots, placement.several_owners):
-            one.run(group)
+    for place, one in enumerate(explorers):
+        one.best = explorers[0].best
+        explorers[place] = _explored(one, _owner_groups(spots, placement.several_owners))
+    explorer = explorers[0]
     found = sorted(
         (layout for one in explorers for layout in one.found), key=lambda one: (one.estimate_s, one.num_chips)
     )
@@ -217,6 +218,16 @@ def _owner_groups(spots: dict[str, tuple[Spot, ...]], several_owners: bool) -> l
     if several_owners:
         return [every]
     return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
+
+
+def _explored(explorer: Explorer, groups: Sequence[Sequence[Spot]]) -> Explorer:
+    """Search with one micro-batch size for all islands, then with unlike ones; return what found all."""
+    for group in groups:
+        explorer.run(group)
+    unlike = UnlikeSizes.after(explorer)
+    for group in groups:
+        unlike.run(group)
+    return unlike
 
 
 def _near(question: Question, local_steps: int) -> frozenset[BranchKey] | None:

@@ -77,6 +77,11 @@ class Shape:
         return self.dp * sum(one.stages * one.seat.num_chips for one in self.segments)
 
     @property
+    def micro_batch_size(self) -> int:
+        """Samples of a micro-batch."""
+        return self.segments[0].seat.batch.micro_batch_size
+
+    @property
     def message_bytes(self) -> float:
         """Bytes of one micro-batch over a stage boundary."""
         return self.segments[0].seat.message_bytes

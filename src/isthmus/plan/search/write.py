@@ -63,10 +63,18 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         local_steps=layout.local_steps,
         zero=max(row.shape.zero for row in layout.rows),
         replica_micro_batches=tuple(counts) if uneven else (),
+        replica_micro_batch_sizes=_sizes(layout),
         warm_up=_warm_up(layout),
         precision=None if executable else job.training.precision,
         model=None if executable else job.model,
     )
+
+
+def _sizes(layout: Layout) -> tuple[int, ...]:
+    """Return the micro-batch size of every replica, nothing where all have one."""
+    if not layout.unlike_sizes:
+        return ()
+    return tuple(row.shape.micro_batch_size for row in layout.rows for _ in row.counts)
 
 
 def _stages(row: Row) -> Sequence[Stage]:
@@ -107,6 +115,7 @@ def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
     )
     counts = ",".join(str(count) for row in layout.rows for count in row.counts)
     text += f"|{layout.micro_batch_size}|{layout.schedule}|{counts}"
+    text += f"|{_sizes(layout)}" if layout.unlike_sizes else ""
     text += f"|{layout.local_steps} local steps" if layout.local_steps > 1 else ""
     return "plan-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -178,7 +187,7 @@ def why(one: Scored) -> str:
         f"busy {slowest.busy_s / run.iteration_s:.0%} of the step"
     )
     if layout.dp > 1:
-        text += f"; {layout.dp} replicas take {_counts(layout)} micro-batches of {layout.micro_batch_size}"
+        text += f"; {layout.dp} replicas take {_counts(layout)}"
     if layout.local_steps > 1:
         text += f"; {averages(layout)}"
     seen = set()
@@ -244,8 +253,9 @@ def _row_of(layout: Layout, replica: int) -> Row:
 
 
 def _counts(layout: Layout) -> str:
-    parts = []
+    """Return `8 x 11 and 4 x 10 micro-batches of 1`: replicas, their micro-batches, and the size of these."""
+    parts: dict[int, list[str]] = {}
     for row in layout.rows:
         for count in sorted(set(row.counts), reverse=True):
-            parts.append(f"{row.counts.count(count)} x {count}")
-    return " and ".join(parts)
+            parts.setdefault(row.shape.micro_batch_size, []).append(f"{row.counts.count(count)} x {count}")
+    return ", ".join(f"{' and '.join(each)} micro-batches of {size}" for size, each in parts.items())
