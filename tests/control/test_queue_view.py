@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import random
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.control import ledger
+from isthmus.control.expected import UNDER_WAY
 from isthmus.control.progress import Pace, Progress
 from isthmus.control.queue_view import about_job, about_queue, answer
+from isthmus.control.records import ENDED
 from isthmus.core.messages import StepMetrics
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.standing import Standing
@@ -144,3 +151,40 @@ def test_the_pace_is_that_of_the_last_steps_and_late_lines_change_nothing() -> N
     assert seen.paces()["j"].step_s == pytest.approx(4.0)
     seen.forget("j")
     assert seen.paces() == {}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_happens_every_job_that_does_not_run_yet_is_told_where_it_stands(seed: int) -> None:
+    """Each once; places are those of the queue; nobody starts before now or outside its band; what is lacking
+    is named wherever something is.
+    """
+    chance, pool, plans = random.Random(seed), Driver("a", "b", "c"), dict[str, Plan]()
+    for number in range(chance.randint(4, 14)):
+        act = chance.choice(("submit", "submit", "submit", "obey", "cancel", "wait"))
+        if act == "submit":
+            sites = [chance.choice("abcx") for _ in range(chance.randint(1, 6))]
+            plans[f"j{number}"] = timed(*sites, seconds=chance.choice((0.0, 5.0, 50.0)))
+            pool.submit(f"j{number}", policy=chance.choice(("auto", "manual")))
+        elif act == "obey":
+            pool.obey(chance.choice("abc"))
+        elif act == "cancel" and pool.coordinator.state.live:
+            pool.cancel(chance.choice(sorted(pool.coordinator.state.live)))
+        else:
+            pool.wait(chance.uniform(0, 30))
+        for job in [job for job in pool.asked if pool.state(job) not in ENDED and chance.random() < 0.8]:
+            pool.answer(job, plans[job])
+    state = pool.coordinator.state
+    found = answer(about_queue(state, pool.now_s, {}, None))
+    waiting = {one.id for one in state.live.values() if one.state not in UNDER_WAY}
+    assert {one.id for one in found} == waiting
+    assert len(found) == len(waiting)
+    for one in found:
+        assert one.place == pool.coordinator.job(one.id).place
+        assert one.id not in {ahead.job for ahead in one.ahead}
+        if one.start_s is not None:
+            assert pool.now_s <= (one.earliest_s or 0.0) <= one.start_s
+            assert one.latest_s is None or one.start_s <= one.latest_s
+        lacks = not ledger.fits(state, state.jobs[one.id].needs or {}, {})
+        assert bool(one.refused) == lacks or state.jobs[one.id].plan is None
+        assert stand(pool, one.id, None).place == one.place
