@@ -103,6 +103,21 @@ def test_an_owners_own_job_gets_its_chips_back_from_the_pool() -> None:
     assert home.ended_s < 3000 + 200
 
 
+def test_who_is_lent_kept_chips_is_not_wounded_for_them() -> None:
+    """A short job fills a gap before two that wait beyond patience: it runs, and is not sent back for ever."""
+    pool = Pool(clusters=(_cluster("a", 2),))
+    jobs = (
+        _job("holds", run_s=9000),
+        _job("both", 1.0, run_s=100, workers=2),
+        _job("long", 2.0, run_s=5000),
+        _job("short", 4000.0, run_s=10),
+    )
+    world = PoolWorld(pool, jobs)
+    world.run()
+    assert world.fates["short"].waited_s == pytest.approx(3, abs=2)
+    assert world.server.counts["agent-reported"] < 60
+
+
 def test_owners_of_a_trace_become_those_of_the_pool() -> None:
     """Who is unknown to the pool is given to whoever is asked for least; unknown chips are any chips."""
     jobs = (_job("x", owner="a"), _job("y", run_s=900, owner="13"), _job("z", owner="57"))

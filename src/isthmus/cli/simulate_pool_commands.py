@@ -182,6 +182,9 @@ def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
     rows = []
     for owner in sorted({waits.owner for one in outcomes for waits in one.owners}):
         theirs = [next(waits for waits in one.owners if waits.owner == owner) for one in outcomes]
-        cells = [f"{format_seconds(waits.mean_s)}, {format_seconds(waits.p95_s)}" for waits in theirs]
+        cells = [
+            f"{format_seconds(waits.mean_s)}, {format_seconds(waits.p95_s)}" if waits.started else "never"
+            for waits in theirs
+        ]
         rows.append((owner, str(theirs[0].num_jobs), *cells))
     return Group(every, "", table("Waits by owner", heads, rows, right="|".join(heads[1:])))

@@ -32,9 +32,10 @@ def run_queue(state: State, now_s: float) -> list[JobRecord]:
     if books.grown:
         books.growths += 1
         _start_best(state, now_s)
-    if books.grown or books.changed or books.joined:
+    if (books.changed or books.joined) and _reaches_pushed(state):
         _push(state)
     books.grown = books.widened = books.changed = False
+    books.changed_from = None
     books.joined.clear()
     return next_requests(state)
 
@@ -96,7 +97,7 @@ def _start_best(state: State, now_s: float) -> None:
 
 def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
     requests = [_request(job) for job in waiting]
-    resources = sorted({key for request in requests for key in request.needs})
+    resources = dict.fromkeys(key for request in requests for key in request.needs)
     order = global_order(
         requests,
         {key: ledger.free_of(state, key) for key in resources},
@@ -111,7 +112,7 @@ def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
             _start(state, job, now_s)
             continue
         _keep(state, job)
-        wound(state, job, now_s)
+        wound(state, job, now_s, order.start)  # who was lent what is kept is not wounded for it at once
     for job in waiting:
         if job.pinned and job.state == "waiting":
             move(state, job, "blocked", now_s)
@@ -124,7 +125,9 @@ def _head(state: State) -> list[JobRecord]:
 
 
 def _request(job: JobRecord) -> Request:
-    return Request(
+    if job.request is not None:
+        return job.request
+    job.request = Request(
         job=job.id,
         needs=ledger.chips_of(job.needs or {}),
         submitted_s=job.submitted_s,
@@ -132,6 +135,7 @@ def _request(job: JobRecord) -> Request:
         deadline_s=job.due_s,
         run_s=job.run_s,
     )
+    return job.request
 
 
 def _releases(state: State) -> list[Release]:
@@ -184,6 +188,16 @@ def _size(job: JobRecord) -> int:
         return sum(ledger.chips_of(job.needs).values())
     plans = job.plans.plans if job.plans else ()
     return min((sum(stage.num_chips for stage in plan.stages) for plan in plans), default=0)
+
+
+def _reaches_pushed(state: State) -> bool:
+    """Tell whether what has changed of the queue may change what stands in sites' queues."""
+    books = state.indexes
+    if len(books.pushed) < state.rules.pushed:
+        return True
+    last = state.jobs.get(books.pushed[-1])
+    places = [*([books.changed_from] if books.changed_from else ()), *books.joined]
+    return last is None or min(places, default=key_of(last)) <= key_of(last)
 
 
 def _push(state: State) -> None:

@@ -6,14 +6,16 @@ earlier one never is. So no promise that a slow site draws out delays whoever co
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from isthmus.control import ledger
 from isthmus.control.attempts import stop
 from isthmus.control.queue_index import key_of
 from isthmus.control.records import JobRecord, State
 
 
-def wound(state: State, job: JobRecord, now_s: float) -> None:
-    """Take back what later jobs only prepare, where `job` can start with that."""
+def wound(state: State, job: JobRecord, now_s: float, spared: Collection[str] = ()) -> None:
+    """Take back what later jobs only prepare, where `job` can start with that; none of those `spared`."""
     lacking = _lacking(state, job)
     if not lacking:
         return
@@ -21,7 +23,8 @@ def wound(state: State, job: JobRecord, now_s: float) -> None:
     for name in state.indexes.preparing | state.indexes.preempting:
         other = state.jobs[name]
         evicting = other.state == "preparing" and other.victims
-        if key_of(other) > mine and not evicting and lacking.keys() & (other.needs or {}).keys():
+        later_on = key_of(other) > mine and name not in spared
+        if later_on and not evicting and lacking.keys() & (other.needs or {}).keys():
             later.append(other)
     later.sort(key=key_of, reverse=True)
     wounded = list[JobRecord]()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from isthmus.control.simulation.trace import TraceJob
+
+LARGER = "larger than their owner"
+"""In place of an owner's name: jobs that no site of their owner could hold."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,9 +94,9 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
-def waits_by_owner(fates: Iterable[JobFate]) -> tuple[Waits, ...]:
-    """Return the waits of every owner, by name."""
+def waits_by_owner(fates: Iterable[JobFate], fits: Callable[[TraceJob], bool]) -> tuple[Waits, ...]:
+    """Return the waits of every owner, by name; jobs that do not fit at their owner's as `LARGER`."""
     found: dict[str, list[JobFate]] = {}
     for fate in fates:
-        found.setdefault(fate.job.owner, []).append(fate)
+        found.setdefault(fate.job.owner if fits(fate.job) else LARGER, []).append(fate)
     return tuple(Waits.of(owner, found[owner]) for owner in sorted(found))

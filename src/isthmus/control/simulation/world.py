@@ -33,7 +33,7 @@ from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Pool
 from isthmus.sim.kernel import Kernel, Steps
 
-Scenario = Literal["alone", "pool", "home"]
+Scenario = Literal["alone", "home", "pool"]
 _SLICES = 400
 _USER = "user"
 
@@ -127,7 +127,7 @@ class PoolWorld:
             scenario=self.scenario,
             objective="" if self.scenario == "alone" else self.objective,
             pool=Waits.of("all", fates),
-            owners=waits_by_owner(fates),
+            owners=waits_by_owner(fates, lambda job: self.home.place_of(job) is not None),
             utilisation=done / (self.num_chips * ended_s) if ended_s else 0.0,
             ended_s=ended_s,
             preemptions=sum(fate.stopped for fate in fates) - self.failures,
