@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from isthmus.control.coordinator import Coordinator
-from isthmus.control.records import JobRecord, PartRecord, VictimAt
+from isthmus.control.indexes import Indexes
+from isthmus.control.records import JobRecord, PartRecord
 from isthmus.core.messages import AgentOrders, AgentReport, ObservedPart, PartOrder, Protection
 from tests.control.model.site import Site
 
@@ -23,12 +24,15 @@ _TEXTS = {"story", "detail", "reason", "setback"}
 _TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "wrote_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
     "id", "number", "user", "packed", "round", "tried_on", "tried_whole", "parts", "plans", "attempt",
-    "refusals", "needs", "cuts", "on_links", "began_s", "run_s", "ends_s", "due_s",
+    "refusals", "needs", "cuts", "on_links", "began_s", "run_s", "ends_s", "due_s", "trained_at", "victims",
+    "asked", "request",
 }  # fmt: skip
-_PART = _TEXTS | _TIMES | {"job", "attempt", "cluster", "ranks", "chips", "workers", "spec", "plan", "place"}
-_PART |= {"order", "borrowed", "local", "storage_bytes"}
+_PART = _TEXTS | _TIMES | {
+    "job", "attempt", "cluster", "ranks", "chips", "storage_bytes", "workers", "order", "spec", "plan",
+    "place",
+}  # fmt: skip
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
-_SET = {"asked", "deadline_s", "force_at_s", "evict_at_s", "address", "rank_map", "plan", "cards"}
+_SET = {"deadline_s", "force_at_s", "evict_at_s", "address", "rank_map", "plan", "cards"}
 """Fields of which it only matters whether they are set."""
 
 
@@ -54,9 +58,7 @@ def state_key(
         state.epoch,
         tuple(state.live),
         *(_job(job, ranks) for job in state.jobs.values()),
-        tuple(sorted(state.indexes.parked)),
-        tuple(state.indexes.curious),
-        tuple(state.indexes.unplanned),
+        *_books(state.indexes),
     )
     of_sites = sorted(
         (
@@ -66,6 +68,15 @@ def state_key(
         key=hash,
     )
     return own, tuple(of_sites)
+
+
+def _books(books: Indexes) -> Iterator[Hashable]:
+    """What the coordinator's books say beyond what follows from the jobs."""
+    yield tuple(sorted(books.parked))
+    yield tuple(sorted(books.keepers))
+    yield tuple(books.curious)
+    yield tuple(books.unplanned)
+    yield books.pushed
 
 
 def attempts_at(site: Site) -> frozenset[tuple[str, int]]:
@@ -98,7 +109,8 @@ def _parts(message: AgentReport | AgentOrders | None) -> tuple[ObservedPart | Pa
 
 
 def _job(job: JobRecord, ranks: Ranks) -> Hashable:
-    return (ranks[job.id, job.attempt], min(job.refusals, 1), _fields(job, _JOB, ranks))
+    asked = job.asked is not None
+    return (ranks[job.id, job.attempt], min(job.refusals, 1), asked, _fields(job, _JOB, ranks))
 
 
 def _site(coordinator: Coordinator, site: Site, ranks: Ranks) -> tuple[Hashable, ...]:
@@ -110,11 +122,23 @@ def _site(coordinator: Coordinator, site: Site, ranks: Ranks) -> tuple[Hashable,
         for part in job.parts.values()
         if part.cluster == site.name
     ]
-    tried = [(job.tried_on or {}).get(site.name, {}).get("g", -1) for job in state.jobs.values()]
+    tried = [
+        (before or {}).get(site.name, {}).get("g", -1)
+        for job in state.jobs.values()
+        for before in (job.tried_on, job.tried_whole)
+    ]
+    victims = [
+        (job.id, one.job, ranks.get((one.job, one.attempt), -1))
+        for job in state.jobs.values()
+        for one in job.victims
+        if one.cluster == site.name
+    ]
+    local = sorted((one.name, one.running, one.level, one.preemptible) for one in record.local.values())
+    kept = state.indexes.kept.get(f"{site.name}/g", 0)
     known = str(site.lives) in record.incarnations, record.incarnation == str(site.lives)
     reported = (_observed(part, ranks) for part in record.reported.values())
     return (
-        (*known, record.connected, record.free_chips.get("g", 0), tuple(tried)),
+        (*known, record.connected, record.free_chips.get("g", 0), kept, *tried, *victims, *local),
         tuple(parts),
         tuple(ranks[key] for key in record.parts),
         frozenset(reported),
@@ -195,10 +219,11 @@ def _value(name: str, value: Any, ranks: Ranks) -> Hashable:
         return "-"
     if isinstance(value, Protection):
         return value.step
-    if name == "victims" and value and isinstance(value[0], VictimAt):
-        return tuple((one.cluster, one.job) for one in value)
     if name == "victims":
-        return tuple(key if not isinstance(key, tuple) else (key[0], ranks.get(key, -1)) for key in value)
+        keys = (key if isinstance(key, tuple) else (key.job, key.attempt) for key in value)
+        return tuple((key[0], ranks.get(key, -1)) for key in keys)
+    if isinstance(value, dict):
+        return tuple(sorted(value.items()))
     if isinstance(value, bool | int | str | tuple):
         return value
     raise TypeError(f"the key does not know what to make of {name} = {value!r}")

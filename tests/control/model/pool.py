@@ -23,9 +23,13 @@ from isthmus.control.events import (
     JobCancelled,
     JobSubmitted,
     MakePlans,
+    PlanChosen,
     PlansMade,
+    PreemptionAgreed,
     Restarted,
+    VictimNamed,
 )
+from isthmus.control.offers import offer
 from isthmus.control.records import ENDED, Rules
 from isthmus.control.validators import violations
 from isthmus.core.messages import AgentOrders, AgentReport
@@ -44,37 +48,54 @@ URGENT = LocalJob(name="x", command=("true",), node_group="g", chips=1, level="h
 class Scenario:
     """What is there, and how much may go wrong.
 
-    `jobs` maps a job to the sites of its plan, one card at each; `faults` is how many faults there may be,
-    `cancels` how many jobs their user may cancel, `evictions` at how many sites the owner's own urgent job
-    may come. A job is restarted `restarts` times at most.
+    `jobs` maps a job to the sites of its plan, one card at each; those of `urgent` have a high priority,
+    may come at any time, and their user chooses their plan. `faults` is how many faults there may be,
+    `cancels` how many jobs may be cancelled, `agreements` to how many preemptions users may agree,
+    `evictions` at how many sites the owner's own urgent job may come; each job is restarted `restarts` times.
     """
 
     sites: tuple[str, ...] = ("a", "b", "c")
     jobs: tuple[tuple[str, str], ...] = (("j", "abc"), ("k", "abc"))
+    urgent: tuple[str, ...] = ()
     faults: int = 1
     cancels: int = 0
+    agreements: int = 0
     evictions: int = 0
     restarts: int = 1
 
     def __str__(self) -> str:
         jobs = " ".join(f"{job}:{places}" for job, places in self.jobs)
-        counts = ((self.faults, "faults"), (self.cancels, "cancels"), (self.evictions, "evictions"))
-        return ", ".join([jobs, *(f"{num} {what}" for num, what in counts if num)])
+        counts = (
+            (self.faults, "faults"),
+            (self.cancels, "cancels"),
+            (self.agreements, "preemptions"),
+            (self.evictions, "evictions"),
+        )
+        return ", ".join(
+            [f"{len(self.sites)} owners", jobs, *(f"{num} {what}" for num, what in counts if num)]
+        )
 
+
+_PREEMPTION = Scenario(urgent=("k",), agreements=1, faults=0)
 
 QUICK = (
-    Scenario(faults=1),
+    Scenario(jobs=(("j", "abc"),), faults=1),
     Scenario(jobs=(("j", "abc"), ("k", "ab")), faults=0, cancels=1),
     Scenario(jobs=(("j", "abc"),), faults=0, evictions=1),
+    replace(_PREEMPTION, sites=("a", "b"), jobs=(("j", "ab"), ("k", "ab"))),
 )
 """What the tests run: about 20 s."""
 
 WHOLE = (
     *QUICK,
+    _PREEMPTION,
+    replace(_PREEMPTION, jobs=(("j", "abc"), ("k", "ab"))),
+    Scenario(faults=1),
     Scenario(faults=0, cancels=2),
     Scenario(faults=0, evictions=1),
+    replace(_PREEMPTION, sites=("a", "b"), jobs=(("j", "ab"), ("k", "ab")), faults=1),
+    replace(_PREEMPTION, faults=1),
     Scenario(jobs=(("j", "abc"),), faults=2),
-    Scenario(jobs=(("j", "abc"),), faults=1, cancels=1, evictions=1),
     Scenario(faults=2),
 )
 """What `python -m benchmarks.model_check` runs."""
@@ -95,6 +116,7 @@ class World:
     log: Log
     faults: int
     cancels: int
+    agreements: int
     evictions: int
     wrong: str = ""
     keyed: Keyed = field(default_factory=Keyed)
@@ -116,13 +138,14 @@ class Pool:
             log=None,
             faults=scenario.faults,
             cancels=scenario.cancels,
+            agreements=scenario.agreements,
             evictions=scenario.evictions,
         )
         for site in world.sites.values():
             self._tell(world, _said(site.look()))
         for job, _ in scenario.jobs:
-            wish = submission(job, restarts=scenario.restarts)
-            self._tell(world, JobSubmitted(now_s=0.0, job_id=job, user="u", submission=wish))
+            if job not in scenario.urgent:
+                self._tell(world, self._wish(job))
         return world
 
     def steps(self, world: World) -> Iterator[Step[World]]:
@@ -146,7 +169,7 @@ class Pool:
         key = world.keyed.key
         if key is None:
             key = world.keyed.key = state_key(world.coordinator, world.sites.values(), self.scenario.jobs)
-        return (world.faults, world.cancels, world.evictions, *key)
+        return (world.faults, world.cancels, world.agreements, world.evictions, *key)
 
     def is_goal(self, world: World) -> bool:
         """Every job has ended, and no site has a part or a card of it."""
@@ -250,6 +273,9 @@ class Pool:
         yield "the server dies", self._restarted(world)
 
     def _wishes(self, world: World) -> Iterator[Step[World]]:
+        for name in self.scenario.urgent:
+            if name not in world.coordinator.state.jobs:
+                yield Step(f"{name} is submitted", self._told(world, self._wish(name)), fault=True)
         if world.cancels:
             for job in world.coordinator.state.live.values():
                 if job.state != "stopping" or job.ending not in ("cancelled", "succeeded"):
@@ -257,6 +283,16 @@ class Pool:
                     yield Step(
                         f"{job.id} is cancelled", replace(after, cancels=world.cancels - 1), fault=True
                     )
+        if world.agreements:
+            for job in world.coordinator.state.live.values():
+                named = [at for one in offer(world.coordinator.state, job) for at in one.at]
+                if named:
+                    victims = tuple(
+                        VictimNamed(cluster=at.cluster, job=at.job, attempt=at.attempt) for at in named
+                    )
+                    after = self._told(world, PreemptionAgreed(now_s=0.0, job_id=job.id, victims=victims))
+                    after.agreements -= 1
+                    yield Step(f"{job.id} may take the place of {victims[0].job}", after, fault=True)
         if world.evictions:
             for name in world.sites:
                 after = self._with(world, name, _want_local)
@@ -269,7 +305,8 @@ class Pool:
         site = after.sites[name]
         self._tell(after, _said(site.look()))
         coordinator = after.coordinator
-        then(site, AgentOrders(fence=coordinator.epoch, parts=coordinator.orders(name)))
+        parts, queue = coordinator.orders(name), coordinator.queue(name)
+        then(site, AgentOrders(fence=coordinator.epoch, parts=parts, queue=queue))
         return after
 
     def _ended(self, world: World, name: str, key: tuple[str, int, int], status: int) -> World:
@@ -296,26 +333,63 @@ class Pool:
         """Admit, log and handle an event; the planner answers at once, with the job's one plan."""
         if not world.coordinator.admit(event):
             return
-        world.coordinator = clone(world.coordinator)
+        before, world.coordinator = world.coordinator, clone(world.coordinator)
         world.log = (world.log, event)
-        for instruction in world.coordinator.handle(event):
+        instructions = world.coordinator.handle(event)
+        world.wrong = world.wrong or _not_joint(before, world)
+        for instruction in instructions:
             if isinstance(instruction, MakePlans):
                 plans = PlanSet(plans=(self.plans[instruction.job_id],))
                 self._tell(
                     world,
                     PlansMade(now_s=0.0, job_id=instruction.job_id, round=instruction.round, plans=plans),
                 )
+        for job in world.coordinator.state.live.values():
+            if job.plans is not None and (job.state == "choosing" or (not job.auto and job.plan is None)):
+                self._tell(world, PlanChosen(now_s=0.0, job_id=job.id, plan_id="p"))
+                break
+
+    def _wish(self, job: str) -> JobSubmitted:
+        urgent = job in self.scenario.urgent
+        wish = submission(job, restarts=self.scenario.restarts, policy="manual" if urgent else "auto")
+        if urgent:
+            wish = wish.model_copy(update={"job": wish.job.model_copy(update={"priority": "high"})})
+        return JobSubmitted(now_s=0.0, job_id=job, user="u", submission=wish)
 
     def _restarted(self, world: World) -> World:
         """Let the server die: the one after it knows what the log says, and nothing else."""
         after = self._copy(world)
         after.coordinator = Coordinator.replay(_events(world.log), RULES)
         folded = state_key(after.coordinator, after.sites.values(), self.scenario.jobs)
-        if folded != self.key(world)[3:]:
+        if folded != self.key(world)[4:]:
             after.wrong = "the fold of the log is not the state that the server had"
         self._tell(after, EpochBegan(now_s=0.0, epoch=after.coordinator.epoch + 1))
         after.coordinator.handle(Restarted(now_s=0.0))
         return after
+
+
+def _not_joint(before: Coordinator, world: World) -> str:
+    """Return what is wrong where a job begins to have its victims ended: its sites, and their processes."""
+    for job in world.coordinator.state.live.values():
+        known = before.state.jobs.get(job.id)
+        if known is None or (known.state, job.state) != ("preempting", "preparing"):
+            continue
+        for one in job.victims:
+            victim = before.state.jobs.get(one.job)
+            if victim is None or victim.state != "running" or not one.attempt:
+                continue
+            steps = {
+                process.protected
+                for site in world.sites.values()
+                for key, process in site.processes.items()
+                if key[:2] == (one.job, one.attempt) and process.exit_status is None
+            }
+            if len(steps) != 1 or None in steps:
+                return f"{one.job} is ended for {job.id}, and its processes have saved the steps {steps}"
+        slow = [part.cluster for part in job.present() if part.state != "ready"]
+        if slow:
+            return f"{job.id} has victims ended, and {slow} is not ready"
+    return ""
 
 
 def _events(log: Log) -> Iterable[Event]:
