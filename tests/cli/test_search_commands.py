@@ -94,3 +94,30 @@ def test_fixed_degrees_are_kept(files: Path) -> None:
         assert {stage["tp"] for stage in one["stages"]} == {2}
         assert len(one["stages"]) == 2 * one["dp"]
         assert one["micro_batch_size"] == 2
+
+
+def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cannot_run(files: Path) -> None:
+    """A job that admits them gets such a plan over a thin link; every command says what it is."""
+    job, pool = files / "job.yaml", files / "pool.yaml"
+    job.write_text(job.read_text().replace("steps: 100,", "steps: 100, local_steps: 2000,"))
+    pool.write_text(pool.read_text().replace("bandwidth_gbps: 10", "bandwidth_gbps: 1"))
+    answer = plan(files, "--save", str(files / "plans"))
+    local = next(one for one in answer["plans"] if one["local_steps"] > 1)
+    assert local["local_steps"] == 2000
+    assert local["id"] not in answer["search"]["runnable"]
+    assert any(one["local_steps"] == 1 for one in answer["plans"])
+    given = [files / "plans" / f"{local['id']}.json", "--model", files / "config.json"]
+    placed = [*given, "--pool", pool]
+    simulated = run(FakeServer(), "simulate", *placed, "--json")
+    assert json.loads(simulated.out)["iteration_s"] == pytest.approx(local["predicted"]["iteration_s"])
+    assert "every 2000 steps" in simulated.out
+    explained = run(FakeServer(), "explain", *placed)
+    assert "take 2000 steps each on its own" in explained.out.replace("\n", " ")
+    refused = run(FakeServer(), "export", *given, "--to", "isthmus")
+    assert refused.status != 0
+    assert "2000 local steps between averages" in refused.err.replace("\n", " ")
+    shown = run(FakeServer(), "plan", job, "--pool", pool)
+    assert (
+        "average their parameters every 2000 steps" in (files / "plans" / f"{local['id']}.json").read_text()
+    )
+    assert shown.status == 0

@@ -144,7 +144,7 @@ def _shown(answer: Answer, seconds: float) -> RenderableType:
                 f"{seen.cost_per_iteration:.4g}",
                 " > ".join(one.clusters),
                 f"{one.dp} x {len(one.pipeline(0))}",
-                one.schedule,
+                one.schedule + (f", {one.local_steps} local steps" if one.local_steps > 1 else ""),
                 "yes" if why_not_runnable(one) is None else "",
             )
         )
