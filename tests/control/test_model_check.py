@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from isthmus.agent.cards import Ledger
-from isthmus.control import advance
+from isthmus.control import advance, preemption
 from isthmus.control.records import JobRecord, State
 from tests.control.model.explore import Step, explore
 from tests.control.model.pool import QUICK, Pool, Scenario
@@ -84,6 +84,15 @@ def test_a_coordinator_that_commits_too_early_is_found(monkeypatch: pytest.Monke
     found = explore(Pool(Scenario(jobs=(("j", "abc"),), faults=0)), most_states=2000)
     assert found.wrong == "job j is starting, but not every part was prepared"
     assert found.trace == ["a exchanges", "a exchanges"]
+
+
+def test_a_preemption_that_does_not_wait_for_checkpoints_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the check: a coordinator that takes every victim for protected."""
+    monkeypatch.setattr(preemption, "protected_step", lambda _: 1)
+    jobs = (("j", "ab"), ("k", "ab"))
+    scenario = Scenario(sites=("a", "b"), jobs=jobs, urgent=("k",), agreements=1, faults=0)
+    found = explore(Pool(scenario), most_states=2000)
+    assert found.wrong == "j is ended for k, and its processes have saved the steps {None}"
 
 
 @pytest.mark.slow
