@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.table import Row, print_rows
+from isthmus.control.collector import spare_collector
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import (
     AgentReported,
@@ -231,6 +232,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     part = 10 if options.quick else 1
+    spare_collector()
     runs = [placements(GANGS // part, options.seed + number) for number in range(3)]
     rates = [rate for rate, _ in runs]
     rate = statistics.median(rates)

@@ -63,10 +63,13 @@ class Driver:
     def submit(
         self, job_id: str, *plans: Plan, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any
     ) -> None:
-        """Submit a job and, where `plans` are given, answer for the planner; `more` are its other fields."""
+        """Submit a job and, where `plans` are given and it is its turn, answer for the planner.
+
+        `more` are its other fields.
+        """
         wish = submission(job_id, policy=policy, key=key, restarts=restarts, **more)
         self.tell(JobSubmitted(now_s=self.now_s, job_id=job_id, user="u", submission=wish))
-        if plans:
+        if plans and job_id in self.asked:
             self.answer(job_id, *plans)
 
     def answer(self, job_id: str, *plans: Plan, why: str = "too few chips") -> None:

@@ -152,6 +152,7 @@ def _take(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     kept = {} if job.number in state.indexes.keepers else state.indexes.kept
     if not any(_fits(state, job, plan, kept) for plan in plans.plans):
         job.plan, job.needs, job.cuts, job.run_s = before
+        job.request, job.holdable_in = None, -1
         if job.plan is not None and ledger.holdable(state, job):
             return
         ledger.give_plan(state, job, plans.plans[0])

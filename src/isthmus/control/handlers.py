@@ -128,6 +128,7 @@ def _take_back(state: State, job: JobRecord, reason: str, now_s: float) -> None:
 def _lost(state: State, event: AgentLost) -> None:
     record = state.clusters[event.cluster]
     record.connected = False
+    state.indexes.inventory += 1
     for job in [state.jobs[name] for name in dict.fromkeys(part.job for part in record.parts.values())]:
         state.touched.add(job.id)
         advance(state, job, event.now_s)

@@ -34,8 +34,9 @@ class Indexes:
 
     Of the event in hand: `joined` are the keys that have come into the queue, `grown` says that something has
     become free that a waiting job may need, `widened` that the pool has more than before, `changed` that the
-    head of the queue is another. `kept` is what is kept for the jobs that may not be overtaken, by resource,
-    `keepers` are their numbers. `growths` counts the events after which something had become free.
+    queue is another, from the place `changed_from` on. `kept` is what is kept for the jobs that may not be
+    overtaken, by resource, `keepers` are their numbers. `growths` counts the events after which something had
+    become free, `inventory` those after which other chips were connected.
     """
 
     numbers: SortedDict = field(default_factory=SortedDict)
@@ -55,9 +56,11 @@ class Indexes:
     keepers: frozenset[int] = frozenset()
     pushed: tuple[str, ...] = ()
     growths: int = 0
+    inventory: int = 0
     grown: bool = False
     widened: bool = False
     changed: bool = False
+    changed_from: Key | None = None
 
     def head(self, count: int) -> Iterator[Key]:
         """Yield the first `count` keys of the queue."""

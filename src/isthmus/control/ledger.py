@@ -26,10 +26,11 @@ _KBPS = 1e6
 def give_plan(state: State, job: JobRecord, plan: Plan | None) -> None:
     """Let `plan` be the job's, and work out what it needs."""
     job.plan, job.needs, job.cuts, job.run_s = plan, None, (), 0.0
+    job.request, job.holdable_in = None, -1
     if plan is None:
         return
     if plan.predicted is not None:
-        job.run_s = plan.predicted.iteration_s * job.submission.job.training.steps
+        job.run_s = plan.predicted.iteration_s * job.wanted.training.steps
     job.cuts = plan.parts()
     job.needs = {f"{cut.cluster}/{group}": chips for cut in job.cuts for group, chips in cut.chips.items()}
     for cluster, num_bytes in _storage(plan).items():
@@ -62,12 +63,15 @@ def fits(state: State, needs: Mapping[str, int], kept: Mapping[str, int]) -> boo
 
 def holdable(state: State, job: JobRecord) -> bool:
     """Tell whether the pool as it is connected now has all that the job's plan needs, in use or not."""
+    if job.holdable_in == state.indexes.inventory:
+        return True
     for cut in job.cuts:
         record = state.clusters.get(cut.cluster)
         if record is None or not record.connected:
             return False
         if any(record.capacity(group) < chips for group, chips in cut.chips.items()):
             return False
+    job.holdable_in = state.indexes.inventory
     return True
 
 
@@ -164,8 +168,12 @@ def release_links(state: State, job: JobRecord) -> None:
 
 
 def left_of_pool(state: State) -> tuple[dict[str, int], dict[str, float]]:
-    """Return the storage left by connected cluster in bytes, and the bandwidth left by link in Gbit/s."""
-    storage = {name: record.free_bytes() for name, record in state.clusters.items() if record.connected}
+    """Return the bytes left by cluster where some are in use, and what links have left in Gbit/s."""
+    storage = {
+        name: record.free_bytes()
+        for name, record in state.clusters.items()
+        if record.connected and (record.taken_bytes or record.free_storage_bytes is not None)
+    }
     gbps = {key: max(0, free_of(state, key)) / _KBPS for key in state.links}
     return storage, gbps
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from isthmus.control import ledger
-from isthmus.control.queue_index import file_job, set_deadline
+from isthmus.control.queue_index import file_job, note_change, set_deadline
 from isthmus.control.records import JobRecord, PartRecord, State
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import Desired, RankMap, Victim
@@ -76,6 +76,7 @@ def dequeue(state: State, job: JobRecord) -> None:
     if job.enqueued:
         job.enqueued = False
         _release(state, job, 0.0)
+        note_change(state, job)
         state.touched.add(job.id)
 
 

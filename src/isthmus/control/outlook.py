@@ -8,6 +8,7 @@ from isthmus.control.events import AgentLost, DeadlinePassed, Event
 from isthmus.control.records import ClusterRecord, JobRecord, PartRecord, State
 from isthmus.core.messages import PartOrder
 
+_RELEASE = PartOrder(job="j", attempt=1, desired="released")
 _ROUNDING_S = 1.0
 """More than seconds since the epoch are ever rounded by."""
 
@@ -36,15 +37,25 @@ def _order(state: State, part: PartRecord) -> PartOrder:
     """Return a part's order, made anew only where it says something else than the last one."""
     job = state.jobs[part.job]
     says = (part.desired, part.protect, part.victims, job.rank_map)
-    if part.order is None or part.order[0] != says:
+    if part.order is None:
         part.order = says, _write(state, job, part)
+    elif part.order[0] != says:
+        part.order = says, _rewrite(job, part, part.order[1])
     written: PartOrder = part.order[1]
     return written
 
 
+def _rewrite(job: JobRecord, part: PartRecord, order: PartOrder) -> PartOrder:
+    """Return a part's order with what has changed of it since it was written."""
+    if part.desired == "released":
+        return _RELEASE.model_copy(update={"job": part.job, "attempt": part.attempt})
+    update = {"desired": part.desired, "protect": part.protect, "victims": part.victims}
+    return order.model_copy(update=update | {"rank_map": job.rank_map})
+
+
 def _write(state: State, job: JobRecord, part: PartRecord) -> PartOrder:
     if part.desired == "released":
-        return PartOrder.model_construct(job=part.job, attempt=part.attempt, desired="released")
+        return _RELEASE.model_copy(update={"job": part.job, "attempt": part.attempt})
     return PartOrder.model_construct(
         job=part.job,
         attempt=part.attempt,
@@ -55,7 +66,7 @@ def _write(state: State, job: JobRecord, part: PartRecord) -> PartOrder:
         priority=job.priority,
         protect=part.protect,
         victims=part.victims,
-        spec=job.submission.job,
+        spec=job.wanted,
         plan=job.plan,
         rank_map=job.rank_map,
     )

@@ -28,6 +28,10 @@ class Packed:
         job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         return cls(job, sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
+    def wanted(self) -> Job:
+        """Return the job that was packed."""
+        return _job(self.job)
+
     def submission(self) -> Submission:
         """Return what was packed."""
         return Submission.model_construct(job=_job(self.job), model=_model(self.model), key=self.key)

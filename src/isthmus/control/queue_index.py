@@ -47,7 +47,8 @@ def file_job(state: State, job: JobRecord) -> None:
         if job.number in books.keepers:
             books.grown = True
     if queued != job.ordered:
-        job.ordered, books.changed = queued, True
+        job.ordered = queued
+        note_change(state, job)
     if queued and job.state in WAITING and job.plan is not None and job.deadline_s is None:
         books.joined[key] = None
     else:
@@ -58,6 +59,13 @@ def file_job(state: State, job: JobRecord) -> None:
         else:
             book.pop(job.id, None)
     _file_end(state, job)
+
+
+def note_change(state: State, job: JobRecord) -> None:
+    """Note that the queue is another from the job's place on."""
+    books, key = state.indexes, key_of(job)
+    books.changed = True
+    books.changed_from = min(key, books.changed_from or key)
 
 
 def park(state: State, job: JobRecord) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from isthmus.control.indexes import Indexes
-from isthmus.control.order import Objective
+from isthmus.control.order import Objective, Request
 from isthmus.control.packed import Packed
 from isthmus.control.rules import Rules
+from isthmus.core.job import Job
 from isthmus.core.messages import (
     Desired,
     Fault,
@@ -96,7 +97,8 @@ class JobRecord:
     is to have, `victim_of` names the job that is to have this one's; `saved_step` is the checkpoint with
     which it made way, `trained_at` are the clusters at which it last trained, and which so have its files.
     `run_s` is how long the plan should take (0: unknown) and `ends_s` when a run should end, `ordered` that
-    the job stands in `Indexes.order`.
+    the job stands in `Indexes.order`. `request` is what the queue is told of it while it has this plan, and
+    `holdable_in` the latest inventory of the pool (`Indexes.inventory`) known to hold it.
     """
 
     id: str
@@ -144,6 +146,8 @@ class JobRecord:
     run_s: float = 0.0
     ends_s: float | None = None
     ordered: bool = False
+    request: Request | None = field(default=None, compare=False, repr=False)
+    holdable_in: int = field(default=-1, compare=False, repr=False)
 
     @classmethod
     def of(cls, job_id: str, number: int, user: str, submission: Submission, now_s: float) -> JobRecord:
@@ -166,8 +170,13 @@ class JobRecord:
 
     @property
     def submission(self) -> Submission:
-        """What the user asked for."""
+        """What the user asked for, with the dimensions of the model."""
         return self.packed.submission()
+
+    @property
+    def wanted(self) -> Job:
+        """What the user asked for."""
+        return self.packed.wanted()
 
     def tell(self, line: str) -> None:
         """Add a line to the job's story."""

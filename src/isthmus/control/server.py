@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import gc
 import logging
 import signal
 import socket
@@ -18,6 +17,7 @@ import uvicorn
 
 from isthmus.control.api import create_app
 from isthmus.control.auth import ADMIN_FILE, ensure_admin
+from isthmus.control.collector import spare_collector
 from isthmus.control.coordinator import Rules
 from isthmus.control.leadership import Leadership
 from isthmus.control.planner import PlannerProcess
@@ -101,7 +101,7 @@ def run_server(
         )
         stack.callback(shell.close)
         stack.callback(own.close)
-        gc.freeze()  # what was folded stays: the collector of cycles need not walk it again and again
+        spare_collector()  # what was folded stays
         shell.start()
         token = config.state / ADMIN_FILE
         listening = Listening(

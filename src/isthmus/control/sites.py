@@ -35,8 +35,9 @@ def take_report(state: State, event: AgentReported) -> list[JobRecord]:
         local[n].running != one.running for n, one in record.local.items()
     ):
         affected |= {name: state.jobs[name] for name in state.indexes.preempting}
-    books = state.indexes
-    books.widened = books.widened or back or _more(had, {g.name: g.chips for g in record.cluster.node_groups})
+    books, has = state.indexes, {group.name: group.chips for group in record.cluster.node_groups}
+    books.inventory += back or had != has
+    books.widened = books.widened or back or _more(had, has)
     books.grown = books.grown or _more(before, record.free()) or record.free_bytes() > before_bytes
     return list(affected.values())
 

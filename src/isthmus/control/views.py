@@ -17,7 +17,7 @@ def job_view(state: State, job: JobRecord, *, details: bool) -> JobView:
     """Return a job as its user sees it; `details` are its candidate plans and whose chips it could have."""
     return JobView(
         id=job.id,
-        name=job.submission.job.name,
+        name=job.wanted.name,
         user=job.user,
         state=job.state,
         reason=_reason(state, job),
@@ -25,7 +25,7 @@ def job_view(state: State, job: JobRecord, *, details: bool) -> JobView:
         restarts=job.restarts,
         submitted_s=job.submitted_s,
         changed_s=job.changed_s,
-        job=job.submission.job,
+        job=job.wanted,
         plan=job.plan,
         plans=job.plans if details else None,
         parts=tuple(_part_view(state, part) for part in job.present()),

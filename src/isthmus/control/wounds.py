@@ -23,8 +23,8 @@ def wound(state: State, job: JobRecord, now_s: float, spared: Collection[str] = 
     for name in state.indexes.preparing | state.indexes.preempting:
         other = state.jobs[name]
         evicting = other.state == "preparing" and other.victims
-        later_on = key_of(other) > mine and name not in spared
-        if later_on and not evicting and lacking.keys() & (other.needs or {}).keys():
+        gives = other.needs is not None and any(key in other.needs for key in lacking)
+        if gives and not evicting and name not in spared and key_of(other) > mine:
             later.append(other)
     later.sort(key=key_of, reverse=True)
     wounded = list[JobRecord]()
