@@ -94,8 +94,14 @@ class Shape:
         kinds = [(one.stages, one.seat.layer_s(first)) for one in self.segments]
         along, num_bytes = self._along, self.dp * self.message_bytes
         hops_s = along.delay_s + num_bytes * along.s_per_byte
-        first_s = layers * min(layer_s for _, layer_s in kinds) + ends_s + 2 * hops_s
+        first_s = layers * min(layer_s for _, layer_s in kinds) + ends_s + 2 * hops_s + self._least_last_s
         return Cost(first_s, max(self._least_pace_s(layers, kinds), num_bytes * along.slowest_s_per_byte))
+
+    @cached_property
+    def _least_last_s(self) -> float:
+        """Seconds of all-reduce and update of the stage with most layers, at least."""
+        largest = -(-self.task.profile.num_layers // self.num_stages)
+        return min(self._last_s(one.seat, largest * one.seat.least_parameters) for one in self.segments)
 
     @property
     def _along(self) -> Along:
@@ -201,10 +207,8 @@ class Shape:
         found = least_share([one.least for one in self._ranges(micro_batches)], layers)
         if found is None:
             return None
-        largest = -(-layers // self.num_stages)
-        last_s = min(self._last_s(seat, largest * seat.least_parameters) for seat in set(self.seats))
         sum_s, slowest_s = found
-        return Cost(sum_s + 2 * sum(self.hops_s) + last_s, max(slowest_s, self._wire_s))
+        return Cost(sum_s + 2 * sum(self.hops_s) + self._least_last_s, max(slowest_s, self._wire_s))
 
     def _ranges(self, micro_batches: int) -> list[RangeTimes]:
         last, found = self.num_stages - 1, []
