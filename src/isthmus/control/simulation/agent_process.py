@@ -15,7 +15,7 @@ from isthmus.control.simulation.lies import lie
 from isthmus.control.simulation.runs import Runs
 from isthmus.control.simulation.scheduler import LocalScheduler, Work
 from isthmus.control.simulation.server import SimulatedServer
-from isthmus.control.simulation.site import SimulatedSite
+from isthmus.control.simulation.site import UNSAVED_STEP_S, SimulatedSite
 from isthmus.control.simulation.site_parts import Act, LocalJob, PartKey, SitePart
 from isthmus.core.messages import AgentOrders, AgentReport, Protection
 from isthmus.sim.kernel import Kernel
@@ -58,6 +58,7 @@ class AgentProcess:
         self._life, self._exchanges, self._talking = 1, 0, False
         self._visit_at_s: float | None = None
         self._wake_at_s: float | None = None
+        self._weigh_at_s = 0.0
         self._told = -1
         self._joined = joined
         self.poke(0.0)
@@ -121,9 +122,11 @@ class AgentProcess:
             return
         self._talking = True
         self._exchanges += 1
-        for part in self.site.parts.values():
-            if part.state == "running" and not part.local:
-                self.site.unsaved(part, self._runs.unsaved_s(part.job, part.attempt))
+        if self._kernel.now >= self._weigh_at_s:
+            self._weigh_at_s = self._kernel.now + UNSAVED_STEP_S
+            for part in self.site.parts.values():
+                if part.state == "running" and not part.local:
+                    self.site.unsaved(part, self._runs.unsaved_s(part.job, part.attempt))
         self._told = self.site.books.news
         report = self.site.report(f"{self.name}-{self._life}")
         if self.lies and self._faults.on:
@@ -202,7 +205,7 @@ class AgentProcess:
                 self._runs.protect(self.name, part.job, part.attempt)
         if self.site.books.news != self._told:
             self.poke(self._delays.quick_s)
-        next_s = self.site.next_s()
+        next_s = self.site.next_s
         if next_s is not None and (self._wake_at_s is None or next_s < self._wake_at_s):
             self._wake_at_s = max(next_s, self._kernel.now) + _LATE_S
             self._kernel.call(self._wake_at_s, self._pass_time, self._wake_at_s)

@@ -6,13 +6,13 @@ Their pipelines are planned already: a gang of W workers is S stages of W / S eq
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from isthmus.control.events import MakePlans
 from isthmus.control.placement import Requirement, Resources, StageNeed, WanNeed, place
 from isthmus.control.placement.requirement import Range
-from isthmus.control.placement.resources import Ends
+from isthmus.control.placement.resources import Ends, FreeLink
 from isthmus.control.simulation.trace import TraceJob
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
@@ -43,9 +43,9 @@ _JOB = Job(
 )
 
 
-def submission_of(job: TraceJob, placement: Placement | None = None) -> Submission:
+def submission_of(job: TraceJob, placement: Placement) -> Submission:
     """Return what the owner's user submits; its key is the job's name."""
-    changes = {"name": job.name, "priority": job.priority, "placement": placement or Placement()}
+    changes = {"name": job.name, "priority": job.priority, "placement": placement}
     return Submission(job=_JOB.model_copy(update=changes), model=_MODEL, key=job.name)
 
 
@@ -55,6 +55,7 @@ class TracePlanner:
     def __init__(self, jobs: Iterable[TraceJob], pool: Pool) -> None:
         self.jobs = {job.name: job for job in jobs}
         self._links = Resources.of(Pool(clusters=pool.clusters, chips=pool.chips, links=pool.links)).links
+        self._ends = {f"{a}>{b}": (a, b) for a, b in self._links}
         self._kinds = {group.chip: group.chips_per_node for one in pool.clusters for group in one.node_groups}
         self._needs: dict[tuple[int, int, str], Requirement] = {}
 
@@ -66,11 +67,7 @@ class TracePlanner:
         if most < job.chips:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason=f"{most} of {job.chips} chips"),))
         resources = _resources(request.clusters, free)
-        resources.links = self._links | {
-            ends: replace(self._links[ends], free_gbps=gbps)
-            for ends, gbps in ((_ends(name), gbps) for name, gbps in request.free_gbps.items())
-            if ends in self._links
-        }
+        resources.links = self._left(request.free_gbps)
         refused: list[Refusal] = []
         for chip in self._kinds if job.chip not in self._kinds else (job.chip,):
             requirement = self._requirement(job, chip)
@@ -80,6 +77,15 @@ class TracePlanner:
                 return PlanSet(plans=(self._plan(job, requirement, ranges, resources),))
             refused += found.refused[:1]
         return PlanSet(plans=(), refused=tuple(refused))
+
+    def _left(self, free_gbps: Mapping[str, float]) -> dict[Ends, FreeLink]:
+        """Return what links have left: most have all."""
+        links = dict(self._links)
+        for name, ends in self._ends.items():
+            gbps = free_gbps.get(name)
+            if gbps is not None and gbps != links[ends].free_gbps:
+                links[ends] = replace(links[ends], free_gbps=gbps)
+        return links
 
     def _requirement(self, job: TraceJob, chip: str) -> Requirement:
         """Return what the job's pipelines need of nodes of `chip`; a worker larger than a node is cut."""
@@ -120,11 +126,6 @@ class TracePlanner:
                 iteration_s=job.run_s, tgs_tokens_per_card_s=0, samples_per_s=0, peak_memory_bytes=()
             ),
         )
-
-
-def _ends(name: str) -> Ends:
-    source, _, target = name.partition(">")
-    return source, target
 
 
 def _resources(clusters: tuple[Cluster, ...], free: dict[str, dict[str, int]]) -> Resources:

@@ -33,7 +33,10 @@ UNSAVED_STEP_S = 10.0
 
 
 class SimulatedSite:
-    """The site `cluster` under its owner's `policy`. Times are seconds of the simulated clock."""
+    """The site `cluster` under its owner's `policy`. Times are seconds of the simulated clock.
+
+    `next_s` is when `pass_time` may have something to do next, if nothing else happens.
+    """
 
     def __init__(self, cluster: Cluster, policy: OwnerPolicy | None = None) -> None:
         self.books = SiteBooks(
@@ -41,6 +44,7 @@ class SimulatedSite:
             policy=policy or OwnerPolicy(),
             cards=SiteCards({group.name: group.chips for group in cluster.node_groups}),
         )
+        self.next_s: float | None = None
 
     @property
     def cluster(self) -> Cluster:
@@ -75,7 +79,7 @@ class SimulatedSite:
                 for rank in part.ranks
             )
             part.told, self.books.news = None, self.books.news + 1
-        return self._settle(now_s)
+        return self._settle(now_s, part) if part is not None else []
 
     def saved(self, key: PartKey, checkpoint: Protection, now_s: float) -> list[Act]:
         """Every rank of a part has verified a checkpoint after the same step."""
@@ -85,7 +89,7 @@ class SimulatedSite:
             self.books.news += 1
             if part.protect_after is not None and part.protection is None:
                 part.protection = checkpoint if checkpoint.step > part.protect_after else None
-        return self._settle(now_s)
+        return self._settle(now_s, part) if part is not None else []
 
     def exited(self, key: PartKey, status: int, now_s: float, fault: Fault = "own") -> list[Act]:
         """No process of a part is left; `status` 0 is success, `fault` says where else the cause lies."""
@@ -97,7 +101,7 @@ class SimulatedSite:
                 fail(self.books, part, fault, now_s, f"rank {part.ranks[0]} ended with status {status}")
             elif part.state == "running":
                 move(self.books, part, "succeeded", now_s)
-        return self._settle(now_s)
+        return self._settle(now_s, part) if part is not None else []
 
     def unsaved(self, part: SitePart, unsaved_s: float) -> None:
         """Note the work that a part would lose; it is told with the next report, but is no news."""
@@ -143,11 +147,6 @@ class SimulatedSite:
         books.changed = True
         return self._settle(now_s)
 
-    def next_s(self) -> float | None:
-        """Return when `pass_time` has something to do next, if nothing else happens."""
-        times = [at for part in self.books.restless.values() for at in self.books.due_s(part)]
-        return min(times, default=None)
-
     def report(self, incarnation: str) -> AgentReport:
         """Return what the server is told."""
         books = self.books
@@ -184,13 +183,23 @@ class SimulatedSite:
             if part.local and part.state in ("queued", "evicting", "running")
         )
 
-    def _settle(self, now_s: float) -> list[Act]:
+    def _settle(self, now_s: float, touched: SitePart | None = None) -> list[Act]:
+        """Do what is due for all that time may change, or for a part that was touched and who waits for it."""
         books = self.books
-        for part in list(books.restless.values()):
+        parts = list(books.restless.values() if touched is None else self._with_claimers(touched))
+        for part in parts:
             _pass_time(books, part, now_s)
         start_queued(books, now_s)
+        parts = list(books.restless.values() if touched is None else self._with_claimers(touched))
+        times = [at for part in parts for at in books.due_s(part)]
+        if touched is not None and self.next_s is not None:
+            times.append(self.next_s)
+        self.next_s = min(times, default=None)
         acts, books.acts = books.acts, []
         return acts
+
+    def _with_claimers(self, part: SitePart) -> list[SitePart]:
+        return [part, *(one for one in self.books.cards.claimers.values() if one is not part)]
 
 
 def _pass_time(books: SiteBooks, part: SitePart, now_s: float) -> None:

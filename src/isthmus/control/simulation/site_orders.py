@@ -38,8 +38,9 @@ def _obey_one(books: SiteBooks, order: PartOrder, now_s: float) -> None:
     else:
         _advance(books, part, order, now_s)
     if part.state == "running":
-        if order.rank_map is not None and order.rank_map != part.rank_map:
-            part.rank_map = order.rank_map
+        ranks = order.rank_map
+        if ranks is not None and ranks is not part.rank_map and ranks != part.rank_map:
+            part.rank_map = ranks
             books.acts.append(Act("ranks", part))
         if order.protect:
             ask(books, part)

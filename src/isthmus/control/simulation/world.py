@@ -28,6 +28,7 @@ from isthmus.control.simulation.site import SimulatedSite
 from isthmus.control.simulation.site_parts import PartKey
 from isthmus.control.simulation.trace import TraceJob
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
+from isthmus.core.job import Placement
 from isthmus.core.messages import Protection
 from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Pool
@@ -41,8 +42,8 @@ _USER = "user"
 class PoolWorld:
     """The jobs of a trace in a pool; `run` plays them. Owners of the trace are owners of the pool's clusters.
 
-    `policies` by cluster. `log` and `check` are for runs in which the server dies (`SimulatedServer`),
-    `processes` is told of everything that begins or ends to run at a site.
+    `policies` by cluster; `placement` says where the pool may run a job. `log` and `check` are for runs in
+    which the server dies (`SimulatedServer`), `processes` is told of everything that begins or ends to run.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PoolWorld:
         delays: Delays | None = None,
         faults: Faults | None = None,
         policies: Mapping[str, OwnerPolicy] | None = None,
+        placement: Callable[[TraceJob], Placement] = lambda _: Placement(),
         log: EventLog | None = None,
         processes: Callable[[str, PartKey, bool], None] = lambda *_: None,
         check: Callable[[SimulatedServer, float], None] | None = None,
@@ -65,6 +67,7 @@ class PoolWorld:
         self.faults.clock = lambda: self.kernel.now
         total = sum(group.chips for one in pool.clusters for group in one.node_groups)
         self.num_chips = total
+        self._placement = placement
         self.fates = {job.name: JobFate(job) for job in jobs}
         self.failures = 0
         self._hit: set[str] = set()
@@ -143,7 +146,7 @@ class PoolWorld:
         """Have its user submit a job to the pool, again and again until the server says that it has it."""
         self._tell(
             lambda now_s: JobSubmitted(
-                now_s=now_s, job_id=job.name, user=_USER, submission=submission_of(job)
+                now_s=now_s, job_id=job.name, user=_USER, submission=submission_of(job, self._placement(job))
             ),
             lambda: self.acknowledged.add(job.name),
         )
