@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
@@ -24,6 +25,37 @@ def llama(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> Mo
         Model(
             path="llama", architecture="LlamaForCausalLM", num_layers=layers, hidden_size=hidden,
             vocab_size=32000, config=config,
+        )
+    )  # fmt: skip
+
+
+def gemma2_27b() -> ModelProfile:
+    """Return the profile of Gemma-2 27B: every other layer attends to a window."""
+    config = {
+        "model_type": "gemma2", "vocab_size": 256000, "hidden_size": 4608, "intermediate_size": 36864,
+        "num_hidden_layers": 46, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128,
+        "sliding_window": 4096,
+    }  # fmt: skip
+    return _profile("Gemma2ForCausalLM", config)
+
+
+def deepseek_v2_lite() -> ModelProfile:
+    """Return the profile of DeepSeek-V2-Lite: the first layer is dense, the others have experts."""
+    config = {
+        "model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944,
+        "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    }  # fmt: skip
+    return _profile("DeepseekV2ForCausalLM", config)
+
+
+def _profile(architecture: str, config: dict[str, Any]) -> ModelProfile:
+    return profile_model(
+        Model(
+            path="model", architecture=architecture, num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"], vocab_size=config["vocab_size"], config=config,
         )
     )  # fmt: skip
 

@@ -105,15 +105,15 @@ def best_s(answer):
     return min((plan.predicted.iteration_s for plan in answer.plans), default=float("inf"))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(sites, links, st.sampled_from(["bandwidth", "memory", "speed"]), st.floats(1.1, 4))
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(sites, links, st.sampled_from(["bandwidth", "memory", "speed"]), st.floats(1.01, 4))
 def test_more_of_anything_is_never_slower(sites, links, what, factor):
-    """More bandwidth, memory or speed never makes the chosen plan slower (1 % for the refinement)."""
+    """More bandwidth, memory or speed never makes the chosen plan slower."""
     before = best_s(ask(make_pool(sites, **links)))
     more = {"bandwidth": {}, "memory": {"larger": factor}, "speed": {"faster": factor}}[what]
     better = links | ({"gbps": links["gbps"] * factor} if what == "bandwidth" else {})
     after = best_s(ask(make_pool(sites, **better, **more)))
-    assert after <= before * 1.01
+    assert after <= before * (1 + 1e-9)
 
 
 @settings(max_examples=10, deadline=None)
