@@ -1,7 +1,7 @@
 """The protocol of commit and joint preemption, model-checked: every state of three owners and two jobs.
 
 The real coordinator and the real agents' machines, a network that loses, delays and repeats, agents and
-servers that die; owners' names do not count, and there is no time (`docs/design/co-scheduling.md`). A row is
+servers that die; owners' names do not count, and there is no time (`docs/design/model-check.md`). A row is
 one scenario: the sites of each job, and how many faults there may be. `--quick` runs those of the tests.
 """
 

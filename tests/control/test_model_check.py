@@ -1,6 +1,6 @@
 """The commit protocol, model-checked: every state that the real coordinator and agents can get into.
 
-`docs/design/co-scheduling.md` says what is modelled; `python -m benchmarks.model_check` runs more of it.
+`docs/design/model-check.md` says what is modelled; `python -m benchmarks.model_check` runs more of it.
 """
 
 from __future__ import annotations
