@@ -98,6 +98,10 @@ def test_plans_of_unlike_sizes_fit_run_and_are_told():
         assert why_not_runnable(plan)
         for replica in range(plan.dp):
             check_replica(plan, pool, replica)
+        near = Question(
+            job=job(SAMPLES, LENGTH), model=TOY, pool=pool, explain=False, near=answer.layouts[:1]
+        )
+        assert plan.id in {one.id for one in search_plans(near).plans}
         for limits in ({"even_batches": True}, {"micro_batch_size": 2}, {"executable": True}):
             assert not any(one.replica_micro_batch_sizes for one in chosen(pool, **limits).plans)
 

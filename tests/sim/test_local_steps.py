@@ -94,3 +94,16 @@ def test_folding_equal_replicas_changes_nothing(steps, count):
     apart = simulate(training, fold=False)
     assert simulate(training).iteration_s == pytest.approx(apart.iteration_s, rel=1e-9)
     assert simulate(replace(training, local_steps=1)).iteration_s >= apart.iteration_s
+
+
+def test_a_group_that_spans_clusters_reduces_over_its_wire_every_step():
+    """Two replicas that cross a and b in turn are one group; a third in c only averages with them."""
+    a, b = replica("a", stages=2).stages[0], replica("b", stages=2).stages[1]
+    ahead = Replica(stages=(a, b), schedule=make_schedule("1f1b", 2, 4))
+    back = Replica(
+        stages=(replace(a, cluster="b"), replace(b, cluster="a")), schedule=make_schedule("1f1b", 2, 4)
+    )
+    found = run(ahead, back, replica("c"), local_steps=10**6)
+    sent = {(link.source, link.target): link.num_bytes for link in found.links}
+    assert sent["a", "b"] == pytest.approx(BYTES, rel=1e-3)  # both halves, each a ring of two
+    assert sent["b", "c"] < 1e-3 * BYTES
