@@ -37,6 +37,11 @@ def test_the_longest_is_the_most_careful_measure(sample, room_bytes, per_token):
     assert limit.tightest_length in sample
 
 
+def test_what_fits_exactly_fits():
+    """Room for three thirds of the longest holds three, whatever a third is in floating point."""
+    assert sequence_limits(1999, 1, [1, 1, 1999]).by_distribution == 3
+
+
 def test_equal_lengths_leave_no_choice():
     """Where all sequences are equally long the three answers agree."""
     limit = sequence_limits(1000, 1, [100, 100])

@@ -52,12 +52,12 @@ def sequence_limits(room_bytes: float, kv_bytes_per_token: float, lengths: Seque
         raise InputError(
             "no lengths, or one below 1", hint="give the measured lengths of some sequences in tokens"
         )
-    tokens, count = room_bytes / kv_bytes_per_token, len(lengths)
-    demand = ((length * (count - index) / count, length) for index, length in enumerate(sorted(lengths)))
+    count = len(lengths)  # whole numbers are divided last, so that none is rounded down by a hair
+    demand = ((length * (count - index), length) for index, length in enumerate(sorted(lengths)))
     tightest, at = max(demand)
     return SequenceLimits(
-        by_maximum=int(tokens // max(lengths)),
-        by_mean=int(tokens * count // sum(lengths)),
-        by_distribution=int(tokens // tightest),
+        by_maximum=int(room_bytes // (kv_bytes_per_token * max(lengths))),
+        by_mean=int(room_bytes * count // (kv_bytes_per_token * sum(lengths))),
+        by_distribution=int(room_bytes * count // (kv_bytes_per_token * tightest)),
         tightest_length=at,
     )
