@@ -70,7 +70,7 @@ class TracePlanner:
         resources.links = self._left(request.free_gbps)
         refused: list[Refusal] = []
         for chip in self._kinds if job.chip not in self._kinds else (job.chip,):
-            requirement = self._requirement(job, chip)
+            requirement = self.requirement(job, chip)
             found = place(requirement, resources, request.submission.job.placement, keep=1)
             if found.candidates:
                 ranges = found.candidates[0].ranges
@@ -87,7 +87,7 @@ class TracePlanner:
                 links[ends] = replace(links[ends], free_gbps=gbps)
         return links
 
-    def _requirement(self, job: TraceJob, chip: str) -> Requirement:
+    def requirement(self, job: TraceJob, chip: str) -> Requirement:
         """Return what the job's pipelines need of nodes of `chip`; a worker larger than a node is cut."""
         key = job.workers, job.chips_per_worker, chip
         if key not in self._needs:

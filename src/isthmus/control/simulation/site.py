@@ -184,7 +184,7 @@ class SimulatedSite:
         )
 
     def _settle(self, now_s: float, touched: SitePart | None = None) -> list[Act]:
-        """Do what is due for all that time may change, or for a part that was touched and who waits for it."""
+        """Do what is due: for all that time may change, or for one part and those that wait for it."""
         books = self.books
         parts = list(books.restless.values() if touched is None else self._with_claimers(touched))
         for part in parts:
