@@ -7,6 +7,7 @@ job that has no plan on what is free is modelled on the whole pool, so that it c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from pydantic import Field
@@ -25,8 +26,10 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile, make_plans, profile_model
+from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.space import Limits
 
-TRIES, FEW = 6, 1024
+TRIES, FEW = 4, 256
 """How often fewer chips are tried for what a job needs, and the number of them above which none are."""
 
 
@@ -99,13 +102,13 @@ def _patterns(asked: PlanRequest) -> tuple[Plan, ...]:
     lack what the job could do without, so it is one of about as few chips as the job can have.
     """
     free = sum(chips for groups in asked.free_chips.values() for chips in groups.values())
-    most = asked.job.placement.max_chips
-    found, least = _on_whole_pool(asked, min(free, most or free)), 0
-    for _ in range(TRIES):
+    most, least = asked.job.placement.max_chips, 0
+    found = _on_whole_pool(asked, min(free, most or free)) or _on_whole_pool(asked, min(FEW, most or FEW))
+    for _ in range(TRIES if found else 0):
         chips = _num_chips(found)
-        if not least + 1 < chips <= FEW:
+        middle = math.isqrt(max(1, least) * chips)
+        if not least < middle < chips <= FEW:
             break
-        middle = (least + chips) // 2
         fewer = _on_whole_pool(asked, middle)
         found, least = (fewer, least) if fewer else (found, middle)
     return found or _on_whole_pool(asked, most)
@@ -117,7 +120,9 @@ def _on_whole_pool(asked: PlanRequest, max_chips: int | None) -> tuple[Plan, ...
         return ()
     update = {"several_owners": True, "network": False, "max_chips": max_chips}
     job = asked.job.model_copy(update={"placement": asked.job.placement.model_copy(update=update)})
-    return make_plans(job, asked.model, asked.pool, keep=1, executable=asked.executable).plans
+    limits = Limits(executable=asked.executable)
+    question = Question(job=job, model=asked.model, pool=asked.pool, keep=1, explain=False, limits=limits)
+    return search_plans(question).plans
 
 
 def _num_chips(plans: Sequence[Plan]) -> int:
