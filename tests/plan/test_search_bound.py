@@ -2,20 +2,22 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks._planning import job
+from benchmarks._planning import LLAMA2_7B, job, llama, pool
 from benchmarks.search_quality import layouts, seconds
 from isthmus.core.model import Model
 from isthmus.core.plan import StageTime
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model import profile_model
-from isthmus.plan.search.bound import Refutation, prove_bound
+from isthmus.plan.search.bound import MET, Refutation, prove_bound
 from isthmus.plan.search.chances import Chances
 from isthmus.plan.search.filling import Part, most_micro_batches
+from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.score import calibration_for
 from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Limits, Space
@@ -117,6 +119,19 @@ def test_what_ran_in_a_time_is_never_refuted_by_arithmetic(blocks, micro_batches
         assert most >= micro_batches
 
 
+def test_a_bound_that_meets_the_fastest_plan_proves_it_optimal():
+    """Not all numbers of replicas of 128 chips are tried, and still the answer is known to be the best."""
+    question = Question(
+        job=job(512), model=llama(*LLAMA2_7B), pool=pool({"a": [("A100", 128)]}, 1, 1), explain=False
+    )
+    answer = search_plans(question)
+    assert answer.optimal
+    assert answer.bound_s <= answer.plans[0].predicted.iteration_s <= answer.bound_s * (1 + 2 * MET)
+    stopped = search_plans(replace(question, go_on=lambda tally, best: best is None))
+    assert not stopped.optimal
+    assert stopped.bound_s < answer.bound_s
+
+
 UNLIKE = [
     ({"sliding_window": 512, "head_dim": 128, "model_type": "gemma2"}, "Gemma2ForCausalLM"),
     (
@@ -150,7 +165,7 @@ def instance(chance):
     gbps, round_trip_ms = 10 ** chance.uniform(1, 3), chance.choice([0, 1, 5, 30])
     jitter_ms = chance.choice([0, 0, 0, 2])
     kinds = [(i, j) for i, one in enumerate(groups) for j, _ in enumerate(one)]
-    pool = {
+    where = {
         "chips": [
             {
                 "name": f"chip{i}{j}",
@@ -179,7 +194,7 @@ def instance(chance):
             for i, j in itertools.combinations(range(count), 2)
         ],
     }  # fmt: skip
-    return Pool.model_validate(pool), model
+    return Pool.model_validate(where), model
 
 
 @pytest.mark.slow
@@ -188,18 +203,18 @@ def test_the_time_of_the_best_of_all_plans_is_never_refuted(seed):
     """Every plan of small spaces is simulated; neither the bound nor any refutation passes the fastest."""
     chance, seen = random.Random(seed), 0
     while seen < 20:
-        pool, model = instance(chance)
+        where, model = instance(chance)
         samples, length = chance.choice([4, 6, 8, 12]), chance.choice([2048, 4096])
         schedule = chance.choice([None, None, None, "gpipe", "overlapped"])
         limits = Limits(largest_micro_batch=2, zero=chance.choice([0, 1, 2]), schedule=schedule)
-        task = Task(model, length, "bf16", calibration_for(pool))
-        space, asked = Space(task, Ways(pool, task.calibration), limits), job(samples, length)
-        spots = [s for cluster in pool.clusters for s in spots_of(pool, cluster, asked.placement, None)]
+        task = Task(model, length, "bf16", calibration_for(where))
+        space, asked = Space(task, Ways(where, task.calibration), limits), job(samples, length)
+        spots = [s for cluster in where.clusters for s in spots_of(where, cluster, asked.placement, None)]
         every = list(itertools.islice(layouts(space, spots, samples), 301)) if len(spots) < 5 else []
         if not 0 < len(every) <= 300:
             continue
         seen += 1
-        best_s = min(seconds(one, asked, pool, task) for one in every)
+        best_s = min(seconds(one, asked, where, task) for one in every)
         sizes = [Chances(space, spots, size, samples // size) for size in space.micro_batch_sizes(1, samples)]
         limits = range(1, 5), spots, samples, best_s * (1 + 1e-7), 1 << 40
         assert not all(Refutation([one], *limits).holds() for one in sizes)
