@@ -30,7 +30,8 @@ _PR_SET_PDEATHSIG = 1
 class DemoPool:
     """A pool on this machine: a context manager that starts every process and ends every one it started.
 
-    `folder` holds `pool.yaml` and gets the state, logs and tokens of each process.
+    `folder` holds `pool.yaml`, may hold the owners' `policy.yaml`, and gets the state, logs and tokens of
+    each process.
     """
 
     def __init__(self, folder: Path, pool: Pool) -> None:
@@ -88,12 +89,14 @@ class DemoPool:
         write_private(self.folder / "user.token", user.token)
         self._wait("links", (self.folder / "links" / "routes.json").exists)
         self.use_wide_area_links(True)
+        policy = self.folder / "policy.yaml"
         for cluster in self.pool.clusters:
             self._start(
                 f"agent-{cluster.name}",
                 *("agent", "--server", self.server, "--pool", pool, "--cluster", cluster.name),
                 *("--state", str(self.folder / cluster.name), "--routes", str(self.folder / "routes.json")),
                 *("--token-file", str(self.folder / f"{cluster.owner}.token")),
+                *(("--policy", str(policy)) if policy.exists() else ()),
             )
         self._client = Client(self.server, user.token)
         self._wait(None, self._all_connected)
