@@ -18,8 +18,9 @@ EXAMPLES = settings(max_examples=120, deadline=None)
 @EXAMPLES
 @given(requirements, resources, switches)
 def test_it_finds_what_there_is(needed: Requirement, free: Resources, chosen: Placement) -> None:
-    """There is a candidate if and only if enumeration finds one; as many as were asked for, as few crossings
-    as possible; and each is one of those that enumeration admits: all switches are satisfied.
+    """There is a candidate if and only if enumeration finds one; as many as were asked for; the first crosses
+    the WAN as rarely as possible, and none more often than it takes to have so many (others of the same
+    clusters stand back); and each is one of those that enumeration admits: all switches are satisfied.
     """
     every = set(every_placement(needed, free, chosen))
     found = place(needed, free, chosen, keep=3)
@@ -27,7 +28,10 @@ def test_it_finds_what_there_is(needed: Requirement, free: Resources, chosen: Pl
     assert {one.ranges for one in found.candidates} <= every
     assert len(found.candidates) == min(3, len(every))
     fewest = sorted(len(one) - 1 for one in every)[:3]
-    assert [one.crossings for one in found.candidates] == fewest
+    crossings = [one.crossings for one in found.candidates]
+    assert crossings == sorted(crossings)
+    assert crossings[:1] == fewest[:1]
+    assert max(crossings, default=0) <= max(fewest, default=0)
     assert every or found.refused
 
 
