@@ -48,11 +48,11 @@ def offer(state: State, job: JobRecord) -> tuple[Source, ...]:
             break
         if left.keys() & source.gives.keys():
             chosen.append(source)
-    if _left(lacking, chosen):
+    if _left(lacking, chosen) or not _within_inventory(state, job, chosen):
         return ()
     for source in sorted(chosen, key=lambda one: one.cost, reverse=True):
         fewer = [one for one in chosen if one is not source]
-        if not _left(lacking, fewer):
+        if not _left(lacking, fewer) and _within_inventory(state, job, fewer):
             chosen = fewer
     return tuple(chosen)
 
@@ -65,7 +65,8 @@ def would_do(state: State, job: JobRecord, victims: Iterable[VictimAt]) -> bool:
     if not lacking:
         return False
     known = [one for one in _sources(state, job, lacking) if named.issuperset(one.at)]
-    return {at for one in known for at in one.at} == named and not _left(lacking, known)
+    complete = {at for one in known for at in one.at} == named and not _left(lacking, known)
+    return complete and _within_inventory(state, job, known)
 
 
 def _lacking(state: State, job: JobRecord) -> dict[str, int]:
@@ -73,6 +74,17 @@ def _lacking(state: State, job: JobRecord) -> dict[str, int]:
     short = {key: n - ledger.free_of(state, key) for key, n in (job.needs or {}).items()}
     short = {key: n for key, n in short.items() if n > 0}
     return short if len(short) == len(ledger.chips_of(short)) else {}
+
+
+def _within_inventory(state: State, job: JobRecord, sources: Sequence[Source]) -> bool:
+    """Tell whether what is not had of the pool's own jobs is there at all, whatever sites say of theirs."""
+    for key, chips in ledger.chips_of(job.needs or {}).items():
+        cluster, _, group = key.partition("/")
+        record = state.clusters[cluster]
+        given = sum(one.gives.get(key, 0) for one in sources if one.at[0].attempt)
+        if chips - given > record.capacity(group) - record.taken.get(group, 0):
+            return False
+    return True
 
 
 def _left(lacking: Mapping[str, int], sources: Sequence[Source]) -> dict[str, int]:

@@ -96,11 +96,11 @@ def _start_best(state: State, now_s: float) -> None:
 
 
 def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
-    requests = [_request(job) for job in waiting]
-    resources = dict.fromkeys(key for request in requests for key in request.needs)
+    free: dict[str, int] = {}
+    requests = _candidates(state, waiting, free, now_s)
     order = global_order(
         requests,
-        {key: ledger.free_of(state, key) for key in resources},
+        free,
         state.objective,
         now_s,
         releases=_releases(state),
@@ -116,6 +116,27 @@ def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
     for job in waiting:
         if job.pinned and job.state == "waiting":
             move(state, job, "blocked", now_s)
+
+
+def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], now_s: float) -> list[Request]:
+    """Return who fits what is free, or may have it kept; note what is free of all that these need.
+
+    To leave the others out changes nothing: who does not fit cannot start, and only the first keeps chips.
+    """
+    found, first = list[Request](), state.objective == "arrival"
+    for job in waiting:
+        request = _request(job)
+        for key in request.needs:
+            if key not in free:
+                free[key] = ledger.free_of(state, key)
+        keeps = first or now_s - job.submitted_s > state.patience_s
+        keeps = keeps or (state.objective == "deadline" and job.due_s is not None)
+        if all(free[key] >= chips for key, chips in request.needs.items()):
+            found.append(request)
+        elif keeps:
+            found.append(request)
+            first = False
+    return found
 
 
 def _head(state: State) -> list[JobRecord]:
