@@ -133,6 +133,14 @@ def test_fetches_go_on_beside_the_agent_and_are_told_of_to_their_end(north: Path
     assert _ended(fetches, "j").failed
 
 
+def test_what_is_free_of_a_storage_is_told_if_it_can_be(tmp_path: Path) -> None:
+    """The server promises no more than that; a storage that is away says nothing."""
+    free = Fetches(tmp_path, {}).free_bytes()
+    assert free is not None
+    assert free > 0
+    assert Fetches(tmp_path / "away", {}).free_bytes() is None
+
+
 def _ended(fetches: Fetches, job: str) -> Fetch:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,13 @@ class Fetches:
         found = dict(self._fetches)
         self._fetches = {name: one for name, one in found.items() if not (one.here or one.failed)}
         return found
+
+    def free_bytes(self) -> int | None:
+        """Return what is free of the storage, in bytes; None where it cannot be told now."""
+        try:
+            return shutil.disk_usage(self.root).free
+        except OSError:
+            return None
 
     def _run(self, fetch: Fetch, job: Job, clusters: Sequence[str]) -> None:
         def tell(done: int, total: int) -> None:

@@ -148,6 +148,7 @@ class AgentShell:
             parts=self.machine.observed(),
             queue=tuple(self.adapter.queue()),
             local_jobs=self.machine.local_jobs(),
+            free_storage_bytes=self._fetches.free_bytes() if self._fetches else None,
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )
