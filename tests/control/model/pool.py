@@ -88,15 +88,13 @@ QUICK = (
 
 WHOLE = (
     *QUICK,
-    _PREEMPTION,
-    replace(_PREEMPTION, jobs=(("j", "abc"), ("k", "ab"))),
     Scenario(faults=1),
     Scenario(faults=0, cancels=2),
     Scenario(faults=0, evictions=1),
-    replace(_PREEMPTION, sites=("a", "b"), jobs=(("j", "ab"), ("k", "ab")), faults=1),
-    replace(_PREEMPTION, faults=1),
     Scenario(jobs=(("j", "abc"),), faults=2),
-    Scenario(faults=2),
+    replace(_PREEMPTION, jobs=(("j", "abc"), ("k", "ab"))),
+    _PREEMPTION,
+    replace(_PREEMPTION, sites=("a", "b"), jobs=(("j", "ab"), ("k", "ab")), faults=1),
 )
 """What `python -m benchmarks.model_check` runs."""
 
