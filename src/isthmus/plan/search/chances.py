@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from isthmus.plan.search.filling import Part, most_micro_batches
-from isthmus.plan.search.seat import Seat
+from isthmus.plan.search.seat import Seat, few
 from isthmus.plan.search.space import Space, places
 from isthmus.plan.search.spots import Spot
 from isthmus.plan.search.tail import Tail
@@ -20,9 +20,6 @@ from isthmus.plan.time.collectives import all_reduce_s
 
 AHEAD = {"1f1b": 1, "overlapped": 2}
 """Forwards that a stage may be ahead for each stage after it, by schedule; of others, any number."""
-
-FEW_REPLICAS = 16
-"""Beyond so many, powers of two stand for all numbers of replicas where memory is weighed."""
 
 ANY = 0
 """As many forwards ahead as there are."""
@@ -163,9 +160,9 @@ class Chances:
     def seconds(self, seat: Seat, ends: tuple[bool, bool], in_flight: int, dp: int) -> tuple[float, ...]:
         """Return the seconds of a stage by its number of layers; `ends`: is first, is last.
 
-        Of many replicas a few more may share the optimizer: that takes no more memory, and spares tables.
+        Of many replicas a few more may share the optimizer, which spares tables.
         """
-        dp = dp if dp <= FEW_REPLICAS else 1 << (dp - 1).bit_length()
+        dp = few(dp)
         zero = self.space.limits.zero if dp > 1 else 0
         if self.space.task.equal_layers:
             return seat.table(*ends, in_flight, dp, zero).seconds

@@ -105,6 +105,17 @@ class StageCut:
         return self.forward_s + self.backward_s
 
 
+FEW_REPLICAS = 16
+
+
+def few(dp: int) -> int:
+    """Return a number of replicas that is no smaller, of which there are few: for bounds on memory.
+
+    More replicas that share an optimizer take no more memory each.
+    """
+    return dp if dp <= FEW_REPLICAS else 1 << (dp - 1).bit_length()
+
+
 Zero = Literal[0, 1, 2, 3]
 _MODES: tuple[Recompute, Recompute] = ("none", "full")
 

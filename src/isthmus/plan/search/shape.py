@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from isthmus.plan.search.ranges import RangeTimes
-from isthmus.plan.search.seat import Seat, StageCut, Task, Zero
+from isthmus.plan.search.seat import Seat, StageCut, Task, Zero, few
 from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import Spot
@@ -204,21 +204,21 @@ class Shape:
     def outlook(self, micro_batches: int) -> Cost | None:
         """Return a closer bound for unlike layers, as if each stage chose its own; None: they do not fit."""
         layers = self.task.profile.num_layers
-        found = least_share([one.least for one in self._ranges(micro_batches)], layers)
+        found = least_share([one.least for one in self._ranges(micro_batches, few(self.dp))], layers)
         if found is None:
             return None
         sum_s, slowest_s = found
         return Cost(sum_s + 2 * sum(self.hops_s) + self._least_last_s, max(slowest_s, self._wire_s))
 
-    def _ranges(self, micro_batches: int) -> list[RangeTimes]:
+    def _ranges(self, micro_batches: int, dp: int) -> list[RangeTimes]:
         last, found = self.num_stages - 1, []
         for stage, seat in enumerate(self.seats):
             alive = min(self.in_flight(stage), micro_batches)
-            found.append(seat.ranges(stage == 0, stage == last, alive, self.dp, self.zero))
+            found.append(seat.ranges(stage == 0, stage == last, alive, dp, self.zero))
         return found
 
     def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
-        lines = [one.lines for one in self._ranges(micro_batches)]
+        lines = [one.lines for one in self._ranges(micro_batches, self.dp)]
         found = split_layers(self.task.profile.num_layers, lines, micro_batches)
         return None if found is None else list(found.layers)
 
