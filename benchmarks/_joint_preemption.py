@@ -1,4 +1,4 @@
-"""Joint preemption over five simulated owners: what it takes in virtual time, and whom it hits for nothing."""
+"""Joint preemption over five simulated owners: what it takes in virtual time, and whom it hits in vain."""
 
 from __future__ import annotations
 

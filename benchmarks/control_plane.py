@@ -134,8 +134,8 @@ def reordering(part: float) -> Iterator[Row]:
     server, agent = world.server, world.agents["a"]
     cpu_s, wall_s, at_s = time.process_time(), time.perf_counter(), world.kernel.now
     parts = agent.site.books.queue()
-    for part, place in zip(parts, Random(0).sample(range(count), count), strict=True):
-        part.place = place
+    for part, there in zip(parts, Random(0).sample(range(count), count), strict=True):
+        part.place = there
     agent.poke(0.0)
     wanted = server.coordinator.queue("a")
     _until(world, lambda: _standing(world) == list(server.coordinator.queue("a")), at_s + 5)

@@ -105,10 +105,8 @@ class SimulatedServer:
         self.cpu_s = self.planning_cpu_s = 0.0
         self.counts: Counter[str] = Counter()
         self.coordinator = Coordinator(rules)
-        self._commit(EpochBegan(now_s=0.0, epoch=1))
-        self._commit(
-            PoolSet(now_s=0.0, links=queue.links, objective=queue.objective, patience_s=queue.patience_s)
-        )
+        self._queue = queue
+        kernel.call(kernel.now, self._begin)
 
     @property
     def clock_s(self) -> float:
@@ -223,12 +221,25 @@ class SimulatedServer:
         raise _Died
 
     def _boot(self, _: None) -> None:
-        if self._log is None:
-            return
-        self.up_s = self._kernel.now
-        self.coordinator = Coordinator.replay(self._log.events(), self._rules)
+        """Come up again, and know what the log says."""
+        if self._log is not None:
+            self.up_s = self._kernel.now
+            self.coordinator = Coordinator.replay(self._log.events(), self._rules)
+            self._begin(None)
+
+    def _begin(self, _: None) -> None:
+        """Speak for the pool, as its operator wants the queue; ask again what was being asked."""
+        now_s, queue = self.clock_s, self._queue
         try:
-            self._commit(EpochBegan(now_s=self.clock_s, epoch=self.coordinator.epoch + 1))
-            self._act(self.coordinator.handle(Restarted(now_s=self.clock_s)))
+            self._commit(EpochBegan(now_s=now_s, epoch=self.coordinator.epoch + 1))
+            self._commit(
+                PoolSet(
+                    now_s=now_s,
+                    links=queue.links,
+                    objective=queue.objective,
+                    patience_s=queue.patience_s,
+                )
+            )
+            self._act(self.coordinator.handle(Restarted(now_s=now_s)))
         except _Died:
             return
