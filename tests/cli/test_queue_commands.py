@@ -81,6 +81,7 @@ def test_show_names_whose_chips_a_job_could_have() -> None:
     made.jobs["j-3f9a2c"] = made.jobs["j-3f9a2c"].model_copy(update={"offer": (offer,)})
     done = run(made, "show", "stdlib-moe")
     assert "It could have the chips of, if you agree" in done.out
+    assert "isthmus preempt j-3f9a2c --yes" in done.out
     row = next(line for line in done.out.splitlines() if line.startswith("other-1"))
     assert row.split() == [
         "other-1",

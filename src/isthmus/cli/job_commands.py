@@ -185,7 +185,7 @@ def preempt(
     if not view.offer:
         raise ConflictError(
             f"job {view.id} is {view.state}, and nobody's chips would let it start now",
-            hint=f"isthmus job {view.id} says what it waits for",
+            hint=f"isthmus show {view.id} says what it waits for",
         )
     if not yes:
         shell.answer(view, lambda: _offer_page(view))

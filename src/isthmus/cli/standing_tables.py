@@ -74,6 +74,7 @@ def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
         shown += [Text(""), refusals_table(standing.refused)]
     if view.offer:
         shown += [Text(""), victims_table("It could have the chips of, if you agree", view.offer)]
+        shown.append(Text(f"  isthmus preempt {view.id} --yes   takes their place"))
     if view.victims:
         shown += [Text(""), victims_table("It takes the place of", view.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in standing.notes))

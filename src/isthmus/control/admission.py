@@ -91,7 +91,7 @@ def _agreed(state: State, event: PreemptionAgreed) -> bool:
         raise ConflictError(
             f"job {job.id} cannot start on the chips of these any more: "
             f"{', '.join(sorted({one.job for one in victims})) or 'nobody was named'}",
-            hint=f"isthmus job {job.id} shows whose it needs now",
+            hint=f"isthmus show {job.id} says whose it needs now",
         )
     return True
 
