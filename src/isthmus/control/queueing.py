@@ -6,6 +6,8 @@ only just joined it starts where it fits beside what is kept for others: nothing
 
 from __future__ import annotations
 
+from itertools import islice
+
 from isthmus.control import ledger
 from isthmus.control.asking import could_help, next_requests, want_plans, wants_plans, withdraw
 from isthmus.control.indexes import Key
@@ -121,7 +123,8 @@ def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
 def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], now_s: float) -> list[Request]:
     """Return who fits what is free, or may have it kept; note what is free of all that these need.
 
-    To leave the others out changes nothing: who does not fit cannot start, and only the first keeps chips.
+    To leave the others out changes nothing: who does not fit cannot start, and only the first keeps chips. One
+    that is first only by arrival, and waits for an owner's own work, keeps none: nobody knows until when.
     """
     found, first = list[Request](), state.objective == "arrival"
     for job in waiting:
@@ -133,7 +136,7 @@ def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], no
         keeps = keeps or (state.objective == "deadline" and job.due_s is not None)
         if all(free[key] >= chips for key, chips in request.needs.items()):
             found.append(request)
-        elif keeps:
+        elif keeps and not (first and ledger.waits_for_owner(state, request.needs)):
             found.append(request)
             first = False
     return found
@@ -196,8 +199,10 @@ def _look_elsewhere(state: State) -> None:
     free = state.free()
     total = sum(chips for groups in free.values() for chips in groups.values())
     total -= sum(ledger.chips_of(state.indexes.kept).values())
-    for key in list(state.indexes.head(REPLANNED)):
-        job = of_key(state, key)
+    books = state.indexes
+    first = [of_key(state, key) for key in books.head(REPLANNED)]
+    undecided = [state.jobs[books.numbers[number]] for number in islice(books.undecided, REPLANNED)]
+    for job in (*first, *undecided):
         waits = job.state == "waiting" and not job.pinned and job.deadline_s is None
         if waits and total >= _size(job) and not wants_plans(state, job) and could_help(job.tried_on, free):
             want_plans(state, job)
@@ -214,11 +219,12 @@ def _size(job: JobRecord) -> int:
 def _reaches_pushed(state: State) -> bool:
     """Tell whether what has changed of the queue may change what stands in sites' queues."""
     books = state.indexes
-    if len(books.pushed) < state.rules.pushed:
-        return True
-    last = state.jobs.get(books.pushed[-1])
     places = [*([books.changed_from] if books.changed_from else ()), *books.joined]
-    return last is None or min(places, default=key_of(last)) <= key_of(last)
+    first = min(places, default=None)
+    if len(books.pushed) < state.rules.pushed:
+        return first is None or books.is_head(first, state.rules.window)
+    last = state.jobs.get(books.pushed[-1])
+    return last is None or first is None or first <= key_of(last)
 
 
 def _push(state: State) -> None:
