@@ -63,7 +63,7 @@ class OwnerPolicy(Frozen):
     hours: tuple[Hours, ...] = ()
     users: tuple[Name, ...] = ()
     folders: tuple[str, ...] = ()
-    hold_s: NotNegative = 600.0
+    hold_s: NotNegative = 900.0
     preemptible_from: Name | None = None
     grace_s: NotNegative = 30.0
     local_evicts_pool: bool = True
