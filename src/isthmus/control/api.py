@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 import isthmus
 from isthmus.control import auth
 from isthmus.control.auth import Caller, UnknownCallerError
+from isthmus.control.bodies import JsonRoute
 from isthmus.control.events import VictimNamed
 from isthmus.control.gate import METRICS, BodyLimit, TokenGate, as_json
 from isthmus.control.metrics import CONTENT_TYPE, exposition
@@ -128,7 +129,7 @@ def _documented(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 own_metrics = APIRouter(default_response_class=Response)
 
 
