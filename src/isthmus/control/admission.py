@@ -68,7 +68,7 @@ def _chosen(state: State, event: PlanChosen) -> bool:
             f"job {job.id} has no plan '{event.plan_id}'",
             hint=f"its plans: {', '.join(offered) or 'none yet'}",
         )
-    if job.state == "choosing" or (job.state in WAITING and not job.ran):
+    if job.state == "choosing" or job.state in WAITING:
         return not (job.pinned and job.plan is not None and job.plan.id == event.plan_id)
     if job.state not in ENDED and job.plan is not None and job.plan.id == event.plan_id:
         return False

@@ -123,6 +123,7 @@ def _without(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None
         state.touched.add(job.id)
     if could_help(job.tried_whole or job.tried_on, ledger.whole_pool(state)):
         want_plans(state, job)  # the pool has grown while the planner thought
+        file_job(state, job)
     else:
         park(state, job)
 

@@ -167,6 +167,7 @@ def _pool_set(state: State, event: PoolSet) -> None:
     state.links = {f"{link.source}>{link.target}": link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.indexes.grown = state.indexes.widened = True
+    state.indexes.inventory += 1
 
 
 HANDLERS: Mapping[type[Any], Callable[[State, Any], None]] = {

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.control.queue_index import key_of
+from isthmus.control.queue_index import key_of, wants_chips_now
 from isthmus.control.records import WAITING, JobRecord, State
 
 
 def indexes_agree(state: State) -> Iterator[str]:
     """Yield a sentence for each index that is not what it would be if it were computed anew."""
     books, jobs = state.indexes, state.jobs.values()
-    waiting = [
-        job
-        for job in jobs
-        if job.number not in books.parked and (job.state in WAITING or (job.state == "planning" and job.auto))
-    ]
+    waiting = [job for job in jobs if job.number not in books.parked and wants_chips_now(job)]
     wanted = {
         "numbers": (dict(books.numbers), {job.number: job.id for job in jobs}),
         "order": (list(books.order), sorted(key_of(job) for job in waiting)),
+        "undecided": (
+            set(books.undecided),
+            {job.number for job in jobs if job.state == "waiting" and not job.auto and job.plan is None},
+        ),
         "preparing": (set(books.preparing), {job.id for job in jobs if job.state == "preparing"}),
         "preempting": (set(books.preempting), {job.id for job in jobs if job.state == "preempting"}),
         "claiming": (set(books.claiming), {job.id for job in jobs if job.victims}),

@@ -28,7 +28,8 @@ class Indexes:
     the keys of the jobs that wait for chips, first to start first; `parked` those that not even an empty pool
     could hold now. `unplanned` are the keys of jobs that take their plan by themselves and want one,
     `curious` the numbers of those that want plans at once, `asked` the ids of the former about whom the
-    planner is being asked. `timed` holds (deadline, number) by state; `preparing`, `preempting` the ids of
+    planner is being asked; `undecided` the numbers of those that wait until their user has chosen
+    a plan. `timed` holds (deadline, number) by state; `preparing`, `preempting` the ids of
     jobs in these states, `claiming` of those that have named victims; `ending` (when a running job should
     end, number); `pushed` the ids of the jobs that stand in sites' queues, in their order.
 
@@ -44,6 +45,7 @@ class Indexes:
     order: SortedList = field(default_factory=SortedList)
     parked: set[int] = field(default_factory=set)
     unplanned: SortedList = field(default_factory=SortedList)
+    undecided: dict[int, None] = field(default_factory=dict)
     curious: dict[int, None] = field(default_factory=dict)
     timed: dict[JobState, SortedList] = field(default_factory=dict)
     preparing: dict[str, None] = field(default_factory=dict)

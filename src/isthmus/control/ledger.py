@@ -71,8 +71,19 @@ def holdable(state: State, job: JobRecord) -> bool:
             return False
         if any(record.capacity(group) < chips for group, chips in cut.chips.items()):
             return False
+    if any(_most_of(state, key) < amount for key, amount in (job.needs or {}).items() if "/" not in key):
+        return False
     job.holdable_in = state.indexes.inventory
     return True
+
+
+def waits_for_owner(state: State, needs: Mapping[str, int]) -> bool:
+    """Tell whether some chips are lacking that the pool's jobs do not have: an owner's own work has them."""
+    for key, amount in chips_of(needs).items():
+        cluster, _, group = key.partition("/")
+        if amount > free_of(state, key) + state.clusters[cluster].taken.get(group, 0):
+            return True
+    return False
 
 
 def shortfall(state: State, plan: Plan, needs: Mapping[str, int]) -> str:
@@ -213,6 +224,13 @@ def _count(book: dict[str, int], group: str, amount: int) -> None:
 def storage_at(plan: Plan, cluster: str) -> int:
     """Return the storage that a plan needs at a cluster, in bytes."""
     return _storage(plan).get(cluster, 0)
+
+
+def _most_of(state: State, key: str) -> int:
+    """Return what there is in all of a link's bandwidth or of a cluster's storage."""
+    if ">" in key:
+        return _kbps(state.links[key].bandwidth_gbps) if key in state.links else 0
+    return state.clusters[key.partition(":")[0]].cluster.storage_bytes
 
 
 def _storage(plan: Plan) -> dict[str, int]:

@@ -36,8 +36,8 @@ def drop_job(state: State, job: JobRecord) -> None:
 def file_job(state: State, job: JobRecord) -> None:
     """Put the job into the queue where its state belongs there, and take it out where not."""
     books, key = state.indexes, key_of(job)
-    wants_chips = job.state in WAITING or (job.state == "planning" and job.auto)
-    if not wants_chips:
+    wants_chips = wants_chips_now(job)
+    if job.state not in WAITING and job.state != "planning":
         books.parked.discard(job.number)
     queued = wants_chips and job.number not in books.parked
     if queued and not job.ordered:
@@ -49,6 +49,10 @@ def file_job(state: State, job: JobRecord) -> None:
     if queued != job.ordered:
         job.ordered = queued
         note_change(state, job)
+    if job.state == "waiting" and not job.auto and job.plan is None:
+        books.undecided[job.number] = None
+    else:
+        books.undecided.pop(job.number, None)
     if queued and job.state in WAITING and job.plan is not None and job.deadline_s is None:
         books.joined[key] = None
     else:
@@ -66,6 +70,13 @@ def note_change(state: State, job: JobRecord) -> None:
     books, key = state.indexes, key_of(job)
     books.changed = True
     books.changed_from = min(key, books.changed_from or key)
+
+
+def wants_chips_now(job: JobRecord) -> bool:
+    """Tell whether a job has its place in the queue: it has a plan, or takes one by itself."""
+    if job.state == "planning":
+        return job.auto
+    return job.state in WAITING and (job.auto or job.plan is not None)
 
 
 def park(state: State, job: JobRecord) -> None:

@@ -123,8 +123,8 @@ def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
 def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], now_s: float) -> list[Request]:
     """Return who fits what is free, or may have it kept; note what is free of all that these need.
 
-    To leave the others out changes nothing: who does not fit cannot start, and only the first keeps chips. One
-    that is first only by arrival, and waits for an owner's own work, keeps none: nobody knows until when.
+    To leave the others out changes nothing: who does not fit cannot start, and only the first keeps chips.
+    One that is first by arrival alone, and waits for an owner's own work, keeps none: nobody knows how long.
     """
     found, first = list[Request](), state.objective == "arrival"
     for job in waiting:
@@ -132,11 +132,11 @@ def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], no
         for key in request.needs:
             if key not in free:
                 free[key] = ledger.free_of(state, key)
-        keeps = first or now_s - job.submitted_s > state.patience_s
+        keeps = now_s - job.submitted_s > state.patience_s
         keeps = keeps or (state.objective == "deadline" and job.due_s is not None)
         if all(free[key] >= chips for key, chips in request.needs.items()):
             found.append(request)
-        elif keeps and not (first and ledger.waits_for_owner(state, request.needs)):
+        elif keeps or (first and not ledger.waits_for_owner(state, request.needs)):
             found.append(request)
             first = False
     return found

@@ -22,6 +22,7 @@ def take_report(state: State, event: AgentReported) -> list[JobRecord]:
     had = {group.name: group.chips for group in record.cluster.node_groups} if not back else {}
     seen = {(part.job, part.attempt): part for part in event.parts}
     known, record.reported = record.reported, seen
+    storage_bytes = record.cluster.storage_bytes
     record.cluster, record.free_chips, record.free_now = event.cluster, event.free_chips, None
     record.queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
     local, record.local = record.local, {one.name: one for one in event.local_jobs}
@@ -36,7 +37,7 @@ def take_report(state: State, event: AgentReported) -> list[JobRecord]:
     ):
         affected |= {name: state.jobs[name] for name in state.indexes.preempting}
     books, has = state.indexes, {group.name: group.chips for group in record.cluster.node_groups}
-    books.inventory += back or had != has
+    books.inventory += back or had != has or record.cluster.storage_bytes != storage_bytes
     books.widened = books.widened or back or _more(had, has)
     books.grown = books.grown or _more(before, record.free()) or record.free_bytes() > before_bytes
     return list(affected.values())
