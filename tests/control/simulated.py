@@ -8,9 +8,8 @@ between its acts. What dies loses its memory and keeps its disk; workers outlive
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from isthmus.agent.machine import AgentMachine
 from isthmus.agent.parts import Event as AgentEvent
@@ -37,6 +36,7 @@ from isthmus.control.events import (
     Restarted,
 )
 from isthmus.control.records import ENDED
+from isthmus.control.simulation.server import EventLog
 from isthmus.control.validators import violations
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages import AgentOrders, AgentReport, WorkerAddress
@@ -56,34 +56,10 @@ class Away(Exception):  # noqa: N818
     """No answer."""
 
 
-class Disk(Protocol):
-    """What the server's store keeps when its process dies."""
-
-    def append(self, events: Sequence[Event]) -> None: ...
-    def tear(self, events: Sequence[Event], rng: random.Random) -> None: ...
-    def events(self) -> Iterable[Event]: ...
-
-
-class ListDisk:
-    """The simplest disk: an interrupted append is there or it is not."""
-
-    def __init__(self) -> None:
-        self.log: list[Event] = []
-
-    def append(self, events: Sequence[Event]) -> None:
-        self.log.extend(events)
-
-    def tear(self, events: Sequence[Event], rng: random.Random) -> None:
-        self.log.extend(events if rng.random() < 0.5 else ())
-
-    def events(self) -> Iterable[Event]:
-        return tuple(self.log)
-
-
 class Server:
     """The shell around the coordinator, in as few lines as it takes."""
 
-    def __init__(self, disk: Disk, chaos: Chaos, needs: dict[str, int]) -> None:
+    def __init__(self, disk: EventLog, chaos: Chaos, needs: dict[str, int]) -> None:
         self.disk, self.chaos, self.needs = disk, chaos, needs
         self.acknowledged: set[str] = set()
         self.boot(0.0)

@@ -8,23 +8,20 @@ the world is kind, and everything must come to its end.
 from __future__ import annotations
 
 import random
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import Event
 from isthmus.control.records import ENDED, State
-from isthmus.control.sqlite_store import SqliteStore
+from isthmus.control.simulation.server import EventLog, ListLog
+from isthmus.control.simulation.torn_log import SqliteLog
 from tests.control.samples import submission
 from tests.control.simulated import (
     RULES,
     STEP_S,
-    Disk,
-    ListDisk,
     Server,
     Site,
     User,
@@ -34,37 +31,7 @@ from tests.control.world import KILL_POINTS, Chaos, World
 CHAOS_S, END_S = 60.0, 600.0
 
 
-class SqliteDisk:
-    """The real store; a torn append leaves its write-ahead log cut at any byte behind the last flush."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.copies = folder, 0
-        self.store = SqliteStore(folder / "0.db")
-
-    def append(self, events: Sequence[Event]) -> None:
-        self.store.append(events)
-
-    def tear(self, events: Sequence[Event], rng: random.Random) -> None:
-        wal = Path(f"{self.store.path}-wal")
-        flushed_bytes = wal.stat().st_size
-        self.store.append(events)
-        self.copies += 1
-        copy = self.folder / f"{self.copies}.db"
-        shutil.copy(self.store.path, copy)
-        written = wal.read_bytes()
-        cut = rng.randint(min(flushed_bytes, len(written)), len(written))
-        Path(f"{copy}-wal").write_bytes(written[:cut])
-        self.store.close()
-        self.store = SqliteStore(copy)
-
-    def events(self) -> Iterable[Event]:
-        path = self.store.path
-        self.store.close()
-        self.store = SqliteStore(path)
-        return [event for _, event in self.store.events()]
-
-
-def run(seed: int, disk: Disk) -> Counter[str]:
+def run(seed: int, disk: EventLog) -> Counter[str]:
     """Run the script; assert its end; return how often each kill point killed."""
     rng = random.Random(seed)
     chaos = Chaos(rng=rng)
@@ -138,15 +105,15 @@ def _durable(state: State) -> State:
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_lose_and_double_nothing(seed: int) -> None:
     """Whoever dies wherever, every acknowledged job comes to its end once, and all cards are free."""
-    assert sum(run(seed, ListDisk()).values()) > 0
+    assert sum(run(seed, ListLog()).values()) > 0
 
 
 @pytest.mark.parametrize("seed", range(1000, 1003))
 def test_kills_with_the_real_store_lose_nothing(seed: int, tmp_path: Path) -> None:
     """The same with SQLite on a disk, its log torn where the server dies between write and flush."""
-    disk = SqliteDisk(tmp_path)
+    disk = SqliteLog(tmp_path)
     run(seed, disk)
-    disk.store.close()
+    disk.close()
 
 
 @pytest.mark.slow
@@ -155,12 +122,12 @@ def test_two_hundred_seeds_reach_every_kill_point(tmp_path: Path) -> None:
     kills: Counter[str] = Counter()
     for seed in range(2000, 2200):
         if seed % 10:
-            kills += run(seed, ListDisk())
+            kills += run(seed, ListLog())
             continue
         folder = tmp_path / str(seed)
         folder.mkdir()
-        disk = SqliteDisk(folder)
+        disk = SqliteLog(folder)
         kills += run(seed, disk)
-        disk.store.close()
+        disk.close()
     assert kills.keys() == KILL_POINTS.keys()
     assert min(kills.values()) >= 200, kills

@@ -1,6 +1,6 @@
 """`run_chaos`: one seeded run in which everything goes wrong for a while, and what must be true nonetheless.
 
-The script: (1) a few owners, each with a site, whose users submit 70 jobs; (2) for the first minutes faults
+The script: (1) a few owners, each with a site, whose users submit 62 jobs; (2) for the first minutes faults
 of every kind strike (`faults.RATES`), nodes fail, owners take cards back, users cancel; (3) then the world is
 kind, and everything must come to its end. Invariants are checked after every event.
 """
@@ -28,7 +28,7 @@ from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
 from isthmus.sim.kernel import Steps
 
-NUM_JOBS = 70
+NUM_JOBS = 62
 SKEW_S = 1e6
 ARRIVALS_S, CHAOS_S, END_S = 60.0, 90.0, 900.0
 RULES = Rules(reservation_s=6, start_s=20, lease_s=5, agent_lost_s=3, retry_s=1, retry_most_s=8)
@@ -146,7 +146,7 @@ def _misfortunes(world: PoolWorld, faults: Faults, rng: random.Random) -> Steps:
     """Nodes fail, agents die out of the blue, and owners take cards back, while faults are on."""
     number = 0
     while faults.on:
-        yield world.kernel.now + rng.expovariate(1 / 4.0)
+        yield world.kernel.now + rng.expovariate(1 / 1.5)
         agent = rng.choice(list(world.agents.values()))
         running = [part.key for part in agent.site.parts.values() if part.live and not part.local]
         if running and faults.strikes("node failure"):

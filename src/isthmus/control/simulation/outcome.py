@@ -61,8 +61,9 @@ class PoolOutcome:
     """One simulated run. `utilisation` is the training of jobs done over all chips until `ended_s`.
 
     `preemptions` counts how often a job that trained had to make way, `failures` how often one lost a node;
-    `events` are those that the coordinator took in, in `cpu_s` (planning apart). `whole` says that every job
-    that fits has ended.
+    `events` are those that the coordinator took in, in `cpu_s`, planning apart. (Both are the CPU of all the
+    run, shared out by the wall clock: to ask for CPU time costs more than many a decision.) `whole` says that
+    every job that fits has ended.
     """
 
     scenario: str

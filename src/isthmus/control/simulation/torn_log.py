@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from isthmus.control.events import Event
-from isthmus.control.simulation.faults import Faults
 from isthmus.control.sqlite_store import SqliteStore
 
 
@@ -22,7 +22,7 @@ class SqliteLog:
         """Keep events; see `EventLog`."""
         self._store.append(events)
 
-    def tear(self, events: Sequence[Event], faults: Faults) -> None:
+    def tear(self, events: Sequence[Event], rng: random.Random) -> None:
         """Go on with a copy of the file whose write-ahead log ends at any byte behind what was flushed."""
         wal = Path(f"{self._store.path}-wal")
         flushed_bytes = wal.stat().st_size
@@ -31,7 +31,7 @@ class SqliteLog:
         copy = self._folder / f"{self._copies}.db"
         shutil.copy(self._store.path, copy)
         written = wal.read_bytes()
-        cut = faults.rng.randint(min(flushed_bytes, len(written)), len(written))
+        cut = rng.randint(min(flushed_bytes, len(written)), len(written))
         Path(f"{copy}-wal").write_bytes(written[:cut])
         self._store.close()
         self._store = SqliteStore(copy)

@@ -10,6 +10,7 @@ Where a job may run is the scenario:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -109,6 +110,7 @@ class PoolWorld:
         }
         self._open = {job.name for job in jobs if self._fits(job)}
         self._ended_s = 0.0
+        self._cpu_share = 1.0
         self.kernel.start(self._arrivals(jobs))
         self.kernel.start(self._ticks())
 
@@ -116,6 +118,14 @@ class PoolWorld:
         """Play until all jobs that fit have ended, until `until_s`, or until `go_on(now_s, done)` says no."""
         last_s = max((fate.job.submit_s for fate in self.fates.values()), default=0.0)
         slice_s = max(10.0, last_s / _SLICES)
+        began = time.perf_counter(), time.process_time()
+        try:
+            self._run(slice_s, go_on, until_s)
+        finally:
+            spent_s = max(1e-9, time.perf_counter() - began[0])
+            self._cpu_share = min(1.0, (time.process_time() - began[1]) / spent_s)
+
+    def _run(self, slice_s: float, go_on: Callable[[float, int], bool] | None, until_s: float | None) -> None:
         while self._open and (until_s is None or self.kernel.now < until_s):
             self.kernel.run(self.kernel.now + slice_s)
             if go_on is not None and not go_on(self.kernel.now, len(self.fates) - len(self._open)):
@@ -137,8 +147,8 @@ class PoolWorld:
             failures=self.failures,
             too_large=sum(not self._fits(fate.job) for fate in fates),
             events=sum(self.server.counts.values()),
-            cpu_s=self.server.cpu_s,
-            planning_cpu_s=self.server.planning_cpu_s,
+            cpu_s=self.server.deciding_s * self._cpu_share,
+            planning_cpu_s=self.server.planning_s * self._cpu_share,
             whole=not self._open,
         )
 
