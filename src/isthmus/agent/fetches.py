@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from isthmus.agent.transfer import Source, fetch_all
@@ -41,8 +41,10 @@ class Fetches:
 
     def seen(self) -> dict[str, Fetch]:
         """Return how far each job is; those that came to their end are told of once."""
-        found = dict(self._fetches)
-        self._fetches = {name: one for name, one in found.items() if not (one.here or one.failed)}
+        found = {name: replace(fetch) for name, fetch in self._fetches.items()}
+        for name, fetch in found.items():
+            if fetch.here or fetch.failed:
+                del self._fetches[name]
         return found
 
     def free_bytes(self) -> int | None:

@@ -15,15 +15,8 @@ from pathlib import Path
 
 from isthmus.agent.adapter import Adapter, Move
 from isthmus.agent.fetches import Fetches
-from isthmus.agent.folders import (
-    StateFolder,
-    last_words,
-    local_jobs,
-    read_routes,
-    unsaved_s,
-    worker_spec,
-    written_bytes,
-)
+from isthmus.agent.folders import StateFolder, local_jobs, read_routes, worker_spec
+from isthmus.agent.look import look
 from isthmus.agent.machine import AgentMachine
 from isthmus.agent.outbox import Batch, Outbox
 from isthmus.agent.parts import (
@@ -118,8 +111,9 @@ class AgentShell:
         """Look at workers, local jobs and the queue; let the machine decide; clear what is forgotten."""
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
         self._apply(HoursSeen(now_s=self._clock(), is_open=self._policy.is_open(here)))
-        seen = () if self._waiting else tuple(self._look())
-        self._apply(WorkersSeen(now_s=self._clock(), workers=seen))
+        parts = () if self._waiting else self.machine.parts.values()
+        seen = look(parts, self.folders, self.adapter, self._wall_clock())
+        self._apply(WorkersSeen(now_s=self._clock(), workers=tuple(seen)))
         self._look_at_files()
         self._apply(LocalJobsSeen(now_s=self._clock(), jobs=local_jobs(self.folders, self.cluster)))
         entries = tuple((entry.job, entry.attempt) for entry in self.adapter.queue())
@@ -250,40 +244,10 @@ class AgentShell:
         except OSError as error:
             _log.error("%s: cannot be stopped now: %s", folder, error)
 
-    def _look(self) -> list[SeenWorker]:
-        seen = []
-        for part in self.machine.parts.values():
-            for rank, worker in part.workers.items():
-                if worker.live:
-                    seen.append(self._look_at(part, rank, known=worker.address is not None))
-        return seen
-
     def _look_at_files(self) -> None:
         for job, fetch in (self._fetches.seen() if self._fetches else {}).items():
             now_s, words = self._clock(), fetch.words
             self._apply(FilesSeen(now_s=now_s, job=job, words=words, here=fetch.here, failed=fetch.failed))
-
-    def _look_at(self, part: HeldPart, rank: int, *, known: bool) -> SeenWorker:
-        folder = self.folders.of(part, rank)
-        status = self.adapter.poll(folder)
-        try:
-            address = None if known or part.local else WorkerFolder(folder).read_checkin()
-            protection = None if part.local else WorkerFolder(folder).read_protected()
-        except IsthmusError as error:
-            _log.error("%s", error)
-            address = protection = None
-        return SeenWorker(
-            job=part.job,
-            attempt=part.attempt,
-            rank=rank,
-            state=status.state,
-            exit_status=status.exit_status,
-            address=address,
-            num_bytes=written_bytes(folder),
-            unsaved_s=unsaved_s(folder, self._wall_clock()),
-            protection=protection,
-            last_words=last_words(folder) if status.state == "exited" else "",
-        )
 
     def _clear(self) -> None:
         """Remove the folders of attempts that the server no longer names and has all lines of."""
