@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
@@ -22,8 +22,10 @@ from isthmus.control.bodies import JsonRoute
 from isthmus.control.events import VictimNamed
 from isthmus.control.gate import METRICS, BodyLimit, TokenGate, as_json
 from isthmus.control.metrics import CONTENT_TYPE, exposition
+from isthmus.control.placement import NOT_FIXED
 from isthmus.control.shell import ControlShell
 from isthmus.control.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
+from isthmus.control.together import Together
 from isthmus.core.base import Frozen, Index, Name
 from isthmus.core.errors import (
     AuthError,
@@ -90,6 +92,9 @@ class Submitted(Frozen):
     error: ErrorBody | None = None
 
 
+OUTCOMES = TypeAdapter(list[Submitted])
+
+
 async def caller_of(request: Request) -> Caller:
     """Return who sent the request, as the gate found out."""
     caller: Caller = request.state.caller
@@ -108,7 +113,14 @@ async def streams_of(request: Request) -> OpenStreams:
     return streams
 
 
+async def together_of(request: Request) -> Together:
+    """Return the way to the actor that spares threads and flushes."""
+    together: Together = request.app.state.together
+    return together
+
+
 By = Annotated[Caller, Depends(caller_of)]
+AllTogether = Annotated[Together, Depends(together_of)]
 Streams = Annotated[OpenStreams, Depends(streams_of)]
 Shell = Annotated[ControlShell, Depends(shell_of)]
 LARGEST = 2**63 - 1
@@ -140,17 +152,23 @@ def health() -> Health:
 
 
 @router.post("/jobs", status_code=201, responses=_documented(ConflictError))
-def submit(submission: Submission, caller: By, shell: Shell) -> JobView:
+async def submit(submission: Submission, caller: By, shell: Shell, together: AllTogether) -> JobView:
     """Submit a job; answered once it is on disk. The same key again returns the same job."""
     auth.require(caller, "user")
-    return shell.submit(caller.name, submission)
+    if submission.job.parallel == NOT_FIXED:
+        asked = shell.submission(caller.name, submission)
+    else:  # its model is profiled
+        asked = await run_in_threadpool(shell.submission, caller.name, submission)
+    job: JobView = await together.value(asked)
+    return job
 
 
-@router.post("/jobs:bulk", responses=_documented())
-def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> list[Submitted]:
+@router.post("/jobs:bulk", response_model=list[Submitted], responses=_documented())
+def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> Response:
     """Submit many jobs, each as if it came alone; answered in their order once all are on disk."""
     auth.require(caller, "user")
-    return [_submitted(outcome) for outcome in shell.submit_all(caller.name, bulk.submissions)]
+    outcomes = [_submitted(outcome) for outcome in shell.submit_all(caller.name, bulk.submissions)]
+    return Response(OUTCOMES.dump_json(outcomes), media_type="application/json")
 
 
 @router.post("/jobs:dry-run", responses=_documented(PlanError, UnavailableError))
@@ -318,6 +336,7 @@ def create_app(shell: ControlShell) -> FastAPI:
     app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
     app.state.shell = shell
     app.state.streams = OpenStreams()
+    app.state.together = Together(shell.settle)
     app.include_router(router)
     app.include_router(own_metrics)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)

@@ -112,28 +112,33 @@ class ControlShell:
 
     # Users --------------------------------------------------------------------------------------------
 
-    def submit(self, user: str, submission: Submission) -> JobView:
-        """Take a job in, durably; the same user and key again return the job that is there.
+    def submission(self, user: str, submission: Submission) -> Request:
+        """Return the request that takes a job in; its result is the job, once it is `settle`d.
 
-        Raises `InputError` where its placement names what the pool does not know, and `PlanError` where it
-        fixes degrees that cannot be.
+        The same user and key again are answered with the job that is there. Its error is `InputError` where
+        the job's placement names what the pool does not know, and `PlanError` for degrees that cannot be.
         """
-        asked = self._submission(user, submission, lambda coordinator, job_id: coordinator.job(job_id))
-        found: JobView = self._actor.settle([asked])[0].value()
-        return found
+        new = _draw_ids([submission])[0]
+        return self._submission(user, submission, new, lambda coordinator, job_id: coordinator.job(job_id))
 
     def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[str | IsthmusError]:
         """Take many jobs in with one flush, each as if it came alone: its id, or why it was refused."""
-        done = self._actor.settle(
-            [self._submission(user, one, lambda _, job_id: job_id) for one in submissions]
+        done = self.settle(
+            [
+                self._submission(user, one, new, lambda _, job_id: job_id)
+                for one, new in zip(submissions, _draw_ids(submissions), strict=True)
+            ]
         )
         return [_outcome(request) for request in done]
 
+    def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Have requests done: what they decided is on disk then."""
+        return self._actor.settle(requests)
+
     def _submission(
-        self, user: str, submission: Submission, show: Callable[[Coordinator, str], object]
+        self, user: str, submission: Submission, job_id: str, show: Callable[[Coordinator, str], object]
     ) -> Request:
         """Return the request that takes a job in; `show` makes the answer out of the id of the job."""
-        job_id = f"{submission.job.name[:50]}-{secrets.token_hex(4)}"
         now_s, wrong = self.clock(), _wrong_degrees(submission)
 
         def propose(coordinator: Coordinator) -> Event | None:
@@ -424,6 +429,12 @@ def _present(coordinator: Coordinator, change: Change) -> JobView | None:
         return coordinator.job(change.job_id).model_copy(update={"plans": None})
     except NotFoundError:
         return None
+
+
+def _draw_ids(submissions: Sequence[Submission]) -> list[str]:
+    """Return a new id for each job, its name in front."""
+    drawn = secrets.token_hex(4 * len(submissions))
+    return [f"{one.job.name[:50]}-{drawn[8 * i : 8 * i + 8]}" for i, one in enumerate(submissions)]
 
 
 def _wrong_degrees(submission: Submission) -> IsthmusError | None:

@@ -6,12 +6,13 @@ See `docs/design/placement.md`. `place` is pure: a requirement, what is free, th
 from isthmus.control.placement.demand import requirement_of
 from isthmus.control.placement.names import check_placement
 from isthmus.control.placement.place import Candidate, Placements, place
-from isthmus.control.placement.possible import check_clusters, check_degrees
+from isthmus.control.placement.possible import NOT_FIXED, check_clusters, check_degrees
 from isthmus.control.placement.propose import PlanRequest, propose
 from isthmus.control.placement.requirement import Requirement, StageNeed, WanNeed
 from isthmus.control.placement.resources import FreeLink, Resources
 
 __all__ = [
+    "NOT_FIXED",
     "Candidate",
     "FreeLink",
     "Placements",

@@ -13,6 +13,9 @@ from isthmus.plan.search.pinned import pinned
 from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Limits
 
+NOT_FIXED = Parallel()
+"""A job that fixes no degree."""
+
 
 def check_degrees(job: Job, model: Model) -> None:
     """Raise for degrees that no pool could keep: not the job's own `max_chips`, its model or the runtime.
@@ -20,7 +23,7 @@ def check_degrees(job: Job, model: Model) -> None:
     A job that fixes none needs no profile. Raises `InputError`, `PlanError`, or `ModelError` for a model that
     cannot be profiled.
     """
-    if job.parallel == Parallel():
+    if job.parallel == NOT_FIXED:
         return
     degrees = {name: value for name, value in job.parallel if value is not None and name != "ep"}
     chips, most = math.prod(degrees.values()), job.placement.max_chips

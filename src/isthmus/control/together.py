@@ -1,0 +1,59 @@
+"""`Together`: requests to the actor that the event loop has at one time are settled together, in one thread.
+
+While a batch is flushed the next gathers, so that few flushes serve many clients, and none of them a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+
+from isthmus.control.actor import Request
+
+
+class Together:
+    """Used from one event loop only; `settle` is the actor's."""
+
+    def __init__(self, settle: Callable[[Sequence[Request]], object]) -> None:
+        self._settle = settle
+        self._waiting: list[tuple[Sequence[Request], asyncio.Future[None]]] = []
+        self._settling: asyncio.Task[None] | None = None
+        self._one = CapacityLimiter(1)
+
+    async def settle(self, requests: Sequence[Request]) -> None:
+        """Return when the requests are done, what they decided on disk."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((requests, done))
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(self._settle_all())
+        await done
+
+    async def value(self, request: Request) -> Any:
+        """Return a request's result, or raise its error, once it is done."""
+        await self.settle([request])
+        return request.value()
+
+    async def _settle_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            asked = [request for requests, _ in batch for request in requests]
+            try:
+                await anyio.to_thread.run_sync(self._settle, asked, limiter=self._one)
+            except Exception as error:
+                _end(batch, error)
+            else:
+                _end(batch)
+
+
+def _end(batch: list[tuple[Sequence[Request], asyncio.Future[None]]], error: Exception | None = None) -> None:
+    for _, done in batch:
+        if done.done():  # its client went away
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
