@@ -73,8 +73,9 @@ def hear_unsaved(
         if part is not None:
             part.unsaved_s = seen.unsaved_s
     for one in local:
-        if one.name in record.local:
-            record.local[one.name] = record.local[one.name].model_copy(update={"unsaved_s": one.unsaved_s})
+        known = record.local.get(one.name)
+        if known is not None and known.unsaved_s != one.unsaved_s:
+            record.local[one.name] = known.model_copy(update={"unsaved_s": one.unsaved_s})
 
 
 def _record(state: State, event: AgentReported) -> tuple[ClusterRecord, bool, bool]:
