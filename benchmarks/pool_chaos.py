@@ -113,6 +113,8 @@ def rows(found: list[ChaosRun], cpu_s: float, wall_s: float) -> Iterator[Row]:
         ("events taken in by the coordinator in a run, at least", [run.events for run in found], 500),
     ):
         yield Row(what=what, ours=min(values), unit="", target=f"at least {least}", met=min(values) >= least)
+    agreed = sum(run.preemptions for run in found)
+    yield Row(what="joint preemptions begun", ours=agreed, unit="times", target="some", met=agreed > 0)
     yield Row(what="CPU of a run", ours=1e3 * cpu_s / len(found), unit="ms")
     yield Row(what="all runs", ours=cpu_s, unit="CPU s")
     yield Row(what="all runs", ours=wall_s, unit="wall s")

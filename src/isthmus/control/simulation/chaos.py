@@ -1,18 +1,21 @@
 """`run_chaos`: one seeded run in which everything goes wrong for a while, and what must be true nonetheless.
 
 The script: (1) a few owners, each with a site, whose users submit 62 jobs; (2) for the first minutes faults
-of every kind strike (`faults.RATES`), nodes fail, owners take cards back, users cancel; (3) then the world is
-kind, and everything must come to its end. Invariants are checked after every event.
+of every kind strike (`faults.RATES`), nodes fail, owners take cards back, users cancel and preempt; (3) then
+the world is kind, and everything must come to its end. Invariants are checked after every event.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from isthmus.control.coordinator import Coordinator, Rules
+from isthmus.control.events import Event, PreemptionAgreed, VictimNamed
 from isthmus.control.records import ENDED
 from isthmus.control.simulation.delays import Delays
 from isthmus.control.simulation.faults import RATES, Faults
@@ -23,6 +26,7 @@ from isthmus.control.simulation.trace import Trace, TraceJob
 from isthmus.control.simulation.truth import Truth
 from isthmus.control.simulation.world import PoolWorld
 from isthmus.control.validators import violations
+from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
 from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
@@ -31,7 +35,16 @@ from isthmus.sim.kernel import Steps
 NUM_JOBS = 62
 SKEW_S = 1e6
 ARRIVALS_S, CHAOS_S, END_S = 60.0, 90.0, 900.0
-RULES = Rules(reservation_s=6, start_s=20, lease_s=5, agent_lost_s=3, retry_s=1, retry_most_s=8)
+RULES = Rules(
+    reservation_s=6,
+    start_s=20,
+    lease_s=5,
+    agent_lost_s=3,
+    retry_s=1,
+    retry_most_s=8,
+    protect_s=5,
+    evict_s=8,
+)
 DELAYS = Delays(
     planning_s=0.05,
     check_in_s=0.5,
@@ -50,7 +63,8 @@ PRIORITIES: tuple[Priority, ...] = ("low", "middle", "middle", "high")
 class ChaosRun:
     """What a run came to: its faults by kind, its events, and its `problems`: none is good.
 
-    `history` says when which fault struck; `longest_leak_s` how long a card was kept that nobody wanted.
+    `preemptions` counts those that users agreed to, `history` says when which fault struck, `longest_leak_s`
+    how long a card was kept that nobody wanted.
     """
 
     seed: int
@@ -59,6 +73,7 @@ class ChaosRun:
     jobs: int
     events: int
     acknowledged: int
+    preemptions: int
     longest_leak_s: float
     problems: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
@@ -92,6 +107,7 @@ def run_chaos(seed: int, log: EventLog | None = None, rates: Mapping[str, float]
     cancelled = {job.name for job in jobs if rng.random() < 0.1}
     world.kernel.start(_misfortunes(world, faults, rng))
     world.kernel.start(_cancels(world, sorted(cancelled), rng))
+    world.kernel.start(_agreements(world, faults, rng))
     broken = _play(world, faults)
     problems += [*broken, *truth.problems, *_end(world, cancelled)]
     if not broken and not faults.rates.get("clock skew") and log is None:
@@ -103,6 +119,7 @@ def run_chaos(seed: int, log: EventLog | None = None, rates: Mapping[str, float]
         jobs=len(jobs),
         events=sum(world.server.counts.values()),
         acknowledged=len(world.acknowledged),
+        preemptions=world.server.counts["preemption-agreed"],
         longest_leak_s=truth.longest_leak_s,
         problems=problems,
         history=[f"{at:.2f} s: {what}" for at, what in faults.history],
@@ -169,6 +186,26 @@ def _cancels(world: PoolWorld, names: list[str], rng: random.Random) -> Steps:
         yield world.kernel.now + rng.uniform(0, 2 * CHAOS_S / max(1, len(names)))
         if name in world.acknowledged:
             world.cancel(name)
+
+
+def _agreements(world: PoolWorld, faults: Faults, rng: random.Random) -> Steps:
+    """Users of jobs that wait take the chips they are offered, while faults are on."""
+    while faults.on:
+        yield world.kernel.now + rng.expovariate(1 / 3.0)
+        coordinator = world.server.coordinator
+        waiting = coordinator.waiting(limit=8)
+        offer = coordinator.job(rng.choice(waiting).id) if waiting else None
+        if offer is None or not offer.offer:
+            continue
+        named = tuple(
+            VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer.offer
+        )
+        with contextlib.suppress(ConflictError, NotFoundError, UnavailableError):
+            world.server.tell(partial(_agreed, offer.id, named))
+
+
+def _agreed(job_id: str, victims: tuple[VictimNamed, ...], now_s: float) -> Event:
+    return PreemptionAgreed(now_s=now_s, job_id=job_id, victims=victims)
 
 
 def _play(world: PoolWorld, faults: Faults) -> list[str]:
