@@ -135,10 +135,15 @@ class Actor:
             self._snapshots.save(self._store, number, body)
         return number
 
-    def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Settle requests in their order, together with whatever else waits; return them done."""
+    def settle(self, requests: Sequence[Request], company_s: float = 0.0) -> Sequence[Request]:
+        """Settle requests in their order, together with whatever else waits; return them done.
+
+        Those that are in no hurry wait `company_s` for others to take them along.
+        """
         with self._queue_lock:
             self._queue.extend(requests)
+        if company_s:
+            time.sleep(company_s)
         with self._lock:
             while not all(request.done for request in requests):
                 self._settle_batch()

@@ -57,6 +57,8 @@ SNAPSHOT_EVERY = 20_000
 """Events after which the state is kept for the next start."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
+COMPANY_S = 0.005
+"""So long the planner's answer waits for submissions to share its flush with."""
 
 T = TypeVar("T")
 _log = logging.getLogger("isthmus.server")
@@ -323,7 +325,7 @@ class ControlShell:
 
     def _hand_in(self, event: Event) -> None:
         request = self._as_leader(event)
-        self._quietly(event.kind, lambda: self._actor.settle([request])[0].value())
+        self._quietly(event.kind, lambda: self._actor.settle([request], COMPANY_S)[0].value())
 
     def _as_leader(self, event: Event) -> Request:
         """Take in what is only the leader's to say: nothing, where another server has begun an epoch."""
