@@ -1,6 +1,6 @@
 """Seeded runs of a pool in which processes die, messages get lost and owners lie: what must hold nonetheless.
 
-Each run is the server's coordinator and its log, three to five simulated owners and 62 jobs on a virtual
+Each run is the server's coordinator and its log, three to five simulated owners and 70 jobs on a virtual
 clock; every tenth run is on the real SQLite store, torn where the server dies between write and flush.
 Invariants are checked after every event the coordinator takes in. A seed that fails is told with what still
 fails it when kinds of fault are left out.

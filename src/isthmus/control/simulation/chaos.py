@@ -1,6 +1,6 @@
 """`run_chaos`: one seeded run in which everything goes wrong for a while, and what must be true nonetheless.
 
-The script: (1) a few owners, each with a site, whose users submit 62 jobs; (2) for the first minutes faults
+The script: (1) a few owners, each with a site, whose users submit 70 jobs; (2) for the first minutes faults
 of every kind strike (`faults.RATES`), nodes fail, owners take cards back, users cancel and preempt; (3) then
 the world is kind, and everything must come to its end. Invariants are checked after every event.
 """
@@ -32,7 +32,7 @@ from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
 from isthmus.sim.kernel import Steps
 
-NUM_JOBS = 62
+NUM_JOBS = 70
 SKEW_S = 1e6
 ARRIVALS_S, CHAOS_S, END_S = 60.0, 90.0, 900.0
 RULES = Rules(
