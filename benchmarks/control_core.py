@@ -8,6 +8,7 @@ runs a tenth.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import random
 import resource
@@ -59,10 +60,26 @@ class Core:
 
     def tell(self, event: Event) -> None:
         """Take an event in, as the server's shell does."""
-        if self.timed(lambda: self.coordinator.admit(event)):
-            for one in self.timed(lambda: self.coordinator.handle(event)):
+        self.timed(lambda: self.take(event))
+
+    def take(self, event: Event) -> None:
+        """Take an event in while somebody else counts the time: reading the clock may cost more."""
+        if self.coordinator.admit(event):
+            for one in self.coordinator.handle(event):
                 if isinstance(one, MakePlans):
                     self.asked.append(one)
+
+    def answer(self, now_s: float, plans: dict[str, PlanSet]) -> None:
+        """Answer for the planner until it is asked no more: a gang anywhere, whether or not it fits now."""
+        while self.asked:
+            one = self.asked.pop()
+            self.take(PlansMade(now_s=now_s, job_id=one.job_id, round=one.round, plans=plans[one.job_id]))
+
+    def submit(self, events: list[Event], now_s: float, plans: dict[str, PlanSet]) -> None:
+        """Take jobs in, and answer for the planner after each."""
+        for event in events:
+            self.take(event)
+            self.answer(now_s, plans)
 
 
 def submission(number: int, randomness: random.Random) -> Submission:
@@ -165,29 +182,28 @@ class Sites:
         )
 
 
-def answer(core: Core, now_s: float, randomness: random.Random) -> None:
-    """Answer for the planner until it is asked no more: a gang anywhere, whether or not it fits now."""
-    while core.asked:
-        asked = core.asked.pop()
-        number = int(asked.job_id.removeprefix("job-"))
-        plans = PlanSet(plans=(gang(number, randomness),))
-        core.tell(PlansMade(now_s=now_s, job_id=asked.job_id, round=asked.round, plans=plans))
-
-
 def placements(gangs: int, seed: int) -> tuple[float, float]:
-    """Return gangs placed per CPU-second, and the longest CPU seconds of one event."""
+    """Return gangs placed per CPU-second, and the CPU seconds of the longest report or order."""
     randomness, core = random.Random(seed), Core()
     sites = Sites(core, [site(number, CHIPS) for number in range(SITES)])
-    submitted = 0
+    plans: dict[str, PlanSet] = {}
+    submitted, longest_s = 0, 0.0
     while submitted < gangs or core.coordinator.state.live:
-        for _ in range(min(BATCH, gangs - submitted)):
-            sent = submission(submitted, randomness)
-            core.tell(JobSubmitted(now_s=sites.now_s, job_id=f"job-{submitted}", user="u", submission=sent))
-            submitted += 1
-            answer(core, sites.now_s, randomness)
+        numbers = range(submitted, min(gangs, submitted + BATCH))
+        submitted += len(numbers)
+        plans |= {f"job-{number}": PlanSet(plans=(gang(number, randomness),)) for number in numbers}
+        events: list[Event] = [
+            JobSubmitted(
+                now_s=sites.now_s, job_id=f"job-{number}", user="u", submission=submission(number, randomness)
+            )
+            for number in numbers
+        ]
+        core.timed(functools.partial(core.submit, events, sites.now_s, plans))
+        core.longest_s = 0.0
         sites.turn()
-        answer(core, sites.now_s, randomness)
-    return gangs / core.cpu_s, core.longest_s
+        longest_s = max(longest_s, core.longest_s)
+        core.timed(functools.partial(core.answer, sites.now_s, plans))
+    return gangs / core.cpu_s, longest_s
 
 
 def million(jobs: int, seed: int) -> dict[str, float]:
@@ -234,7 +250,7 @@ def main() -> int:
     part = 10 if options.quick else 1
     spare_collector()
     runs = [placements(GANGS // part, options.seed + number) for number in range(3)]
-    rates = [rate for rate, _ in runs]
+    rates, longest_s = [rate for rate, _ in runs], max(one_s for _, one_s in runs)
     rate = statistics.median(rates)
     spread = f"{min(rates):.0f} to {max(rates):.0f} in {len(rates)} runs of {GANGS // part}"
     queued = million(QUEUED // part, options.seed)
@@ -244,7 +260,7 @@ def main() -> int:
             what=f"gangs placed, whole way ({spread})", ours=rate, unit="1/CPU-s",
             target="2000", met=rate >= PER_S,
         ),
-        Row(what="longest event while placing", ours=max(one for _, one in runs) * 1e3, unit="CPU-ms"),
+        Row(what="longest report or order while placing", ours=longest_s * 1e3, unit="CPU-ms"),
         Row(
             what=f"memory of {jobs:,} queued jobs", ours=queued["bytes"] / 1e9, unit="GB",
             target=f"{2 / part:g}", met=queued["bytes"] <= MEMORY_BYTES / part,
