@@ -5,6 +5,7 @@ Counters and histograms grow as durable events are observed; gauges are read whe
 
 from __future__ import annotations
 
+import functools
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator
 
@@ -52,6 +53,9 @@ class Meters:
         self._batches = Histogram(
             "isthmus_append_events", "Events that shared a flush.", buckets=BATCHES, registry=self.registry
         )
+        # What `labels` looks up under a lock is looked up once.
+        self._of_kind = functools.cache(self._events.labels)
+        self._into_state = functools.cache(self._steps.labels)
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=self.registry)
 
@@ -68,7 +72,7 @@ class Meters:
     def look(self, folded: Folded) -> None:
         """Count what a durable event has changed; those replayed at the start only set the states."""
         if folded.live:
-            self._events.labels(folded.event.kind).inc()
+            self._of_kind(folded.event.kind).inc()
         for instruction in folded.asked:
             if isinstance(instruction, JobChanged):
                 self._look_at(folded, instruction.job_id)
@@ -87,7 +91,7 @@ class Meters:
         self._by_state[job.state] += 1
         if not folded.live:
             return
-        self._steps.labels(job.state).inc()
+        self._into_state(job.state).inc()
         if job.state == "running" and job.attempt == 1:
             self._waits.observe(folded.event.now_s - job.submitted_s)
 

@@ -28,6 +28,10 @@ class Packed:
         job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         return cls(job, sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
+    def __reduce__(self) -> tuple[type[Packed], tuple[bytes, str, str]]:
+        """Be pickled as what it is made of: a snapshot holds very many."""
+        return Packed, (self.job, self.model, self.key)
+
     def wanted(self) -> Job:
         """Return the job that was packed."""
         return _job(self.job)

@@ -54,7 +54,7 @@ from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
 SNAPSHOT_EVERY = 20_000
-"""Events after which the state is kept for the next start."""
+"""Events after which the state is kept for the next start: at least so many, and half as many as jobs."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
 COMPANY_S = 0.005
@@ -384,8 +384,7 @@ class ControlShell:
 
     def tick(self) -> None:
         """Take in what time alone has brought about; a server that does not lead only keeps up."""
-        if self._actor.number - self._saved >= SNAPSHOT_EVERY:
-            self._saved = self._actor.save()
+        self._save_now_and_then()
         self._lead_or_follow()
         now_s = self.clock()
         heard = self._leadership.heard()
@@ -402,6 +401,15 @@ class ControlShell:
             requests = [self._as_leader(event) for event in events]
             for event, request in zip(events, self._actor.settle(requests), strict=True):
                 self._quietly(event.kind, request.value)
+
+    def _save_now_and_then(self) -> None:
+        """Keep a snapshot, seldom enough that it costs little beside the events since the last."""
+        since = self._actor.number - self._saved
+        if (
+            since >= SNAPSHOT_EVERY
+            and since >= self._ask(lambda coordinator: len(coordinator.state.jobs)) // 2
+        ):
+            self._saved = self._actor.save()
 
     def _pool_set(self, now_s: float, coordinator: Coordinator) -> Event:
         """Return what the operator now wants of links and queue."""
