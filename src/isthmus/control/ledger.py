@@ -134,6 +134,7 @@ def settle(state: State, part: PartRecord) -> None:
     """Take out a part of which its site has nothing left; its chips go to who borrowed them, or are free."""
     record = state.clusters[part.cluster]
     del record.parts[part.job, part.attempt]
+    part.order = None
     if not part.promised:
         return
     _add(record, part, -1)

@@ -179,6 +179,7 @@ def _end(state: State, job: JobRecord, now_s: float) -> None:
     _release(state, job, now_s)
     job.enqueued = False
     _leave(state, job)
+    job.needs, job.cuts, job.request = None, (), None
     del state.live[job.id]
 
 
