@@ -16,6 +16,8 @@ from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
 from isthmus.cli.json_log import JsonLines
 from isthmus.cli.settings import DEFAULT_PORT, resolve
 from isthmus.cli.shell import Shell
+from isthmus.control.order import Objective
+from isthmus.control.rules import Rules
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files import load_policy, load_pool
 from isthmus.core.policy import OwnerPolicy
@@ -45,6 +47,15 @@ DatabaseOption = Annotated[
 LogJsonOption = Annotated[
     bool, typer.Option("--log-json", help="Log one JSON object a line, with job and part as fields.")
 ]
+ObjectiveOption = Annotated[
+    Objective, typer.Option(help="What the queue is ordered for (`docs/algorithms/global-order.md`).")
+]
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience", metavar="SECONDS", min=0, help="After waiting so long a job has chips kept for it."
+    ),
+]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
@@ -54,6 +65,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
     examples=[
         "isthmus serve --state /var/lib/isthmus --pool pool.yaml",
         "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
+        "isthmus serve --state st --pool pool.yaml --objective throughput",
         "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
     ],
 )
@@ -69,6 +81,8 @@ def serve(
     self_signed: Annotated[
         bool, typer.Option("--self-signed", help="Make a certificate in the state.")
     ] = False,
+    objective: ObjectiveOption = "arrival",
+    patience_s: PatienceOption = 3600.0,
     log_json: LogJsonOption = False,
 ) -> None:
     """Run the control plane: what agents and users connect to.
@@ -83,6 +97,7 @@ def serve(
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
+        rules=Rules(objective=objective, patience_s=patience_s),
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
