@@ -108,6 +108,7 @@ def test_a_deposed_leader_appends_nothing_that_only_a_leader_may(postgres: str) 
     before = len(log())
     a._hand_in(DeadlinePassed(now_s=2.0, job_id=job.id, state="waiting", attempt=0))
     a._hand_in(EpochBegan(now_s=2.0, epoch=9))
+    a.job(job.id)  # settles what waits
     assert len(log()) == before
     assert b.job(job.id) == a.job(job.id)
     for shell, store in zip((a, b), stores, strict=True):

@@ -135,15 +135,18 @@ class Actor:
             self._snapshots.save(self._store, number, body)
         return number
 
-    def settle(self, requests: Sequence[Request], company_s: float = 0.0) -> Sequence[Request]:
-        """Settle requests in their order, together with whatever else waits; return them done.
+    def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Settle requests in their order, together with whatever else waits; return them done."""
+        self.put(requests)
+        return self.finish(requests)
 
-        Those that are in no hurry wait `company_s` for others to take them along.
-        """
+    def put(self, requests: Sequence[Request]) -> None:
+        """Have requests wait: whoever settles next settles them too."""
         with self._queue_lock:
             self._queue.extend(requests)
-        if company_s:
-            time.sleep(company_s)
+
+    def finish(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Settle what waits until all of `requests`, which were put there, are done; return them."""
         with self._lock:
             while not all(request.done for request in requests):
                 self._settle_batch()

@@ -47,6 +47,7 @@ from isthmus.control.progress import Progress
 from isthmus.control.queue_view import Question, about_job, about_queue, answer
 from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
+from isthmus.control.unhurried import Unhurried
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
 from isthmus.core.messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
@@ -57,8 +58,6 @@ SNAPSHOT_EVERY = 20_000
 """Events after which the state is kept for the next start: at least so many, and half as many as jobs."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
-COMPANY_S = 0.005
-"""So long the planner's answer waits for submissions to share its flush with."""
 
 T = TypeVar("T")
 _log = logging.getLogger("isthmus.server")
@@ -94,6 +93,7 @@ class ControlShell:
         self._progress = Progress()
         self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
         self._actor = Actor(store, self._observe, rules, self.meters.flushed, snapshots, self._resume)
+        self._unhurried = Unhurried(self._actor)
         self._saved = self._actor.number
         self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
@@ -111,6 +111,7 @@ class ControlShell:
             self._ticking.join()
         self._leadership.give_up()
         self._planning.close()
+        self._unhurried.close()
 
     # Users --------------------------------------------------------------------------------------------
 
@@ -324,8 +325,7 @@ class ControlShell:
         self._actor.take(lambda _: event, lambda _: None)
 
     def _hand_in(self, event: Event) -> None:
-        request = self._as_leader(event)
-        self._quietly(event.kind, lambda: self._actor.settle([request], COMPANY_S)[0].value())
+        self._unhurried.put(event.kind, self._as_leader(event))
 
     def _as_leader(self, event: Event) -> Request:
         """Take in what is only the leader's to say: nothing, where another server has begun an epoch."""
