@@ -173,3 +173,12 @@ def test_a_claim_is_found_where_there_is_one_and_takes_no_victim_in_vain(
         for one in used:
             others = tuple(other for other in used if other is not one)
             assert reach(others) < wanted, "a victim that could be left out"
+
+
+def test_a_queued_part_that_is_ordered_to_run_fails_and_holds_nothing(site: Site) -> None:
+    """A server that skips the steps between gets no process, and no card is counted for it."""
+    site.obey(waits("p1"), queue=["p1"])
+    site.obey(order("running", "p1", places=["east/h20"] * 3))
+    part = next(part for part in site.machine.parts.values() if part.job == "p1")
+    assert part.state == "failed"
+    assert not part.workers

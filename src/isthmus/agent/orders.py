@@ -61,6 +61,7 @@ def _advance(site: SiteState, part: HeldPart, order: PartOrder, now_s: float) ->
     if part.state in ("new", "queued"):
         if order.desired == "running":
             why = "ordered to run, but nothing is held here: the lease ended, or the agent's state was lost"
+            part.workers = {}
             fail(site, part, "own", now_s, why)
         elif order.desired == "queued":
             _enqueue(site, part, order, now_s)
