@@ -46,7 +46,6 @@ def grid_of(plan: Plan) -> Grid:
     """Return the grid of a plan in which `grid_obstacles` finds nothing."""
     stages = plan.pipeline()
     first = stages[0]
-    chunks = num_chunks(plan)
     return Grid(
         pp=len(stages),
         dp=plan.dp,
@@ -54,15 +53,8 @@ def grid_of(plan: Plan) -> Grid:
         cp=first.cp,
         ep=first.ep,
         sp=first.sp and first.tp > 1,
-        parts=tuple(tuple(_piece(stage.num_layers, i, chunks) for stage in stages) for i in range(chunks)),
+        parts=tuple(zip(*(tuple(b - a for a, b in pieces) for pieces in plan.pieces()), strict=True)),
     )
-
-
-def num_chunks(plan: Plan) -> int:
-    """Return the pieces of the model per stage: as the simulator cuts them, one where nothing interleaves."""
-    if plan.schedule != "interleaved" or len(plan.pipeline()) == 1:
-        return 1
-    return plan.chunks or min(2, *(stage.num_layers for stage in plan.stages))
 
 
 def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
@@ -86,9 +78,10 @@ def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
             "plan with --schedule 1f1b, whose warm-up is fixed",
         )
     small = min(stage.num_layers for stage in plan.stages)
-    if num_chunks(plan) > small:
+    chunks = plan.num_chunks or 1
+    if chunks > small:
         yield Obstacle(
-            f"a stage of {small} layers cannot be cut into {num_chunks(plan)} pieces",
+            f"a stage of {small} layers cannot be cut into {chunks} pieces",
             "set chunks to 1, or give the stage more layers",
         )
 
@@ -105,7 +98,7 @@ def local_steps_obstacles(plan: Plan, lacking: str) -> Iterator[Obstacle]:
 def interleaving_obstacles(plan: Plan) -> Iterator[Obstacle]:
     """Yield where an interleaved order of ours is not that of the frameworks: groups that are not full."""
     pp = len(plan.pipeline())
-    if num_chunks(plan) > 1 and plan.micro_batches % pp:
+    if (plan.num_chunks or 1) > 1 and plan.micro_batches % pp:
         yield Obstacle(
             f"{plan.micro_batches} micro-batches do not fill groups of {pp} stages, "
             "and the rest would be ordered otherwise",
@@ -125,8 +118,3 @@ def _differing(plan: Plan, name: str, value: Callable[[Stage], object]) -> Itera
                     + (" (`isthmus plan --tp`)" if name == "tp" else ""),
                 )
                 return
-
-
-def _piece(num_layers: int, chunk: int, chunks: int) -> int:
-    """Return the layers of one piece of a stage; pieces differ by one at most."""
-    return num_layers * (chunk + 1) // chunks - num_layers * chunk // chunks

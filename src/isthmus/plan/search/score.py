@@ -13,7 +13,7 @@ from isthmus.plan.search.seat import Seat, Task
 from isthmus.plan.search.spots import Spot
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration
 from isthmus.plan.time.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
-from isthmus.schedule import Schedule, make_schedule, overlapped
+from isthmus.schedule import Schedule, make_schedule
 from isthmus.sim import Replica, StageLoad, Training, TrainingRun, simulate
 
 EMULATED = DATA_SHEET.with_values({"wan_share": 1.0}).model_copy(
@@ -54,9 +54,7 @@ def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
 @lru_cache(maxsize=256)
 def _schedule(name: str, num_stages: int, micro_batches: int, warm_up: tuple[int, ...]) -> Schedule:
     """Return a generated schedule. The generators' schedules pass the checker: their tests see to that."""
-    if warm_up:
-        return overlapped(num_stages, micro_batches, warm_up)
-    return make_schedule(name, num_stages, micro_batches)
+    return make_schedule(name, num_stages, micro_batches, warm_up=warm_up)
 
 
 def _load(plan: Plan, pool: Pool, task: Task, cost: StageCost) -> StageLoad:

@@ -17,7 +17,7 @@ from isthmus.plan.profile.model import ModelProfile
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import all_gather_s, all_reduce_bytes_per_s, send_s
 from isthmus.plan.time.stage import Batch, Host, PassTime, stage_pass, update_s
-from isthmus.schedule import Schedule, check_schedule, interleaved, make_schedule, overlapped
+from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.sim import Interference, StageLoad, Wire, wire_of
 from isthmus.sim.warm_up import best_warm_up
 
@@ -255,20 +255,12 @@ def schedule_of(
     Raises `PlanError` for an unknown schedule, or one that does not fit its stages.
     """
     count, micro_batches = len(costs), plan.micro_batches_of(replica)
-    if plan.schedule == "overlapped":
-        warm_up = plan.warm_up or _warm_up(costs, wires, micro_batches)
-        schedule = overlapped(count, micro_batches, warm_up)
-    elif plan.schedule == "interleaved":
-        schedule = interleaved(count, micro_batches, _chunks(plan, costs))
-    else:
-        schedule = make_schedule(plan.schedule, count, micro_batches)
+    warm_up = plan.warm_up
+    if plan.schedule == "overlapped" and not warm_up:
+        warm_up = _warm_up(costs, wires, micro_batches)
+    schedule = make_schedule(plan.schedule, count, micro_batches, warm_up=warm_up, num_chunks=plan.num_chunks)
     check_schedule(schedule)
     return schedule
-
-
-def _chunks(plan: Plan, costs: Sequence[StageCost]) -> int:
-    """Return the pieces each stage is cut into: the plan's, else two, unless a stage holds a single layer."""
-    return plan.chunks or min(2, *(cost.stage.num_layers for cost in costs))
 
 
 def _warm_up(
