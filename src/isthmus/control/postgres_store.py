@@ -149,8 +149,9 @@ class PostgresStore:
                 raise LogMovedError(expected, last)
             if bodies:
                 numbers = list(range(last + 1, last + len(bodies) + 1))
+                # Binary arrays: in their text form each quote is escaped, at a hundred times the price.
                 db.execute(
-                    "INSERT INTO events SELECT * FROM unnest(%s::bigint[], %s::text[])", (numbers, bodies)
+                    "INSERT INTO events SELECT * FROM unnest(%b::bigint[], %b::text[])", (numbers, bodies)
                 )
         return last + len(bodies)
 
