@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.agent.transfer import Source, fetch_all
@@ -15,7 +15,7 @@ from isthmus.core.job import Job
 _MB = 10**6
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fetch:
     """One job's files: `words` tell how far they are, or why they cannot be had."""
 
@@ -34,14 +34,14 @@ class Fetches:
     def begin(self, name: str, job: Job, clusters: Sequence[str]) -> None:
         """Bring the files of the job `name` here, unless that is going on already."""
         if name not in self._fetches:
-            fetch = self._fetches[name] = Fetch()
-            thread = threading.Thread(target=self._run, args=(fetch, job, clusters), name=f"files of {name}")
+            self._fetches[name] = Fetch()
+            thread = threading.Thread(target=self._run, args=(name, job, clusters), name=f"files of {name}")
             thread.daemon = True
             thread.start()
 
     def seen(self) -> dict[str, Fetch]:
         """Return how far each job is; those that came to their end are told of once."""
-        found = {name: replace(fetch) for name, fetch in self._fetches.items()}
+        found = dict(self._fetches)
         for name, fetch in found.items():
             if fetch.here or fetch.failed:
                 del self._fetches[name]
@@ -54,14 +54,15 @@ class Fetches:
         except OSError:
             return None
 
-    def _run(self, fetch: Fetch, job: Job, clusters: Sequence[str]) -> None:
+    def _run(self, name: str, job: Job, clusters: Sequence[str]) -> None:
         def tell(done: int, total: int) -> None:
             tenth = 10 * done // max(1, total)
-            fetch.words = f"its files are on their way: {tenth * 10} % of {total / _MB:.0f} MB"
+            words = f"its files are on their way: {tenth * 10} % of {total / _MB:.0f} MB"
+            self._fetches[name] = Fetch(words)
 
         try:
             fetch_all(job, clusters, self._sources, self.root, tell)
         except (IsthmusError, OSError) as error:
-            fetch.words, fetch.failed = str(error), True
+            self._fetches[name] = Fetch(str(error), failed=True)
         else:
-            fetch.words, fetch.here = "", True
+            self._fetches[name] = Fetch("", here=True)

@@ -171,7 +171,7 @@ def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> Response:
     return Response(OUTCOMES.dump_json(outcomes), media_type="application/json")
 
 
-@router.post("/jobs:dry-run", responses=_documented(PlanError, UnavailableError))
+@router.post("/jobs:dry-run", responses=_documented(PlanError, ConflictError))
 def dry_run(submission: Submission, caller: By, shell: Shell) -> DryRun:
     """Say what would become of a job: plans, place in the queue, expected start. Nothing is submitted."""
     auth.require(caller, "user")

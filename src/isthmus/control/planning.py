@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from isthmus.control.events import Event, MakePlans, PlanningFailed, PlansMade
 from isthmus.control.placement import PlanRequest
 from isthmus.control.planner import PlanningEndedError
-from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.errors import ConflictError, IsthmusError
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 
@@ -55,13 +55,13 @@ class PlanningDesk:
     def answer(self, request: MakePlans) -> PlanSet:
         """Return plans at once, in turn with what was asked before; nothing is handed in.
 
-        Raises `UnavailableError` where that takes longer than `PATIENCE_S` or `MOST_ASKING` wait already, and
+        Raises `ConflictError` where that takes longer than `PATIENCE_S` or `MOST_ASKING` wait already, and
         whatever the planner raises.
         """
         if self._ended:
             raise PlanningEndedError("the server is ending")
         if not self._asking.acquire(blocking=False):
-            raise UnavailableError(
+            raise ConflictError(
                 f"{MOST_ASKING} questions wait for the planner already", hint="ask again in a moment"
             )
         try:
@@ -69,7 +69,7 @@ class PlanningDesk:
             return future.result(PATIENCE_S)
         except TimeoutError as error:
             future.cancel()
-            raise UnavailableError(
+            raise ConflictError(
                 f"the planner has not answered in {PATIENCE_S:g} s: others come first, or this job is long",
                 hint="ask again in a moment",
             ) from error
