@@ -200,7 +200,7 @@ class ControlShell:
     def dry_run(self, user: str, submission: Submission) -> DryRun:
         """Return what would become of a job if it were submitted now; changes nothing.
 
-        Raises as `submit` does, `PlanError` for a job that cannot be planned, `UnavailableError` where the
+        Raises as `submit` does, `PlanError` for a job that cannot be planned, `ConflictError` where the
         planner has no time.
         """
         check_degrees(submission.job, submission.model)
