@@ -49,6 +49,7 @@ from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
 from isthmus.control.unhurried import Unhurried
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
+from isthmus.core.job import Placement
 from isthmus.core.messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 from isthmus.core.standing import DryRun, Standing
@@ -58,6 +59,8 @@ SNAPSHOT_EVERY = 20_000
 """Events after which the state is kept for the next start: at least so many, and half as many as jobs."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
+ANYWHERE = Placement()
+"""What any pool satisfies."""
 
 T = TypeVar("T")
 _log = logging.getLogger("isthmus.server")
@@ -216,6 +219,8 @@ class ControlShell:
 
     def _check(self, coordinator: Coordinator, submission: Submission) -> None:
         """Raise `InputError` where a job's placement names what the pool does not know, or nowhere at all."""
+        if submission.job.placement == ANYWHERE:
+            return
         joined = tuple(record.cluster for record in coordinator.state.clusters.values())
         check_placement(submission.job.placement, joined, self.file)
         check_clusters(submission.job.placement, joined, self.file)
