@@ -103,6 +103,8 @@ def test_a_job_is_planned_prepared_and_shown_with_its_parts(server: Server) -> N
     assert [(part.job, part.attempt, part.desired) for part in orders.parts] == [(found.id, 1, "prepared")]
     listed = server.call("GET", "/v1/jobs").json()
     assert [(one["id"], one["plans"]) for one in listed] == [(found.id, None)], "a list carries no plans"
+    assert server.call("GET", f"/v1/jobs?limit=1&after={found.id}").json() == []
+    assert server.call("GET", "/v1/jobs?after=nobody").status_code == 404
     plans = server.call("GET", f"/v1/jobs/{found.id}/plans").json()
     assert [plan["id"] for plan in plans["plans"]] == ["p1", "p2"]
 
@@ -225,7 +227,7 @@ def test_every_error_is_one_shape(
 
 def test_a_bug_in_the_server_is_not_shown_as_the_users_mistake(server: Server) -> None:
     """What nobody foresaw is status 500 without its inner words."""
-    server.shell.jobs = lambda user: 1 / 0  # type: ignore[assignment,return-value]
+    server.shell.jobs = lambda user, after, limit: 1 / 0  # type: ignore[assignment,return-value]
     answer = server.call("GET", "/v1/jobs")
     assert (answer.status_code, answer.json()["error"]) == (500, "IsthmusError")
     assert "zero" not in answer.text

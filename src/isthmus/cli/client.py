@@ -43,6 +43,9 @@ from isthmus.core.views import (
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
 """For event streams: a server that lives says something every 15 s."""
+PAGE = 1000
+"""Jobs that are asked for at a time."""
+
 RETRY_DELAYS_S = (0.1, 0.3, 0.9)
 """Waits between the attempts at a server that cannot be reached: a server being restarted is back by then."""
 
@@ -118,8 +121,14 @@ class Client:
         return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_body(submission))
 
     def jobs(self) -> list[JobView]:
-        """Return the caller's jobs, without their candidate plans."""
-        return self._call(list[JobView], "GET", "/v1/jobs")
+        """Return the caller's jobs, oldest first, without their candidate plans; asked for in pages."""
+        found: list[JobView] = []
+        while True:
+            query = {"limit": PAGE} | ({"after": found[-1].id} if found else {})
+            page = self._call(list[JobView], "GET", "/v1/jobs", params=query)
+            found += page
+            if len(page) < PAGE:
+                return found
 
     def job(self, job: str) -> JobView:
         """Return one job by its full id."""

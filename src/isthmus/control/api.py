@@ -178,11 +178,18 @@ def dry_run(submission: Submission, caller: By, shell: Shell) -> DryRun:
     return shell.dry_run(caller.name, submission)
 
 
-@router.get("/jobs", responses=_documented())
-def list_jobs(caller: By, shell: Shell) -> list[JobView]:
-    """List the caller's jobs (an admin: all), oldest first, without their plans."""
+@router.get("/jobs", responses=_documented(NotFoundError))
+def list_jobs(
+    caller: By,
+    shell: Shell,
+    after: Annotated[str | None, Query(description="The id of the last job of the page before.")] = None,
+    limit: Limit = 1000,
+) -> list[JobView]:
+    """List the caller's jobs (an admin: all), oldest first, without their plans: a page of them."""
     auth.require(caller, "user")
-    return list(shell.jobs(None if caller.role == "admin" else caller.name))
+    if after is not None:
+        _own_job(shell, caller, after)
+    return list(shell.jobs(None if caller.role == "admin" else caller.name, after, limit))
 
 
 @router.get("/jobs/{job_id}", responses=_documented(NotFoundError))

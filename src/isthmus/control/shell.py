@@ -166,9 +166,12 @@ class ControlShell:
 
         return Request(answer, propose)
 
-    def jobs(self, user: str | None) -> tuple[JobView, ...]:
-        """Return all jobs (of one user), oldest first, without plans."""
-        return self._ask(lambda coordinator: coordinator.jobs(user))
+    def jobs(self, user: str | None, after: str | None, limit: int) -> tuple[JobView, ...]:
+        """Return jobs (of one user), oldest first, without plans: `limit` of them behind job `after`.
+
+        Raises `NotFoundError` where there is no job `after`.
+        """
+        return self._ask(lambda coordinator: coordinator.jobs(user, after=after, limit=limit))
 
     def job(self, job_id: str) -> JobView:
         """Return a job; raise `NotFoundError` if there is none."""
