@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,9 @@ from isthmus.plan.time.calibration import DATA_SHEET
 
 NEVER_S = 1e9
 """Seconds of a layer that was never measured."""
+
+MOST_STAGES = 6
+"""Stages at one place under one cut, in chains that pass it twice."""
 
 MANY = 1 << 16
 """Replicas have connections of their own: what crosses between two places at once has no common limit."""
@@ -220,10 +223,56 @@ class SailorShape(Shape):
         return slowest_s
 
 
+@dataclass
 class SailorSpace(Space):
     """The planner's space with stages, chains and rings at Sailor's costs."""
 
     task: SailorTask
+    twice: bool = False
+    """Whether chains are tried, too, that pass one place twice, under two cuts."""
+
+    def shapes(
+        self,
+        island: Sequence[Spot],
+        micro_batch_size: int,
+        schedule: str,
+        micro_batches: int,
+        limit_s: float = math.inf,
+        coarse: bool = False,
+    ) -> Iterator[Shape]:
+        """Yield the planner's own chains, then those that pass a place twice."""
+        yield from super().shapes(island, micro_batch_size, schedule, micro_batches, limit_s, coarse)
+        if not self.twice or len(island) > 2:
+            return
+        for again in itertools.product(island, repeat=len(island) + 1):
+            if set(again) == set(island):
+                for cuts in itertools.product(*map(self.cuts, again)):
+                    pairs = list(zip(again, cuts, strict=True))
+                    if all(a != b for a, b in itertools.pairwise(pairs)):
+                        yield from self._passing(pairs, micro_batch_size, schedule, micro_batches, limit_s)
+
+    def _passing(
+        self,
+        pairs: Sequence[tuple[Spot, Degrees]],
+        micro_batch_size: int,
+        schedule: str,
+        micro_batches: int,
+        limit_s: float,
+    ) -> Iterator[Shape]:
+        """Yield the chains of up to `MOST_STAGES` stages at each of these (place, cut), in this order."""
+        seats = [self.seat(spot, cut, micro_batch_size) for spot, cut in pairs]
+        layers = self.task.profile.num_layers
+        for stages in itertools.product(range(1, MOST_STAGES + 1), repeat=len(pairs)):
+            used = dict.fromkeys((spot for spot, _ in pairs), 0)
+            for (spot, _), seat, count in zip(pairs, seats, stages, strict=True):
+                used[spot] += seat.num_chips * count
+            dp = min(micro_batches, *(spot.chips // each for spot, each in used.items()))
+            if dp < 1 or sum(stages) > layers:
+                continue
+            speed = sum(n / seat.least_layer_s for n, seat in zip(stages, seats, strict=True))
+            if -(-micro_batches // dp) * layers / speed < limit_s:
+                spots = [spot for spot, _ in pairs]
+                yield self.shape(list(map(Segment, spots, seats, stages)), dp, schedule)
 
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
         """Return the tensor parallelism that was measured."""
@@ -287,8 +336,13 @@ def sailor_plans(layout: Layout, tables: Tables) -> list[SailorPlan]:
     return found
 
 
-def search(case: Case, tables: Tables, training: Mapping[str, Any], width: int = 32) -> list[SailorPlan]:
-    """Return the plans that our search finds for a case at Sailor's costs, best first."""
+def search(
+    case: Case, tables: Tables, training: Mapping[str, Any], width: int = 32, twice: bool = False
+) -> list[SailorPlan]:
+    """Return the plans that our search finds for a case at Sailor's costs, best first.
+
+    `twice` adds chains to the planner's own that cut one place in two ways.
+    """
     profile = gpt(training["hidden_size"], training["heads"], training["num_layers"])
     task = SailorTask(profile, training["sequence_length"], "fp32", DATA_SHEET, tables)
     spots = spots_of_case(case, tables)
@@ -298,6 +352,6 @@ def search(case: Case, tables: Tables, training: Mapping[str, Any], width: int =
         even_batches=True,
         largest_micro_batch=max(tables.micro_batch_sizes(case.kinds)),
     )
-    space = SailorSpace(task, SailorWays(tables, spots), limits)
+    space = SailorSpace(task, SailorWays(tables, spots), limits, twice=twice)
     explorer = Explorer(space, case.samples, asked_size=1, width=width)
     return [plan for layout in explorer.run(spots) for plan in sailor_plans(layout, tables)]

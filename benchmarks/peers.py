@@ -1,7 +1,8 @@
 """Our planner beside Sailor and the peers it ships, judged by Sailor's own simulator.
 
-`python -m benchmarks.peers --sailor FOLDER [--cache FOLDER] [--metis] [--json] [--quick]`; FOLDER is a
-checkout of Sailor called `sailor`, and without it nothing is compared. All get Sailor's profiles, its network
+`python -m benchmarks.peers --sailor FOLDER [--built FOLDER] [--cases N] [--metis] [--json] [--quick]`.
+FOLDER is a checkout of Sailor called `sailor`, without which nothing is compared; its planner, built as its
+own notes say, lies in `--built`. All get Sailor's profiles, its network
 and memory, the same chips and the same batch. Of every planner the first 32 plans are judged and the best
 counts.
 """
@@ -13,7 +14,6 @@ import math
 import random
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,12 +69,12 @@ class Bench:
         times = [referee.iteration_s(plan) for plan in effort.plans or ()]
         return Judged(min(times, default=math.inf), times.count(math.inf), effort)
 
-    def ours(self, case: Case) -> Judged:
-        """Plan with our search at Sailor's costs."""
+    def ours(self, case: Case, twice: bool = False) -> Judged:
+        """Plan with our search at Sailor's costs; `twice`: a place may be cut in two ways in one chain."""
         tables, training = self.sailor.tables(case.model), self.sailor.training(case.model, case.samples)
 
         def plan() -> Plans:
-            return [one.as_dict() for one in search(case, tables, training, FINALISTS)]
+            return [one.as_dict() for one in search(case, tables, training, FINALISTS, twice)]
 
         return self.judge(case, measured(plan, LIMIT_S, FINALISTS))
 
@@ -105,6 +105,16 @@ def trace_rows(bench: Bench, case: Case, others: Sequence[str], percent: int | N
         f"iterations a second, {case.name}", ours.rate, "1/s", "Sailor", sailor.rate,
         target=target, met=ours.rate >= wanted * (1 - 1e-9) if percent else None,
     )  # fmt: skip
+    if len(case.kinds) > 1:
+        wider = bench.ours(case, twice=True)
+        yield compared(
+            f"iterations a second, {case.name}, a place cut in two ways", wider.rate, "1/s", "Sailor",
+            sailor.rate, target=target, met=wider.rate >= wanted * (1 - 1e-9) if percent else None,
+        )  # fmt: skip
+        yield compared(
+            f"planning, {case.name}, a place cut in two ways", wider.effort.cpu_s, "CPU s", "Sailor",
+            sailor.effort.cpu_s,
+        )  # fmt: skip
     judged = {"naive grid": naive, **{name: bench.other(name, case) for name in others}}
     for name, one in judged.items():
         what = "iterations a second" if one.effort.plans is not None else "iterations a second (peer failed)"
@@ -192,13 +202,17 @@ def rows_of(bench: Bench, options: argparse.Namespace) -> Iterator[Row]:
         chips = {(A100, zone): 32 for zone in ZONES}
         case = Case("OPT-350M, 5 zones of 32 A100", "OPT-350", 1024, chips)
         yield from trace_rows(bench, case, ["DTFM"], None)
-    yield from random_rows(bench, 10 if options.quick else 200)
+    if options.cases:
+        yield from random_rows(bench, min(options.cases, 10) if options.quick else options.cases)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sailor", type=Path, help="a checkout of Sailor")
-    parser.add_argument("--cache", type=Path, help="where its compiled planner is kept")
+    parser.add_argument(
+        "--built", type=Path, help="where its compiled planner lies (default: in the checkout)"
+    )
+    parser.add_argument("--cases", type=int, default=200, help="random cases to compare on")
     parser.add_argument("--metis", action="store_true", help="ask Metis too: 300 s a case")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="one trace and ten random cases")
@@ -206,15 +220,14 @@ def main() -> None:
     if options.sailor is None:
         print("no checkout of Sailor (--sailor FOLDER): nothing to compare with", file=sys.stderr)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        sailor = Sailor(options.sailor.resolve())
-        bench = Bench(sailor, Peers(sailor, options.cache or Path(folder)))
-        rows = rows_of(bench, options)
-        if options.json:
-            for row in rows:
-                print_rows([row], as_json=True)
-        else:
-            print_rows(list(rows), as_json=False)
+    sailor = Sailor(options.sailor.resolve())
+    built = options.built or sailor.root / "Planner/sailor_planner/cpp_src"
+    rows = rows_of(Bench(sailor, Peers(sailor, built.resolve())), options)
+    if options.json:
+        for row in rows:
+            print_rows([row], as_json=True)
+    else:
+        print_rows(list(rows), as_json=False)
 
 
 if __name__ == "__main__":
