@@ -283,13 +283,16 @@ class Referee:
     case: Case
 
     def iteration_s(self, plan: Mapping[str, Any]) -> float:
-        """Return the seconds of an iteration; infinite where memory or chips do not suffice."""
+        """Return the seconds of an iteration; infinite where chips, memory or measurements do not suffice."""
         if any(count > self.case.chips.get(place, 0) for place, count in used_chips(plan).items()):
             return math.inf
         with quiet():
             if not self.simulator.check_config_fits(plan):
                 return math.inf
-            return float(self.simulator.simulate_iteration_time(plan)[0])
+            try:
+                return float(self.simulator.simulate_iteration_time(plan)[0])
+            except KeyError:  # over a link that was never measured
+                return math.inf
 
 
 @contextlib.contextmanager

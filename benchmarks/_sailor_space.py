@@ -206,6 +206,8 @@ class SailorShape(Shape):
         ends = [0, *itertools.accumulate(found.counts)]
         layers = tuple(itertools.pairwise(ends))
         first_s = found.sum_s + self._update_s + self._ring_s(layers)
+        if first_s == math.inf:
+            return None  # a ring over a link that was never measured
         return Chain(layers, Cost(first_s, found.slowest_s), link_bound=False)
 
     @cached_property
@@ -239,9 +241,11 @@ class SailorSpace(Space):
         micro_batches: int,
         limit_s: float = math.inf,
         coarse: bool = False,
-    ) -> Iterator[Shape]:
-        """Yield the planner's own chains, then those that pass a place twice."""
-        yield from super().shapes(island, micro_batch_size, schedule, micro_batches, limit_s, coarse)
+    ) -> Iterator[SailorShape]:
+        """Yield the planner's own chains, then those that pass a place twice, all over measured links."""
+        for shape in super().shapes(island, micro_batch_size, schedule, micro_batches, limit_s, coarse):
+            if all(sending_s < math.inf for _, sending_s, _ in shape.places):
+                yield shape
         if not self.twice or len(island) > 2:
             return
         for again in itertools.product(island, repeat=len(island) + 1):
@@ -258,7 +262,7 @@ class SailorSpace(Space):
         schedule: str,
         micro_batches: int,
         limit_s: float,
-    ) -> Iterator[Shape]:
+    ) -> Iterator[SailorShape]:
         """Yield the chains of up to `MOST_STAGES` stages at each of these (place, cut), in this order."""
         seats = [self.seat(spot, cut, micro_batch_size) for spot, cut in pairs]
         layers = self.task.profile.num_layers
@@ -272,7 +276,9 @@ class SailorSpace(Space):
             speed = sum(n / seat.least_layer_s for n, seat in zip(stages, seats, strict=True))
             if -(-micro_batches // dp) * layers / speed < limit_s:
                 spots = [spot for spot, _ in pairs]
-                yield self.shape(list(map(Segment, spots, seats, stages)), dp, schedule)
+                shape = self.shape(list(map(Segment, spots, seats, stages)), dp, schedule)
+                if all(sending_s < math.inf for _, sending_s, _ in shape.places):
+                    yield shape
 
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
         """Return the tensor parallelism that was measured."""
@@ -291,7 +297,7 @@ class SailorSpace(Space):
             self._seats[key] = SailorSeat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
-    def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
+    def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> SailorShape:
         """Return a chain at Sailor's costs."""
         return SailorShape(self.task, segments, dp, schedule, 0, self.ways)
 
