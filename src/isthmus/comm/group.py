@@ -169,12 +169,17 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return loss.message if loss else ""
 
     def _exchange(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, by rank."""
+        """Return the tensors of all ranks, by rank.
+
+        A copy is sent, and what goes to other clusters is not waited for: it has arrived a round trip later.
+        """
+        sent = tensor.clone()
         parts = [tensor if rank == self.rank() else torch.empty_like(tensor) for rank in range(self.size())]
         works = [self._receive(parts[peer], peer, tag) for peer in self._peers()]
-        works += [self._send(tensor, peer, tag) for peer in self._peers()]
+        works += [self._send(sent, peer, tag) for peer in self._peers()]
         for work in works:
-            work.wait()
+            if not isinstance(work, SendWork) or work.is_completed():
+                work.wait()
         return parts
 
     def _start(self, name: str, run: Callable[[int], object], tensors: list[torch.Tensor]) -> dist.Work:
