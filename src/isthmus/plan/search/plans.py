@@ -169,10 +169,9 @@ def search_plans(question: Question) -> Answer:
         one.best = explorers[0].best
         explorers[place] = _explored(one, _owner_groups(spots, placement.several_owners))
     explorer = explorers[0]
-    found = sorted(
-        (layout for one in explorers for layout in one.found), key=lambda one: (one.estimate_s, one.num_chips)
+    scored = sorted(
+        (final for one in explorers for final in _finals(question, one.found, task, effort)), key=_by_time
     )
-    scored = _finals(question, found, task, effort)
     refused: tuple[Refusal, ...] = ()
     if question.explain:
         total = job.training.global_batch_size // job.training.micro_batch_size
@@ -196,7 +195,7 @@ def search_plans(question: Question) -> Answer:
         pruned=explorer.tally.pruned,
         optimal=bool(chosen) and (whole or best_s <= bound_s * (1 + 2 * MET)),
         bound_s=bound_s,
-        estimate_s=found[0].estimate_s if found else math.inf,
+        estimate_s=min((layout.estimate_s for one in explorers for layout in one.found), default=math.inf),
         scored=tuple(chosen),
     )
 
@@ -238,7 +237,10 @@ def _near(question: Question, local_steps: int) -> frozenset[BranchKey] | None:
 
 
 def _finals(question: Question, layouts: Sequence[Layout], task: Task, effort: Effort) -> list[Scored]:
-    """Write, simulate and refine the best layouts; return them by simulated time."""
+    """Write, simulate and refine the best layouts; return them by simulated time.
+
+    The effort is spent on these alone: what else is searched for does not change what they come to.
+    """
     executable = question.limits.executable
 
     def scored(layout: Layout) -> Scored:
@@ -246,23 +248,26 @@ def _finals(question: Question, layouts: Sequence[Layout], task: Task, effort: E
         return Scored(layout, plan, score(plan, question.pool, task))
 
     finals: list[Scored] = []
-    spent, known = 0, set[tuple[tuple[str, ...], int]]()
-    for layout in layouts:
+    spent, known = 0, set[tuple[str, ...]]()
+    for layout in sorted(layouts, key=lambda one: (one.estimate_s, one.num_chips)):
         best_s = min((one.time_s for one in finals), default=math.inf)
-        variety = layout.clusters, layout.local_steps
-        new = variety not in known and len(known) < question.keep
+        new = layout.clusters not in known and len(known) < question.keep
         poor = spent > effort.cells or layout.estimate_s > effort.close * best_s
         if len(finals) >= 3 and poor and not new:
             continue
         finals.append(scored(layout))
         spent += cells(layout)
-        known.add(variety)
-    finals.sort(key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
+        known.add(layout.clusters)
+    finals.sort(key=_by_time)
     left = max(0, effort.cells - spent) + effort.cells
     for place, one in enumerate(finals[: effort.refined]):
         finals[place] = refine(one, scored, left // effort.refined // cells(one.layout))
     unique = {one.plan.id: one for one in finals}
-    return sorted(unique.values(), key=lambda one: (one.time_s, one.layout.num_chips, one.plan.id))
+    return list(unique.values())
+
+
+def _by_time(one: Scored) -> tuple[float, int, str]:
+    return one.time_s, one.layout.num_chips, one.plan.id
 
 
 def _choose(question: Question, scored: Sequence[Scored]) -> list[Scored]:
