@@ -1,6 +1,6 @@
-"""`python -m benchmarks [NAME ...]`: run all or the named benchmarks, put their tables into docs/benchmarks.md.
+"""`python -m benchmarks [NAME ...]`: run all or the named benchmarks; their tables go to docs/benchmarks.md.
 
-What is not run keeps the table it has. Options are passed on: `--quick` for a short run, which writes nothing.
+What is not run keeps the table it has. Options are passed on: `--quick` for a short run that writes nothing.
 """
 
 from __future__ import annotations
