@@ -28,7 +28,7 @@ from isthmus.core.messages import (
     QueueEntry,
     WorkerAddress,
 )
-from isthmus.core.plan import Plan, PlanSet, Refusal
+from isthmus.core.plan import Part, Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobState
 from tests.control.samples import cluster, plan, submission
@@ -142,7 +142,7 @@ class Driver:
         """Return what a site reports that has carried an order out; workers check in at once."""
         workers: tuple[WorkerAddress, ...] = ()
         if order.desired == "running" and order.plan is not None:
-            ranks = [rank for rank, stage in enumerate(order.plan.stages) if stage.cluster == site]
+            ranks = Part.of(order.plan, site).ranks
             workers = tuple(WorkerAddress(rank=r, cluster=site, host="h", port=r + 1) for r in ranks)
         saved = Protection(step=7, num_bytes=1) if order.protect and order.rank_map else None
         return ObservedPart(

@@ -12,7 +12,7 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import IsthmusError, ModelError
 from isthmus.core.link_physics import WIRE_OVERHEAD, cubic_bytes_per_s, effective_bytes_per_s, transfer_s
 from isthmus.core.model import load_model, require_trainable
-from isthmus.core.plan import Plan, Stage, group_by_cluster
+from isthmus.core.plan import Plan, Rank, Stage, group_by_cluster
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool, VirtualChip
 from isthmus.core.units import format_bytes, format_seconds, parse_bytes
 
@@ -61,11 +61,15 @@ def test_parts_hold_every_rank_once_and_count_chips_by_node_group():
     """A plan falls into one part per cluster."""
     made = plan(stage("a", 0, 1), stage("b", 1, 2, tp=2), stage("a", 2, 4))
     parts = {part.cluster: part for part in made.parts()}
-    assert parts["a"].ranks == (0, 2)
+    assert parts["a"].ranks == (0, 3)
+    assert parts["b"].ranks == (1, 2)
     assert parts["a"].chips == {"g": 2}
     assert parts["b"].chips == {"g": 2}
     assert made.hops() == (("a", "b"), ("b", "a"))
     assert made.num_layers == 4
+    assert made.ranks == (Rank(0), Rank(1, 0), Rank(1, 1), Rank(2))
+    assert [list(made.ranks_of(stage)) for stage in range(3)] == [[0], [1, 2], [3]]
+    assert [made.stage_of(rank).cluster for rank in range(4)] == ["a", "b", "b", "a"]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_spec_knows_its_stage() -> None:
     """A rank is a stage's place in the plan; one beyond it is refused."""
     assert make_spec().stage.layers == (1, 4)
     assert make_spec().cluster == "b"
-    with pytest.raises(ValidationError, match="rank 2 of a plan of 2 stages"):
+    with pytest.raises(ValidationError, match="rank 2 of a plan of 2 ranks"):
         make_spec(rank=2)
 
 

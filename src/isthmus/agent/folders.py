@@ -50,10 +50,10 @@ def worker_spec(
     """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan to start rank {rank} by")
-    stage, predicted = part.plan.stages[rank], part.plan.predicted
-    stage_time = None
-    if predicted is not None and rank < len(predicted.stage_times):
-        stage_time = predicted.stage_times[rank] if cluster.group(stage.node_group).virtual else None
+    stage, predicted = part.plan.stage_of(rank), part.plan.predicted
+    place, stage_time = part.plan.ranks[rank].stage, None
+    if predicted is not None and place < len(predicted.stage_times):
+        stage_time = predicted.stage_times[place] if cluster.group(stage.node_group).virtual else None
     steps = part.spec.training.steps
     return WorkerSpec(
         run=part.job,

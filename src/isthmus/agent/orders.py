@@ -160,10 +160,10 @@ def _objection(site: SiteState, order: PartOrder) -> str:
 def _cut(site: SiteState, part: HeldPart, order: PartOrder) -> None:
     """Take the ranks of this cluster out of the order's plan, without cards yet."""
     if order.plan is not None:
-        stages = order.plan.stages
+        ranks = Part.of(order.plan, site.cluster).ranks
         part.workers = {
-            rank: HeldWorker(node_group=stages[rank].node_group, chips=stages[rank].num_chips)
-            for rank in Part.of(order.plan, site.cluster).ranks
+            rank: HeldWorker(node_group=stage.node_group, chips=stage.num_chips // stage.tp)
+            for rank, stage in zip(ranks, map(order.plan.stage_of, ranks), strict=True)
         }
 
 

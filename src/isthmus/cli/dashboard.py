@@ -37,7 +37,7 @@ def as_record(view: JobView, figures: Figures) -> dict[str, Any]:
         "stages": [
             {
                 "rank": rank,
-                "cluster": plan.stages[rank].cluster if plan and rank < len(plan.stages) else None,
+                "cluster": plan.stage_of(rank).cluster if plan and rank < len(plan.ranks) else None,
                 "compute_s": share.compute_s,
                 "exposed_communication_s": share.exposed_communication_s,
                 "idle_s": share.idle_s,
@@ -119,7 +119,8 @@ def _stages(view: JobView, figures: Figures) -> RenderableType:
 
     rows = []
     states = {rank: part.observed for part in view.parts for rank in part.ranks}
-    for rank, stage in enumerate(view.plan.stages if view.plan else ()):
+    plan = view.plan
+    for rank, stage in enumerate(plan.stage_of(rank) for rank in range(len(plan.ranks))) if plan else ():
         share = figures.share(rank, last_steps=RECENT_STEPS)
         cells: tuple[str, ...] = ("", "", "", "")
         if share is not None:

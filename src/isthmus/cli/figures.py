@@ -119,7 +119,7 @@ class Figures:
             for rank, one in ranks.items():
                 targets = wan_neighbours(plan, rank)
                 for target in targets:
-                    link = (plan.stages[rank].cluster, plan.stages[target].cluster)
+                    link = (plan.stage_of(rank).cluster, plan.stage_of(target).cluster)
                     sent[link] += (one.values.get("wan_bytes") or 0.0) / len(targets)
         return {link: num_bytes * 8 / 1e6 / total_s if total_s else 0.0 for link, num_bytes in sent.items()}
 
@@ -136,10 +136,14 @@ class Figures:
 
 
 def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
-    """Return the ranks before and after `rank` in its pipeline, None at an end (or for an unknown rank)."""
-    if not 0 <= rank < len(plan.stages):
+    """Return the ranks before and after `rank` in its pipeline, None at an end (or for an unknown rank).
+
+    Stages exchange messages by their first ranks; the others of a stage have no neighbours.
+    """
+    if not 0 <= rank < len(plan.ranks) or plan.ranks[rank].tp > 0:
         return None, None
-    line = [r for r, stage in enumerate(plan.stages) if stage.replica == plan.stages[rank].replica]
+    replica = plan.stage_of(rank).replica
+    line = [plan.ranks_of(at)[0] for at, stage in enumerate(plan.stages) if stage.replica == replica]
     place = line.index(rank)
     return (line[place - 1] if place else None), (line[place + 1] if place + 1 < len(line) else None)
 
@@ -149,7 +153,7 @@ def wan_neighbours(plan: Plan, rank: int) -> list[int]:
     return [
         other
         for other in neighbours(plan, rank)
-        if other is not None and plan.stages[other].cluster != plan.stages[rank].cluster
+        if other is not None and plan.stage_of(other).cluster != plan.stage_of(rank).cluster
     ]
 
 

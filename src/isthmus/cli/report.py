@@ -114,9 +114,9 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
 
     lanes = []
     for one in metrics:
-        if one.rank >= len(plan.stages):
+        if one.rank >= len(plan.ranks):
             continue
-        stage = plan.stages[one.rank]
+        stage = plan.stage_of(one.rank)
         lanes.append(
             {
                 "cluster": stage.cluster,
@@ -127,7 +127,7 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
     lanes.sort(key=lambda lane: plan.clusters.index(str(lane["cluster"])))
     links: dict[str, list[Any]] = {}
     for one_way in transfers(metrics, plan):
-        label = f"{plan.stages[one_way.source].cluster} → {plan.stages[one_way.target].cluster}"
+        label = f"{plan.stage_of(one_way.source).cluster} → {plan.stage_of(one_way.target).cluster}"
         links.setdefault(label, []).append(
             [one_way.kind, one_way.micro_batch, ms(one_way.start_s), ms(one_way.end_s)]
         )

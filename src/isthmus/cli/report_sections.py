@@ -75,7 +75,8 @@ def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         return _none("No plan has been chosen.")
     groups = _groups(pool)
     rows = []
-    for rank, stage in enumerate(view.plan.stages):
+    for rank, place in enumerate(one.stage for one in view.plan.ranks):
+        stage = view.plan.stages[place]
         share = figures.share(rank)
         cells = ["–", "–", "–", ""]
         if share is not None:
@@ -84,7 +85,7 @@ def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         group = groups.get((stage.cluster, stage.node_group))
         chip = group.chip + (" (virtual)" if group.virtual else "") if group else stage.node_group
         memory = view.plan.predicted.peak_memory_bytes if view.plan.predicted else ()
-        predicted = format_bytes(memory[rank]) if rank < len(memory) else "–"
+        predicted = format_bytes(memory[place]) if place < len(memory) else "–"
         layers = f"{stage.layers[0]}–{stage.layers[1] - 1}"
         rows.append([str(rank), stage.cluster, chip, layers, *cells[:3], predicted, cells[3]])
     columns = (

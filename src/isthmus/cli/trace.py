@@ -44,7 +44,7 @@ def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
     found = []
     for source, own in spans.items():
         for kind, target in zip(COMPUTE_KINDS, reversed(neighbours(plan, source)), strict=True):
-            if target is None or plan.stages[source].cluster == plan.stages[target].cluster:
+            if target is None or plan.stage_of(source).cluster == plan.stage_of(target).cluster:
                 continue
             sent, taken = _sent(own, kind), _taken(spans.get(target, ()), kind)
             for micro_batch in sorted(sent.keys() & taken.keys()):
@@ -104,7 +104,7 @@ def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, A
         return []
     zero_s = min(span.start_s for _, span in spans)
     pids = {cluster: pid for pid, cluster in enumerate(plan.clusters, start=1)}
-    events = [_complete(one, span, plan, pids, zero_s) for one, span in spans if one.rank < len(plan.stages)]
+    events = [_complete(one, span, plan, pids, zero_s) for one, span in spans if one.rank < len(plan.ranks)]
     for step in sorted({one.step for one in metrics}):
         for number, transfer in enumerate(transfers([m for m in metrics if m.step == step], plan)):
             events += _transfer_events(transfer, f"{step}.{number}", plan, pids, zero_s)
@@ -118,7 +118,7 @@ def _complete(
         "ph": "X",
         "name": span.kind if span.micro_batch < 0 else f"{span.kind} {span.micro_batch}",
         "cat": span.kind,
-        "pid": pids[plan.stages[one.rank].cluster],
+        "pid": pids[plan.stage_of(one.rank).cluster],
         "tid": _thread(one.rank, sends=span.kind == "send"),
         "ts": _micros(span.start_s - zero_s),
         "dur": _micros(max(0.0, span.end_s - span.start_s)),
@@ -129,7 +129,7 @@ def _complete(
 def _transfer_events(
     one: Transfer, ident: str, plan: Plan, pids: dict[str, int], zero_s: float
 ) -> Iterator[dict[str, Any]]:
-    source, target = plan.stages[one.source].cluster, plan.stages[one.target].cluster
+    source, target = plan.stage_of(one.source).cluster, plan.stage_of(one.target).cluster
     shared = {"cat": "wan", "name": f"{source} > {target}", "id": ident, "pid": len(pids) + 1, "tid": 0}
     details = {"micro_batch": one.micro_batch, "kind": one.kind, "from": one.source, "to": one.target}
     yield shared | {"ph": "b", "ts": _micros(one.start_s - zero_s), "args": details}
@@ -139,7 +139,7 @@ def _transfer_events(
 def _names(plan: Plan, pids: dict[str, int]) -> list[dict[str, Any]]:
     named = [*pids.items(), ("WAN", len(pids) + 1)]
     names = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for name, pid in named]
-    for rank, stage in enumerate(plan.stages):
+    for rank, stage in enumerate(map(plan.stage_of, range(len(plan.ranks)))):
         label = f"rank {rank}: layers {stage.layers[0]}-{stage.layers[1] - 1}"
         for sends, name in ((False, label), (True, f"rank {rank}: sends")):
             thread = {"pid": pids[stage.cluster], "tid": _thread(rank, sends=sends)}

@@ -45,7 +45,7 @@ def _started(state: State, job: JobRecord, now_s: float) -> None:
     """Every rank has checked in: hand out the rank map."""
     if _failed_over(state, job, now_s) or job.plan is None:
         return
-    if sum(len(part.workers) for part in job.present()) == len(job.plan.stages):
+    if sum(len(part.workers) for part in job.present()) == len(job.plan.ranks):
         move(state, job, "running", now_s)
 
 

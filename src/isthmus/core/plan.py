@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -43,6 +44,14 @@ class Stage(Frozen):
     def num_chips(self) -> int:
         """Number of chips of the stage."""
         return self.tp * self.cp
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one worker of a run computes: share `tp` (from 0) of stage `stage` of `Plan.stages`."""
+
+    stage: int
+    tp: int = 0
 
 
 class StageTime(Frozen):
@@ -189,6 +198,24 @@ class Plan(Frozen):
             found.setdefault(stage.replica, []).append(stage)
         return {replica: tuple(stages) for replica, stages in found.items()}
 
+    @cached_property
+    def ranks(self) -> tuple[Rank, ...]:
+        """What each rank computes: those of a stage follow each other, one per share of its tensors."""
+        return tuple(Rank(place, tp) for place, stage in enumerate(self.stages) for tp in range(stage.tp))
+
+    def stage_of(self, rank: int) -> Stage:
+        """Return the stage that a rank computes, or computes a share of."""
+        return self.stages[self.ranks[rank].stage]
+
+    def ranks_of(self, stage: int) -> range:
+        """Return the ranks that compute one of `stages`, in the order of their shares."""
+        first = self._first_ranks[stage]
+        return range(first, first + self.stages[stage].tp)
+
+    @cached_property
+    def _first_ranks(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate((stage.tp for stage in self.stages), initial=0))
+
     @property
     def num_chunks(self) -> int | None:
         """Pieces of the model per stage of an interleaved schedule (two, unless the plan says); else None."""
@@ -241,7 +268,7 @@ def group_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
 
 
 class Part(Frozen):
-    """The piece of a plan at one cluster. A rank is a stage's index in `Plan.stages` (tp = 1)."""
+    """The piece of a plan at one cluster. A rank is an index into `Plan.ranks`."""
 
     cluster: Name
     ranks: tuple[Index, ...]
@@ -250,11 +277,12 @@ class Part(Frozen):
     @classmethod
     def of(cls, plan: Plan, cluster: str) -> Part:
         """Return the part of `plan` at `cluster`: its ranks, and the chips it needs by node group."""
-        here = [(rank, stage) for rank, stage in enumerate(plan.stages) if stage.cluster == cluster]
+        here = [place for place, stage in enumerate(plan.stages) if stage.cluster == cluster]
         chips: dict[str, int] = {}
-        for _, stage in here:
+        for stage in map(plan.stages.__getitem__, here):
             chips[stage.node_group] = chips.get(stage.node_group, 0) + stage.num_chips
-        return cls(cluster=cluster, ranks=tuple(rank for rank, _ in here), chips=chips)
+        ranks = tuple(rank for place in here for rank in plan.ranks_of(place))
+        return cls(cluster=cluster, ranks=ranks, chips=chips)
 
 
 class Refusal(Frozen):

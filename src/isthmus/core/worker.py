@@ -57,14 +57,14 @@ class WorkerSpec(Frozen):
 
     @model_validator(mode="after")
     def _rank_exists(self) -> WorkerSpec:
-        if self.rank >= len(self.plan.stages):
-            raise ValueError(f"rank {self.rank} of a plan of {len(self.plan.stages)} stages")
+        if self.rank >= len(self.plan.ranks):
+            raise ValueError(f"rank {self.rank} of a plan of {len(self.plan.ranks)} ranks")
         return self
 
     @property
     def stage(self) -> Stage:
-        """The stage that this rank computes."""
-        return self.plan.stages[self.rank]
+        """The stage that this rank computes, or computes a share of."""
+        return self.plan.stage_of(self.rank)
 
     @property
     def cluster(self) -> str:

@@ -94,7 +94,7 @@ def _checked(spec: WorkerSpec, ranks: RankMap) -> list[WorkerAddress]:
     """Return the workers by rank; raise `ProtocolError` unless they are those of the plan."""
     workers = sorted(ranks.workers, key=lambda worker: worker.rank)
     found = [(worker.rank, worker.cluster) for worker in workers]
-    wanted = [(rank, stage.cluster) for rank, stage in enumerate(spec.plan.stages)]
+    wanted = [(rank, spec.plan.stage_of(rank).cluster) for rank in range(len(spec.plan.ranks))]
     if found != wanted:
         raise ProtocolError(f"the rank map has {found}, the plan {wanted}", hint="start the part again")
     return workers
