@@ -23,8 +23,9 @@ from isthmus.comm.tcp import TcpTransport
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule
 from isthmus.train.exchange import Exchange
-from isthmus.train.executor import Executor, MicroBatches
+from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
+from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 
 TIMEOUT_S = 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,10 +19,12 @@ from isthmus.schedule import (
     Schedule,
     check_schedule,
     dualpipe,
+    forward_only,
     interleaved,
     lay_exchanges,
     make_schedule,
     overlapped,
+    receive_buffers,
     warm_up_counts,
     zero_bubble,
 )
@@ -88,6 +91,31 @@ def test_receive_buffers_are_bounded(name: str, receive_ahead: int) -> None:
             elif one.kind.startswith("wait_receive_"):
                 held[schedule.peer(stage, one)] -= 1
             assert max(held.values(), default=0) <= 1 + receive_ahead + (name in ("dualpipe", "interleaved"))
+
+
+@given(st.sampled_from([interleaved, overlapped, zero_bubble]), stages, micro_batches, st.integers(0, 3))
+def test_receive_buffers_follow_what_is_in_flight(
+    make: Callable[..., Schedule], num_stages: int, num_micro_batches: int, receive_ahead: int
+) -> None:
+    """A stage holds one received tensor more than it has micro-batches in flight, and those it asked ahead.
+
+    Where weights are put off the gradients of the micro-batches that wait for them are held as well.
+    """
+    schedule = make(num_stages, num_micro_batches, receive_ahead=receive_ahead)
+    held = receive_buffers(schedule)
+    for stage, (peak, most) in enumerate(zip(check_schedule(schedule), held, strict=True)):
+        sources = {
+            schedule.peer(stage, one)
+            for one in schedule.stages[stage]
+            if one.kind in ("receive_forward", "receive_backward")
+        }
+        assert most <= peak * (1 + (make is zero_bubble)) + 1 + len(sources) * receive_ahead
+
+
+def test_receive_buffers_of_a_blocking_pipeline() -> None:
+    """1F1B: the last stage holds what it works on, one before it every input in flight and a gradient."""
+    assert receive_buffers(make_schedule("1f1b", 4, 8)) == (1, 4, 3, 1)
+    assert receive_buffers(forward_only(3, 5)) == (0, 1, 1)
 
 
 @given(st.integers(2, 5), st.integers(2, 10), st.integers(0, 3))

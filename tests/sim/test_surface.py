@@ -8,8 +8,8 @@ def test_the_surface_of_schedule():
     """Every schedule by name, the checker, and what lays exchanges."""
     assert set(isthmus.schedule.__all__) == {
         "SCHEDULES", "Kind", "Operation", "Schedule", "check_schedule", "dualpipe", "forward_only", "gpipe",
-        "interleaved", "lay_exchanges", "make_schedule", "one_f_one_b", "overlapped", "warm_up_counts",
-        "zero_bubble",
+        "interleaved", "is_last_use", "lay_exchanges", "make_schedule", "one_f_one_b", "overlapped",
+        "receive_buffers", "warm_up_counts", "zero_bubble",
     }  # fmt: skip
     assert set(isthmus.schedule.SCHEDULES) == {
         "1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "zero_bubble"

@@ -11,8 +11,8 @@ import torch
 from isthmus.core.job import Training
 from isthmus.core.plan import StageTime
 from isthmus.schedule import gpipe
-from isthmus.train.executor import MicroBatches
 from isthmus.train.metrics import Account
+from isthmus.train.micro_batches import MicroBatches
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
 

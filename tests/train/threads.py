@@ -17,8 +17,9 @@ from isthmus.comm.memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.schedule import forward_only, make_schedule
 from isthmus.train.exchange import Exchange, Message
-from isthmus.train.executor import Executor, MicroBatches
+from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
+from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.optimizer import Optimizer, Tied, Update
 from isthmus.train.pieces import StagePieces
 from isthmus.train.stage_model import EMBEDDING, build_stage

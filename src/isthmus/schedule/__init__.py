@@ -1,5 +1,6 @@
 """Pipeline schedules as pure data, and their checker: read by the simulator and the runtime alike."""
 
+from isthmus.schedule.buffers import is_last_use, receive_buffers
 from isthmus.schedule.check import check_schedule
 from isthmus.schedule.dualpipe import dualpipe
 from isthmus.schedule.exchanges import lay_exchanges
@@ -19,10 +20,12 @@ __all__ = [
     "forward_only",
     "gpipe",
     "interleaved",
+    "is_last_use",
     "lay_exchanges",
     "make_schedule",
     "one_f_one_b",
     "overlapped",
+    "receive_buffers",
     "warm_up_counts",
     "zero_bubble",
 ]

@@ -15,48 +15,17 @@ from typing import get_args
 import torch
 
 from isthmus.core.plan import StageTime
-from isthmus.schedule import Kind, Operation, Schedule
+from isthmus.schedule import Kind, Operation, Schedule, is_last_use, receive_buffers
 from isthmus.train.deferred import DeferredWeights, Key
 from isthmus.train.device import synchronize
 from isthmus.train.exchange import Exchange, Message, Work, message_tag
 from isthmus.train.metrics import Account
+from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
+from isthmus.train.receive_buffers import ReceiveBuffers
 from isthmus.train.stage_model import token_loss
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
-
-
-@dataclass(frozen=True)
-class MicroBatches:
-    """The samples of one step, cut into micro-batches of `sizes` samples of `sequence_length` tokens.
-
-    `inputs[m]` [B, S] int64 is given to the first stage, `labels[m]` [B, S] int64 to the last. A token's loss
-    weighs `loss_scale`: one over the counted tokens of the whole step, however it is cut.
-    """
-
-    sizes: tuple[int, ...]
-    sequence_length: int
-    inputs: tuple[torch.Tensor, ...] = ()
-    labels: tuple[torch.Tensor, ...] = ()
-    loss_scale: float = 1.0
-
-    @classmethod
-    def cut(
-        cls, size: int, micro_batch_size: int, sequence_length: int,
-        input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None,
-    ) -> MicroBatches:  # fmt: skip
-        """Cut `size` samples; `input_ids`, `labels` are [size, S] where the stage needs them."""
-        sizes = [micro_batch_size] * (size // micro_batch_size)
-        if size % micro_batch_size:
-            sizes.append(size % micro_batch_size)
-        counted = 1 if labels is None else max(int((labels != -100).sum()), 1)
-        return cls(
-            sizes=tuple(sizes),
-            sequence_length=sequence_length,
-            inputs=() if input_ids is None else torch.split(input_ids, micro_batch_size),
-            labels=() if labels is None else torch.split(labels, micro_batch_size),
-            loss_scale=1.0 / counted,
-        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +62,9 @@ class Executor:
         self.pieces, self.stage, self.ranks, self.exchange = pieces, stage, ranks, exchange
         self.dtype, self.stage_time, self.sleep = dtype, stage_time, sleep
         self.recompute_layers = pieces.recomputed(recompute_layers)
+        self.buffers = ReceiveBuffers()
         self._deferred: DeferredWeights | None = None
+        self._known: tuple[Schedule | None, int] = (None, 0)
 
     def run(
         self,
@@ -110,6 +81,7 @@ class Executor:
         operations = schedule.stages[self.stage]
         if self._deferred is None and any(one.kind == "backward_weight" for one in operations):
             self._deferred = DeferredWeights(self.pieces.models)
+        self._make_room(schedule, batches)
         one = _Pass(self, schedule, batches, account, update, self._deferred)
         with torch.set_grad_enabled(schedule.trains):
             for starts, together in groupby(operations, lambda op: op.kind in _STARTS):
@@ -122,6 +94,13 @@ class Executor:
             sum(float(loss) for loss in one.losses) if self.pieces.is_last else None,
             sum(float(loss) for loss in one.balance_losses) if one.balance_losses else None,
         )
+
+    def _make_room(self, schedule: Schedule, batches: MicroBatches) -> None:
+        """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is."""
+        if self._known[0] is not schedule:
+            self._known = schedule, receive_buffers(schedule)[self.stage]
+        shape = max(batches.sizes), batches.sequence_length, self.pieces.first.hidden_size
+        self.buffers.begin(self._known[1], torch.empty(shape, dtype=self.dtype, device="meta"))
 
 
 class _Pass:
@@ -157,6 +136,9 @@ class _Pass:
         }.get(kind)
         if compute is not None:
             self._timed(kind, m, partial(compute, key))
+            if is_last_use(operation, self.schedule.trains):
+                for received in ("receive_forward", "receive_backward"):
+                    self.executor.buffers.give_back((received, key))
         elif kind == "update":
             with self.account.span("update", m):
                 self.update()
@@ -181,16 +163,17 @@ class _Pass:
             case "send_backward":
                 return Message(self.gradients.pop(key), peer, tag, True)
             case "receive_forward":
-                self.inputs[key] = self._empty(key)
+                self.inputs[key] = self._room(operation)
                 return Message(self.inputs[key], peer, tag, False)
             case _:
-                self.gradients[key] = self._empty(key)
+                self.gradients[key] = self._room(operation)
                 return Message(self.gradients[key], peer, tag, False)
 
-    def _empty(self, key: Key) -> torch.Tensor:
-        model = self.models[key[1]]
-        shape = self.batches.sizes[key[0]], self.batches.sequence_length, model.hidden_size
-        return torch.empty(shape, dtype=self.executor.dtype, device=model.device)
+    def _room(self, operation: Operation) -> torch.Tensor:
+        """Return where a receive puts its tensor [B, S, H]."""
+        key, num_samples = (operation.micro_batch, operation.chunk), self.batches.sizes[operation.micro_batch]
+        device = self.models[operation.chunk].device
+        return self.executor.buffers.take((operation.kind, key), num_samples, device)
 
     def _forward(self, key: Key) -> None:
         (m, chunk), trains = key, self.schedule.trains

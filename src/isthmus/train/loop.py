@@ -20,8 +20,9 @@ from isthmus.schedule import Schedule, forward_only
 from isthmus.train import checkpoint
 from isthmus.train.device import HOST_BACKENDS, choose_device, device_name, synchronize
 from isthmus.train.exchange import Exchange
-from isthmus.train.executor import Executor, MicroBatches
+from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account, MetricsLog
+from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.optimizer import Optimizer, Tied, Update
 from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
