@@ -65,6 +65,7 @@ class Executor:
         self.buffers = ReceiveBuffers()
         self._deferred: DeferredWeights | None = None
         self._known: tuple[Schedule | None, int] = (None, 0)
+        self.losses = Losses(None, None)
 
     def run(
         self,
@@ -75,7 +76,8 @@ class Executor:
     ) -> Losses:
         """Run the stage's operations; return what the step cost.
 
-        `update` is called where the schedule says so. Raises `PeerError` where a neighbour is lost.
+        `update` is called where the schedule says so; `losses` are then known. Raises `PeerError` where a
+        neighbour is lost.
         """
         self.exchange.account = account
         operations = schedule.stages[self.stage]
@@ -90,10 +92,7 @@ class Executor:
                     continue
                 for operation in together:
                     one.do(operation)
-        return Losses(
-            sum(float(loss) for loss in one.losses) if self.pieces.is_last else None,
-            sum(float(loss) for loss in one.balance_losses) if one.balance_losses else None,
-        )
+        return one.cost()
 
     def _make_room(self, schedule: Schedule, batches: MicroBatches) -> None:
         """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is."""
@@ -140,11 +139,19 @@ class _Pass:
                 for received in ("receive_forward", "receive_backward"):
                     self.executor.buffers.give_back((received, key))
         elif kind == "update":
+            self.executor.losses = self.cost()
             with self.account.span("update", m):
                 self.update()
         else:
             with self.account.span("send" if "send" in kind else "receive", m):
                 self.executor.exchange.wait(self.works.pop((kind.removeprefix("wait_"), key)))
+
+    def cost(self) -> Losses:
+        """Return what the forwards so far cost."""
+        return Losses(
+            sum(float(loss) for loss in self.losses) if self.executor.pieces.is_last else None,
+            sum(float(loss) for loss in self.balance_losses) if self.balance_losses else None,
+        )
 
     def start(self, operations: Sequence[Operation]) -> None:
         """Start the exchanges that stand side by side in the schedule."""
@@ -195,7 +202,7 @@ class _Pass:
 
     def _weigh_balance(self, key: Key, balance: torch.Tensor) -> None:
         """Keep the balance loss of a micro-batch, weighed by its share of the step's samples."""
-        weighed = balance * (self.batches.sizes[key[0]] / sum(self.batches.sizes))
+        weighed = balance * (self.batches.sizes[key[0]] / self.batches.num_samples)
         self.balance_losses.append(weighed.detach())
         self.balances[key] = weighed * self.models[key[1]].balance_coefficient
 
