@@ -1,0 +1,166 @@
+"""`MemorySlot`: one snapshot of tensors in files that other processes see, whole or not at all.
+
+    PATH.data    the tensors' bytes, each from a multiple of 64 on
+    PATH.index   checksum, then which tensors (`SlotIndex`); present only while the data is whole
+
+In shared memory both outlive the process that wrote them, however it ended. The checksum (CRC-32) covers
+data and index.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import ValidationError
+
+from isthmus.core.base import Frozen, Index
+from isthmus.core.errors import UnavailableError
+from isthmus.core.worker import write_atomically
+
+SLOT_VERSION: Literal[1] = 1
+_ALIGN_BYTES = 64
+
+
+class StoredTensor(Frozen):
+    """Where a tensor of a slot lies; `dtype` as torch names it (`float32`)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Index, ...]
+    offset_bytes: Index
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor."""
+        return prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+class SlotIndex(Frozen):
+    """What a slot holds: the state after `step` steps and `samples` samples."""
+
+    version: Literal[1] = SLOT_VERSION
+    step: Index
+    samples: Index
+    num_bytes: Index
+    tensors: tuple[StoredTensor, ...]
+
+    @classmethod
+    def of(cls, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> SlotIndex:
+        """Lay `tensors` out one after the other."""
+        stored, end = [], 0
+        for name, tensor in tensors.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            stored.append(StoredTensor(name=name, dtype=dtype, shape=tuple(tensor.shape), offset_bytes=end))
+            end += -(-tensor.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        return cls(step=step, samples=samples, num_bytes=end, tensors=tuple(stored))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state after `step` steps; its tensors share the slot's memory until the slot is written again."""
+
+    step: int
+    samples: int
+    tensors: dict[str, torch.Tensor]
+
+
+class MemorySlot:
+    """The slot whose files begin with `path`. One process writes it at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._data, self._index = path.with_name(path.name + ".data"), path.with_name(path.name + ".index")
+        self._memory: mmap.mmap | None = None
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the slot's data takes now."""
+        try:
+            return self._data.stat().st_size
+        except OSError:
+            return 0
+
+    def begin(self, num_bytes: int) -> torch.Tensor:
+        """Declare the slot not whole; return its memory, [num_bytes] uint8, to be filled.
+
+        Raises `UnavailableError` where the memory is not to be had.
+        """
+        size = max(num_bytes, mmap.PAGESIZE)
+        try:
+            self._data.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.forget()
+            if self._memory is None or len(self._memory) != size or self.allocated_bytes != size:
+                self._memory = _mapped(self._data, size)
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot keep {size} bytes in {self._data.parent}: {error.strerror or error}",
+                hint="give it more room (shared memory of a container: --shm-size)",
+            ) from error
+        return torch.frombuffer(self._memory, dtype=torch.uint8)[:num_bytes]
+
+    def seal(self, index: SlotIndex) -> None:
+        """Declare that the memory holds what `index` says. Raises `UnavailableError` where it cannot."""
+        body = index.model_dump_json()
+        try:
+            write_atomically(self._index, f"{self._checksum(self._memory or b'', body):08x}\n{body}")
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self._index}: {error}") from error
+
+    def read(self) -> Snapshot | None:
+        """Return what the slot holds, None where it is not whole: never written, half written, damaged."""
+        try:
+            checksum, _, body = self._index.read_text(encoding="utf-8").partition("\n")
+            index = SlotIndex.model_validate_json(body)
+            with self._data.open("rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError, ValidationError):
+            return None
+        if len(memory) < index.num_bytes or f"{self._checksum(memory, body):08x}" != checksum:
+            return None
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        return Snapshot(index.step, index.samples, {one.name: view(whole, one) for one in index.tensors})
+
+    def forget(self) -> None:
+        """Declare the slot not whole."""
+        self._index.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        self._memory = None
+        for file in (self._index, self._data):
+            with suppress(OSError):
+                file.unlink()
+
+    @staticmethod
+    def _checksum(memory: mmap.mmap | bytes, body: str) -> int:
+        return zlib.crc32(body.encode(), zlib.crc32(memory))
+
+
+def view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
+    """Return the tensor that `stored` places in `memory`, [bytes] uint8."""
+    part = memory[stored.offset_bytes : stored.offset_bytes + stored.num_bytes]
+    return part.view(getattr(torch, stored.dtype)).view(stored.shape)
+
+
+def _mapped(file: Path, size: int) -> mmap.mmap:
+    """Map `file` at `size` bytes that are there: shared memory that runs out later would end the process."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+        raise
+    finally:
+        os.close(descriptor)
