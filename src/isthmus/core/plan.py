@@ -225,13 +225,21 @@ class Plan(Frozen):
             return 1
         return self.chunks or min(2, *(stage.num_layers for stage in self.stages))
 
-    def pieces(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
-        """Return by stage the layers of its pieces: one, or as many as an interleaved schedule asks for.
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model that a replica holds: two where micro-batches enter at both ends."""
+        return 2 if self.schedule == "dualpipe" else 1
 
-        The pieces of chunk 0 of all stages come first in the model, then those of chunk 1, and so on. Those
-        of a stage together are as many layers as the stage has, and differ by one at most.
+    def pieces(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
+        """Return by stage the layers of its pieces: one, or as many as its schedule asks for.
+
+        Interleaved, the pieces of chunk 0 of all stages come first in the model, then those of chunk 1, and
+        so on. Those of a stage together are as many layers as the stage has, and differ by one at most. With
+        two copies of the model a stage holds its own layers, and those of the stage as far from the other end.
         """
         stages, chunks = self.pipeline(replica), self.num_chunks or 1
+        if self.num_copies == 2:
+            return tuple((a.layers, b.layers) for a, b in zip(stages, reversed(stages), strict=True))
         found: list[list[tuple[int, int]]] = [[] for _ in stages]
         end = 0
         for chunk in range(chunks):
