@@ -11,7 +11,7 @@ from contextlib import suppress
 from isthmus.comm.frame import Greeting, answer
 from isthmus.comm.mesh import GREETING_S, MAX_STRANGERS
 from isthmus.comm.peer import Connection
-from isthmus.core.errors import IsthmusError
+from isthmus.core.errors import IsthmusError, RestartError
 
 _POLL_S = 0.2
 
@@ -20,7 +20,10 @@ Attach = Callable[[int, int, Connection], bool]
 
 
 class Door:
-    """Listens at `listener`, which it closes in the end, until `close`."""
+    """Listens at `listener`, which it closes in the end, until `close`.
+
+    `restarted` is told of who comes as a later incarnation of the group.
+    """
 
     def __init__(
         self,
@@ -28,10 +31,11 @@ class Door:
         greeting: Greeting,
         attach: Attach,
         tune: Callable[[int, socket.socket], None],
+        restarted: Callable[[RestartError], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._listener, self._greeting, self._attach, self._tune = listener, greeting, attach, tune
-        self._clock = clock
+        self._restarted, self._clock = restarted, clock
         self._closed = threading.Event()
         self._callers: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
@@ -73,8 +77,10 @@ class Door:
             rank, lane, offset_s = answer(connection, self._greeting, self._clock)
             self._tune(rank, connection)
             kept = self._attach(rank, lane, (connection, offset_s))
-        except (IsthmusError, OSError):
+        except (IsthmusError, OSError) as error:
             kept = False
+            if isinstance(error, RestartError):
+                self._restarted(error)
         finally:
             with self._lock:
                 del self._callers[threading.current_thread()]

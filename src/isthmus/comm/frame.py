@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
+from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 DATA, HEARTBEAT, LEAVE, RECEIVED = 1, 2, 3, 4
 """Kinds of frame. The payload of `DATA` is a piece of a message, that of `LEAVE` the reason, empty at an
 orderly end; `RECEIVED` says that the message of its number is whole; like a heartbeat it has no payload."""
@@ -117,12 +117,17 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Who greets: `rank` of attempt `attempt` of run `run` with `size` ranks."""
+    """Who greets: `rank` of attempt `attempt` of run `run` with `size` ranks, at their meeting `incarnation`.
+
+    Ranks of one attempt meet anew when one of them was started again; only those of one incarnation talk, so
+    that nothing sent before a loss is ever taken for what is sent after it.
+    """
 
     run: str
     attempt: int
     rank: int
     size: int
+    incarnation: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the greeting as it is sent, with format version and byte order."""
@@ -132,8 +137,10 @@ class Greeting:
 def refusal(mine: Greeting, theirs: dict[str, Any]) -> str:
     """Return why a greeting is not answered by `mine`, or nothing where it is."""
     for key, value in mine.as_dict().items():
-        if key != "rank" and theirs.get(key) != value:
+        if key not in ("rank", "incarnation") and theirs.get(key) != value:
             return f"{key} is {theirs.get(key)!r} there and {value!r} here"
+    if type(theirs.get("incarnation")) is not int:
+        return f"incarnation {theirs.get('incarnation')!r} is no number"
     rank = theirs.get("rank")
     if type(rank) is not int or not mine.rank < rank < mine.size:
         return f"rank {rank!r} is none of the ranks above {mine.rank} and below {mine.size}"
@@ -151,12 +158,15 @@ def greet(
 
     The offset is that of the shortest of a few round trips, half of each being taken for either way
     (D. Mills, RFC 5905, section 8). Raises `PeerError` or `ProtocolError` where the peer refuses,
-    `UnavailableError` where it may not do so later.
+    `UnavailableError` where it may not do so later, `RestartError` where it is of a later incarnation.
     """
     write_line(connection, mine.as_dict() | {"lane": lane})
     answer = read_line(connection)
     why = answer.get("refused")
     if why:
+        newer = answer.get("incarnation")
+        if type(newer) is int and newer > mine.incarnation:
+            raise RestartError(f"the worker dialled by rank {mine.rank} has begun anew", incarnation=newer)
         error = ProtocolError if str(why).startswith("isthmus ") else PeerError
         kind = UnavailableError if answer.get("later") else error
         raise kind(f"the worker dialled by rank {mine.rank} refused: {why}")
@@ -180,16 +190,22 @@ def answer(
 ) -> tuple[int, int, float]:
     """Answer a greeting as the one who was dialled; return the peer's rank, its lane, its clock minus mine.
 
-    `claim(rank, lane)` says whether that one is still awaited. Raises `ProtocolError` for whom is refused.
+    `claim(rank, lane)` says whether that one is still awaited. Raises `ProtocolError` for whom is refused,
+    `RestartError` for a rank of a later incarnation: it is refused too, until we are of that one.
     """
     theirs = read_line(connection)
     why, lane = refusal(mine, theirs), theirs.get("lane", 0)
     if type(lane) is not int:
         why, lane = why or f"lane {lane!r} is no number", 0
-    later = not why and not claim(theirs["rank"], lane)
-    if later:
-        why = f"rank {theirs['rank']} is here already"
-    write_line(connection, {"refused": why, "later": later})
+    newer = not why and theirs["incarnation"] > mine.incarnation
+    if not why and theirs["incarnation"] != mine.incarnation:
+        why, later = f"incarnation is {theirs['incarnation']} there and {mine.incarnation} here", newer
+    else:
+        later = not why and not claim(theirs["rank"], lane)
+        why = f"rank {theirs['rank']} is here already" if later else why
+    write_line(connection, {"refused": why, "later": later, "incarnation": mine.incarnation})
+    if newer:
+        raise RestartError(f"rank {theirs['rank']} has begun anew", incarnation=theirs["incarnation"])
     if why:
         raise ProtocolError(f"a greeting was refused: {why}")
     for _ in range(_PINGS):

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 
 from isthmus.comm.frame import Greeting, answer, greet
 from isthmus.comm.peer import Connection
-from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
+from isthmus.core.errors import IsthmusError, PeerError, RestartError, UnavailableError
 from isthmus.wan.connect import dial, format_address
 
 GREETING_S = 10.0
 """How long one who connects may take to say who it is."""
+
+DIAL_S = 5.0
+"""How long one try to open a connection may take, before it is greeted."""
 
 MAX_STRANGERS = 64
 """How many that are nobody of ours may be connected at once; those beyond wait unanswered."""
@@ -64,9 +67,10 @@ def connect(
     Returns the connections by rank, in the order of lanes.
 
     Of two ranks the higher one dials. A stranger that connects, or a rank that is here already, is turned
-    away, and one that says nothing keeps nobody waiting. Raises `PeerError` naming
-    the rank that refused, could not be reached, or did not come within `timeout_s`; `ProtocolError` where it
-    is of another format version.
+    away, and one that says nothing keeps nobody waiting; a process that ends before it has answered may be
+    replaced, and is dialled again. Raises `PeerError` naming
+    the rank that refused, could not be reached, or did not come within `timeout_s`; `RestartError` where one
+    is of a later incarnation; `ProtocolError` where it is of another format version.
     """
     meeting = _Meeting(greeting, endpoints, time.monotonic() + timeout_s, clock)
     lanes = [(rank, lane) for rank in range(greeting.rank) for lane in range(endpoints[rank].lanes)]
@@ -79,7 +83,7 @@ def connect(
     if meeting.errors:
         for connection, _ in meeting.connections.values():
             connection.close()
-        raise meeting.errors[0]
+        raise meeting.worst()
     return {
         rank: [meeting.connections[rank, lane] for lane in range(endpoint.lanes)]
         for rank, endpoint in enumerate(endpoints)
@@ -95,6 +99,12 @@ def tune(connection: socket.socket, congestion_control: str | None) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
 
 
+def may_pass(error: PeerError) -> bool:
+    """Tell whether a peer that could not be dialled may be there a little later: not where it *refused*."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError | socket.gaierror)
+
+
 def dial_lane(
     greeting: Greeting,
     rank: int,
@@ -102,18 +112,21 @@ def dial_lane(
     endpoint: Endpoint,
     timeout_s: float,
     clock: Callable[[], float] = time.time,
+    opened: Callable[[socket.socket], None] = lambda _: None,
 ) -> Connection:
-    """Open and greet lane `lane` to a lower rank.
+    """Open and greet lane `lane` to a lower rank; `opened` is told of the connection before it is greeted.
 
     Raises `UnavailableError` where there is no way just now, `PeerError` where the worker is not there or
-    refuses, `ProtocolError` where it is of another format version.
+    refuses, `RestartError` where another has taken its place, `ProtocolError` where it is of another format
+    version.
     """
     deadline_s = time.monotonic() + timeout_s
     try:
-        connection = dial((endpoint.host, endpoint.port), endpoint.route, timeout_s)
+        connection = dial((endpoint.host, endpoint.port), endpoint.route, min(timeout_s, DIAL_S))
     except PeerError as error:
         raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error.__cause__
     try:
+        opened(connection)
         tune(connection, endpoint.congestion_control)
         connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
         return connection, greet(connection, greeting, clock, lane)
@@ -139,6 +152,7 @@ class _Meeting:
     over: threading.Event = field(default_factory=threading.Event)
     claimed: set[Lane] = field(default_factory=set)
     callers: dict[threading.Thread, socket.socket] = field(default_factory=dict)
+    dialled: list[socket.socket] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -148,21 +162,43 @@ class _Meeting:
     def note(self, task: Future[None]) -> None:
         error = task.exception()
         if error is not None:
-            self.errors.append(error)
-            self.over.set()
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the meeting: nobody waits for an answer any longer."""
+        self.errors.append(error)
+        self.over.set()
+        with self.lock:
+            dialled = list(self.dialled)
+        for connection in dialled:
+            _shut(connection)
+
+    def worst(self) -> BaseException:
+        """Return the error that ended the meeting: the latest incarnation, if any is later than ours."""
+        newer = [error for error in self.errors if isinstance(error, RestartError)]
+        return max(newer, key=lambda error: error.incarnation) if newer else self.errors[0]
 
     def dial(self, rank: int, lane: int) -> None:
-        """Reach and greet a lower rank. A route may still be starting: tried again; a peer has checked in."""
+        """Reach and greet a lower rank, which has checked in. Its route may still be starting, or it may be
+        in the middle of being replaced: tried again.
+        """
+        endpoint = self.endpoints[rank]
         while True:
             try:
-                found = dial_lane(self.greeting, rank, lane, self.endpoints[rank], self.left_s, self.clock)
+                found = dial_lane(self.greeting, rank, lane, endpoint, self.left_s, self.clock, self._opened)
                 break
-            except PeerError:
-                raise
-            except UnavailableError:
+            except UnavailableError as error:
+                if isinstance(error, PeerError) and not may_pass(error):
+                    raise
                 if self.over.wait(_POLL_S) or self.left_s <= _POLL_S:
                     raise
         self.connections[rank, lane] = found
+
+    def _opened(self, connection: socket.socket) -> None:
+        with self.lock:
+            self.dialled.append(connection)
+        if self.over.is_set():
+            _shut(connection)
 
     def accept(self, listener: socket.socket) -> None:
         """Answer the higher ranks, all that connect at once, until all are there."""
@@ -189,8 +225,7 @@ class _Meeting:
         with self.lock:
             waiting = dict(self.callers)
         for connection in waiting.values():
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(connection)
         for thread in waiting:
             thread.join()
 
@@ -218,9 +253,11 @@ class _Meeting:
         try:
             connection.settimeout(min(self.left_s, GREETING_S))
             rank, lane, offset_s = answer(connection, self.greeting, self.clock, claim)
-        except (IsthmusError, OSError):
+        except (IsthmusError, OSError) as error:
             connection.close()
             self.claimed.difference_update(claimed)
+            if isinstance(error, RestartError):
+                self.fail(error)
         else:
             with self.lock:  # `end` must not take the connection for that of a stranger
                 del self.callers[threading.current_thread()]
@@ -228,3 +265,8 @@ class _Meeting:
         finally:
             with self.lock:
                 self.callers.pop(threading.current_thread(), None)
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

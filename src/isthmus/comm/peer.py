@@ -13,7 +13,7 @@ from isthmus.comm.lane import Lane
 from isthmus.comm.mailbox import Mailbox
 from isthmus.comm.outbox import Outbox
 from isthmus.comm.transport import Arrival, Traffic
-from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
 Connection = tuple[socket.socket, float]
 """A greeted connection, and how far the peer's clock is ahead of ours in seconds."""
@@ -21,7 +21,8 @@ Connection = tuple[socket.socket, float]
 Redial = Callable[[int, int], Connection | None]
 """Open lane `lane` to rank `rank` again; None where the other side must, and its worker lives.
 
-Raises `UnavailableError` where there is no way just now, `PeerError` where there is no such worker any more.
+Raises `UnavailableError` where there is no way just now, `PeerError` where there is no such worker any more,
+`RestartError` where another one has taken its place.
 """
 
 SILENT_BEATS = 3
@@ -120,6 +121,13 @@ class Peer:
             lane.cut()
             lane.join()
 
+    def abandon(self) -> None:
+        """Cut all lanes without a word; who still tries to mend one finds that it is over."""
+        self.fail(PeerError(f"the connection to peer {self.rank} was given up here"))
+        for lane in list(self._lanes.values()):
+            lane.cut()
+            lane.join()
+
     def heard(self) -> None:
         """Take note that the peer lives."""
         self._heard_s = time.monotonic()
@@ -173,6 +181,9 @@ class Peer:
                     if not self.attach(lane.number, connection):
                         connection[0].close()
                     return
+            except RestartError as error:
+                self._lost(error)
+                return
             except PeerError as error:
                 self._lose(f"peer {self.rank} is lost: {why}; {error.message}")
                 return
@@ -195,9 +206,11 @@ class Peer:
         )
 
     def _lose(self, why: str) -> None:
+        self._lost(PeerError(why, hint="its cluster's agent and its log say why; the job restarts by itself"))
+
+    def _lost(self, error: PeerError) -> None:
         with self._lock:
             known = self._error is not None
-        error = PeerError(why, hint="its cluster's agent and its log say why; the job restarts by itself")
         self.fail(error)
         if not known and self.farewell is None:
             self._on_loss(error)

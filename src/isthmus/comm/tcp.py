@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from isthmus.comm.door import Door
 from isthmus.comm.frame import Greeting
-from isthmus.comm.mesh import Endpoint, dial_lane, tune
+from isthmus.comm.mesh import Endpoint, dial_lane, may_pass, tune
 from isthmus.comm.peer import Connection, Peer
 from isthmus.comm.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, UnavailableError
@@ -65,6 +65,7 @@ class TcpTransport:
             greeting,
             lambda rank, lane, connection: self._peers[rank].attach(lane, connection),
             lambda rank, connection: tune(connection, endpoints[rank].congestion_control),
+            self._lose,
         )
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
@@ -98,6 +99,16 @@ class TcpTransport:
             peer.join(max(deadline_s - time.monotonic(), 0.0))
         self._door.close()
 
+    def abandon(self) -> None:
+        """Cut all connections without a word: the ranks meet anew, or do not, by others."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for peer in self._peers.values():
+            peer.abandon()
+        self._door.close()
+
     def _redial(self, rank: int, lane: int) -> Connection | None:
         """Open a lane again, or, being the one who is dialled, look whether the peer still listens."""
         endpoint = self._endpoints[rank]
@@ -106,8 +117,7 @@ class TcpTransport:
                 return dial_lane(self._greeting, rank, lane, endpoint, REDIAL_S)
             dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_S).close()
         except PeerError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError):
+            if may_pass(error):
                 raise UnavailableError(error.message, hint=error.hint) from error
             raise
         return None

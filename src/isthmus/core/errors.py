@@ -12,6 +12,7 @@
     ├── ProtocolError               two sides that do not speak the same version
     ├── UnavailableError            a server, port, disk or peer that cannot be had
     │   └── PeerError               a peer of the training run was lost: which, and during what
+    │       └── RestartError        it was, and its place is taken again: the ranks meet anew
     └── IllegalTransitionError      a bug: a state machine was asked for a step it does not have
 
 The command line exits with `exit_code`; the server answers with `http_status`.
@@ -126,6 +127,14 @@ class PeerError(UnavailableError):
     """A peer of a training run was lost; the message names the peer and the operation."""
 
     exit_code = 9
+
+
+class RestartError(PeerError):
+    """The place of a lost peer is taken again: the ranks meet anew, as `incarnation` of their group."""
+
+    def __init__(self, message: str, *, incarnation: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.incarnation = incarnation
 
 
 class IllegalTransitionError(IsthmusError):

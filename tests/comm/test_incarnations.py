@@ -1,0 +1,146 @@
+"""Rules of incarnations: who is started again meets the others anew, and nothing of before is heard after."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from isthmus.comm.frame import Greeting, greet
+from isthmus.comm.mesh import Endpoint, connect, listen
+from isthmus.comm.tcp import TcpTransport
+from isthmus.core.errors import PeerError, RestartError, UnavailableError
+
+LIMIT_S = 20.0
+
+
+class Places:
+    """Where the ranks of a run listen, for as long as the test lasts: what supervisors keep."""
+
+    def __init__(self, size: int) -> None:
+        self.listeners = [listen("127.0.0.1") for _ in range(size)]
+        self.endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in self.listeners]
+
+    def join(self, rank: int, incarnation: int, timeout_s: float = LIMIT_S) -> TcpTransport:
+        """Meet the others as `incarnation`, or a later one, and return the transport."""
+        while True:
+            greeting = Greeting("job-1", 1, rank, len(self.endpoints), incarnation)
+            try:
+                met = connect(greeting, self.endpoints, self.listeners[rank], timeout_s)
+            except RestartError as error:
+                incarnation = error.incarnation
+                continue
+            return TcpTransport(greeting, self.endpoints, met, self.listeners[rank].dup(), heartbeat_s=0.2)
+
+    def join_all(self, incarnations: Sequence[int]) -> list[TcpTransport]:
+        with ThreadPoolExecutor(len(incarnations)) as pool:
+            return list(pool.map(self.join, range(len(incarnations)), incarnations))
+
+    def close(self, transports: Sequence[TcpTransport]) -> None:
+        with ThreadPoolExecutor(len(transports)) as pool:
+            list(pool.map(TcpTransport.close, transports))
+        for one in self.listeners:
+            one.close()
+
+
+def receive(transport: TcpTransport, peer: int, tag: int = 1) -> tuple[Future[object], bytearray]:
+    buffer = bytearray(1)
+    return transport.receive(peer, tag, "x", memoryview(buffer)), buffer
+
+
+@pytest.mark.parametrize(
+    "killed", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_a_rank_that_comes_back_is_met_anew(killed: int) -> None:
+    """Lowest, middle or highest: the others' waiters wake with `RestartError` within a second, all meet as
+    the next incarnation, and a message of before is not what is received after.
+    """
+    places = Places(3)
+    first = places.join_all([0, 0, 0])
+    stays = (killed + 1) % 3, (killed + 2) % 3
+    first[stays[0]].send(stays[1], 1, "x", memoryview(b"o"))
+    waiting, _ = receive(first[stays[0]], killed)
+    first[killed].abandon()
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(3) as pool:
+        back = pool.submit(places.join, killed, 1)
+        losses = [first[rank].loss(LIMIT_S) for rank in stays]
+        assert time.monotonic() - start_s < 1
+        assert all(isinstance(one, RestartError) and one.incarnation == 1 for one in losses)
+        assert isinstance(waiting.exception(LIMIT_S), PeerError)
+        for rank in stays:
+            first[rank].abandon()
+        others = list(pool.map(places.join, stays, (1, 1)))
+        second = dict(zip((*stays, killed), (*others, back.result()), strict=True))
+    arriving, buffer = receive(second[stays[1]], stays[0])
+    second[stays[0]].send(stays[1], 1, "x", memoryview(b"n"))
+    arriving.result(LIMIT_S)
+    assert buffer == b"n"
+    places.close(list(second.values()))
+
+
+def test_ranks_that_count_differently_agree_on_the_latest() -> None:
+    """Whoever was started twice is ahead: all meet where it is."""
+    places = Places(3)
+    transports = places.join_all([1, 4, 2])
+    assert {one._greeting.incarnation for one in transports} == {4}
+    places.close(transports)
+
+
+@pytest.mark.slow
+def test_who_is_behind_is_refused_and_told() -> None:
+    """A greeting of an earlier incarnation gets the present one; of a later one it is told to come again."""
+    for mine, theirs, error in ((3, 1, RestartError), (0, 2, UnavailableError)):
+        places = Places(2)
+        with ThreadPoolExecutor(1) as pool:
+            low = pool.submit(places.join, 0, mine)
+            with socket.create_connection(places.listeners[0].getsockname()) as high:
+                with pytest.raises(error) as caught:
+                    greet(high, Greeting("job-1", 1, 1, 2, theirs))
+                if error is RestartError:
+                    assert caught.value.incarnation == 3
+            places.close([places.join(1, 3), low.result(LIMIT_S)])
+
+
+def test_a_process_that_dies_while_it_greets_is_dialled_again() -> None:
+    """The one who dialled waits for whoever takes its place, not for the dead."""
+    places = Places(2)
+    with ThreadPoolExecutor(1) as pool:
+        high = pool.submit(places.join, 1, 0)
+        places.listeners[0].accept()[0].close()
+        low = places.join(0, 1)
+        assert high.result(LIMIT_S)._greeting.incarnation == 1
+        places.close([low, high.result()])
+
+
+def test_a_place_that_nobody_keeps_is_lost_for_good() -> None:
+    """Where the listener is gone with its process, the loss is no `RestartError`: nobody will come."""
+    places = Places(2)
+    first = places.join_all([0, 0])
+    places.listeners[0].close()
+    first[0].abandon()
+    loss = first[1].loss(LIMIT_S)
+    assert isinstance(loss, PeerError)
+    assert not isinstance(loss, RestartError)
+    places.close(first[1:])
+
+
+def test_abandoning_ends_every_thread_at_once() -> None:
+    """What was begun fails, and nothing goes on behind the back of the next incarnation."""
+    places, before = Places(2), threading.active_count()
+    first = places.join_all([0, 0])
+    waiting, _ = receive(first[0], 1)
+    start_s = time.monotonic()
+    for one in first:
+        one.abandon()
+    assert time.monotonic() - start_s < 1
+    assert isinstance(waiting.exception(0), PeerError)
+    menders = [one for one in threading.enumerate() if one.name.startswith("isthmus-mend")]
+    for mender in menders:
+        mender.join(LIMIT_S)
+    assert threading.active_count() <= before
+    places.close(first)
