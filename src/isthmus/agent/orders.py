@@ -160,11 +160,11 @@ def _objection(site: SiteState, order: PartOrder) -> str:
 def _cut(site: SiteState, part: HeldPart, order: PartOrder) -> None:
     """Take the ranks of this cluster out of the order's plan, without cards yet."""
     if order.plan is not None:
-        ranks = Part.of(order.plan, site.cluster).ranks
-        part.workers = {
-            rank: HeldWorker(node_group=stage.node_group, chips=stage.num_chips // stage.tp)
-            for rank, stage in zip(ranks, map(order.plan.stage_of, ranks), strict=True)
-        }
+        plan, part.workers = order.plan, {}
+        for rank in Part.of(plan, site.cluster).ranks:
+            stage, sharing = plan.stage_of(rank), len(plan.ranks_of(plan.ranks[rank].stage))
+            chips = stage.num_chips // sharing
+            part.workers[rank] = HeldWorker(node_group=stage.node_group, chips=chips)
 
 
 def _pass_ranks(site: SiteState, part: HeldPart, order: PartOrder) -> None:

@@ -1,7 +1,8 @@
 """`StageModel`: the layers of a transformer that one pipeline stage holds, and the loss after the last.
 
 A stage is cut out of the model on the meta device and only then given memory: a worker never holds more than
-its own layers. Chained, the stages of any cut compute what the whole model of transformers computes.
+its own layers, and its own share of their tensors where several ranks share the stage. Chained, the stages of
+any cut compute what the whole model of transformers computes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from isthmus.train.architecture import choose_kernels, meta_model, rotary_embedd
 from isthmus.train.balance import balance_coefficient, router_of, watched
 from isthmus.train.initialise import initialise
 from isthmus.train.load_weights import load_weights
+from isthmus.train.tensor_group import TensorGroup, copied
+from isthmus.train.tensor_layers import SharedEmbedding, connect, cut_parameters
+from isthmus.train.tensor_loss import shared_token_loss
 
 IGNORED = -100
 """The label of a position that does not count in the loss."""
@@ -46,9 +50,18 @@ class StageModel(nn.Module):
     Made by `build_stage`. Submodules keep the names and layer numbers of the whole model. `tied` says that
     head and embedding are one parameter in the model: then the first and the last stage hold a copy each
     (whose gradients the runtime adds), and a single stage holds one parameter that it uses twice.
+
+    The ranks of `group` share the stage's tensors: `slices` says by its name in the whole model what this
+    rank holds of each. Hidden states are whole on all of them, logits those of a part of the vocabulary.
     """
 
-    def __init__(self, full: PreTrainedModel, layers: tuple[int, int], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        full: PreTrainedModel,
+        layers: tuple[int, int],
+        device: torch.device | str,
+        group: TensorGroup,
+    ) -> None:
         super().__init__()
         self.config = full.config
         self.device = torch.device(device)
@@ -68,6 +81,14 @@ class StageModel(nn.Module):
             self.lm_head = full.lm_head
             if self.tied and self.is_first:
                 self.lm_head.weight = self.model.embed_tokens.weight
+        self.group = group
+        self.slices = {
+            EMBEDDING if self.tied and name == HEAD else name: held
+            for name, held in cut_parameters(self, group).items()
+        }
+        if self.is_first and group.size > 1:
+            first, embedding = self._first_token(EMBEDDING), self.model.embed_tokens
+            self.model.embed_tokens = SharedEmbedding(embedding.weight, first, embedding.padding_idx, group)
         self.rotary = rotary_embedding(full, device)
         self.balance_coefficient = balance_coefficient(full.config)
         self._num_routers = sum(router_of(layer) is not None for layer in full.model.layers)
@@ -77,7 +98,7 @@ class StageModel(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
 
-        Returns hidden states `[B, S, H]`, or logits `[B, S, V]` on the last stage.
+        Returns hidden states `[B, S, H]`, or logits `[B, S, V]` (of the rank's own tokens) on the last stage.
         """
         return self.compute(x)[0]
 
@@ -100,7 +121,19 @@ class StageModel(nn.Module):
             if balance is not None:
                 balances.append(balance)
         total = torch.stack(balances).sum() / self._num_routers if balances else None
-        return (self.lm_head(self.model.norm(hidden)) if self.is_last else hidden), total
+        if not self.is_last:
+            return hidden, total
+        return self.lm_head(copied(self.model.norm(hidden), self.group)), total
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return what `token_loss` does, for the logits of this rank's own tokens."""
+        if self.group.size == 1:
+            return token_loss(logits, labels)
+        first = self._first_token(EMBEDDING if self.tied else HEAD)
+        return shared_token_loss(logits, labels, first, self.group, IGNORED)
+
+    def _first_token(self, name: str) -> int:
+        return self.slices[name].ranges[0][0]
 
     def _layer(
         self, layer: nn.Module, places: _Places, sliding: bool, hidden: torch.Tensor
@@ -165,28 +198,45 @@ def build_stage(
     device: torch.device | str,
     seed: int,
     weights: Literal["random", "load"],
+    group: TensorGroup | None = None,
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
     Parameters have `dtype` and lie on `device`. `random` draws them from (`seed`, full name), equally for any
-    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. Peak
-    memory is the stage itself and one tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that
-    cannot be used and `PlanError` for a layer range that the model does not have.
+    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. With a
+    `group` of several ranks this one gets its share of each. Peak memory is the stage itself and one whole
+    tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that cannot be used and `PlanError` for
+    a layer range that the model does not have.
     """
     full = meta_model(model)
     _check_range(layers, full.config.num_hidden_layers, model)
     choose_kernels(full.config, device)
-    stage = StageModel(full, layers, device)
+    stage = StageModel(full, layers, device, group or TensorGroup())
     del full
     _materialise(stage, dtype, device)
+    if stage.group.size > 1:
+        for layer in stage.model.layers.values():
+            connect(layer, stage.group)
     if weights == "load":
-        load_weights(stage.global_named_parameters(), model)
+        load_weights(_whole_parameters(stage), model)
         return stage
     std, padding = stage.config.initializer_range or 0.02, stage.config.pad_token_id
-    for name, parameter in stage.global_named_parameters():
+    for name, parameter in _whole_parameters(stage):
         zero_row = padding if name == EMBEDDING else None
         initialise(name, parameter, seed=seed, std=std, zero_row=zero_row)
     return stage
+
+
+def _whole_parameters(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter whole, to be filled: of one that is cut the share is taken when it has been."""
+    for name, parameter in stage.global_named_parameters():
+        held = stage.slices[name]
+        if held.is_whole:
+            yield name, parameter
+            continue
+        whole = torch.empty(held.shape, dtype=parameter.dtype)
+        yield name, whole
+        parameter.detach().copy_(held.take(whole))
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

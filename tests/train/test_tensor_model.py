@@ -1,0 +1,107 @@
+"""Rules of tensors that several ranks share: together they are the model that one rank would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.train.stage_model import StageModel, build_stage
+from isthmus.train.tensor_group import TensorGroup
+from isthmus.train.tensor_slices import slice_of
+from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
+from tests.train.tensor_groups import each, tensor_groups
+
+NAMES = {
+    "model.embed_tokens.weight": (61, 16),
+    "lm_head.weight": (61, 16),
+    "model.layers.0.self_attn.q_proj.weight": (24, 16),
+    "model.layers.0.self_attn.o_proj.weight": (16, 24),
+    "model.layers.0.self_attn.o_proj.bias": (16,),
+    "model.layers.0.mlp.gate_proj.bias": (30,),
+    "model.layers.0.mlp.down_proj.weight": (16, 30),
+    "model.layers.0.mlp.experts.gate_up_proj": (4, 60, 16),
+    "model.layers.0.mlp.experts.down_proj": (4, 16, 30),
+    "model.layers.0.mlp.gate.weight": (4, 16),
+    "model.layers.0.self_attn.q_norm.weight": (4,),
+    "model.norm.weight": (16,),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One torch thread per rank: summation order does not depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@given(name=st.sampled_from(sorted(NAMES)), tp=st.integers(1, 6))
+def test_the_slices_of_a_parameter_are_all_of_it(name: str, tp: int) -> None:
+    """Every row lies at one rank, or all rows at all of them; put together they are the parameter."""
+    whole = torch.randn(NAMES[name])
+    held = [one for index in range(tp) if (one := slice_of(name, whole.shape, tp, index)) is not None]
+    found = torch.full_like(whole, torch.nan)
+    for one in held:
+        one.put(one.take(whole), found)
+        assert one.take(whole).shape == one.local_shape
+        assert sum(stop - start for start, stop, _ in one.parts()) == one.num_rows
+    assert torch.equal(found, whole)
+    counted = sum(one.num_rows for one in held if one.first)
+    assert counted == whole.shape[held[0].dim]
+    assert len({one.dim for one in held}) == 1
+    assert slice_of(name, whole.shape, 1, 0).is_whole
+
+
+def losses_and_gradients(folder: Path, weights: str, group: TensorGroup | None) -> tuple[float, StageModel]:
+    """Return the loss of fixed tokens, and the model with its gradients; one layer is recomputed."""
+    model = build_stage(
+        folder, (0, NUM_LAYERS), dtype=torch.float32, device="cpu", seed=3, weights=weights, group=group
+    )
+    ids = token_ids()
+    labels = ids.roll(-1, 1)
+    labels[0, :3] = -100
+    logits, balance = model.compute(ids, 1)
+    loss = model.loss(logits, labels)
+    (loss if balance is None else loss + balance).backward()
+    return loss.item(), model
+
+
+def check_shared(folder: Path, tp: int, weights: str) -> None:
+    """Check weights, loss and gradients of `tp` ranks against one."""
+    expected, alone = losses_and_gradients(folder, weights, None)
+    whole = dict(alone.global_named_parameters())
+    largest = max(parameter.grad.abs().max().item() for parameter in whole.values())
+    found = each(tensor_groups(tp), lambda group: losses_and_gradients(folder, weights, group))
+    for loss, model in found:
+        assert loss == pytest.approx(expected, rel=1e-6)
+        for name, parameter in model.global_named_parameters():
+            held = model.slices[name]
+            assert torch.equal(parameter, held.take(whole[name].detach())), name
+            gradient = held.take(whole[name].grad)
+            assert torch.allclose(parameter.grad, gradient, rtol=1e-4, atol=1e-6 * largest), name
+    copies = [dict(model.global_named_parameters()) for _, model in found]
+    for name, held in found[0][1].slices.items():
+        if held.copies:
+            assert all(torch.equal(copies[0][name].grad, other[name].grad) for other in copies), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_that_share_a_model_compute_what_one_does(tmp_path: Path, variant: str, tp: int) -> None:
+    """The same initial weights, loss and gradients; what all ranks hold gets the same bits on each."""
+    changes = {"output_router_logits": True} if "m" in variant else {}
+    check_shared(write_config(tmp_path, variant, num_key_value_heads=4, **changes), tp, "random")
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3-moe-tied-sparse"])
+def test_shares_are_read_from_a_published_model(tmp_path: Path, variant: str) -> None:
+    """Two ranks read their shares of a folder that transformers wrote: biases, experts, a tied head."""
+    save_model(tmp_path, variant)
+    check_shared(tmp_path, 2, "load")
