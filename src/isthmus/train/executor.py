@@ -23,7 +23,6 @@ from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 from isthmus.train.receive_buffers import ReceiveBuffers
-from isthmus.train.stage_model import token_loss
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
 
@@ -193,7 +192,7 @@ class _Pass:
         out, balance = model.compute(x, self.executor.recompute_layers[chunk])
         if model.is_last:
             labels = self.batches.labels[m].to(model.device)
-            out = token_loss(out, labels) * self.batches.loss_scale
+            out = model.loss(out, labels) * self.batches.loss_scale
             self.losses.append(out.detach())
         if balance is not None:
             self._weigh_balance(key, balance)
