@@ -98,7 +98,7 @@ def test_a_deposed_leader_appends_nothing_that_only_a_leader_may(postgres: str) 
     stores = [PostgresStore(postgres), PostgresStore(postgres)]
     a, b = [ControlShell(store, POOL, planner=plan_across, leadership=Settable()) for store in stores]
     a.tick()
-    job = a.settle([a.submission("ann", submission())])[0].value()
+    job = a.settle([a.intake.submission("ann", submission())])[0].value()
     b.tick()
 
     def log() -> list[Event]:

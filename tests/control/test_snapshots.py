@@ -123,7 +123,7 @@ def test_followers_and_meters_know_the_jobs_of_a_snapshot(
     monkeypatch.setattr("isthmus.control.shell.SNAPSHOT_EVERY", 1)
     store = MemoryStore()
     first = ControlShell(store, POOL, planner=plan_across, snapshots=Snapshots(tmp_path))
-    asked = [first.submission(user, submission()) for user in ("ann", "bob")]
+    asked = [first.intake.submission(user, submission()) for user in ("ann", "bob")]
     kept, gone = (request.value() for request in first.settle(asked))
     first.tick()
     store.append([JobCancelled(now_s=2.0, job_id=gone.id)])

@@ -156,9 +156,9 @@ async def submit(submission: Submission, caller: By, shell: Shell, together: All
     """Submit a job; answered once it is on disk. The same key again returns the same job."""
     auth.require(caller, "user")
     if submission.job.parallel == NOT_FIXED:
-        asked = shell.submission(caller.name, submission)
+        asked = shell.intake.submission(caller.name, submission)
     else:  # its model is profiled
-        asked = await run_in_threadpool(shell.submission, caller.name, submission)
+        asked = await run_in_threadpool(shell.intake.submission, caller.name, submission)
     job: JobView = await together.value(asked)
     return job
 
@@ -167,7 +167,7 @@ async def submit(submission: Submission, caller: By, shell: Shell, together: All
 def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> Response:
     """Submit many jobs, each as if it came alone; answered in their order once all are on disk."""
     auth.require(caller, "user")
-    outcomes = [_submitted(outcome) for outcome in shell.submit_all(caller.name, bulk.submissions)]
+    outcomes = [_submitted(outcome) for outcome in shell.intake.submit_all(caller.name, bulk.submissions)]
     return Response(OUTCOMES.dump_json(outcomes), media_type="application/json")
 
 
@@ -297,8 +297,8 @@ def get_pool(caller: By, shell: Shell) -> PoolView:
 def sync(cluster: str, report: AgentReport, caller: By, shell: Shell) -> AgentOrders:
     """One exchange with a site's agent: what it has, against what it should have."""
     _check_protocol(report.protocol)
-    auth.require_own_cluster(caller, cluster, report.cluster, shell.owner_of(cluster))
-    return shell.sync(report)
+    auth.require_own_cluster(caller, cluster, report.cluster, shell.sites.owner_of(cluster))
+    return shell.sites.sync(report)
 
 
 @router.post("/tokens", status_code=201, responses=_documented())

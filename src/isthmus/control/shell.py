@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
-
-from pydantic import ValidationError
 
 from isthmus.control.actor import Actor, Folded, Request
 from isthmus.control.admission import find
@@ -37,21 +34,21 @@ from isthmus.control.events import (
     Restarted,
     VictimNamed,
 )
-from isthmus.control.incumbents import Incumbents
+from isthmus.control.intake import Intake
 from isthmus.control.job_log import JobLog
 from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.metrics import Meters
-from isthmus.control.placement import check_clusters, check_degrees, check_placement
+from isthmus.control.placement import check_degrees
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.progress import Progress
 from isthmus.control.queue_view import Question, about_job, about_queue, answer
+from isthmus.control.site_desk import SiteDesk
 from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
 from isthmus.control.unhurried import Unhurried
-from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError
+from isthmus.core.errors import IsthmusError, NotFoundError
 from isthmus.core.job import Placement
-from isthmus.core.messages import AgentOrders, AgentReport
-from isthmus.core.pool import Cluster, Pool
+from isthmus.core.pool import Pool
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
 
@@ -91,14 +88,13 @@ class ControlShell:
         self._leads, self._epoch = False, 0
         self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
         self._ended = threading.Event()
-        self._seen_at: set[tuple[str, str]] = set()
         self._job_log, self.meters = JobLog(), Meters()
         self._progress = Progress()
-        self._incumbents, self._incumbents_lock = Incumbents(), threading.Lock()
         self._actor = Actor(store, self._observe, rules, self.meters.flushed, snapshots, self._resume)
         self._unhurried = Unhurried(self._actor)
         self._saved = self._actor.number
-        self._incumbents = Incumbents(self._ask(Coordinator.incarnations))
+        self.intake = Intake(self._actor, pool, clock)
+        self.sites = SiteDesk(self._actor, store, pool, clock, self.changes, self._progress, self._leadership)
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
     def start(self) -> None:
@@ -118,53 +114,9 @@ class ControlShell:
 
     # Users --------------------------------------------------------------------------------------------
 
-    def submission(self, user: str, submission: Submission) -> Request:
-        """Return the request that takes a job in; its result is the job, once it is `settle`d.
-
-        The same user and key again are answered with the job that is there. Its error is `InputError` where
-        the job's placement names what the pool does not know, and `PlanError` for degrees that cannot be.
-        """
-        new = _draw_ids([submission])[0]
-        return self._submission(user, submission, new, lambda coordinator, job_id: coordinator.job(job_id))
-
-    def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[str | IsthmusError]:
-        """Take many jobs in with one flush, each as if it came alone: its id, or why it was refused."""
-        done = self.settle(
-            [
-                self._submission(user, one, new, lambda _, job_id: job_id)
-                for one, new in zip(submissions, _draw_ids(submissions), strict=True)
-            ]
-        )
-        return [_outcome(request) for request in done]
-
     def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Have requests done: what they decided is on disk then."""
         return self._actor.settle(requests)
-
-    def _submission(
-        self, user: str, submission: Submission, job_id: str, show: Callable[[Coordinator, str], object]
-    ) -> Request:
-        """Return the request that takes a job in; `show` makes the answer out of the id of the job."""
-        now_s, wrong = self.clock(), _wrong_degrees(submission)
-
-        def propose(coordinator: Coordinator) -> Event | None:
-            if coordinator.job_of_key(user, submission.key) is not None:
-                return None
-            self._check(coordinator, submission)
-            if wrong is not None:
-                raise wrong
-            return JobSubmitted(now_s=now_s, job_id=job_id, user=user, submission=submission)
-
-        def answer(coordinator: Coordinator) -> object:
-            known = coordinator.job_of_key(user, submission.key) or job_id
-            if known != job_id and coordinator.job(known).job != submission.job:
-                raise ConflictError(
-                    f"key '{submission.key}' already stands for another job, '{known}'",
-                    hint="use a new key for a new job",
-                )
-            return show(coordinator, known)
-
-        return Request(answer, propose)
 
     def jobs(self, user: str | None, after: str | None, limit: int) -> tuple[JobView, ...]:
         """Return jobs (of one user), oldest first, without plans: `limit` of them behind job `after`.
@@ -212,21 +164,13 @@ class ControlShell:
         check_degrees(submission.job, submission.model)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
-            self._check(coordinator, submission)
+            self.intake.check(coordinator, submission)
             return requests(coordinator.state, submission)
 
         plans = plans_of(self._ask(ask), self._planning.answer)
         now_s, paces = self.clock(), self._progress.paces()
         asked = self._ask(lambda c: about_dry_run(c.state, user, submission, plans, now_s, paces))
         return DryRun(plans=plans, standing=answer(asked.question)[0], victims=asked.victims)
-
-    def _check(self, coordinator: Coordinator, submission: Submission) -> None:
-        """Raise `InputError` where a job's placement names what the pool does not know, or nowhere at all."""
-        if submission.job.placement == ANYWHERE:
-            return
-        joined = tuple(record.cluster for record in coordinator.state.clusters.values())
-        check_placement(submission.job.placement, joined, self.file)
-        check_clusters(submission.job.placement, joined, self.file)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Let a job run by one of its candidate plans."""
@@ -271,59 +215,6 @@ class ControlShell:
 
     # Agents -------------------------------------------------------------------------------------------
 
-    def owner_of(self, cluster: str) -> str | None:
-        """Return the owner under whom the pool knows `cluster`: the operator's file, else its first agent."""
-        if self.file is not None:
-            for known in self.file.clusters:
-                if known.name == cluster:
-                    return known.owner
-        return next((x.cluster.owner for x in self.pool().clusters if x.cluster.name == cluster), None)
-
-    def sync(self, report: AgentReport) -> AgentOrders:
-        """Take an agent's report in and answer with its orders.
-
-        Metrics and logs are on disk first, so that a job which has succeeded has all its lines. Raises
-        `InputError` for a chip or owner nobody knows, `ConflictError` for an agent that was replaced, and
-        `UnavailableError` for the first report of one that takes over.
-        """
-        name = report.cluster.name
-        check_cluster(report.cluster, self.file)
-        with self._incumbents_lock:
-            self._incumbents.check(name, report.incarnation)
-        self._store_lines(report)
-        now_s = self.clock()
-
-        def answer(coordinator: Coordinator) -> AgentOrders:
-            coordinator.hear(name, now_s, report)
-            parts, queue = coordinator.orders(name), coordinator.queue(name)
-            return AgentOrders(fence=coordinator.epoch, parts=parts, queue=queue)
-
-        orders = self._actor.take(lambda _: AgentReported.of(report, now_s), answer)
-        self._leadership.hear(name)
-        self._seen_at.update((part.job, name) for part in orders.parts)
-        return orders
-
-    def _store_lines(self, report: AgentReport) -> None:
-        """Keep the lines of jobs that have or had a part at the cluster; those of others are dropped."""
-        named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
-        if not named:
-            return
-        cluster = report.cluster.name
-
-        def run_there(coordinator: Coordinator) -> set[str]:
-            jobs = (coordinator.state.jobs.get(job_id) for job_id in named)
-            planned = {job.id for job in jobs if job and job.plan and cluster in job.plan.clusters}
-            return planned | {job_id for job_id in named if (job_id, cluster) in self._seen_at}
-
-        ours = self._ask(run_there)
-        if ours:
-            metrics = [line for line in report.metrics if line.job in ours]
-            self.store.append_metrics(metrics)
-            self._progress.note(metrics)
-            self.store.append_logs([chunk for chunk in report.logs if chunk.job in ours])
-        for job_id in ours:
-            self.changes.note_lines(job_id)
-
     # In and out of the actor --------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[Coordinator], T]) -> T:
@@ -363,9 +254,8 @@ class ControlShell:
                     self._job_log.forget(job_id)
                     self.meters.forget(job_id)
                     self._progress.forget(job_id)
-        if isinstance(folded.event, AgentReported) and not folded.own:
-            with self._incumbents_lock:
-                self._incumbents.note(folded.event.cluster.name, folded.event.incarnation)
+        if folded.live and not folded.own and isinstance(folded.event, AgentReported):
+            self.sites.heard_elsewhere(folded.event)
         if folded.live:
             self._act(folded.asked, own=folded.own)
 
@@ -447,36 +337,3 @@ def _present(coordinator: Coordinator, change: Change) -> JobView | None:
         return coordinator.job(change.job_id).model_copy(update={"plans": None})
     except NotFoundError:
         return None
-
-
-def _draw_ids(submissions: Sequence[Submission]) -> list[str]:
-    """Return a new id for each job, its name in front."""
-    drawn = secrets.token_hex(4 * len(submissions))
-    return [f"{one.job.name[:50]}-{drawn[8 * i : 8 * i + 8]}" for i, one in enumerate(submissions)]
-
-
-def _wrong_degrees(submission: Submission) -> IsthmusError | None:
-    """Return why the degrees that a job fixes cannot be kept; None where they can."""
-    try:
-        check_degrees(submission.job, submission.model)
-    except IsthmusError as error:
-        return error
-    return None
-
-
-def _outcome(request: Request) -> str | IsthmusError:
-    """Return what became of one of many submissions; raise what is nobody's mistake but ours."""
-    if request.error is not None and not isinstance(request.error, IsthmusError):
-        raise request.error
-    return request.error or request.result
-
-
-def check_cluster(cluster: Cluster, file: Pool | None) -> None:
-    """Raise `InputError` where an agent's cluster has a chip or an owner that the pool does not know."""
-    try:
-        Pool(clusters=(cluster,), chips=file.chips if file else (), owners=file.owners if file else ())
-    except ValidationError as error:
-        raise InputError(
-            f"cluster '{cluster.name}' does not fit the pool: {error.errors()[0]['msg']}",
-            hint="mend the cluster's file, or add the chip or owner to the server's pool file",
-        ) from error
