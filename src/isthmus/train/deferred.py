@@ -8,7 +8,8 @@ P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,7 +41,7 @@ class _Product:
 class DeferredWeights:
     """The put-off products of the linear layers of `models`, by micro-batch and chunk.
 
-    From its making on, every backward through `models` must be between `begin` and `end`.
+    From its making on, every backward through `models` must be inside `put_off`.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
@@ -51,18 +52,19 @@ class DeferredWeights:
                 if isinstance(layer, nn.Linear):
                     layer.forward = partial(self._linear, layer)
 
-    def begin(self, key: Key) -> None:
-        """Put off what the backward that follows multiplies."""
+    @contextmanager
+    def put_off(self, key: Key) -> Iterator[None]:
+        """Put off what the backward inside multiplies."""
         self._now = self._put_off[key] = []
-
-    def end(self) -> None:
-        """Say that the backward is over."""
-        self._now = None
+        try:
+            yield
+        finally:
+            self._now = None
 
     def keep(self, layer: nn.Linear, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """Put one product off; raises `RuntimeError` outside of a backward cut in two."""
         if self._now is None:
-            raise RuntimeError("a schedule that cuts backwards in two cuts all of them")
+            raise RuntimeError("a backward through layers that put their weights off, outside of `put_off`")
         self._now.append(_Product(layer, x, gradient))
 
     def multiply(self, key: Key) -> None:

@@ -25,6 +25,10 @@ from isthmus.train.pieces import StagePieces
 from isthmus.train.receive_buffers import ReceiveBuffers
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
+_STARTED: dict[Kind, Kind] = {
+    "wait_receive_forward": "receive_forward",
+    "wait_receive_backward": "receive_backward",
+}
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,9 @@ class Executor:
     """One stage of a pipeline. Stage `s` of the schedule is rank `ranks[s]` of the process group.
 
     `pieces` holds a model for every chunk of the schedule. `stage_time` makes the chip virtual: each forward
-    and backward is padded by `sleep` to that time, or to a chunk's part of it; a backward cut in two to half
-    each. Of the stage's first `recompute_layers` layers only the inputs are kept: the backward computes them
-    again, one layer at a time.
+    and backward is padded by `sleep` to that time, or to a chunk's part of it (a chunk of a bidirectional
+    schedule is a whole stage); a backward cut in two to half each. Of the stage's first `recompute_layers`
+    layers only the inputs are kept: the backward computes them again, one layer at a time.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class _Pass:
         self.gradients: dict[Key, torch.Tensor] = {}
         self.balances: dict[Key, torch.Tensor] = {}
         self.works: dict[tuple[str, Key], Work] = {}
+        self.handed: dict[int, torch.Tensor] = {}
         self.losses: list[torch.Tensor] = []
         self.balance_losses: list[torch.Tensor] = []
 
@@ -128,7 +133,7 @@ class _Pass:
         kind, m, key = operation.kind, operation.micro_batch, (operation.micro_batch, operation.chunk)
         compute = {
             "forward": self._forward,
-            "backward": self._backward,
+            "backward": self._whole_backward,
             "backward_input": self._backward_input,
             "backward_weight": self._backward_weight,
         }.get(kind)
@@ -143,7 +148,7 @@ class _Pass:
                 self.update()
         else:
             with self.account.span("send" if "send" in kind else "receive", m):
-                self.executor.exchange.wait(self.works.pop((kind.removeprefix("wait_"), key)))
+                self._wait(operation)
 
     def cost(self) -> Losses:
         """Return what the forwards so far cost."""
@@ -153,21 +158,43 @@ class _Pass:
         )
 
     def start(self, operations: Sequence[Operation]) -> None:
-        """Start the exchanges that stand side by side in the schedule."""
-        works = self.executor.exchange.start([self._message(one) for one in operations])
-        for one, work in zip(operations, works, strict=True):
+        """Start the exchanges that stand side by side in the schedule; those with itself need no group."""
+        far = [one for one in operations if not self._is_own(one)]
+        works = self.executor.exchange.start([self._message(one) for one in far])
+        for one, work in zip(far, works, strict=True):
             self.works[one.kind, (one.micro_batch, one.chunk)] = work
+        for one in operations:
+            if one.kind.startswith("send_") and self._is_own(one):
+                self.handed[message_tag(self.schedule, self.executor.stage, one)] = self._outgoing(one)
+
+    def _is_own(self, operation: Operation) -> bool:
+        """Tell whether an exchange is between two pieces of this stage."""
+        return self.schedule.peer(self.executor.stage, operation) == self.executor.stage
+
+    def _wait(self, operation: Operation) -> None:
+        kind, key = operation.kind, (operation.micro_batch, operation.chunk)
+        if not self._is_own(operation):
+            self.executor.exchange.wait(self.works.pop((kind.removeprefix("wait_"), key)))
+        elif "receive" in kind:
+            given = Operation(_STARTED[kind], operation.micro_batch, operation.chunk)
+            target = self.inputs if kind.endswith("forward") else self.gradients
+            target[key] = self.handed.pop(message_tag(self.schedule, self.executor.stage, given))
+
+    def _outgoing(self, operation: Operation) -> torch.Tensor:
+        """Return what a send carries [B, S, H]; autograd still needs the output of a forward that trains."""
+        key = operation.micro_batch, operation.chunk
+        if operation.kind == "send_backward":
+            return self.gradients.pop(key)
+        out = self.outputs[key] if self.schedule.trains else self.outputs.pop(key)
+        return out.detach().contiguous()
 
     def _message(self, operation: Operation) -> Message:
         key, stage = (operation.micro_batch, operation.chunk), self.executor.stage
         peer = self.executor.ranks[self.schedule.peer(stage, operation)]
         tag = message_tag(self.schedule, stage, operation)
         match operation.kind:
-            case "send_forward":
-                out = self.outputs[key] if self.schedule.trains else self.outputs.pop(key)
-                return Message(out.detach().contiguous(), peer, tag, True)
-            case "send_backward":
-                return Message(self.gradients.pop(key), peer, tag, True)
+            case "send_forward" | "send_backward":
+                return Message(self._outgoing(operation), peer, tag, True)
             case "receive_forward":
                 self.inputs[key] = self._room(operation)
                 return Message(self.inputs[key], peer, tag, False)
@@ -215,12 +242,18 @@ class _Pass:
             x = self.inputs.pop(key)
             self.gradients[key] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
 
+    def _whole_backward(self, key: Key) -> None:
+        if self.deferred is None:
+            self._backward(key)
+        else:
+            self._backward_input(key)
+            self._backward_weight(key)
+
     def _backward_input(self, key: Key) -> None:
         if self.deferred is None:
             raise RuntimeError("a backward cut in two where no schedule asked for one")
-        self.deferred.begin(key)
-        self._backward(key)
-        self.deferred.end()
+        with self.deferred.put_off(key):
+            self._backward(key)
 
     def _backward_weight(self, key: Key) -> None:
         if self.deferred is not None:
@@ -235,7 +268,7 @@ class _Pass:
             times = self.executor.stage_time
             if times is not None:
                 whole_s = times.forward_s if kind == "forward" else times.backward_s
-                cuts = len(self.models) * (1 if kind in ("forward", "backward") else 2)
+                cuts = len(self.executor.pieces.own) * (1 if kind in ("forward", "backward") else 2)
                 left_s = whole_s / cuts - (self.account.clock() - start_s)
                 self.account.overrun_s += max(-left_s, 0.0)
                 if left_s > 0:

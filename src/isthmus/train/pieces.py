@@ -1,4 +1,4 @@
-"""`StagePieces`: the pieces of a model that one rank holds, one per chunk of an interleaved schedule."""
+"""`StagePieces`: the pieces of a model that one rank holds, one per chunk of its schedule."""
 
 from __future__ import annotations
 
@@ -11,25 +11,33 @@ from isthmus.train.stage_model import StageModel
 
 
 class StagePieces:
-    """One `StageModel` per chunk, in the order of their layers; most stages have a single one."""
+    """One `StageModel` per chunk; most stages have a single one.
 
-    def __init__(self, models: Sequence[StageModel]) -> None:
+    With `num_copies` 2 (a bidirectional schedule) the second half of them are of a second copy of the model.
+    An embedding and a tied head on one rank are one parameter.
+    """
+
+    def __init__(self, models: Sequence[StageModel], num_copies: int = 1) -> None:
         self.models = tuple(models)
+        self.own = self.models[: len(self.models) // num_copies]
+        for head in self.models:
+            if self.tied and head.is_last and not head.is_first and self.is_first:
+                head.lm_head.weight = next(one for one in models if one.is_first).model.embed_tokens.weight
 
     @property
     def first(self) -> StageModel:
-        """The piece that comes first in the model."""
+        """The piece of chunk 0."""
         return self.models[0]
 
     @property
     def is_first(self) -> bool:
         """Whether the model's embedding is here."""
-        return self.models[0].is_first
+        return any(model.is_first for model in self.models)
 
     @property
     def is_last(self) -> bool:
         """Whether the model's last norm and head are here."""
-        return bool(self.models[-1].is_last)
+        return any(model.is_last for model in self.models)
 
     @property
     def tied(self) -> bool:
@@ -52,14 +60,18 @@ class StagePieces:
         return self.first.vocab_size
 
     def recomputed(self, num_layers: int) -> tuple[int, ...]:
-        """Return how many layers of each piece are among the rank's first `num_layers`."""
-        counts = []
-        for model in self.models:
-            counts.append(min(num_layers, model.layers[1] - model.layers[0]))
-            num_layers -= counts[-1]
+        """Return how many layers of each piece are among the first `num_layers` of their copy."""
+        counts: list[int] = []
+        for place, model in enumerate(self.models):
+            before = sum(counts[place - place % len(self.own) :])
+            counts.append(min(num_layers - before, model.layers[1] - model.layers[0]))
         return tuple(counts)
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter once with its name in the whole model."""
+        seen: set[int] = set()
         for model in self.models:
-            yield from model.global_named_parameters()
+            for name, parameter in model.global_named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name, parameter
