@@ -269,6 +269,14 @@ def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
     assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).stage_time is None
 
 
+def test_a_virtual_job_waits_on_any_chip() -> None:
+    """`compute: virtual` gives a worker the plan's times for its stage, also on a real chip."""
+    job = JOB.model_copy(update={"compute": "virtual"})
+    part = HeldPart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")))
+    spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={})
+    assert spec.stage_time == StageTime(forward_s=0.1, backward_s=0.2)
+
+
 def test_local_jobs_come_and_go_by_their_folders(site: Site) -> None:
     """`job.json` queues a job, `exit` ends it, `cancel` stops it; its folder stays with its owner."""
     one = submit_local(site.state, "one", LocalJobFile(command=("true",), node_group="h20", chips=2))

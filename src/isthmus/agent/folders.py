@@ -44,7 +44,8 @@ def worker_spec(
     routes: dict[str, str],
     storage: Path | None = None,
 ) -> WorkerSpec:
-    """Return what the worker of `rank` is told; on a virtual chip it gets the plan's times for its stage.
+    """Return what the worker of `rank` is told; on a virtual chip, and in a job of `compute: virtual`, it
+    gets the plan's times for its stage.
 
     At a site with a `storage` of its own the job's paths lie below it.
     """
@@ -53,7 +54,8 @@ def worker_spec(
     stage, predicted = part.plan.stage_of(rank), part.plan.predicted
     place, stage_time = part.plan.ranks[rank].stage, None
     if predicted is not None and place < len(predicted.stage_times):
-        stage_time = predicted.stage_times[place] if cluster.group(stage.node_group).virtual else None
+        virtual = part.spec.compute == "virtual" or cluster.group(stage.node_group).virtual
+        stage_time = predicted.stage_times[place] if virtual else None
     steps = part.spec.training.steps
     return WorkerSpec(
         run=part.job,

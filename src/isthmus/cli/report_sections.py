@@ -36,7 +36,7 @@ def header(view: JobView, figures: Figures, pool: PoolView | None) -> str:
     reason = f'<p class="reason">{escape(view.reason)}</p>' if view.reason else ""
     return (
         f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
-        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view.plan, figures, pool)}'
+        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view, figures, pool)}'
     )
 
 
@@ -226,8 +226,13 @@ def _groups(pool: PoolView | None) -> dict[tuple[str, str], NodeGroup]:
     return {(one.name, group.name): group for one in clusters for group in one.node_groups}
 
 
-def _virtual_note(chosen: Plan | None, figures: Figures, pool: PoolView | None) -> str:
-    groups = _groups(pool)
+def _virtual_note(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    if view.job.compute == "virtual":
+        return (
+            '<p class="virtual"><b>A rehearsal:</b> each stage waited for the time that the plan predicts '
+            "instead of computing; all bytes between stages were really sent. Nothing was learned.</p>"
+        )
+    chosen, groups = view.plan, _groups(pool)
     used = dict.fromkeys((stage.cluster, stage.node_group) for stage in chosen.stages) if chosen else {}
     virtual = [f"{groups[key].chip} at {key[0]}" for key in used if key in groups and groups[key].virtual]
     if not virtual:

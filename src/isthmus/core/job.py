@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import Count, Fraction, Frozen, Index, Name, NotNegative, Positive
+from isthmus.core.base import Compute, Count, Fraction, Frozen, Index, Name, NotNegative, Positive
 from isthmus.core.priority import Priority
 
 Task = Literal["pretrain", "continue", "finetune"]
@@ -115,6 +115,10 @@ class Job(Frozen):
     `priority` may, if its user agrees, take the chips of `preemptible` ones of lower priority, which go on
     later from a checkpoint taken before. `deadline_s` counts from the submission. Without `overlap` no
     schedule is used that overlaps communication with computation.
+
+    `compute: virtual` rehearses the job: a stage waits for the plan's predicted time instead of computing,
+    and sends tensors of the model's real size. Nothing is learned: no data is read, and there is no loss, no
+    checkpoint and no result. A rehearsal that was stopped begins again at its first step.
     """
 
     version: Literal[1] = 1
@@ -128,6 +132,7 @@ class Job(Frozen):
     placement: Placement = Placement()
     parallel: Parallel = Parallel()
     overlap: bool = True
+    compute: Compute = "real"
     priority: Priority = "middle"
     preemptible: bool = True
     deadline_s: Positive | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+from isthmus.core.base import Compute, Count, Frozen, Index, Name, NotNegative
 from isthmus.core.chip import Precision
 
 LayerRange = Annotated[tuple[Index, Index], Field(description="first layer, last layer exclusive")]
@@ -55,10 +55,14 @@ class Rank:
 
 
 class StageTime(Frozen):
-    """Predicted seconds of one micro-batch on one stage."""
+    """Predicted seconds of one micro-batch on one stage, and of the end of a step.
+
+    `update_s` is the reduction of gradients inside the cluster and the optimizer's update.
+    """
 
     forward_s: NotNegative
     backward_s: NotNegative
+    update_s: NotNegative = 0.0
 
 
 class Prediction(Frozen):
@@ -90,6 +94,7 @@ class Plan(Frozen):
 
     With `local_steps` above 1 gradients are reduced among the replicas of one group alone, those that share a
     cluster. Each group takes so many steps on its own, then an outer optimizer averages all parameters.
+    A plan of `compute: virtual` is for a job of that kind: each stage is one process, whatever its degrees.
     """
 
     version: Literal[1] = 1
@@ -112,6 +117,7 @@ class Plan(Frozen):
     chunks: Count | None = None
     transport: Literal["buffered", "rendezvous"] = "buffered"
     overlap_gradients: bool = False
+    compute: Compute = "real"
 
     @model_validator(mode="after")
     def _layers_follow(self) -> Plan:
@@ -200,8 +206,12 @@ class Plan(Frozen):
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
-        """What each rank computes: those of a stage follow each other, one per share of its tensors."""
-        return tuple(Rank(place, tp) for place, stage in enumerate(self.stages) for tp in range(stage.tp))
+        """What each rank computes: those of a stage follow each other, one per share of its tensors.
+
+        With `compute: virtual` a stage is one rank, whatever its degrees.
+        """
+        sizes = enumerate(self._num_ranks)
+        return tuple(Rank(place, tp) for place, size in sizes for tp in range(size))
 
     def stage_of(self, rank: int) -> Stage:
         """Return the stage that a rank computes, or computes a share of."""
@@ -210,11 +220,15 @@ class Plan(Frozen):
     def ranks_of(self, stage: int) -> range:
         """Return the ranks that compute one of `stages`, in the order of their shares."""
         first = self._first_ranks[stage]
-        return range(first, first + self.stages[stage].tp)
+        return range(first, first + self._num_ranks[stage])
 
     @cached_property
     def _first_ranks(self) -> tuple[int, ...]:
-        return tuple(itertools.accumulate((stage.tp for stage in self.stages), initial=0))
+        return tuple(itertools.accumulate(self._num_ranks, initial=0))
+
+    @cached_property
+    def _num_ranks(self) -> tuple[int, ...]:
+        return tuple(1 if self.compute == "virtual" else stage.tp for stage in self.stages)
 
     @property
     def num_chunks(self) -> int | None:

@@ -12,12 +12,16 @@ from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.device import HOST_BACKENDS, usable_backends
 from isthmus.train.loop import device_of
+from isthmus.train.rehearsable import check_rehearsable
 from isthmus.train.weights import check_output
 
 
 def check_executable(spec: WorkerSpec) -> Schedule:
     """Return the checked schedule of the plan; raise `PlanError` or `ModelError` on what cannot be run."""
+    if spec.job.compute == "virtual":
+        return check_rehearsable(spec)
     plan, training = spec.plan, spec.job.training
+    _require_equal("compute", plan.compute, spec.job.compute)
     for number, stage in enumerate(plan.stages):
         _require_simple(number, stage)
     if plan.local_steps > 1:

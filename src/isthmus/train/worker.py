@@ -22,6 +22,7 @@ from isthmus.train.device import set_up
 from isthmus.train.executable import check_executable
 from isthmus.train.loop import device_of, prepare, train
 from isthmus.train.membership import join_group, leave_group, listen
+from isthmus.train.rehearsal import rehearse
 
 TERMINATED = 128 + signal.SIGTERM
 GRACE_S = 4.0
@@ -38,11 +39,14 @@ def run(folder: WorkerFolder) -> None:
     set_up(device, spec.threads)
     with listen(spec.host) as listener:
         folder.write_checkin(_address(spec, listener))
-        prepared = prepare(spec)
+        prepared = prepare(spec) if spec.job.compute == "real" else None
         ranks = wait_for_ranks(folder, spec)
         membership = join_group(spec, ranks, listener, _end_soon, device)
     try:
-        train(spec, schedule, prepared, folder)
+        if prepared is None:
+            rehearse(spec, schedule, folder)
+        else:
+            train(spec, schedule, prepared, folder)
     except BaseException as error:
         leave_group(membership, reason=error.message if isinstance(error, IsthmusError) else _one_line(error))
         raise

@@ -12,7 +12,7 @@ from isthmus.core.plan import Plan, Prediction, Stage, StageTime
 from isthmus.core.units import format_seconds
 from isthmus.plan.memory.stage import OUTER_BYTES
 from isthmus.plan.search.layout import Layout, Row
-from isthmus.plan.search.seat import Task
+from isthmus.plan.search.seat import Seat, StageCut, Task
 from isthmus.schedule import warm_up_counts
 from isthmus.sim import TrainingRun
 
@@ -67,6 +67,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         warm_up=_warm_up(layout),
         precision=None if executable else job.training.precision,
         model=None if executable else job.model,
+        compute=job.compute,
     )
 
 
@@ -128,7 +129,12 @@ def predicted(one: Scored, task: Task) -> Plan:
         for row in layout.rows
         for seat in row.shape.seats
     )
-    rows = [(row, cut) for row in layout.rows for _ in row.counts for cut in row.cuts]
+    placed = [
+        (row, seat, cut)
+        for row in layout.rows
+        for _ in row.counts
+        for seat, cut in zip(row.shape.seats, row.cuts, strict=True)
+    ]
     prediction = Prediction(
         iteration_s=run.iteration_s,
         tgs_tokens_per_card_s=plan.samples * plan.sequence_length / run.iteration_s / cards,
@@ -136,10 +142,20 @@ def predicted(one: Scored, task: Task) -> Plan:
         peak_memory_bytes=tuple(_peaks(layout)),
         wan_gbps=_wan_gbps(layout, run.iteration_s),
         cost_per_iteration=one.cost,
-        stage_times=tuple(StageTime(forward_s=c.forward_s, backward_s=c.backward_s) for _, c in rows),
+        stage_times=tuple(
+            StageTime(forward_s=cut.forward_s, backward_s=cut.backward_s, update_s=_update_s(row, seat, cut))
+            for row, seat, cut in placed
+        ),
         assumptions=_assumptions(layout, task),
     )
     return plan.model_copy(update={"predicted": prediction, "why": why(one)})
+
+
+def _update_s(row: Row, seat: Seat, cut: StageCut) -> float:
+    """Return the seconds that a stage's reduction of gradients inside its cluster and its update take."""
+    shape, parameters = row.shape, seat.parameters(cut.first, cut.last)
+    own_s = seat.update_s(parameters, shape.dp if shape.zero else 1)
+    return own_s + (seat.reduce_s(parameters, shape.dp, shape.zero) if shape.dp > 1 else 0.0)
 
 
 def _peaks(layout: Layout) -> Sequence[int]:

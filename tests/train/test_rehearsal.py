@@ -1,0 +1,198 @@
+"""Rules of `compute: virtual`: a stage waits instead of computing, and what it sends is as large as real."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.comm.work import SendWork
+from isthmus.core.errors import PlanError
+from isthmus.core.job import Job
+from isthmus.core.messages import Protection
+from isthmus.core.plan import Plan, StageTime
+from isthmus.core.worker import ProtectRequest, WorkerFolder, WorkerSpec
+from isthmus.schedule import make_schedule
+from isthmus.train.exchange import Exchange
+from isthmus.train.executable import check_executable
+from isthmus.train.rehearsal import BlockingExchange
+from isthmus.train.virtual_stage import VirtualStage
+from tests.comm.relay import Relay
+from tests.train.small_models import NUM_LAYERS
+from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started
+
+TIME = StageTime(forward_s=0.02, backward_s=0.04, update_s=0.05)
+
+
+def virtual_job(folder: Path, variant: str = "llama", **changes: Any) -> Job:
+    """Return a job that is rehearsed; its data do not exist."""
+    job = make_job(folder, variant, compute="virtual", **changes)
+    return job.model_copy(update={"data": job.data.model_copy(update={"paths": ("/nowhere/at/all",)})})
+
+
+def virtual_plan(job: Job, ends: list[int], clusters: str, **changes: Any) -> Plan:
+    plan = make_plan(job, ends, clusters, **changes)
+    return Plan.model_validate(plan.model_dump() | {"compute": "virtual"})
+
+
+def stage_of(layers: tuple[int, int]) -> VirtualStage:
+    return VirtualStage(layers, 6, 8, dtype=torch.bfloat16, device=torch.device("cpu"))
+
+
+@given(first=st.integers(0, 4), size=st.integers(1, 3), tokens=st.integers(1, 9))
+def test_a_stage_keeps_shapes_and_allocates_once(first: int, size: int, tokens: int) -> None:
+    """[B, S] or [B, S, H] in, [B, S, H] out and back, all in one piece of memory whatever the micro-batch."""
+    stage = stage_of((first, 5))
+    for _ in range(3):
+        x = (
+            torch.zeros(size, tokens, dtype=torch.int64)
+            if first == 0
+            else torch.ones(size, tokens, 8).bfloat16()
+        )
+        out, balance = stage.compute(x.requires_grad_(first > 0), recompute_layers=1)
+        assert balance is None
+        assert (out.shape, out.dtype) == ((size, tokens, 8), torch.bfloat16)
+        torch.autograd.backward(out, torch.ones_like(out))
+        memory = {out.data_ptr()}
+        if first > 0:
+            assert x.grad is not None
+            assert x.grad.shape == x.shape
+            memory.add(x.grad.data_ptr())
+        assert memory == {stage.zeros((1,)).data_ptr()}
+
+
+def test_a_stage_has_no_weights() -> None:
+    """Whatever the model, a virtual stage holds a single number, at which autograd begins."""
+    assert sum(one.numel() for one in stage_of((0, 6)).parameters()) == 1
+
+
+def test_the_last_stage_hands_on_a_loss_that_costs_nothing() -> None:
+    """A micro-batch of the last stage ends in one number a sample, and its gradient in a hidden state."""
+    out, _ = stage_of((4, 6)).compute(torch.ones(2, 5, 8).bfloat16().requires_grad_())
+    assert out.shape == (2, 1, 1)
+
+
+def test_a_stage_of_any_degrees_is_one_process(tmp_path: Path) -> None:
+    """A virtual plan has a rank per stage and still counts all chips; a real one has a rank per share."""
+    job = virtual_job(tmp_path)
+    plan = virtual_plan(job, [2, 4], "ab", stage={"tp": 8, "cp": 2})
+    real = Plan.model_validate(plan.model_dump() | {"compute": "real"})
+    assert (len(plan.ranks), len(real.ranks)) == (2, 16)
+    assert [part.ranks for part in plan.parts()] == [(0,), (1,)]
+    assert plan.parts()[0].chips == real.parts()[0].chips == {"cpu": 16}
+
+
+def spec_of(tmp_path: Path, rank: int = 0, time: StageTime | None = TIME, **of_plan: Any) -> WorkerSpec:
+    job = virtual_job(tmp_path)
+    plan = virtual_plan(job, [2, 4], "ab").model_dump() | of_plan
+    return WorkerSpec(run="r", attempt=1, rank=rank, job=job, plan=Plan.model_validate(plan), stage_time=time)
+
+
+def two_replicas(clusters: str) -> list[dict[str, Any]]:
+    """Return the stages of two replicas of two stages each; `clusters` has the place of each."""
+    cuts = [(0, 2), (2, NUM_LAYERS)] * 2
+    return [
+        {"replica": i // 2, "cluster": cluster, "node_group": "cpu", "layers": cut, "tp": 4, "sp": True}
+        for i, (cluster, cut) in enumerate(zip(clusters, cuts, strict=True))
+    ]
+
+
+def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None:
+    """Tensor parallelism, recomputation, ZeRO and uneven replicas inside a cluster are a matter of time."""
+    stages = two_replicas("abab")
+    spec = spec_of(
+        tmp_path, 3, stages=stages, dp=2, zero=1, micro_batches=3, replica_micro_batches=(3, 1),
+        transport="rendezvous",
+    )  # fmt: skip
+    assert check_executable(spec) == make_schedule("1f1b", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        ({"time": None}, "predicts no time"),
+        ({"compute": "real"}, "compute is real in the plan and virtual in the job"),
+        ({"micro_batches": 5}, "samples a step is 10"),
+        ({"schedule": "dualpipe"}, "two copies"),
+        ({"stages": two_replicas("abba"), "dp": 2, "micro_batches": 2}, "layer 0 in a and b"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, fixed: dict[str, Any], words: str) -> None:
+    """No time, a plan of another kind, other samples, two copies, gradients that cross clusters."""
+    with pytest.raises(PlanError, match=words):
+        check_executable(spec_of(tmp_path, **fixed))
+
+
+def test_a_real_job_takes_no_virtual_plan(tmp_path: Path) -> None:
+    """A plan made for a rehearsal trains nothing."""
+    spec = spec_of(tmp_path)
+    real = spec.model_copy(update={"job": spec.job.model_copy(update={"compute": "real"})})
+    with pytest.raises(PlanError, match="compute is virtual in the plan and real in the job"):
+        check_executable(real)
+
+
+def test_with_rendezvous_a_send_is_waited_for() -> None:
+    """A sender goes on once the receiver has the message, as with exchanges that block; else at once."""
+    arrived: Future[None] = Future()
+    work = SendWork(arrived, "send", torch.zeros(1))
+    Exchange(["a", "b"], 0).wait(work)
+    exchange = BlockingExchange(["a", "b"], 0)
+    waiting = threading.Thread(target=exchange.wait, args=(work,))
+    waiting.start()
+    assert waiting.is_alive()
+    arrived.set_result(None)
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+def steps_s(workers: Workers) -> list[float]:
+    """Return the seconds of every step but the first, as rank 0 saw them."""
+    return [one.values["step_s"] or 0.0 for one in workers.metrics(0)[1:]]
+
+
+@pytest.mark.slow
+def test_workers_rehearse_a_job(tmp_path: Path) -> None:
+    """Two replicas of two stages in two clusters run in the time of the plan, and leave nothing but figures.
+
+    1. Four processes, each a stage of four chips, meet through a proxy; nobody reads the data, which is not
+    there. 2. A step takes no less than its pipeline and its update. 3. What a sender reports is what crossed.
+    4. No loss, no checkpoint, no model.
+    """
+    job = virtual_job(tmp_path, steps=3, training={"precision": "bf16", "sequence_length": 64})
+    fixed = {"stages": two_replicas("abab"), "dp": 2, "micro_batches": 2, "replica_micro_batches": (2, 2)}
+    plan = Plan.model_validate(virtual_plan(job, [2, 4], "ab").model_dump() | fixed)
+    with Relay() as relay:
+        routes = dict.fromkeys("ab", relay.address)
+        workers = run_job(tmp_path, job, plan, stage_time=TIME, routes=routes, trace_steps=(1,))
+        assert relay.num_carried > 0
+    assert min(steps_s(workers)) >= 3 * (TIME.forward_s + TIME.backward_s) + TIME.update_s
+    hidden = 16
+    for rank in range(4):
+        for one in workers.metrics(rank):
+            assert one.values["wan_bytes"] == 2 * (2 * 64 * hidden) * 2
+            assert not {"loss", "gradient_norm", "learning_rate"} & set(one.values)
+    assert "virtual: it waits instead of computing" in workers.log(0)
+    assert "step 3 of 3" in workers.log(1)
+    assert not (tmp_path / "output").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_is_asked_for_protection_has_nothing_to_protect(tmp_path: Path) -> None:
+    """An agent that wants the work saved is answered at the end of the step: nothing was learned, 0 bytes."""
+    job = virtual_job(tmp_path, "llama-tied", steps=10_000)
+    with started(tmp_path, job, virtual_plan(job, [2, 4], "aa"), stage_time=TIME) as workers:
+        workers.wait_for_step(1)
+        workers.folders[1].write_protect(ProtectRequest(after=0))
+        answers: list[Protection | None] = [None]
+        while None in answers:
+            assert all(one.poll() is None for one in workers.processes), workers.log(0)
+            answers = [WorkerFolder(one.path).read_protected() for one in workers.folders]
+    assert {one.num_bytes for one in answers if one} == {0}
+    assert len({one.step for one in answers if one}) == 1
