@@ -1,0 +1,56 @@
+"""Rules of backwards that are cut in two: what is put off, and that nothing comes out differently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from isthmus.train.deferred import DeferredWeights
+from isthmus.train.stage_model import StageModel, build_stage
+from tests.train.small_models import write_config
+
+PUT_OFF = ("proj", "lm_head")
+
+
+def gradients(stage: StageModel) -> dict[str, torch.Tensor]:
+    """Return the gradients of a stage by name, those that are there."""
+    return {name: one.grad.clone() for name, one in stage.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("variant", ["llama", "mixtral", "qwen3-moe-tied-sparse"])
+@pytest.mark.parametrize("recompute_layers", [0, 1])
+def test_weights_are_put_off_and_change_nothing(variant: str, recompute_layers: int, tmp_path: Path) -> None:
+    """Projections of attention, of dense layers and of all experts wait; then the bits are the usual ones."""
+    stage = build_stage(
+        write_config(tmp_path, variant), (2, 4), dtype=torch.float32, device="cpu", seed=0, weights="random"
+    )
+    hidden = torch.randn(2, 5, stage.hidden_size, generator=torch.Generator().manual_seed(1))
+    xs = [hidden.clone().requires_grad_() for _ in range(2)]
+    stage.compute(xs[0], recompute_layers)[0].square().sum().backward()
+    usual = gradients(stage)
+    stage.zero_grad()
+
+    deferred = DeferredWeights([stage])
+    out = stage.compute(xs[1], recompute_layers)[0].square().sum()
+    with deferred.put_off((0, 0)):
+        out.backward()
+    at_once = gradients(stage)
+    assert torch.equal(xs[0].grad, xs[1].grad)
+    assert not [name for name in at_once if any(kind in name for kind in PUT_OFF)]
+    deferred.multiply((0, 0))
+    later = gradients(stage)
+    assert later.keys() == usual.keys()
+    assert all(torch.equal(later[name], gradient) for name, gradient in usual.items())
+
+
+def test_a_backward_outside_is_refused(tmp_path: Path) -> None:
+    """Weights that nobody would multiply are an error, not a model that does not learn."""
+    stage = build_stage(
+        write_config(tmp_path, "llama"), (1, 2), dtype=torch.float32, device="cpu", seed=0, weights="random"
+    )
+    DeferredWeights([stage])
+    out = stage.compute(torch.randn(1, 3, stage.hidden_size))[0].sum()
+    with pytest.raises(RuntimeError, match="outside of `put_off`"):
+        out.backward()
