@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from isthmus.train.stage_model import StageModel, build_stage
 from isthmus.train.tensor_group import TensorGroup
 from isthmus.train.tensor_slices import slice_of
+from isthmus.train.weights import export_shard, finish_export
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 from tests.train.tensor_groups import each, tensor_groups
 
@@ -105,3 +107,23 @@ def test_shares_are_read_from_a_published_model(tmp_path: Path, variant: str) ->
     """Two ranks read their shares of a folder that transformers wrote: biases, experts, a tied head."""
     save_model(tmp_path, variant)
     check_shared(tmp_path, 2, "load")
+
+
+@pytest.mark.parametrize("variant", ["llama", "mixtral-tied-window"])
+def test_an_export_of_shares_is_the_whole_model(tmp_path: Path, variant: str) -> None:
+    """Two ranks that share all of a model write the folder that it was read from, tensor by tensor."""
+    whole, output = save_model(tmp_path / "model", variant), tmp_path / "output"
+
+    def run(group: TensorGroup) -> None:
+        layers, dtype = (0, NUM_LAYERS), torch.bfloat16
+        stage = build_stage(
+            tmp_path / "model", layers, dtype=dtype, device="cpu", seed=0, weights="load", group=group
+        )
+        export_shard(stage, output, 0)
+
+    each(tensor_groups(2), run)
+    finish_export(output, tmp_path / "model", 1)
+    found = AutoModelForCausalLM.from_pretrained(output).state_dict()
+    expected = whole.to(torch.bfloat16).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

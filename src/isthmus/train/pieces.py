@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from isthmus.train.stage_model import StageModel
+from isthmus.train.tensor_group import TensorGroup
+from isthmus.train.tensor_slices import Slice
 
 
 class StagePieces:
@@ -53,6 +55,16 @@ class StagePieces:
     def device(self) -> torch.device:
         """Where the parameters lie."""
         return self.first.device
+
+    @property
+    def group(self) -> TensorGroup:
+        """The ranks that share the stage's tensors."""
+        return self.first.group
+
+    @property
+    def slices(self) -> dict[str, Slice]:
+        """What this rank holds of each parameter, by its name in the whole model."""
+        return {name: held for model in self.models for name, held in model.slices.items()}
 
     @property
     def vocab_size(self) -> int:

@@ -24,6 +24,7 @@ from isthmus.train.load_weights import INDEX_FILE, SINGLE_FILE, StoredTensor, sh
 from isthmus.train.pieces import StagePieces
 from isthmus.train.stage_model import EMBEDDING, StageModel
 from isthmus.train.tensor_names import published_pieces
+from isthmus.train.tensor_whole import whole_parameters
 
 _PENDING = ".export"
 _SHARD_BYTES = 4 << 30
@@ -45,9 +46,14 @@ def export_shard(
     """Write the tensors of `stage`, in the published layout and as `dtype` (None: as they are), to `output`.
 
     They are no model before `finish_export`. Memory beyond the stage is at most `shard_bytes` (and one
-    tensor). Of a tied embedding only the first stage's copy is written. Raises `UnavailableError` where the
-    disk is full or the folder cannot be written.
+    tensor). Of a tied embedding only the first stage's copy is written. Of the ranks that share a stage all
+    call this, and the first writes. Raises `UnavailableError` where the disk is full or the folder cannot be
+    written.
     """
+    if stage.group.index > 0:
+        for _ in whole_parameters(stage):
+            continue
+        return
     folder = output / _PENDING
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,10 +133,9 @@ def _shards(
 
 
 def _published_tensors(stage: StageModel | StagePieces) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in stage.global_named_parameters():
+    for name, whole in whole_parameters(stage):
         if name == EMBEDDING and not stage.is_first:
             continue
-        whole = parameter.detach()
         for piece in published_pieces(stage.architecture, name, tuple(whole.shape)):
             yield piece.name, piece.part_of(whole)
 
