@@ -6,6 +6,7 @@ Both take all ranks of one job in this process and drive each from a thread of i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -138,6 +139,9 @@ def _gives_up(transports: Sequence[Transport]) -> None:
         error = _expect_peer_error(waiting, "a rank that gives up wakes every waiter, whomever it waits for")
         _expect("its disk is full" in str(error), "the reason is passed on")
     _expect("its disk is full" in str(b.loss(LIMIT_S)), "a broken transport says what broke it")
+    woken = threading.Event()
+    b.when_lost(woken.set)
+    _expect(woken.wait(LIMIT_S), "who asks to be woken of a loss is, also after it")
     _expect_peer_error(b.send(2, 6, "x", memoryview(b"y")), "nothing can be sent over a broken transport")
 
 

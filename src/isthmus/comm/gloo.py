@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
+import torch
 import torch.distributed as dist
 
 from isthmus.comm.transport import Transport
 from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError
 
+MEETING = timedelta(seconds=30)
+"""How long ranks that have all met already may take to join gloo."""
+
 _PORT_TAG = -1
+_BREAK_TAG = 2**31 - 1
+"""The tag of a message that never comes."""
+
 _WHERE_BYTES = 280
 """Longest host name (255), a blank, a port."""
 
@@ -24,6 +33,7 @@ def local_group(
 
     `clusters[r]` is the cluster of rank `r`, `host` our address inside it. The lowest rank listens on a free
     port of its host and tells the others by the transport. Raises `PeerError` where one does not come.
+    Whoever waits in the group wakes when the transport is lost.
     """
     mine = clusters[transport.rank]
     near = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
@@ -31,14 +41,26 @@ def local_group(
         return None
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timeout
+    options._timeout = MEETING
     try:
-        store = _meet(transport, near, host, timeout)
-        return dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
+        store = _meet(transport, near, host, MEETING)
+        group = dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
+        group._set_default_timeout(timeout)
     except RuntimeError as error:
         raise PeerError(
             f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_reason(error)}"
         ) from error
+    transport.when_lost(partial(_break, group, 1 if near[0] == transport.rank else 0))
+    return group
+
+
+def _break(group: dist.ProcessGroupGloo, other: int) -> None:
+    """Wake whoever waits inside `group`, with an error: gloo knows nothing of a loss elsewhere.
+
+    A time-out of one message breaks the whole group, and there is no other way to break one.
+    """
+    with suppress(RuntimeError):
+        group.recv([torch.empty(1)], other, _BREAK_TAG).wait(timedelta(milliseconds=1))
 
 
 def _meet(transport: Transport, near: Sequence[int], host: str, timeout: timedelta) -> dist.TCPStore:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,9 +24,6 @@ from isthmus.core.errors import PlanError
 BACKEND = "isthmus"
 MAX_TAG = 2**20
 """Tags of the user are below it; the collectives count upwards from it."""
-
-_BREAK_TAG = 2 * MAX_TAG
-"""The tag of a message that never comes: users' and collectives' tags are below it."""
 
 LOSS_NEWS_S = 1.0
 """How long after an error of gloo the news of the loss behind it may take to arrive."""
@@ -145,16 +141,6 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Tell all peers that the run has failed, and end all threads."""
         self._transport.close(reason)
         self._collectives.shutdown(wait=False, cancel_futures=True)
-
-    def break_near(self) -> None:
-        """Wake whoever waits inside gloo, with an error: it knows nothing of a loss elsewhere.
-
-        A time-out of one message breaks gloo's whole group, and there is no other way to break one.
-        """
-        if self._local is not None:
-            other = next(place for rank, place in self._near.items() if rank != self.rank())
-            with suppress(RuntimeError):
-                self._local.recv([torch.empty(1)], other, _BREAK_TAG).wait(timedelta(milliseconds=1))
 
     def _peers(self) -> list[int]:
         return [rank for rank in range(self.size()) if rank != self.rank()]

@@ -23,6 +23,7 @@ class MemoryTransport:
         self._traffic = {peer: Traffic() for peer in self._mailboxes}
         self._gone: dict[int, PeerError] = {}
         self._lost: PeerError | None = None
+        self._wakes: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
@@ -49,6 +50,12 @@ class MemoryTransport:
         """Return the loss that broke the transport; nothing here takes time, so nothing is waited for."""
         del wait_s
         return self._lost
+
+    def when_lost(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once a loss has broken the transport."""
+        self._wakes.append(wake)
+        if self._lost is not None:
+            wake()
 
     def close(self, reason: str = "") -> None:
         """Take leave of all peers."""
@@ -83,6 +90,8 @@ class MemoryTransport:
         self._part(peer, error)
         for other in self._mailboxes:
             self._part(other, error)
+        for wake in self._wakes:
+            wake()
 
 
 def memory_transports(size: int, clock: Callable[[], float] = time.time) -> list[MemoryTransport]:

@@ -25,8 +25,13 @@ Raises `UnavailableError` where there is no way just now, `PeerError` where ther
 `RestartError` where another one has taken its place.
 """
 
+OnLink = Callable[[int, str, float | None], None]
+"""Told that nothing comes from a rank any more, and why; or (no why) that it does again, after how long."""
+
 SILENT_BEATS = 3
 """Heartbeats that may be missing before a lane counts as broken."""
+
+_SILENT = "silent"
 
 _RETRY_S = (0.1, 1.0)
 """Shortest and longest pause between two tries to mend a lane."""
@@ -37,7 +42,8 @@ class Peer:
 
     A lane that breaks is opened again by `redial`; what it carried goes by the others meanwhile, and nothing
     is lost or doubled. `on_loss` is called once, from one of the threads, if the worker is gone without
-    having taken leave, if nothing came from it for `timeout_s`, or if it left saying that the run failed.
+    having taken leave, if nothing came from it for `timeout_s`, or if it left saying that the run failed;
+    `on_link` when a lane is silent or there is no way to mend it, and when it is mended.
     """
 
     def __init__(
@@ -49,13 +55,15 @@ class Peer:
         timeout_s: float,
         on_loss: Callable[[PeerError], None],
         redial: Redial,
+        on_link: OnLink = lambda _rank, _why, _lasted_s: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.rank, self.traffic, self.mailbox = rank, Traffic(), Mailbox(rank)
         self.inbox, self.outbox = Inbox(self.mailbox, Lane.cut), Outbox()
         self.farewell: str | None = None
         self._heartbeat_s, self._timeout_s, self._clock = heartbeat_s, timeout_s, clock
-        self._on_loss, self._redial = on_loss, redial
+        self._on_loss, self._redial, self._on_link = on_loss, redial, on_link
+        self._cut_s: float | None = None
         self._error: PeerError | None = None
         self._heard_s = time.monotonic()
         self._lock = threading.Lock()
@@ -88,7 +96,10 @@ class Peer:
             if self._over.is_set():
                 return False
             self._lanes[number] = lane
+            cut_s, self._cut_s = self._cut_s, None
         self.heard()
+        if cut_s is not None:
+            self._on_link(self.rank, "", time.monotonic() - cut_s)
         lane.start()
         return True
 
@@ -174,6 +185,8 @@ class Peer:
     def _mend(self, lane: Lane, why: str) -> None:
         """Try to open the lane again until it is, or the peer is lost."""
         pause_s, longest_s = _RETRY_S
+        if why == _SILENT:
+            self._cut(why)
         while not self._over.is_set() and self._lanes[lane.number] is lane:
             try:
                 connection = self._redial(self.rank, lane.number)
@@ -187,13 +200,20 @@ class Peer:
             except PeerError as error:
                 self._lose(f"peer {self.rank} is lost: {why}; {error.message}")
                 return
-            except UnavailableError:
-                pass
+            except UnavailableError as error:
+                self._cut(error.message)
             if time.monotonic() - self._heard_s > self._timeout_s:
                 self._lose(f"peer {self.rank} was silent for {self._timeout_s:g} s")
                 return
             self._over.wait(pause_s)
             pause_s = min(2 * pause_s, longest_s)
+
+    def _cut(self, why: str) -> None:
+        """Tell, once until it is mended, that nothing comes."""
+        with self._lock:
+            known, self._cut_s = self._cut_s, self._cut_s or self._heard_s
+        if known is None:
+            self._on_link(self.rank, why, None)
 
     def _lane(self, number: int, connection: Connection) -> Lane:
         return Lane(
@@ -218,5 +238,5 @@ class Peer:
 
 def _why(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return "silent"
+        return _SILENT
     return (error.strerror or str(error) or type(error).__name__).lower()

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from isthmus.comm.door import Door
 from isthmus.comm.frame import Greeting
 from isthmus.comm.mesh import Endpoint, dial_lane, may_pass, tune
-from isthmus.comm.peer import Connection, Peer
+from isthmus.comm.peer import Connection, OnLink, Peer
 from isthmus.comm.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.wan.connect import dial
@@ -40,11 +40,13 @@ class TcpTransport:
         heartbeat_s: float = 2.0,
         peer_timeout_s: float = 30.0,
         on_loss: Callable[[PeerError], None] = lambda _: None,
+        on_link: OnLink = lambda _rank, _why, _lasted_s: None,
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
         self._greeting, self._endpoints, self._on_loss = greeting, endpoints, on_loss
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
+        self._wakes: list[Callable[[], None]] = []
         self._broken = threading.Event()
         self._closed = False
         self._peers = {
@@ -54,6 +56,7 @@ class TcpTransport:
                 heartbeat_s=heartbeat_s,
                 timeout_s=peer_timeout_s,
                 on_loss=self._lose,
+                on_link=on_link,
                 redial=self._redial,
             )
             for rank, lanes in connections.items()
@@ -85,6 +88,14 @@ class TcpTransport:
         self._broken.wait(wait_s)
         return self._lost
 
+    def when_lost(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, once a loss has broken the transport or it is abandoned."""
+        with self._lock:
+            lost = self._lost is not None or self._closed
+            self._wakes.append(wake)
+        if lost:
+            wake()
+
     def close(self, reason: str = "") -> None:
         """Send what is queued, take leave, end all threads; silent peers cost `LINGER_S` at most."""
         with self._lock:
@@ -105,8 +116,11 @@ class TcpTransport:
             if self._closed:
                 return
             self._closed = True
+            wakes = list(self._wakes)
         for peer in self._peers.values():
             peer.abandon()
+        for wake in wakes:
+            wake()
         self._door.close()
 
     def _redial(self, rank: int, lane: int) -> Connection | None:
@@ -128,6 +142,9 @@ class TcpTransport:
                 return
             self._lost = error
             self._broken.set()
+            wakes = list(self._wakes)
         for peer in self._peers.values():
             peer.fail(error)
+        for wake in wakes:
+            wake()
         self._on_loss(error)

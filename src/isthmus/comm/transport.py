@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,6 +59,10 @@ class Transport(Protocol):
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
+        ...
+
+    def when_lost(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, once a loss has broken the transport: now, if it has."""
         ...
 
     def close(self, reason: str = "") -> None:
