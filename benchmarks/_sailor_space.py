@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,19 +22,17 @@ from isthmus.core.pool import NodeGroup
 from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.search.explore import Explorer
 from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.seat import Seat, Task
 from isthmus.plan.search.shape import Chain, Cost, Segment, Shape
 from isthmus.plan.search.share import LayerTimes, share_layers
-from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot
 from isthmus.plan.search.ways import Way, Ways
 from isthmus.plan.time.calibration import DATA_SHEET
 
 NEVER_S = 1e9
 """Seconds of a layer that was never measured."""
-
-MOST_STAGES = 6
-"""Stages at one place under one cut, in chains that pass it twice."""
 
 MANY = 1 << 16
 """Replicas have connections of their own: what crosses between two places at once has no common limit."""
@@ -54,13 +52,12 @@ def spots_of_case(case: Case, tables: Tables) -> list[Spot]:
             memory_bandwidth_bytes_per_s=1e12,
             in_node_link=InNodeLink(name="link", bandwidth_bytes_per_s=1e11),
         )
-        place = (kind, zone)
         group = NodeGroup(
             name=kind,
             chip=kind,
             nodes=max(1, count // case.chips_per_node),
             chips_per_node=case.chips_per_node,
-            network_gbps=max(1.0, tables.bytes_per_s(place, place) * 8e-9),
+            network_gbps=10.0,  # what is sent has its measured seconds
         )
         if count:
             found.append(
@@ -156,6 +153,12 @@ class SailorShape(Shape):
     def places(self) -> list[tuple[Seat, float, int]]:
         """Seat, seconds of what it sends for a micro-batch both ways, and how many stages in a row are so."""
         message = self.task.tables.message_bytes(1, self.segments[0].seat.batch.micro_batch_size)
+        if self.pooled:
+            rows = [list(zip(map(place_of, one.spots), self.tps, strict=True)) for one in self.parts]
+            return [
+                (seat, max(self._sending_s(ends, index, message) for ends in rows), 1)
+                for index, seat in enumerate(self.seats)
+            ]
         few = [(one, min(one.stages, 3)) for one in self.segments]  # first, inner and last of a segment
         ends = [(place_of(one.spot), one.seat.degrees.tp) for one, count in few for _ in range(count)]
         copies = [max(1, one.stages - 2 if i == 1 else 1) for one, count in few for i in range(count)]
@@ -164,6 +167,11 @@ class SailorShape(Shape):
             (seat, self._sending_s(ends, index, message), count)
             for index, (seat, count) in enumerate(zip(seats, copies, strict=True))
         ]
+
+    @property
+    def tps(self) -> list[int]:
+        """Tensor parallelism of every stage."""
+        return [seat.degrees.tp for seat in self.seats]
 
     def _sending_s(self, ends: Sequence[tuple[Place, int]], index: int, message: float) -> float:
         send_s, here, last = self.task.tables.send_s, ends[index], len(ends) - 1
@@ -208,7 +216,8 @@ class SailorShape(Shape):
         first_s = found.sum_s + self._update_s + self._ring_s(layers)
         if first_s == math.inf:
             return None  # a ring over a link that was never measured
-        return Chain(layers, Cost(first_s, found.slowest_s), link_bound=False)
+        chain = Chain(layers, Cost(first_s, found.slowest_s), link_bound=False)
+        return replace(chain, parts=tuple((one, chain) for one in self.parts)) if self.pooled else chain
 
     @cached_property
     def _update_s(self) -> float:
@@ -217,11 +226,11 @@ class SailorShape(Shape):
     def _ring_s(self, layers: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of the slowest stage's all-reduce."""
         tables, slowest_s = self.task.tables, 0.0
-        for spot, seat, cut in zip(self.spots, self.seats, layers, strict=True):
+        for stage, (tp, cut) in enumerate(zip(self.tps, layers, strict=True)):
             floats = sum(tables.parameters(layer, 1) for layer in sailor_layers(cut, tables))
-            num_bytes = floats * FLOAT_BYTES / seat.degrees.tp
-            place = place_of(spot)
-            slowest_s = max(slowest_s, tables.ring_s(place, place, num_bytes, self.dp))
+            ring = [place_of(one.spots[stage]) for one in self.parts for _ in range(min(one.dp, 2))]
+            for a, b in set(itertools.pairwise(ring)):
+                slowest_s = max(slowest_s, tables.ring_s(a, b, floats * FLOAT_BYTES / tp, self.dp))
         return slowest_s
 
 
@@ -230,8 +239,6 @@ class SailorSpace(Space):
     """The planner's space with stages, chains and rings at Sailor's costs."""
 
     task: SailorTask
-    twice: bool = False
-    """Whether chains are tried, too, that pass one place twice, under two cuts."""
 
     def shapes(
         self,
@@ -242,43 +249,13 @@ class SailorSpace(Space):
         limit_s: float = math.inf,
         coarse: bool = False,
     ) -> Iterator[SailorShape]:
-        """Yield the planner's own chains, then those that pass a place twice, all over measured links."""
+        """Yield the planner's chains over measured links, each by itself: what it sends has its own price."""
         for shape in super().shapes(island, micro_batch_size, schedule, micro_batches, limit_s, coarse):
-            if all(sending_s < math.inf for _, sending_s, _ in shape.places):
-                yield shape
-        if not self.twice or len(island) > 2:
-            return
-        for again in itertools.product(island, repeat=len(island) + 1):
-            if set(again) == set(island):
-                for cuts in itertools.product(*map(self.cuts, again)):
-                    pairs = list(zip(again, cuts, strict=True))
-                    if all(a != b for a, b in itertools.pairwise(pairs)):
-                        yield from self._passing(pairs, micro_batch_size, schedule, micro_batches, limit_s)
-
-    def _passing(
-        self,
-        pairs: Sequence[tuple[Spot, Degrees]],
-        micro_batch_size: int,
-        schedule: str,
-        micro_batches: int,
-        limit_s: float,
-    ) -> Iterator[SailorShape]:
-        """Yield the chains of up to `MOST_STAGES` stages at each of these (place, cut), in this order."""
-        seats = [self.seat(spot, cut, micro_batch_size) for spot, cut in pairs]
-        layers = self.task.profile.num_layers
-        for stages in itertools.product(range(1, MOST_STAGES + 1), repeat=len(pairs)):
-            used = dict.fromkeys((spot for spot, _ in pairs), 0)
-            for (spot, _), seat, count in zip(pairs, seats, stages, strict=True):
-                used[spot] += seat.num_chips * count
-            dp = min(micro_batches, *(spot.chips // each for spot, each in used.items()))
-            if dp < 1 or sum(stages) > layers:
-                continue
-            speed = sum(n / seat.least_layer_s for n, seat in zip(stages, seats, strict=True))
-            if -(-micro_batches // dp) * layers / speed < limit_s:
-                spots = [spot for spot, _ in pairs]
-                shape = self.shape(list(map(Segment, spots, seats, stages)), dp, schedule)
-                if all(sending_s < math.inf for _, sending_s, _ in shape.places):
-                    yield shape
+            variants = list(shape.variants)
+            for one in variants:
+                one.back = ()
+                if isinstance(one, SailorShape) and all(seconds < math.inf for _, seconds, _ in one.places):
+                    yield one
 
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
         """Return the tensor parallelism that was measured."""
@@ -342,13 +319,8 @@ def sailor_plans(layout: Layout, tables: Tables) -> list[SailorPlan]:
     return found
 
 
-def search(
-    case: Case, tables: Tables, training: Mapping[str, Any], width: int = 32, twice: bool = False
-) -> list[SailorPlan]:
-    """Return the plans that our search finds for a case at Sailor's costs, best first.
-
-    `twice` adds chains to the planner's own that cut one place in two ways.
-    """
+def search(case: Case, tables: Tables, training: Mapping[str, Any], width: int = 32) -> list[SailorPlan]:
+    """Return the plans that our search finds for a case at Sailor's costs, best first."""
     profile = gpt(training["hidden_size"], training["heads"], training["num_layers"])
     task = SailorTask(profile, training["sequence_length"], "fp32", DATA_SHEET, tables)
     spots = spots_of_case(case, tables)
@@ -358,6 +330,6 @@ def search(
         even_batches=True,
         largest_micro_batch=max(tables.micro_batch_sizes(case.kinds)),
     )
-    space = SailorSpace(task, SailorWays(tables, spots), limits, twice=twice)
+    space = SailorSpace(task, SailorWays(tables, spots), limits)
     explorer = Explorer(space, case.samples, asked_size=1, width=width)
     return [plan for layout in explorer.run(spots) for plan in sailor_plans(layout, tables)]

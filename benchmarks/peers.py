@@ -69,12 +69,12 @@ class Bench:
         times = [referee.iteration_s(plan) for plan in effort.plans or ()]
         return Judged(min(times, default=math.inf), times.count(math.inf), effort)
 
-    def ours(self, case: Case, twice: bool = False) -> Judged:
-        """Plan with our search at Sailor's costs; `twice`: a place may be cut in two ways in one chain."""
+    def ours(self, case: Case) -> Judged:
+        """Plan with our search at Sailor's costs."""
         tables, training = self.sailor.tables(case.model), self.sailor.training(case.model, case.samples)
 
         def plan() -> Plans:
-            return [one.as_dict() for one in search(case, tables, training, FINALISTS, twice)]
+            return [one.as_dict() for one in search(case, tables, training, FINALISTS)]
 
         return self.judge(case, measured(plan, LIMIT_S, FINALISTS))
 
@@ -105,16 +105,6 @@ def trace_rows(bench: Bench, case: Case, others: Sequence[str], percent: int | N
         f"iterations a second, {case.name}", ours.rate, "1/s", "Sailor", sailor.rate,
         target=target, met=ours.rate >= wanted * (1 - 1e-9) if percent else None,
     )  # fmt: skip
-    if len(case.kinds) > 1:
-        wider = bench.ours(case, twice=True)
-        yield compared(
-            f"iterations a second, {case.name}, a place cut in two ways", wider.rate, "1/s", "Sailor",
-            sailor.rate, target=target, met=wider.rate >= wanted * (1 - 1e-9) if percent else None,
-        )  # fmt: skip
-        yield compared(
-            f"planning, {case.name}, a place cut in two ways", wider.effort.cpu_s, "CPU s", "Sailor",
-            sailor.effort.cpu_s,
-        )  # fmt: skip
     judged = {"naive grid": naive, **{name: bench.other(name, case) for name in others}}
     for name, one in judged.items():
         what = "iterations a second" if one.effort.plans is not None else "iterations a second (peer failed)"

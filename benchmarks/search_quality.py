@@ -16,13 +16,14 @@ from benchmarks._planning import TOY, job, small_pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
-from isthmus.plan.search.explore import island_sets
+from isthmus.plan.search.islands import island_sets
 from isthmus.plan.search.layout import Layout, deal, ring_s
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.score import calibration_for, score
 from isthmus.plan.search.seat import Task
 from isthmus.plan.search.shape import Chain, Shape
-from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, spots_of
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.write import write_plan
@@ -65,7 +66,10 @@ def branches(
         for schedule in space.schedules(list(itertools.chain(*islands))):
             for size in space.micro_batch_sizes(1, samples):
                 total = samples // size
-                shapes = [list(space.shapes(island, size, schedule, total)) for island in islands]
+                shapes = [
+                    [one for shape in space.shapes(island, size, schedule, total) for one in shape.variants]
+                    for island in islands
+                ]
                 if all(shapes) and ring < float("inf"):
                     yield ring, size, shapes
 

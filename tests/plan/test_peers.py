@@ -184,17 +184,3 @@ def test_no_chain_is_better_by_sailors_formula(memory_gb):
     ours = [one.as_dict() for one in search(case, known, TRAINING)]
     single = [one for one in ours if len(one["pipeline_list"]) == 1]
     assert min(seconds(one, known, case.samples) for one in single) <= best * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("memory_gb", [80.0, 40.0])
-def test_passing_a_place_twice_never_makes_the_best_plan_worse(memory_gb):
-    """Chains with one place in two parts are added to the planner's own; their plans are whole, too."""
-    known = tables(memory_gb)
-    case = Case("one", "made-up", 12, {("fast", ZONE): 4, ("slow", ZONE): 6})
-    times = []
-    for twice in (False, True):
-        plans = [one.as_dict() for one in search(case, known, TRAINING, twice=twice)]
-        assert all(count <= case.chips[place] for one in plans for place, count in used_chips(one).items())
-        single = [one for one in plans if len(one["pipeline_list"]) == 1]
-        times.append(min(seconds(one, known, case.samples) for one in single))
-    assert times[1] <= times[0]

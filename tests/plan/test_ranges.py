@@ -11,8 +11,9 @@ from benchmarks._planning import job, pool
 from isthmus.core.model import Model
 from isthmus.plan.profile.layer_matrix import merge_small
 from isthmus.plan.profile.model import profile_model
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.seat import Task
-from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import spots_of
 from isthmus.plan.search.ways import Ways

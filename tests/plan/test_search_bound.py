@@ -17,10 +17,11 @@ from isthmus.plan.profile.model import profile_model
 from isthmus.plan.search.bound import MET, Refutation, prove_bound
 from isthmus.plan.search.chances import Chances
 from isthmus.plan.search.filling import Part, most_micro_batches
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.score import calibration_for
 from isthmus.plan.search.seat import Task
-from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import spots_of
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.within import StageLimit, layers_within

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 
 from isthmus.core.job import Checkpoints, Data, Job, Training
 from isthmus.plan.memory.stage import stage_memory
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.space import Limits
 from isthmus.plan.time.loads import replicas_reducing
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule, overlapped

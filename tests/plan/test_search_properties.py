@@ -12,8 +12,8 @@ from isthmus.core.model import Model
 from isthmus.core.pool import Pool
 from isthmus.plan.memory.stage import stage_memory
 from isthmus.plan.profile.model import profile_model
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.space import Limits
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule, overlapped
 

@@ -14,11 +14,11 @@ from isthmus.plan.memory.stage import stage_memory
 from isthmus.plan.search.bound import Refutation
 from isthmus.plan.search.chances import Chances
 from isthmus.plan.search.deal import Pace
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.runnable import why_not_runnable
 from isthmus.plan.search.score import score
 from isthmus.plan.search.sizes import Sized, deal_samples
-from isthmus.plan.search.space import Limits
 from isthmus.plan.search.write import write_plan
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule

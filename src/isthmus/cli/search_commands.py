@@ -27,7 +27,7 @@ from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.picture import plan_picture
 from isthmus.plan.search.plans import Answer, Question, search_plans
 from isthmus.plan.search.runnable import why_not_runnable
-from isthmus.plan.search.space import Limits
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.time.predict import Forecast, predict
 
 commands = typer.Typer()

@@ -11,7 +11,7 @@ from isthmus.core.pool import Cluster, Pool
 from isthmus.plan import DATA_SHEET, profile_model
 from isthmus.plan.search.pinned import pinned
 from isthmus.plan.search.seat import Task
-from isthmus.plan.search.space import Limits
+from isthmus.plan.search.limits import Limits
 
 NOT_FIXED = Parallel()
 """A job that fixes no degree."""

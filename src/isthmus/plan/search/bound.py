@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
 from isthmus.plan.search.chances import Chance, Chances
+from isthmus.plan.search.islands import may_pool
 from isthmus.plan.search.look import Look, may_end
 from isthmus.plan.search.partitions import all_partitions
 from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.spots import Spot, flat, pooled_lists
 from isthmus.plan.search.tail import NO_TAIL, Tail, tail_of
 
 MOST_SPOTS = 4
@@ -158,21 +159,32 @@ class Refutation:
     ) -> None:
         self.sizes, self.numbers, self.spots, self.samples = sizes, numbers, tuple(spots), samples
         self.time_s, self.effort = time_s, effort
+        self._pooled = list(pooled_lists(self.spots))  # islands are known by their spots
         self._islands: dict[tuple[object, ...], Island] = {}
 
     def holds(self) -> bool:
         """Say whether no partition of any set of spots reaches the batch within the time."""
         limits = self.sizes[0].space.limits
-        for count in range(len(self.spots), 0, -1):
-            for chosen in itertools.combinations(self.spots, count):
-                if not limits.mixed_chips and len({spot.group.chip for spot in chosen}) > 1:
+        for chosen in self._sets():
+            if not limits.mixed_chips and len({spot.group.chip for spot in chosen}) > 1:
+                continue
+            partitions = all_partitions(len(chosen))
+            for partition in sorted(partitions, key=len, reverse=True):  # cheap ones first
+                if len(partition) not in self.numbers or (limits.executable and len(partition) > 1):
                     continue
-                for partition in sorted(all_partitions(count), key=len, reverse=True):  # cheap ones first
-                    if len(partition) not in self.numbers or (limits.executable and len(partition) > 1):
-                        continue
-                    if self._reached([tuple(chosen[place] for place in one) for one in partition]):
-                        return False
+                if self._reached([tuple(chosen[place] for place in one) for one in partition]):
+                    return False
         return True
+
+    def _sets(self) -> Iterator[tuple[Spot, ...]]:
+        """Yield the sets of spots, large ones first, then those with some of one kind pooled."""
+        for count in range(len(self.spots), 0, -1):
+            yield from itertools.combinations(self.spots, count)
+        if may_pool(self.sizes[0].space):
+            for pool, *others in self._pooled:
+                for count in range(len(others), -1, -1):
+                    for chosen in itertools.combinations(others, count):
+                        yield (pool, *chosen)
 
     def _reached(self, parts: Sequence[tuple[Spot, ...]]) -> bool:
         """Say whether islands may reach the batch, after looking at their best options as far as needed."""
@@ -180,7 +192,7 @@ class Refutation:
         tail = NO_TAIL
         if not alone and chances.space.task.local_steps == 1:
             tail = tail_of(parts, chances.space.ways, chances.gradient_bytes)
-        several = len({spot.cluster for part in parts for spot in part}) > 1
+        several = len({spot.cluster for part in parts for spot in flat(part)}) > 1
         islands = [self._island(part, tail, alone, several) for part in parts]
         while sum(one.value for one in islands) >= self.samples:
             moved = False

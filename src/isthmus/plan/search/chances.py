@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from isthmus.plan.search.filling import Part, most_micro_batches
+from isthmus.plan.search.orders import may_return
 from isthmus.plan.search.seat import Seat, few
-from isthmus.plan.search.space import Space, places
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot
 from isthmus.plan.search.tail import Tail
 from isthmus.plan.time.collectives import all_reduce_s
@@ -27,10 +28,14 @@ ANY = 0
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """`dp` replicas; for each spot its choices of a seat and the most stages that fit there."""
+    """`dp` replicas; for each spot its choices of a seat and the most stages that fit there.
+
+    `reducing` replicas at least are in one cluster with every stage: 1 where a spot is a pool.
+    """
 
     dp: int
     choices: tuple[tuple[tuple[Seat, int], ...], ...]
+    reducing: int
 
     @property
     def decided(self) -> bool:
@@ -40,7 +45,7 @@ class Chance:
     def decide(self) -> Iterator[Chance]:
         """Yield the chance with every choice for every spot."""
         for chosen in itertools.product(*self.choices):
-            yield Chance(self.dp, tuple((one,) for one in chosen))
+            yield Chance(self.dp, tuple((one,) for one in chosen), self.reducing)
 
 
 class Chances:
@@ -54,7 +59,7 @@ class Chances:
         self._tables: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         self._known: dict[tuple[int, ...], list[Chance]] = {}
         self._reduced: dict[tuple[int, int], float] = {}
-        self._rooms = {id(spot): self._room(spot) for spot in spots}
+        self._rooms = {spot: self._room(spot) for spot in spots}
         seats = [seat for room in self._rooms.values() for seat, _ in room]
         self.rest_s = min((seat.rest_s for seat in seats), default=0.0)
         self._first = seats[0] if seats else None
@@ -63,7 +68,7 @@ class Chances:
         """Return what all chips need at the pace of their best cut, if none of them ever waits."""
         rate = 0.0
         for spot in spots:
-            rate += max((room / self.layer_s(seat) for seat, room in self._rooms[id(spot)]), default=0.0)
+            rate += max((room / self.layer_s(seat) for seat, room in self._rooms_of(spot)), default=0.0)
         return self.rest_s + self.total * self.layers / rate if rate else math.inf
 
     # --- what there is ---
@@ -86,37 +91,46 @@ class Chances:
             return ANY  # it fills the memory there is
         return AHEAD.get(usual, ANY)
 
+    def returns(self, spots: Sequence[Spot]) -> bool:
+        """Say whether a chain over these spots may come back to the one where it began."""
+        return may_return(spots) and not self.space.limits.executable
+
     def _alone(self, spot: Spot) -> Iterator[Chance]:
         """Yield every chain of one spot."""
         if not spot.reads_data:
             return
-        for seat, room in self._rooms[id(spot)]:
+        for seat, room in self._rooms_of(spot):
             for stages in range(1, min(room, self.layers) + 1):
-                for dp in self.space.replicas(room // stages, self.total):
-                    yield Chance(dp, (((seat, stages),),))
+                for dp in self.space.numbers.replicas(room // stages, self.total):
+                    yield Chance(dp, (((seat, stages),),), 1 if spot.members else dp)
 
     def _together(self, spots: tuple[Spot, ...]) -> Iterator[Chance]:
         """Yield the chains of several spots by their number of replicas, cuts left open."""
-        if sum(spot.reads_data for spot in spots) < 2:
+        if sum(spot.reads_data for spot in spots) < (1 if self.returns(spots) else 2):
             return
-        rooms, numbers = [self._rooms[id(spot)] for spot in spots], set[int]()
+        rooms, numbers = [self._rooms_of(spot) for spot in spots], set[int]()
         for _, room in itertools.chain(*rooms):
             for stages in range(1, min(room, self.layers) + 1):
-                numbers.update(self.space.replicas(room // stages, self.total))
+                numbers.update(self.space.numbers.replicas(room // stages, self.total))
         for dp in sorted(numbers):
             choices = tuple(
                 tuple((seat, min(room // dp, self.layers)) for seat, room in one if room >= dp)
                 for one in rooms
             )
             if all(choices):
-                yield Chance(dp, choices)
+                yield Chance(dp, choices, 1 if any(spot.members for spot in spots) else dp)
+
+    def _rooms_of(self, spot: Spot) -> list[tuple[Seat, int]]:
+        if spot not in self._rooms:
+            self._rooms[spot] = self._room(spot)
+        return self._rooms[spot]
 
     def _room(self, spot: Spot) -> list[tuple[Seat, int]]:
         """Return the seats of a spot, and how many stages each of them fits."""
         most, found = self.space.limits.max_chips, []
         for cut in self.space.cuts(spot):
             seat = self.space.seat(spot, cut, self.size)
-            room = places(spot, seat.num_chips)
+            room = spot.places(seat.num_chips)
             found.append((seat, min(room, most // seat.num_chips) if most else room))
         return [one for one in found if one[1]]
 
@@ -137,7 +151,7 @@ class Chances:
                 Part(
                     stages,
                     self.layer_s(seat),
-                    self.reduce_s(seat, chance.dp, tail) if self.space.task.equal_layers else 0.0,
+                    self.reduce_s(seat, chance.reducing, tail) if self.space.task.equal_layers else 0.0,
                     seat.forward_share[1],
                 )
                 for seat, stages in one

@@ -16,19 +16,14 @@ from dataclasses import dataclass, field
 
 from isthmus.plan.search.compose import Option, Options, compose
 from isthmus.plan.search.even import compose_even
+from isthmus.plan.search.islands import Island, island_sets
 from isthmus.plan.search.layout import Layout, deal
-from isthmus.plan.search.partitions import Partition, all_partitions, nested_partitions
-from isthmus.plan.search.shape import Shape
+from isthmus.plan.search.shape import Cost, Shape
 from isthmus.plan.search.space import MANY_CHIPS, Space
-from isthmus.plan.search.spots import Spot
-
-FEW_SPOTS = 4
-"""All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
+from isthmus.plan.search.spots import Spot, flat
 
 OPEN, ALL = 32, 1 << 30
 """Options of an island that are compared at once: with those of others, and where it trains alone."""
-
-Island = tuple[Spot, ...]
 
 
 @dataclass
@@ -134,7 +129,7 @@ class Explorer:
 
     def _left_out(self, islands: Sequence[Island], size: int, schedule: str) -> bool:
         """Say whether a branch is none of those that the search is kept to."""
-        names = frozenset(frozenset((s.cluster, s.group.name) for s in island) for island in islands)
+        names = frozenset(frozenset((s.cluster, s.group.name) for s in flat(island)) for island in islands)
         return self.near is not None and (names, size, schedule) not in self.near
 
     def _promise_s(self, options: Sequence[Options], total: int) -> float:
@@ -156,7 +151,7 @@ class Explorer:
         alone = len(islands) == 1
         for island in islands:
             key: tuple[object, ...] = (size, schedule, alone, *(id(spot) for spot in island))
-            if len(island) == 1:
+            if len(island) == 1 and not island[0].members:
                 key = (size, schedule, alone, island[0].kind, island[0].chips, island[0].reads_data)
             if key not in self._options:
                 limit_s = self.limit_s() if alone and len(island) > 1 else math.inf
@@ -221,7 +216,7 @@ class Explorer:
 
     def _placed(self, shape: Shape, island: Island) -> Shape:
         """Return the shape at the spot of this island, where it was made for another of its kind."""
-        if len(island) > 1 or shape.segments[0].spot is island[0]:
+        if len(island) > 1 or shape.pooled or shape.segments[0].spot is island[0]:
             return shape
         segments = [one._replace(spot=island[0]) for one in shape.segments]
         return self.space.shape(segments, shape.dp, shape.schedule)
@@ -244,16 +239,25 @@ class Explorer:
         """
         if not option.weighed and not self.space.task.equal_layers:
             option.weighed = True
-            cost = option.shape.outlook(micro_batches)
-            option.cost = cost or option.cost
-            return cost is not None
-        self.tally.evaluated += 1
+            costs = [cost for one in option.shape.variants if (cost := one.outlook(micro_batches))]
+            if costs:
+                option.cost = Cost(min(one.first_s for one in costs), min(one.pace_s for one in costs))
+            return bool(costs)
+        best_s, best = math.inf, None
+        for shape in option.shape.variants:
+            self.tally.evaluated += 1
+            chain = shape.cut(micro_batches)
+            if chain is None or (chain.link_bound and not self.link_bound):
+                continue
+            time_s = chain.cost.first_s + (micro_batches - 1) * chain.cost.pace_s
+            if time_s < best_s:
+                best_s, best = time_s, (shape, chain)
         if not self.go_on(self.tally, self.best):
             self.tally.stopped = True
-        chain = option.shape.cut(micro_batches)
-        if chain is None or (chain.link_bound and not self.link_bound):
+        if best is None:
             return False
-        option.chain, option.cost, option.cut = chain, chain.cost, True
+        option.shape, option.chain = best
+        option.cost, option.cut = best[1].cost, True
         return True
 
     def _keep(self, layout: Layout | None) -> None:
@@ -284,41 +288,3 @@ def _alone_s(option: Option, total: int) -> float:
     """Return the least seconds in which a shape's replicas end `total` micro-batches on their own."""
     bound, dp = option.shape.bound, option.shape.dp
     return bound.first_s + (-(-total // dp) - 1) * bound.pace_s
-
-
-def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
-    """Yield the sets of islands to try: every partition of every set of few spots; nested islands of many."""
-    if len(spots) <= FEW_SPOTS:
-        for size in range(1, len(spots) + 1):
-            for chosen in itertools.combinations(spots, size):
-                for partition in all_partitions(size):
-                    yield _islands(chosen, partition)
-        return
-    space.thinned = True
-    seen = set()
-    for chosen in _large_sets(spots):
-        rates = {(i, j): _rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
-        for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
-            islands = _islands(chosen, partition)
-            if islands not in seen:
-                seen.add(islands)
-                yield islands
-
-
-def _islands(chosen: Sequence[Spot], partition: Partition) -> tuple[Island, ...]:
-    return tuple(tuple(chosen[place] for place in island) for island in partition)
-
-
-def _rate(space: Space, a: Spot, b: Spot) -> float:
-    if a.cluster != b.cluster:
-        return space.ways.rate(a.cluster, b.cluster)
-    return 1e15 if a.group.name == b.group.name else 1e12
-
-
-def _large_sets(spots: Sequence[Spot]) -> list[tuple[Spot, ...]]:
-    """Return sets of many spots: all, the fastest, those of each cluster, each alone."""
-    speed = sorted(spots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
-    prefixes = [tuple(s for s in spots if s in speed[:count]) for count in range(len(spots), 1, -1)]
-    clusters = dict.fromkeys(spot.cluster for spot in spots)
-    each = [tuple(spot for spot in spots if spot.cluster == name) for name in clusters]
-    return list(dict.fromkeys([*prefixes, *each, *((spot,) for spot in spots)]))

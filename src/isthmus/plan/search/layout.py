@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,12 +118,18 @@ def deal(
 
     They are dealt by speed, or `even`ly.
     """
+    chosen = placed(chosen)
     paces = [Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp) for shape, chain in chosen]
     counts = deal_evenly(paces, total) if even else deal_micro_batches(paces, total)
     if counts is None:
         return None
     rows = tuple(Row(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
     return Layout(rows, micro_batch_size, chosen[0][0].schedule, ring_s)
+
+
+def placed(chosen: Sequence[tuple[Shape, Chain]]) -> list[tuple[Shape, Chain]]:
+    """Return cut shapes with those at pooled spots as what they are at the spots themselves."""
+    return [one for shape, chain in chosen for one in chain.parts or ((shape, chain),)]
 
 
 def ring_s(task: Task, ways: Ways, spots: Sequence[Sequence[Spot]], zero: int) -> float:
@@ -137,11 +141,4 @@ def ring_s(task: Task, ways: Ways, spots: Sequence[Sequence[Spot]], zero: int) -
     if len(spots) < 2 or len(names) < 2:
         return 0.0
     num_bytes = 4.0 * task.profile.num_parameters * (0.75 if zero else 1.0)
-    steps, slowest_s, delay_s = 2 * (len(names) - 1), 0.0, 0.0
-    for a, b in itertools.pairwise([*names, names[0]]):
-        way = ways.way(a, b)
-        if way is None:
-            return math.inf
-        slowest_s = max(slowest_s, steps / len(names) * num_bytes / way.bytes_per_s)
-        delay_s = max(delay_s, way.delay_s)
-    return slowest_s + steps * delay_s
+    return ways.ring_s(names, num_bytes)

@@ -32,6 +32,10 @@ class Look:
     ahead: int
 
 
+Block = tuple[Spot, Seat, int]
+"""A spot in a chain, its seat, and the most stages there."""
+
+
 def may_end(
     chances: Chances, chance: Chance, spots: Sequence[Spot], tail: Tail, look: Look
 ) -> tuple[bool, int]:
@@ -39,37 +43,75 @@ def may_end(
 
     Of layers that differ a stage takes those that suit it best.
     """
-    spent = 0
-    for order in itertools.permutations(range(len(spots))):
-        names = [spots[place].cluster for place in order]
-        if len(list(itertools.groupby(names))) > len(set(names)):
+    spent, returns = 0, chances.returns(spots)
+    blocks = [(spot, *one[0]) for spot, one in zip(spots, chance.choices, strict=True)]
+    for order in itertools.permutations(blocks):
+        names = [spot.cluster for spot, _, _ in order]
+        first, last = order[0][0], order[-1][0]
+        if len(list(itertools.groupby(names))) > len(set(names)) or not first.reads_data:
             continue
-        if not (spots[order[0]].reads_data and spots[order[-1]].reads_data):
-            continue
-        blocks = [(spots[place], *chance.choices[place][0]) for place in order]
-        stages = _stages(chances, blocks, chance.dp, tail, look)
-        spent += len(stages)
-        end_s = chances.end_s(blocks[0][1], chance.dp, tail, is_first=True)
-        time_s = look.time_s - tail.fixed_s - chances.rest_s
-        if layers_within(stages, chances.layers, look.micro_batches, time_s, end_s):
-            return True, spent
+        if last.reads_data:
+            found, seen = _in_time(chances, order, chance, tail, look)
+            spent += seen
+            if found:
+                return True, spent
+        if returns:
+            found, seen = _may_return(chances, order, chance, tail, look)
+            spent += seen
+            if found:
+                return True, spent
     return False, spent
 
 
+def _may_return(
+    chances: Chances, order: Sequence[Block], chance: Chance, tail: Tail, look: Look
+) -> tuple[bool, int]:
+    """Return whether it may be done with some stages of the first spot at the end, and what was looked at.
+
+    From `low` to `high` of its stages at the end are looked at together, and apart where that may be done.
+    """
+    spot, seat, count = order[0]
+    todo, spent = [(1, count - 1)] if count > 1 else [], 0
+    while todo:
+        low, high = todo.pop()
+        blocks = [(spot, seat, count - low), *order[1:], (spot, seat, high)]
+        found, seen = _in_time(chances, blocks, chance, tail, look)
+        spent += seen
+        if found and low == high:
+            return True, spent
+        if found:
+            middle = (low + high) // 2
+            todo += [(middle + 1, high), (low, middle)]
+    return False, spent
+
+
+def _in_time(
+    chances: Chances, blocks: Sequence[Block], chance: Chance, tail: Tail, look: Look
+) -> tuple[bool, int]:
+    stages = _stages(chances, blocks, chance, tail, look)
+    end_s = chances.end_s(blocks[0][1], chance.reducing, tail, is_first=True)
+    time_s = look.time_s - tail.fixed_s - chances.rest_s
+    return layers_within(stages, chances.layers, look.micro_batches, time_s, end_s), len(stages)
+
+
 def _stages(
-    chances: Chances, blocks: Sequence[tuple[Spot, Seat, int]], dp: int, tail: Tail, look: Look
+    chances: Chances, blocks: Sequence[Block], chance: Chance, tail: Tail, look: Look
 ) -> list[StageLimit]:
-    """Return the stages of a chain; where several spots have some, any of them may stay empty."""
+    """Return the stages of a chain; where several spots have some, any of them may stay empty.
+
+    What crosses between clusters where a spot is a pool is left out: not all replicas are in step there.
+    """
+    dp, pooled = chance.dp, any(spot.members for spot, _, _ in blocks)
     alone, found, micro_batches = len(blocks) == 1, list[StageLimit](), look.micro_batches
     steady = _steady(chances, blocks)
     after, before = sum(stages for _, _, stages in blocks), None
     for spot, seat, count in blocks:
         hop_s = wire_s = 0.0
-        if before is not None and before.cluster != spot.cluster:
+        if before is not None and before.cluster != spot.cluster and not pooled:
             hop_s, wire_s = _hop(chances, (before, spot), seat, dp, look, steady)
         before = spot
         least, most = seat.forward_share
-        reduce_s, layer_s = chances.reduce_s(seat, dp, tail), seat.shortest_layer_s
+        reduce_s, layer_s = chances.reduce_s(seat, chance.reducing, tail), seat.shortest_layer_s
         tables = chances.tables(seat, dp, min(count, micro_batches))
         for own in range(count, 0, -1):
             after -= 1
@@ -79,7 +121,7 @@ def _stages(
             ends = (alone and own == count, after == 0)
             if any(ends):
                 seconds = chances.seconds(seat, ends, in_flight, dp)
-                rest_s = chances.end_s(seat, dp, tail, is_first=False) if ends[1] else 0.0
+                rest_s = chances.end_s(seat, chance.reducing, tail, is_first=False) if ends[1] else 0.0
             found.append(
                 StageLimit(seconds, layer_s, least, most, ahead, reduce_s, rest_s, hop_s, wire_s, int(alone))
             )
@@ -87,7 +129,7 @@ def _stages(
     return found
 
 
-def _steady(chances: Chances, blocks: Sequence[tuple[Spot, Seat, int]]) -> bool:
+def _steady(chances: Chances, blocks: Sequence[Block]) -> bool:
     """Say whether no wire of a chain has jitter: only then do equal replicas stay in step."""
     names = [spot.cluster for spot, _, _ in blocks]
     ways = [

@@ -15,12 +15,13 @@ from isthmus.plan.profile.model import ModelProfile, profile_model
 from isthmus.plan.search.bound import MET, prove_bound
 from isthmus.plan.search.explore import BranchKey, Explorer, Tally, branch_of
 from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.pinned import pinned
 from isthmus.plan.search.refine import cells, refine
 from isthmus.plan.search.refuse import refusals
 from isthmus.plan.search.score import calibration_for, score
 from isthmus.plan.search.seat import Task
-from isthmus.plan.search.space import Limits, Space
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import FreeChips, Spot, eligible_clusters, spots_of
 from isthmus.plan.search.unlike import UnlikeSizes
 from isthmus.plan.search.ways import Ways
@@ -187,7 +188,7 @@ def search_plans(question: Question) -> Answer:
         )
         for one in explorers
     )  # fmt: skip
-    whole = not (any(one.space.thinned for one in explorers) or partial)
+    whole = all(one.space.whole for one in explorers) and not partial
     return Answer(
         plans=tuple(predicted(one, task) for one in chosen),
         refused=refused + _unmet(question, scored, chosen),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from isthmus.plan.search.ranges import RangeTimes
 from isthmus.plan.search.seat import Seat, StageCut, Task, Zero, few
 from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
-from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.spots import Spot, flat
 from isthmus.plan.search.ways import Along, Ways
 from isthmus.plan.time.collectives import send_s
 
@@ -40,21 +41,45 @@ class Cost:
 
 @dataclass(frozen=True)
 class Chain:
-    """A shape that was cut: layers per stage, its cost, and whether a link, not a stage, sets its pace."""
+    """A shape that was cut: layers per stage, its cost, and whether a link, not a stage, sets its pace.
+
+    At pooled spots it has `parts`: replicas that are alike in where their stages are, each with its chain.
+    """
 
     layers: tuple[tuple[int, int], ...]
     cost: Cost
     link_bound: bool
+    parts: tuple[tuple[Shape, Chain], ...] = ()
 
 
 class Shape:
-    """Segments in pipeline order, `dp` times side by side, under a schedule."""
+    """Segments in pipeline order, `dp` times side by side, under a schedule.
+
+    It stands for its `variants`, too: chains that end where they began, with so many (`back`) of the first
+    segment's stages at the end. Without `once` it stands for them alone. What bounds it bounds them.
+    """
+
+    back: tuple[int, ...] = ()
+    once: bool = True
 
     def __init__(
         self, task: Task, segments: Sequence[Segment], dp: int, schedule: str, zero: Zero, ways: Ways
     ) -> None:
         self.task, self.segments, self.dp = task, tuple(segments), dp
         self.schedule, self.zero, self.ways = schedule, zero if dp > 1 else 0, ways
+        self.asked_zero = zero
+
+    @property
+    def variants(self) -> Iterator[Shape]:
+        """The chains that this shape stands for."""
+        if self.once:
+            yield self
+        first, rest = self.segments[0], self.segments[1:]
+        for back in self.back:
+            ends = first._replace(stages=first.stages - back), first._replace(stages=back)
+            yield type(self)(
+                self.task, (ends[0], *rest, ends[1]), self.dp, self.schedule, self.asked_zero, self.ways
+            )
 
     @cached_property
     def seats(self) -> tuple[Seat, ...]:
@@ -65,6 +90,36 @@ class Shape:
     def spots(self) -> tuple[Spot, ...]:
         """The spot of every stage."""
         return tuple(one.spot for one in self.segments for _ in range(one.stages))
+
+    @cached_property
+    def pooled(self) -> bool:
+        """Whether a spot is a pool, so that replicas differ in where their stages are."""
+        return any(one.spot.members for one in self.segments)
+
+    @cached_property
+    def parts(self) -> tuple[Shape, ...]:
+        """The replicas that are alike in where their stages are, as shapes of their own."""
+        if not self.pooled:
+            return (self,)
+        kinds = Counter(zip(*map(self._filled, self.segments), strict=True))
+        found = []
+        for row, count in kinds.items():
+            stages = [(spot, one.seat) for one, part in zip(self.segments, row, strict=True) for spot in part]
+            runs = [(key, len(list(some))) for key, some in itertools.groupby(stages)]
+            segments = [Segment(spot, seat, number) for (spot, seat), number in runs]
+            found.append(type(self)(self.task, segments, count, self.schedule, self.asked_zero, self.ways))
+        return tuple(found)
+
+    def _filled(self, segment: Segment) -> list[tuple[Spot, ...]]:
+        """Return by replica the spot of each stage of a segment: a pool is filled stage by stage."""
+        if not segment.spot.members:
+            return [(segment.spot,) * segment.stages] * self.dp
+        chips = segment.seat.num_chips
+        places = [one for one in segment.spot.members for _ in range(one.places(chips))]
+        return [
+            tuple(places[stage * self.dp + replica] for stage in range(segment.stages))
+            for replica in range(self.dp)
+        ]
 
     @cached_property
     def num_stages(self) -> int:
@@ -100,6 +155,8 @@ class Shape:
     @cached_property
     def _least_last_s(self) -> float:
         """Seconds of all-reduce and update of the stage with most layers, at least."""
+        if self.pooled:
+            return 0.0
         largest = -(-self.task.profile.num_layers // self.num_stages)
         return min(self._last_s(one.seat, largest * one.seat.least_parameters) for one in self.segments)
 
@@ -153,22 +210,53 @@ class Shape:
     def cut(self, micro_batches: int) -> Chain | None:
         """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
         if not self.task.equal_layers:
-            layers = self._split(micro_batches)
-            return None if layers is None else self.with_layers(layers, micro_batches)
+            split = self._split(micro_batches)
+            return None if split is None else self.with_layers(split, micro_batches)
         if not self._may_fit(micro_batches):
             return None
         tables = self._tables(micro_batches)
         found = share_layers(tables, self.task.profile.num_layers, micro_batches)
         if found is None:
             return None
-        times = [table.seconds[count - 1] for table, count in zip(tables, found.counts, strict=True)]
         ends = [0, *itertools.accumulate(found.counts)]
-        return self._chain(tuple(itertools.pairwise(ends)), times)
+        layers = tuple(itertools.pairwise(ends))
+        if self.pooled:
+            return self.with_layers(layers, micro_batches)
+        times = [table.seconds[count - 1] for table, count in zip(tables, found.counts, strict=True)]
+        return self._chain(layers, times)
 
     def with_layers(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
         """Return the chain with these layers per stage, or None where they do not fit."""
+        if self.pooled:
+            return self._together(layers, micro_batches)
         cuts = self.stage_cuts(layers, micro_batches)
         return None if cuts is None else self._chain(tuple(layers), [one.total_s for one in cuts])
+
+    def _together(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
+        """Return the chain of a pool: its replicas wait for each other, and share wires and gradients."""
+        chains = [one.with_layers(layers, micro_batches) for one in self.parts]
+        if not all(chains):
+            return None
+        costs = [one.cost for one in chains if one]
+        clusters = [
+            name for name, _ in itertools.groupby(s.cluster for s in flat(one.spot for one in self.segments))
+        ]
+        wire_s = self.dp * self.message_bytes * self.ways.along(tuple(clusters)).slowest_s_per_byte
+        pace_s = max(wire_s, *(one.pace_s for one in costs))
+        cost = Cost(max(one.first_s for one in costs) + self._shared_s(layers), pace_s)
+        link_bound = wire_s >= pace_s or any(one.link_bound for one in chains if one)
+        parts = [(one, Chain(tuple(layers), cost, link_bound)) for one in self.parts]
+        return Chain(tuple(layers), cost, link_bound, tuple(parts))
+
+    def _shared_s(self, layers: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of the longest ring of a stage whose replicas are in several clusters."""
+        slowest_s = 0.0
+        for stage, (first, last) in enumerate(layers):
+            names = list(dict.fromkeys(one.spots[stage].cluster for one in self.parts))
+            seat = self.seats[stage]
+            num_bytes = 4 * seat.parameters(first, last) * seat.num_chips * (0.75 if self.zero else 1.0)
+            slowest_s = max(slowest_s, self.ways.ring_s(names, num_bytes))
+        return slowest_s
 
     def stage_cuts(
         self, layers: Sequence[tuple[int, int]], micro_batches: int
@@ -196,9 +284,10 @@ class Shape:
 
     def _tables(self, micro_batches: int) -> list[LayerTimes]:
         last, found = self.num_stages - 1, []
+        least = min(self.parts, key=lambda one: one.dp)  # whose optimizer is dealt out least
         for stage, seat in enumerate(self.seats):
             alive = min(self.in_flight(stage), micro_batches)
-            found.append(seat.table(stage == 0, stage == last, alive, self.dp, self.zero))
+            found.append(seat.table(stage == 0, stage == last, alive, least.dp, least.zero))
         return found
 
     def outlook(self, micro_batches: int) -> Cost | None:
@@ -218,7 +307,8 @@ class Shape:
         return found
 
     def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
-        lines = [one.lines for one in self._ranges(micro_batches, self.dp)]
+        least = min(one.dp for one in self.parts)
+        lines = [one.lines for one in self._ranges(micro_batches, least)]
         found = split_layers(self.task.profile.num_layers, lines, micro_batches)
         return None if found is None else list(found.layers)
 

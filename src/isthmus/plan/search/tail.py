@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.spots import Spot, flat
 from isthmus.plan.search.ways import Ways
 
 
@@ -31,7 +31,7 @@ def tail_of(parts: Sequence[Sequence[Spot]], ways: Ways, gradient_bytes: float) 
     at most the fastest there is. Where a chain crosses, the next cluster may differ by layer, and the bytes
     of a stage may leave over all wires of its cluster.
     """
-    sets = [frozenset(spot.cluster for spot in part) for part in parts]
+    sets = [frozenset(spot.cluster for spot in flat(part)) for part in parts]
     pairs = [not a & b for a, b in itertools.combinations(sets, 2)]
     members = len(sets) if all(pairs) else 2 if any(pairs) else 1
     if members < 2:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields
 
 from isthmus.plan.search.compose import PRECISION, Option
 from isthmus.plan.search.deal import Pace
-from isthmus.plan.search.explore import Branch, Explorer, Island
-from isthmus.plan.search.layout import Layout, Row
+from isthmus.plan.search.explore import Branch, Explorer
+from isthmus.plan.search.islands import Island
+from isthmus.plan.search.layout import Layout, Row, placed
 from isthmus.plan.search.shape import Chain, Shape
 from isthmus.plan.search.sizes import Sized, deal_samples
 
@@ -142,6 +143,7 @@ def _least_s(islands: Sequence[Sequence[SizedOption]], samples: int, from_s: flo
 
 def deal_unlike(chosen: Sequence[tuple[Shape, Chain]], samples: int, ring_s: float) -> Layout | None:
     """Return the layout of chains of unlike micro-batch sizes, None where they are one or none fits."""
+    chosen = placed(chosen)
     kinds = [
         Sized(Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp), shape.micro_batch_size)
         for shape, chain in chosen

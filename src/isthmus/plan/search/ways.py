@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,6 +77,17 @@ class Ways:
                 default=0.0,
             ),
         )
+
+    def ring_s(self, clusters: Sequence[str], num_bytes: float) -> float:
+        """Return the seconds of a ring all-reduce over clusters in this order (infinite: not joined)."""
+        steps, slowest_s, delay_s = 2 * (len(clusters) - 1), 0.0, 0.0
+        for a, b in itertools.pairwise([*clusters, clusters[0]] if steps else []):
+            way = self.way(a, b)
+            if way is None:
+                return math.inf
+            slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / way.bytes_per_s)
+            delay_s = max(delay_s, way.delay_s)
+        return slowest_s + steps * delay_s
 
     def missing(self, a: str, b: str) -> tuple[str, str] | None:
         """Return the direction that lacks a link between two clusters, None where both have one."""
