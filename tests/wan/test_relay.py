@@ -291,3 +291,22 @@ def test_churn_leaves_no_descriptor_behind(worker: Worker) -> None:
         with a_to_b(links, worker) as last:
             last.sendall(b"e")
             round_trips_s(last, 3)
+
+
+@pytest.mark.parametrize("runs_first", [False, True])
+def test_other_traffic_takes_its_share_or_what_runs_leave(worker: Worker, runs_first: bool) -> None:
+    """A run's transfer beside seven others: an eighth of the link where all take turns, else all of it."""
+    gbps, num_bytes = 0.05, 1_000_000
+    with (
+        links_in_background(joined(gbps, 20), runs_first=runs_first) as links,
+        contextlib.ExitStack() as stack,
+    ):
+        others = [stack.enter_context(dial(worker.address, links.other_routes["a"]["b"])) for _ in range(7)]
+        with ThreadPoolExecutor(7) as pool:
+            busy = [pool.submit(swallow, one, 5_000_000) for one in others]
+            time.sleep(0.2)
+            with a_to_b(links, worker) as connection:
+                took_s = swallow(connection, num_bytes) - 0.020
+            assert not any(one.done() for one in busy)
+    alone_s = num_bytes * 8e-9 / (gbps * GOODPUT)
+    assert (took_s < 2 * alone_s) if runs_first else (took_s > 6 * alone_s)

@@ -171,3 +171,22 @@ def test_a_link_that_loses_everything_is_refused() -> None:
     """Loss 1 is no link: the error says which, and what to write instead."""
     with pytest.raises(InputError, match=r"from a to b loses every packet.*below 1"):
         Shaper(link_of(loss=1.0), Random(0))
+
+
+@given(LINKS, SENDS)
+def test_what_goes_first_goes_as_if_it_were_alone_and_both_share_one_wire(
+    link: Link, sends: list[tuple[float, int, int]]
+) -> None:
+    """Flow 0 is a run's, the others are not: they do not delay it, and all together keep to the bandwidth."""
+    quiet = link.model_copy(update={"jitter_ms": 0.0, "loss": 0.0})
+    others = Shaper(quiet, Random(0))
+    first, alone = Shaper(quiet, Random(0), behind=others), Shaper(quiet, Random(0))
+    flows, lone, now_s, last_s, on_the_wire_s = [Flow(), Flow(), Flow()], Flow(), 0.0, 0.0, 0.0
+    for gap_s, num_bytes, flow in sends:
+        now_s += gap_s
+        arrived_s = (others if flow else first).admit(now_s, num_bytes, flows[flow])
+        if flow == 0:
+            assert arrived_s == alone.admit(now_s, num_bytes, lone)
+        on_the_wire_s += wire_bytes(num_bytes) / quiet.bytes_per_s
+        last_s = max(last_s, arrived_s, others.path.backlog_s(now_s) + now_s + quiet.delay_s)
+    assert last_s >= sends[0][0] + on_the_wire_s + quiet.delay_s - 1e-9

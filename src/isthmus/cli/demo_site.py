@@ -68,7 +68,7 @@ class DemoPool:
     def _start_all(self) -> None:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         pool = str(self.folder / "pool.yaml")
-        self._start("links", "links", pool, "--state", str(self.folder / "links"))
+        self._start_links()
         self._start(
             "server",
             "serve",
@@ -87,8 +87,7 @@ class DemoPool:
                 write_private(self.folder / f"{owner}.token", made.token)
             user = admin.create_token(TokenRequest(role="user", name="demo"))
         write_private(self.folder / "user.token", user.token)
-        self._wait("links", (self.folder / "links" / "routes.json").exists)
-        self.use_wide_area_links(True)
+        self._await_links()
         policy = self.folder / "policy.yaml"
         for cluster in self.pool.clusters:
             self._start(
@@ -100,6 +99,22 @@ class DemoPool:
             )
         self._client = Client(self.server, user.token)
         self._wait(None, self._all_connected)
+
+    def restart_links(self, *, runs_first: bool) -> None:
+        """Emulate the links anew, between runs: with `runs_first` other traffic gets what runs leave."""
+        links = self._processes.pop("links")
+        links.terminate()
+        _end(links)
+        self._start_links(*(("--runs-first",) if runs_first else ()))
+        self._await_links()
+
+    def _start_links(self, *options: str) -> None:
+        state = str(self.folder / "links")
+        self._start("links", "links", str(self.folder / "pool.yaml"), "--state", state, *options)
+
+    def _await_links(self) -> None:
+        self._wait("links", (self.folder / "links" / "routes.json").exists)
+        self.use_wide_area_links(True)
 
     def use_wide_area_links(self, emulated: bool) -> None:
         """Let runs that start from now on go through the emulated links, or straight to each other."""

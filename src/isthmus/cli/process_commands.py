@@ -188,22 +188,32 @@ def agent(
 @verb(
     commands,
     panel=PANEL,
-    examples=["isthmus links pool.yaml --state links", "isthmus links pool.yaml --state l --seed 7"],
+    examples=[
+        "isthmus links pool.yaml --state links",
+        "isthmus links pool.yaml --state links --runs-first --seed 7",
+    ],
 )
 def links(
     shell: Shell,
     pool: Annotated[Path, typer.Argument(metavar="POOL.yaml", help="The pool whose links are emulated.")],
-    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="Gets routes.json and links.json.")],
+    state: Annotated[
+        Path, typer.Option("--state", metavar="DIR", help="Gets its files of routes and links.")
+    ],
     seed: Annotated[int, typer.Option(min=0, help="Of jitter and loss.")] = 0,
+    runs_first: Annotated[
+        bool, typer.Option("--runs-first", help="Give traffic by others.json only what runs leave.")
+    ] = False,
 ) -> None:
     """Emulate the pool's wide-area links on this machine, without root.
 
-    Each direction gets its own bandwidth, delay, jitter and loss, shared by all that crosses it.
+    Each direction gets its own bandwidth, delay, jitter and loss, shared by all that crosses it: runs, which
+    dial the addresses in routes.json, and whatever else you send by those in others.json. With --runs-first
+    the network keeps the two apart, as one does where bandwidth is guaranteed.
     """
     from isthmus.wan.emulator import run_links
 
     _log_to(shell)
-    run_links(load_pool(pool), state, seed)
+    run_links(load_pool(pool), state, seed, runs_first=runs_first)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

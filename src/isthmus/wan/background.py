@@ -22,7 +22,7 @@ class BackgroundLinks:
 
     def __init__(self, relay: Relay, loop: asyncio.AbstractEventLoop) -> None:
         self._relay, self._loop = relay, loop
-        self.routes = relay.routes()
+        self.routes, self.other_routes = relay.routes(), relay.other_routes()
 
     def cut(self, a: str, b: str, *, reset: bool = False) -> None:
         """Cut the link both ways: refuse new connections; stall the present ones, or `reset` them."""
@@ -47,9 +47,9 @@ class BackgroundLinks:
 
 
 @contextmanager
-def links_in_background(pool: Pool, seed: int = 0) -> Iterator[BackgroundLinks]:
+def links_in_background(pool: Pool, seed: int = 0, *, runs_first: bool = False) -> Iterator[BackgroundLinks]:
     """Emulate the links of `pool` until the block is left; connections still open are reset then."""
-    loop, relay = precise_event_loop(), Relay(pool, seed=seed)
+    loop, relay = precise_event_loop(), Relay(pool, seed=seed, runs_first=runs_first)
     thread = threading.Thread(target=loop.run_forever, name="links", daemon=True)
     thread.start()
     try:

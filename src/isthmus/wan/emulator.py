@@ -20,6 +20,9 @@ from isthmus.wan.relay import Relay
 ROUTES = "routes.json"
 """{cluster: {other cluster: "host:port"}}; present while the links can be dialled."""
 
+OTHER_ROUTES = "others.json"
+"""The same for whatever else crosses the lines."""
+
 STATISTICS = "links.json"
 """What each direction carried, once a second."""
 
@@ -28,12 +31,12 @@ STATISTICS_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-def run_links(pool: Pool, state: Path, seed: int = 0) -> None:
+def run_links(pool: Pool, state: Path, seed: int = 0, *, runs_first: bool = False) -> None:
     """Emulate the links of `pool` until SIGTERM or SIGINT; call it in the main thread.
 
-    Writes `routes.json` in `state` when the links listen and removes it at the end; writes `links.json`
-    every second. Raises `InputError` if the pool has no links, `UnavailableError` if the folder cannot be
-    written or a port cannot be had.
+    Writes `routes.json` and `others.json` in `state` when the links listen and removes them at the end;
+    writes `links.json` every second. `runs_first` is that of `Relay`. Raises `InputError` if the pool has no
+    links, `UnavailableError` if the folder cannot be written or a port cannot be had.
     """
     if not pool.links:
         raise InputError("the pool has no links to emulate", hint="give them under `links` in pool.yaml")
@@ -41,7 +44,7 @@ def run_links(pool: Pool, state: Path, seed: int = 0) -> None:
         state.mkdir(parents=True, exist_ok=True)
         ask_to_be_woken_soon()
         with asyncio.Runner(loop_factory=precise_event_loop) as runner:
-            runner.run(_serve(pool, state, seed))
+            runner.run(_serve(Relay(pool, seed=seed, runs_first=runs_first), state))
     except OSError as error:
         raise UnavailableError(
             f"cannot keep the links' files in {state}: {error.strerror}",
@@ -49,18 +52,20 @@ def run_links(pool: Pool, state: Path, seed: int = 0) -> None:
         ) from error
 
 
-async def _serve(pool: Pool, state: Path, seed: int) -> None:
-    relay, stop = Relay(pool, seed=seed), asyncio.Event()
+async def _serve(relay: Relay, state: Path) -> None:
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await relay.start()
     try:
+        write_atomically(state / OTHER_ROUTES, relay.other_routes())
         write_atomically(state / ROUTES, relay.routes())
         _log.info("%d links listen; their routes are in %s", len(relay.links), state / ROUTES)
         await _report(relay, state / STATISTICS, stop)
     finally:
-        (state / ROUTES).unlink(missing_ok=True)
+        for file in (ROUTES, OTHER_ROUTES):
+            (state / file).unlink(missing_ok=True)
         await relay.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -82,6 +87,8 @@ def statistics(
 ) -> dict[str, Any]:
     """Return what each direction did: payload in all, goodput in the last `period_s` and over `total_s`.
 
+    Where runs go first these are theirs, and `other_bytes` is the other traffic's payload.
+
     `late_ms` is the worst lateness of a delivery since the last call: time the machine added to the link's.
     """
     links = []
@@ -93,6 +100,7 @@ def statistics(
                 "loss_is": "modelled" if link.loss else "none",
                 "cut": direction.is_cut,
                 "bytes": num_bytes,
+                "other_bytes": relay.others[ends].bytes_delivered if relay.runs_first else 0,
                 "goodput_gbps": (num_bytes - last_bytes[ends]) * 8e-9 / max(period_s, 1e-9),
                 "mean_goodput_gbps": num_bytes * 8e-9 / max(total_s, 1e-9),
                 "late_ms": direction.late_s * 1e3,

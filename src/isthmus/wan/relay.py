@@ -1,7 +1,8 @@
 """Emulated links without root: HTTP CONNECT proxies whose bytes go through the link's two shaped directions.
 
-A pair of clusters has two listeners, one that each side dials, and one `Direction` each way that all their
-connections share. The handshake crosses the link as well, so dialling takes a round trip, as it would.
+A pair of clusters has two listeners that each side dials, one for runs and one for other traffic, and one
+`Direction` each way that all connections share; or, where runs go first, one for either kind of traffic.
+The handshake crosses the link as well, so dialling takes a round trip, as it would.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import asyncio
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from random import Random
+from typing import TypeAlias
 
 from isthmus.core.errors import InputError, NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.connect import MAX_HEAD_BYTES, format_address, parse_address
 from isthmus.wan.pump import Direction, Half, close_with_reset
 from isthmus.wan.shaper import Flow, Shaper, both_ways
+
+Ends: TypeAlias = tuple[str, str]
+"""The clusters that a direction leads from and to."""
 
 CONNECT_TIMEOUT_S = 10.0
 """How long the far end of the link tries to reach the worker, and how long a client may take to ask."""
@@ -123,14 +129,19 @@ class Relay:
 
     `await start()`, then `routes()` says which address each cluster dials for each other one; `await close()`
     ends every connection. A pair with a link in one direction only gets the same back. Seeded by `seed`.
+    `runs_first`: other traffic (`other_routes`) gets what runs leave; without it all connections take turns.
     """
 
-    def __init__(self, pool: Pool, *, seed: int = 0, host: str = "127.0.0.1") -> None:
-        self.pool, self.host = pool, host
+    def __init__(
+        self, pool: Pool, *, seed: int = 0, host: str = "127.0.0.1", runs_first: bool = False
+    ) -> None:
+        self.pool, self.host, self.runs_first = pool, host, runs_first
         self.links = both_ways(pool)
         self._rngs = {ends: Random(f"{seed}/{ends[0]}/{ends[1]}") for ends in self.links}
-        self.directions: dict[tuple[str, str], Direction] = {}
-        self._listeners: dict[tuple[str, str], socket.socket] = {}
+        self.directions: dict[Ends, Direction] = {}
+        self.others: dict[Ends, Direction] = {}
+        self._listeners: dict[Ends, socket.socket] = {}
+        self._other_listeners: dict[Ends, socket.socket] = {}
         self._acceptors: list[asyncio.Task[None]] = []
         self._connections: dict[asyncio.Task[None], frozenset[str]] = {}
 
@@ -140,28 +151,39 @@ class Relay:
         try:
             for ends, link in self.links.items():
                 shaper = Shaper(link, self._rngs[ends], self.links[ends[::-1]])
-                self.directions[ends] = Direction(shaper, loop)
-                self._listeners[ends] = socket.create_server((self.host, 0), backlog=128)
-                self._listeners[ends].setblocking(False)
+                self.directions[ends] = self.others[ends] = Direction(shaper, loop)
+                if self.runs_first:
+                    shaper.behind = Shaper(link, self._rngs[ends], self.links[ends[::-1]])
+                    self.others[ends] = Direction(shaper.behind, loop)
+                for listeners in (self._listeners, self._other_listeners):
+                    listeners[ends] = socket.create_server((self.host, 0), backlog=128)
+                    listeners[ends].setblocking(False)
         except OSError as error:
             await self.close()
             raise UnavailableError(
                 f"cannot listen on {self.host} for the link from {ends[0]} to {ends[1]}: {error.strerror}",
                 hint="give a host of this machine, or raise the limit on open files",
             ) from error
-        self._acceptors = [loop.create_task(self._accept(ends)) for ends in self.links]
+        kinds = (self._listeners, self.directions), (self._other_listeners, self.others)
+        self._acceptors = [
+            loop.create_task(self._accept(listeners[ends], ends, directions))
+            for listeners, directions in kinds
+            for ends in self.links
+        ]
 
     def routes(self) -> dict[str, dict[str, str]]:
         """Return {cluster: {other cluster: "host:port"}}: what a worker of `cluster` dials for the other."""
-        found: dict[str, dict[str, str]] = {}
-        for (source, target), listener in self._listeners.items():
-            found.setdefault(source, {})[target] = format_address(*listener.getsockname()[:2])
-        return found
+        return _addresses(self._listeners)
+
+    def other_routes(self) -> dict[str, dict[str, str]]:
+        """Return the same for traffic that is no run's."""
+        return _addresses(self._other_listeners)
 
     def cut(self, a: str, b: str, *, reset: bool = False) -> None:
         """Cut the link both ways: refuse new connections; stall the present ones, or `reset` them."""
         for ends in ((a, b), (b, a)):
             self._direction(ends).cut()
+            self.others[ends].cut()
         if reset:
             for connection, joined in self._connections.items():
                 if joined == {a, b}:
@@ -171,6 +193,7 @@ class Relay:
         """Mend a cut link: what was stalled goes on where it stopped."""
         for ends in ((a, b), (b, a)):
             self._direction(ends).restore()
+            self.others[ends].restore()
 
     async def close(self) -> None:
         """Stop listening and break every connection; returns when all sockets are closed."""
@@ -178,23 +201,26 @@ class Relay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for listener in self._listeners.values():
+        for listener in (*self._listeners.values(), *self._other_listeners.values()):
             listener.close()
-        for direction in self.directions.values():
+        for direction in (*self.directions.values(), *self.others.values()):
             direction.forget()
         self._listeners.clear()
+        self._other_listeners.clear()
 
-    def _direction(self, ends: tuple[str, str]) -> Direction:
+    def _direction(self, ends: Ends) -> Direction:
         if ends not in self.directions:
             known = ", ".join(" to ".join(pair) for pair in sorted(self.directions))
             raise NotFoundError(f"no link from {ends[0]} to {ends[1]}", hint=f"there are: {known}")
         return self.directions[ends]
 
-    async def _accept(self, ends: tuple[str, str]) -> None:
-        loop, there, back = asyncio.get_running_loop(), self.directions[ends], self.directions[ends[::-1]]
+    async def _accept(
+        self, listener: socket.socket, ends: Ends, directions: Mapping[Ends, Direction]
+    ) -> None:
+        loop, there, back = asyncio.get_running_loop(), directions[ends], directions[ends[::-1]]
         while True:
             try:
-                client, _ = await loop.sock_accept(self._listeners[ends])
+                client, _ = await loop.sock_accept(listener)
             except OSError:  # out of descriptors, or the client left already: the listener itself is well
                 await asyncio.sleep(0.1)
                 continue
@@ -204,6 +230,13 @@ class Relay:
             self._connections[task] = frozenset(ends)
             task.add_done_callback(self._connections.pop)
             task.add_done_callback(connection.close)  # also if it never began to run
+
+
+def _addresses(listeners: Mapping[Ends, socket.socket]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for (source, target), listener in listeners.items():
+        found.setdefault(source, {})[target] = format_address(*listener.getsockname()[:2])
+    return found
 
 
 def _prepare(connection: socket.socket) -> None:

@@ -55,6 +55,10 @@ class Path:
         self._last_s = max(self._last_s, self._free_s + self._draw_delay_s())
         return self._last_s
 
+    def yield_to(self, now_s: float, num_wire_bytes: float) -> None:
+        """Lose the time that wire bytes which go first take."""
+        self._free_s = max(now_s, self._free_s) + num_wire_bytes / self.bytes_per_s
+
     def _draw_delay_s(self) -> float:
         if self.jitter_s == 0:
             return self.delay_s
@@ -76,12 +80,14 @@ class Flow:
 class Shaper:
     """One direction of `link` as all streams on it share it; `reverse` is the way back (default: the same).
 
-    Seeded: the same `rng`, times and sizes give the same deliveries. Sizes are payload bytes.
+    Seeded: the same `rng`, times and sizes give the same deliveries. Sizes are payload bytes. What is sent
+    here goes before what is sent `behind`, another shaper of the same wire, and takes its time from it.
     """
 
     link: Link
     rng: Random
     reverse: Link | None = None
+    behind: Shaper | None = None
     path: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +129,10 @@ class Shaper:
         admitted against them only lengthens the queue.
         """
         loss = self.link.loss
-        arrival_s = self.path.admit(now_s, wire_bytes(num_bytes) / (1 - loss))
+        num_wire_bytes = wire_bytes(num_bytes) / (1 - loss)
+        arrival_s = self.path.admit(now_s, num_wire_bytes)
+        if self.behind is not None:
+            self.behind.path.yield_to(now_s, num_wire_bytes)
         if loss and self.link.congestion_control == "cubic":
             flow.clear_s = max(now_s, flow.clear_s) + num_bytes / self.flow_bytes_per_s
             arrival_s = max(arrival_s, flow.clear_s + self.link.delay_s)
