@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -42,10 +42,10 @@ class MemoryCheckpoint:
         self._slots = [MemorySlot(self._folder / f"rank-{rank:05d}.{number}") for number in (0, 1)]
         self._steps: list[int | None] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-memory")
-        self._copying: Future[None] | None = None
+        self._copying: Future[Snapshot] | None = None
 
-    def take(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Begin the snapshot of the state after `step` steps in place of the older one.
+    def take(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> Future[Snapshot]:
+        """Begin the snapshot of the state after `step` steps in place of the older one; return what comes.
 
         The tensors are read until `wait` returns. Raises `UnavailableError` where two states do not fit.
         """
@@ -53,10 +53,11 @@ class MemoryCheckpoint:
         steps = self._known()
         index = SlotIndex.of(step, samples, tensors)
         self._check_room(index.num_bytes)
-        older = min((0, 1), key=lambda number: -1 if (known := steps[number]) is None else known)
+        older = _older(steps)
         steps[older] = None
         ready = _ready(tensors)
         self._copying = self._pool.submit(self._copy, older, index, dict(tensors), ready)
+        return self._copying
 
     def wait(self) -> None:
         """Return once the snapshot begun last is whole and checksummed; call it before a tensor changes."""
@@ -104,6 +105,17 @@ class MemoryCheckpoint:
                 self._slots[number].forget()
                 steps[number] = None
 
+    def slot(self, step: int) -> MemorySlot | None:
+        """Return where the snapshot after `step` steps lies, None where there is none."""
+        known = self._known()
+        return self._slots[known.index(step)] if step in known else None
+
+    def spare_slot(self) -> MemorySlot:
+        """Return the slot that `take` would write next; what is put there is looked at anew."""
+        self.wait()
+        spare, self._steps = self._slots[_older(self._known())], None
+        return spare
+
     def clear(self) -> None:
         """Remove everything, and end the thread that copies."""
         with suppress(UnavailableError):
@@ -145,14 +157,20 @@ class MemoryCheckpoint:
         index: SlotIndex,
         tensors: Mapping[str, torch.Tensor],
         ready: torch.cuda.Event | None,
-    ) -> None:
+    ) -> Snapshot:
         """Fill a slot, off the training thread."""
         memory = self._slots[number].begin(index.num_bytes)
         with torch.no_grad():
             _copy_all(index, tensors, memory, ready)
-        self._slots[number].seal(index)
+        snapshot = self._slots[number].seal(index)
         if self._steps is not None:
             self._steps[number] = index.step
+        return snapshot
+
+
+def _older(steps: Sequence[int | None]) -> int:
+    """Return which of two slots, holding these steps, is to be written next."""
+    return min((0, 1), key=lambda number: -1 if (step := steps[number]) is None else step)
 
 
 def _ready(tensors: Mapping[str, torch.Tensor]) -> torch.cuda.Event | None:

@@ -89,7 +89,7 @@ class MemorySlot:
             return 0
 
     def begin(self, num_bytes: int) -> torch.Tensor:
-        """Declare the slot not whole; return its memory, [num_bytes] uint8, to be filled.
+        """Declare the slot not whole; return its memory, [at least num_bytes] uint8, to be filled.
 
         Raises `UnavailableError` where the memory is not to be had.
         """
@@ -104,29 +104,45 @@ class MemorySlot:
                 f"cannot keep {size} bytes in {self._data.parent}: {error.strerror or error}",
                 hint="give it more room (shared memory of a container: --shm-size)",
             ) from error
-        return torch.frombuffer(self._memory, dtype=torch.uint8)[:num_bytes]
+        return torch.frombuffer(self._memory, dtype=torch.uint8)
 
-    def seal(self, index: SlotIndex) -> None:
-        """Declare that the memory holds what `index` says. Raises `UnavailableError` where it cannot."""
+    def seal(self, index: SlotIndex) -> Snapshot:
+        """Declare that the memory holds what `index` says, and return that.
+
+        Raises `UnavailableError` where it cannot.
+        """
+        if self._memory is None:
+            raise RuntimeError("a slot is sealed that was not begun")
         body = index.model_dump_json()
+        self._write_index(f"{_checksum(self._memory, body):08x}\n{body}")
+        return _snapshot(index, self._memory)
+
+    def adopt(self, label: str) -> bool:
+        """Declare that the memory holds what the slot held that had this `label`; tell whether it does."""
+        checksum, _, body = label.partition("\n")
+        whole = self._memory is not None and f"{_checksum(self._memory, body):08x}" == checksum
+        if whole:
+            self._write_index(label)
+        return whole
+
+    def copy(self) -> tuple[str, torch.Tensor] | None:
+        """Return label and memory, [bytes] uint8, for `adopt` elsewhere; None where the slot is not whole."""
         try:
-            write_atomically(self._index, f"{self._checksum(self._memory or b'', body):08x}\n{body}")
-        except OSError as error:
-            raise UnavailableError(f"cannot write {self._index}: {error}") from error
+            label = self._index.read_text(encoding="utf-8")
+            return label, torch.frombuffer(self._opened(), dtype=torch.uint8)
+        except (OSError, ValueError):
+            return None
 
     def read(self) -> Snapshot | None:
         """Return what the slot holds, None where it is not whole: never written, half written, damaged."""
         try:
             checksum, _, body = self._index.read_text(encoding="utf-8").partition("\n")
             index = SlotIndex.model_validate_json(body)
-            with self._data.open("rb") as file:
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            memory = self._opened()
         except (OSError, ValueError, ValidationError):
             return None
-        if len(memory) < index.num_bytes or f"{self._checksum(memory, body):08x}" != checksum:
-            return None
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        return Snapshot(index.step, index.samples, {one.name: view(whole, one) for one in index.tensors})
+        whole = len(memory) >= index.num_bytes and f"{_checksum(memory, body):08x}" == checksum
+        return _snapshot(index, memory) if whole else None
 
     def forget(self) -> None:
         """Declare the slot not whole."""
@@ -139,9 +155,16 @@ class MemorySlot:
             with suppress(OSError):
                 file.unlink()
 
-    @staticmethod
-    def _checksum(memory: mmap.mmap | bytes, body: str) -> int:
-        return zlib.crc32(body.encode(), zlib.crc32(memory))
+    def _opened(self) -> mmap.mmap:
+        """Map the data to be read."""
+        with self._data.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def _write_index(self, label: str) -> None:
+        try:
+            write_atomically(self._index, label)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self._index}: {error}") from error
 
 
 def view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
@@ -150,8 +173,22 @@ def view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
     return part.view(getattr(torch, stored.dtype)).view(stored.shape)
 
 
+def _snapshot(index: SlotIndex, memory: mmap.mmap) -> Snapshot:
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return Snapshot(index.step, index.samples, {one.name: view(whole, one) for one in index.tensors})
+
+
+def _checksum(memory: mmap.mmap, body: str) -> int:
+    return zlib.crc32(body.encode(), zlib.crc32(memory))
+
+
 def _mapped(file: Path, size: int) -> mmap.mmap:
-    """Map `file` at `size` bytes that are there: shared memory that runs out later would end the process."""
+    """Map `file` at `size` bytes that are there: shared memory that runs out later would end the process.
+
+    A file of another size is replaced and not cut: who still reads it goes on reading.
+    """
+    if file.exists() and file.stat().st_size != size:
+        file.unlink()
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(descriptor, size)

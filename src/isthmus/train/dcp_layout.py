@@ -1,0 +1,174 @@
+"""Tensors in the layout of torch's distributed checkpoints (DCP), written by each rank without the others.
+
+    FOLDER/__3_0.distcp     what rank 3 wrote
+    FOLDER/.metadata        which parts of which tensors lie where; written once, from what the ranks returned
+
+`torch.distributed.checkpoint.load` and `dcp_to_torch_save` read it. DCP's own `save` plans, writes and ends
+together with collectives; here its writer and reader are driven rank by rank, by their public methods.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from isthmus.core.errors import UnavailableError
+
+METADATA = ".metadata"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor of the whole model: `tensor` begins at `offsets` in the tensor `name` of `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    tensor: torch.Tensor
+
+    @classmethod
+    def whole(cls, name: str, tensor: torch.Tensor) -> Piece:
+        """Return a tensor that is not cut."""
+        return cls(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """The box, as DCP writes it."""
+        return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=torch.Size(self.tensor.shape))
+
+    @property
+    def index(self) -> MetadataIndex:
+        """What DCP finds it by."""
+        return MetadataIndex(self.name, self.offsets)
+
+
+def file_name(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"__{rank}_0.distcp"
+
+
+def write_part(folder: Path, rank: int, pieces: Iterable[Piece]) -> str:
+    """Write a rank's pieces, in host memory, into its file; return what `write_metadata` must be told.
+
+    The file is flushed. Raises `OSError` where it cannot be written.
+    """
+    planner = _SavePieces(pieces)
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+    plan = writer.prepare_global_plan([SavePlan([])] * rank + [planner.create_local_plan()])[rank]
+    results = writer.write_data(plan, planner).value()
+    return base64.b85encode(pickle.dumps((plan, results))).decode()
+
+
+def write_metadata(folder: Path, parts: Sequence[str]) -> None:
+    """Write `.metadata` from what `write_part` returned to every rank, in their order.
+
+    Raises `UnavailableError` where the parts are not those of one model: a tensor has a gap, or two ranks
+    wrote the same.
+    """
+    told = [pickle.loads(base64.b85decode(part)) for part in parts]  # noqa: S301 - as `.metadata` itself is
+    try:
+        plans = [plan for plan, _ in told]
+        _, metadata = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(plans)
+    except ValueError as error:
+        raise UnavailableError(f"what the ranks wrote to {folder} is no whole model: {error}") from error
+    FileSystemWriter(folder).finish(metadata, [results for _, results in told])
+
+
+def read_into(folder: Path, pieces: Sequence[Piece]) -> None:
+    """Fill the tensors of `pieces`, whatever boxes the model was cut into when it was written.
+
+    Raises `UnavailableError` where a tensor is missing, of another shape or not whole: another model's.
+    """
+    reader = FileSystemReader(folder)
+    metadata = reader.read_metadata()
+    planner = _FillPieces(pieces, metadata, folder)
+    reader.set_up_storage_reader(metadata, False)
+    with torch.no_grad():
+        reader.read_data(planner.create_local_plan(), planner).wait()
+
+
+class _SavePieces(DefaultSavePlanner):
+    """Says which boxes a rank writes."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._pieces = {one.index: one for one in pieces}
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan(
+            [
+                WriteItem(
+                    index=index,
+                    type=WriteItemType.SHARD,
+                    tensor_data=TensorWriteData(
+                        chunk=one.chunk,
+                        properties=TensorProperties.create_from_tensor(one.tensor),
+                        size=torch.Size(one.shape),
+                    ),
+                )
+                for index, one in self._pieces.items()
+            ]
+        )
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        return self._pieces[write_item.index].tensor.contiguous()
+
+
+class _FillPieces(DefaultLoadPlanner):
+    """Says which parts of which boxes fill the pieces."""
+
+    def __init__(self, pieces: Sequence[Piece], metadata: Metadata, folder: Path) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._pieces = {one.index: one for one in pieces}
+        self._metadata, self._folder = metadata, folder
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan([item for one in self._pieces.values() for item in self._items(one)])
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        part = self._pieces[read_item.dest_index].tensor
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            part = part.narrow(dim, start, length)
+        return part
+
+    def _items(self, piece: Piece) -> list[ReadItem]:
+        stored = self._metadata.state_dict_metadata.get(piece.name)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise self._foreign(f"has no tensor '{piece.name}'")
+        if tuple(stored.size) != piece.shape:
+            raise self._foreign(
+                f"holds '{piece.name}' as {list(stored.size)}, the model as {list(piece.shape)}"
+            )
+        items: list[ReadItem] = create_read_items_for_chunk_list(piece.name, stored, [piece.chunk])
+        if sum(math.prod(one.lengths) for one in items) != piece.tensor.numel():
+            raise self._foreign(f"holds only a part of '{piece.name}'")
+        return items
+
+    def _foreign(self, what: str) -> UnavailableError:
+        return UnavailableError(
+            f"checkpoint {self._folder} {what}", hint="it is of another model; name another checkpoint folder"
+        )
