@@ -16,7 +16,7 @@ from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError
 
 MEETING = timedelta(seconds=30)
-"""How long ranks that have all met already may take to join gloo."""
+"""How long ranks that have all met already may take to find the store of their gloo."""
 
 _PORT_TAG = -1
 _BREAK_TAG = 2**31 - 1
@@ -41,11 +41,10 @@ def local_group(
         return None
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = MEETING
+    options._timeout = timeout
     try:
         store = _meet(transport, near, host, MEETING)
         group = dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
-        group._set_default_timeout(timeout)
     except RuntimeError as error:
         raise PeerError(
             f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_reason(error)}"
