@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -42,15 +44,45 @@ def local_group(
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timeout
-    try:
+
+    def join() -> dist.ProcessGroupGloo:
         store = _meet(transport, near, host, MEETING)
-        group = dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
+        return dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
+
+    try:
+        group = _unless_lost(transport, join)
     except RuntimeError as error:
         raise PeerError(
             f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_reason(error)}"
         ) from error
     transport.when_lost(partial(_break, group, 1 if near[0] == transport.rank else 0))
     return group
+
+
+def _unless_lost(transport: Transport, join: Callable[[], dist.ProcessGroupGloo]) -> dist.ProcessGroupGloo:
+    """Return what `join` makes; raise a loss of the transport meanwhile: gloo would wait for the dead."""
+    made: Future[dist.ProcessGroupGloo] = Future()
+
+    def settle(result: Callable[[], None]) -> None:
+        with suppress(InvalidStateError):
+            result()
+
+    def run() -> None:
+        try:
+            group = join()
+        except Exception as error:
+            reason = error
+            settle(lambda: made.set_exception(reason))
+        else:
+            settle(lambda: made.set_result(group))
+
+    threading.Thread(target=run, name="isthmus-gloo", daemon=True).start()
+    transport.when_lost(lambda: settle(lambda: made.set_exception(_loss_of(transport))))
+    return made.result()
+
+
+def _loss_of(transport: Transport) -> PeerError:
+    return transport.loss() or PeerError(f"rank {transport.rank} has given the group up")
 
 
 def _break(group: dist.ProcessGroupGloo, other: int) -> None:
