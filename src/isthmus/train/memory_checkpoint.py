@@ -111,10 +111,15 @@ class MemoryCheckpoint:
         return self._slots[known.index(step)] if step in known else None
 
     def spare_slot(self) -> MemorySlot:
-        """Return the slot that `take` would write next; what is put there is looked at anew."""
+        """Return the slot that `take` would write next, to be filled by somebody else, and then `put`."""
         self.wait()
-        spare, self._steps = self._slots[_older(self._known())], None
-        return spare
+        older = _older(steps := self._known())
+        steps[older] = None
+        return self._slots[older]
+
+    def put(self, slot: MemorySlot, step: int | None) -> None:
+        """Take note that the `spare_slot` holds the snapshot after `step` steps; None: it holds nothing."""
+        self._known()[self._slots.index(slot)] = step
 
     def clear(self) -> None:
         """Remove everything, and end the thread that copies."""

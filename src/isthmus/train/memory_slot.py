@@ -117,13 +117,16 @@ class MemorySlot:
         self._write_index(f"{_checksum(self._memory, body):08x}\n{body}")
         return _snapshot(index, self._memory)
 
-    def adopt(self, label: str) -> bool:
-        """Declare that the memory holds what the slot held that had this `label`; tell whether it does."""
+    def adopt(self, label: str) -> int | None:
+        """Declare that the memory holds what the slot held that had this `label`; return the step.
+
+        None where it does not hold that.
+        """
         checksum, _, body = label.partition("\n")
-        whole = self._memory is not None and f"{_checksum(self._memory, body):08x}" == checksum
-        if whole:
-            self._write_index(label)
-        return whole
+        if self._memory is None or f"{_checksum(self._memory, body):08x}" != checksum:
+            return None
+        self._write_index(label)
+        return SlotIndex.model_validate_json(body).step
 
     def copy(self) -> tuple[str, torch.Tensor] | None:
         """Return label and memory, [bytes] uint8, for `adopt` elsewhere; None where the slot is not whole."""

@@ -1,0 +1,181 @@
+"""Rules of copies at peers: kept on another machine, whole or not at all, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.comm.memory import MemoryTransport, memory_transports
+from isthmus.train import peer_copy
+from isthmus.train.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.memory_slot import Snapshot
+from isthmus.train.peer_choice import choose_holders
+from isthmus.train.peer_copy import PeerCopies, receive_slot, send_slot
+
+HOLDERS = (1, 2, 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")), min_size=1, max_size=9), st.booleans()
+)
+def test_a_holder_is_on_another_machine(places: list[tuple[str, str]], across: bool) -> None:
+    """Of one's own cluster where that has another machine, else elsewhere where that is allowed."""
+    holders = choose_holders(places, across_clusters=across)
+    for rank, holder in enumerate(holders):
+        others = [one for one in places if one != places[rank]]
+        near = [one for one in others if one[0] == places[rank][0]]
+        if holder is None:
+            assert not (others if across else near)
+            continue
+        assert places[holder] != places[rank]
+        assert places[holder][0] == places[rank][0] or (across and not near)
+
+
+def test_holders_share_the_work() -> None:
+    """Two machines of two ranks each: everybody holds one copy."""
+    places = [("a", "x"), ("a", "x"), ("a", "y"), ("a", "y")]
+    assert sorted(choose_holders(places, across_clusters=False)) == [0, 1, 2, 3]  # type: ignore[type-var]
+
+
+@pytest.fixture
+def transports() -> Iterator[list[MemoryTransport]]:
+    """Three ranks."""
+    found = memory_transports(3)
+    yield found
+    for one in found:
+        one.close()
+
+
+class Ranks:
+    """Three ranks with memory, each holding the copy of the one before, all in one folder."""
+
+    def __init__(self, transports: list[MemoryTransport], folder: Path) -> None:
+        self.memory = [MemoryCheckpoint("job-1", rank, folder) for rank in range(3)]
+        self.copies = [PeerCopies(one, "job-1", HOLDERS, folder) for one in transports]
+
+    def take(self, step: int) -> None:
+        """Let every rank take a snapshot and send it, until all have arrived."""
+        for rank, (memory, copies) in enumerate(zip(self.memory, self.copies, strict=True)):
+            state = {"weight/a": torch.full((300_000,), float(100 * rank + step))}
+            snapshot: Future[Snapshot] = memory.take(step, step, state)
+            copies.send(snapshot, lambda memory=memory: memory.slot(step))  # type: ignore[misc]
+        for copies in self.copies:
+            copies.wait()
+
+    def clear(self) -> None:
+        for one in (*self.memory, *self.copies):
+            one.clear()
+
+
+@pytest.fixture
+def ranks(transports: list[MemoryTransport], tmp_path: Path) -> Iterator[Ranks]:
+    one = Ranks(transports, tmp_path)
+    for copies in one.copies:
+        copies.start()
+    yield one
+    one.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_two_snapshots_are_at_the_peer(ranks: Ranks, tmp_path: Path) -> None:
+    """A copy replaces the older of two; a successor of the holder finds both."""
+    for step in (1, 2, 3):
+        ranks.take(step)
+        assert not any(copies.busy for copies in ranks.copies)
+    assert [list(copies.held) for copies in ranks.copies] == [[2], [0], [1]]
+    held = MemoryCheckpoint("job-1-held-by-1", 0, tmp_path)
+    assert held.steps() == (2, 3)
+    assert held.load(3).tensors["weight/a"][0] == 3.0
+
+
+def test_a_copy_is_given_back(ranks: Ranks, transports: list[MemoryTransport], tmp_path: Path) -> None:
+    """A rank that begins elsewhere, with nothing, gets its snapshot from its holder."""
+    ranks.take(1)
+    ranks.take(2)
+    fresh = MemoryCheckpoint("job-1", 0, tmp_path / "elsewhere")
+    slot = ranks.copies[1].held[0].slot(2)
+    assert slot is not None
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send_slot, transports[1], 0, slot, back=True)
+        assert receive_slot(transports[0], 1, fresh, back=True)
+        assert sent.result(20)
+    assert fresh.steps() == (2,)
+    assert fresh.load(2).tensors["weight/a"][0] == 2.0
+    fresh.clear()
+    (tmp_path / "elsewhere").rmdir()
+
+
+def exchanged(transports: list[MemoryTransport], memory: MemoryCheckpoint, held: MemoryCheckpoint) -> bool:
+    """Send the newest snapshot from rank 0 to rank 1; return what the sender was told."""
+    slot = memory.slot(memory.steps()[-1])
+    assert slot is not None
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(receive_slot, transports[1], 0, held)
+        sent = send_slot(transports[0], 1, slot)
+        assert received.result(20) == sent
+    return sent
+
+
+@pytest.mark.parametrize("damage", ["on the way", "at the source"])
+def test_a_damaged_copy_does_not_count(
+    transports: list[MemoryTransport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """What does not arrive as it was taken is not held, and both sides know; the next one is."""
+    memory, held = (MemoryCheckpoint(name, 0, tmp_path) for name in ("job-1", "job-1-held"))
+    memory.take(1, 1, {"weight/a": torch.ones(1000)}).result()
+    if damage == "on the way":
+        send: Callable[..., Future[None]] = transports[0].send
+
+        def flip(peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
+            data = bytearray(payload)
+            data[-1] ^= 1 if label == "piece" else 0
+            return send(peer, tag, label, memoryview(data))
+
+        monkeypatch.setattr(transports[0], "send", flip)
+    else:
+        with (tmp_path / "isthmus-job-1" / "rank-00000.0.data").open("r+b") as file:
+            file.write(b"damage")
+    assert not exchanged(transports, memory, held)
+    assert held.steps() == ()
+    monkeypatch.undo()
+    memory.take(2, 2, {"weight/a": torch.ones(1000)}).result()
+    assert exchanged(transports, memory, held)
+    assert held.steps() == (2,)
+    for one in (memory, held):
+        one.clear()
+
+
+def test_a_holder_without_room_says_so(
+    transports: list[MemoryTransport], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sender goes on without a copy; the holder's log says why."""
+    memory, held = MemoryCheckpoint("job-1", 0, tmp_path), MemoryCheckpoint("held", 0, tmp_path)
+    memory.take(1, 1, {"weight/a": torch.ones(1000)}).result()
+    (tmp_path / "isthmus-held").write_text("in the way")
+    assert not exchanged(transports, memory, held)
+    assert "no copy of rank 0 is held here" in capsys.readouterr().out
+    memory.clear()
+
+
+def test_training_traffic_waits_for_one_piece_at_most(
+    ranks: Ranks, transports: list[MemoryTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy is never handed over in more than a piece at a time."""
+    monkeypatch.setattr(peer_copy, "PIECE_BYTES", 1000)
+    under_way: list[int] = []
+    send = transports[0].send
+
+    def watch(peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
+        under_way.append(len(payload))
+        return send(peer, tag, label, payload)
+
+    monkeypatch.setattr(transports[0], "send", watch)
+    ranks.take(1)
+    assert max(under_way) <= 1000
+    assert len(under_way) > 1000
