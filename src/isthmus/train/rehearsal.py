@@ -25,7 +25,6 @@ from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
 from isthmus.train.virtual_stage import VirtualStage
-from isthmus.wan.clock import ask_to_be_woken_soon
 
 _TIED_TAG = 0
 """The tag of the gradients of a tied embedding; micro-batches use those above."""
@@ -36,7 +35,6 @@ def rehearse(spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder) -> None
 
     There is no loss, no checkpoint and no exported model. Raises `PeerError` where a rank is lost.
     """
-    ask_to_be_woken_soon()
     total, guard = spec.job.training.steps, Guard(folder)
     run = Rehearsal(spec, schedule, load_model(spec.job.model))
     print(run.describe(), flush=True)
