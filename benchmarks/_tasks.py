@@ -6,7 +6,9 @@ Derived: all layers are recomputed, since nothing less fits 96 GB, and task 12's
 optimizer (ZeRO 1) for the same reason; layers are dealt out with one fewer on the
 first and the last stage, as the embedding and the head weigh. The WAN's rate is not published: what task 3
 gives is the share of a nominal 10 Gbit/s. Task 6's link is said to be limited to 400 Mbit/s: there the
-transport's share is the default of the time model, as task 3 says nothing about it.
+transport's share is the default of the time model, as task 3 says nothing about it. Tasks 4 and 5 add traffic
+of others to the link, how much is not published (assumed: half of its rate); task 5's rate is kept for it.
+Task 2 stays in its queue: no cluster has room for it alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from benchmarks._models import mixtral
 from benchmarks.table import Row
@@ -33,7 +36,12 @@ SEQUENCE = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: how it is cut, where it runs, and the seconds that were published (None: withheld)."""
+    """A task: how it is cut, where it runs, and what was published (None: withheld).
+
+    `measured_s` is an iteration, `tgs` tokens per card and second. `base` is the task in one cluster that its
+    efficiency is measured by. `others` says whether the link carries traffic of others, and whether that
+    takes something from the task's.
+    """
 
     name: str
     note: str = ""
@@ -44,6 +52,10 @@ class Task:
     overlapped: bool = False
     dp: int = 1
     measured_s: float | None = None
+    tgs: float | None = None
+    samples_per_s: float | None = None
+    base: str = "task 1"
+    others: Literal["none", "shared", "apart"] = "none"
 
     @property
     def profile(self) -> ModelProfile:
@@ -90,16 +102,25 @@ def pool() -> Pool:
     return Pool.model_validate({"clusters": clusters, "links": links})
 
 
-TASK_1 = Task(name="task 1", clusters="111111", measured_s=60.7)
-TASK_3 = Task(name="task 3", measured_s=68.4)
+TASK_1 = Task(name="task 1", clusters="111111", measured_s=60.7, tgs=337.39, samples_per_s=0.4942)
+TASK_3 = Task(name="task 3", measured_s=68.4, tgs=299.42, samples_per_s=0.4386)
+WITH_OTHERS = (
+    Task(name="task 4", note="traffic of others, assumed half of the rate", others="shared", measured_s=171.1,
+         tgs=119.70, samples_per_s=0.1753),
+    Task(name="task 5", note="the same traffic, a rate kept for the task", others="apart", measured_s=70.2,
+         tgs=291.74, samples_per_s=0.4274),
+)  # fmt: skip
 OTHERS = (
-    Task(name="task 6", clusters="111122", note="400 Mbit/s", measured_s=185.3),
-    Task(name="task 7", note="equals task 3", measured_s=68.4),
-    Task(name="task 8", note="overlapped", overlapped=True, measured_s=64.4),
-    Task(name="task 9", clusters="111111", batch=128, note="withheld"),
-    Task(name="task 10", batch=128, note="withheld; blocking, as its table says"),
-    Task(name="task 10b", batch=128, overlapped=True, note="withheld; overlapped, as its section is titled"),
-    Task(name="task 12", layers=(14, 14, 14, 14), clusters="1133", dp=2, overlapped=True,
+    Task(name="task 6", clusters="111122", note="400 Mbit/s", measured_s=185.3, tgs=110.52,
+         samples_per_s=0.1619),
+    Task(name="task 7", note="equals task 3", measured_s=68.4, tgs=299.42, samples_per_s=0.4386),
+    Task(name="task 8", note="overlapped", overlapped=True, measured_s=64.4, tgs=318.01,
+         samples_per_s=0.4658),
+    Task(name="task 9", clusters="111111", batch=128, note="withheld", base="task 9"),
+    Task(name="task 10", batch=128, note="withheld; blocking, as its table says", base="task 9"),
+    Task(name="task 10b", batch=128, overlapped=True, note="withheld; overlapped, as its section is titled",
+         base="task 9"),
+    Task(name="task 12", layers=(14, 14, 14, 14), clusters="1133", dp=2, overlapped=True, base="",
          note="no figure published; 8 and 7 micro-batches"),
 )  # fmt: skip
 

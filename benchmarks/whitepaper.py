@@ -1,0 +1,285 @@
+"""The report's twelve tasks on virtual chips: `python -m benchmarks.whitepaper [--scale S] [--quick]`.
+
+The tasks of the cross-domain pooling report, 5.2, run by the workers of a job of `compute: virtual`: the
+schedule, the executor, the exchange and the transport are those of training, and tensors are really sent over
+emulated links. A stage is one process whatever its degrees: what its chips compute and exchange inside the
+cluster takes the time of the planner's time model, calibrated on tasks 1 and 3 alone (`benchmarks._tasks`),
+and so does the reduction of gradients between replicas that share a cluster. Time and rates are those of the
+tasks over S (16), bytes hence over S²; what is printed is at full size. An iteration is set beside the
+simulator's of the same plan, and the published one where it was not withheld. A step counts unless waiting,
+in place of computing, took 1 % of it too long at some stage. Efficiency is the TGS over that of the same job
+in one cluster (tasks 1 and 9). Task 2 waits in its queue, in the report as here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks._real_pipeline import Routes, emulated
+from benchmarks._tasks import FIBRE_MS, OTHERS, TASK_1, TASK_3, WITH_OTHERS, Task, calibrate, task_11
+from benchmarks._tasks_scaled import OTHERS_SHARE, SCALES, pool_at, scaled
+from benchmarks._virtual_run import Rehearsed, interference, rehearse
+from benchmarks.table import Row, compared, print_rows
+from isthmus.core.pool import Pool
+from isthmus.plan import predict
+from isthmus.plan.time.calibration import Calibration
+from isthmus.plan.time.loads import wires_of
+from isthmus.plan.time.predict import Forecast
+from isthmus.sim import Interference
+
+DELAYS_MS = (25.0, 50.0)
+"""One way, beside the 10 ms of the report's fibre."""
+
+LONG_BATCH = 64
+"""Tasks of more samples than this run one step that counts, others two."""
+
+WITHIN = 8.0
+"""Per cent by which a run may differ from the simulator's iteration; the mean over all tasks, by 3."""
+
+WITHIN_MEAN = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A task as it was run at full size, what the simulator says of it, and what was published."""
+
+    task: Task
+    delay_ms: float
+    forecast: Forecast
+    iteration_s: float
+    rehearsed: Rehearsed
+
+    @property
+    def ratio(self) -> float:
+        """Our iteration over the simulator's."""
+        return self.iteration_s / self.forecast.iteration_s
+
+    @property
+    def tgs(self) -> float:
+        """Tokens per card and second."""
+        return self.forecast.tgs_tokens_per_card_s / self.ratio
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second."""
+        return self.forecast.samples_per_s / self.ratio
+
+    @property
+    def note(self) -> str:
+        """What to know about the run."""
+        run = self.rehearsed
+        calm = f"{run.num_calm} of {run.num_steps} steps count, overrun {100 * run.overrun_share:.2g} %"
+        return f"{self.task.note}; {calm}" if self.task.note else calm
+
+
+class Bench:
+    """Runs tasks at one scale; a context manager that keeps the emulated links of each delay."""
+
+    def __init__(self, calibration: Calibration, scale: int) -> None:
+        self.calibration, self.scale = calibration, scale
+        self._links: dict[float, Routes] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def run(self, task: Task, delay_ms: float = FIBRE_MS) -> Result:
+        """Rehearse `task` over links of `delay_ms` one way."""
+        print(f"{task.name}, {delay_ms:g} ms ...", file=sys.stderr, flush=True)
+        small = scaled(task, self.calibration, delay_ms, self.scale)
+        steps = 1 if task.batch > LONG_BATCH else 2
+        with tempfile.TemporaryDirectory() as folder, self._others(task, small.pool, delay_ms):
+            routes, model = self._routes(small.pool, delay_ms), _model_file(Path(folder), sum(task.layers))
+            run = rehearse(small.plan, small.times, model, Path(folder), routes, steps)
+        forecast = predict(
+            small.whole, pool_at(delay_ms), task.profile, self.calibration,
+            interference=self._interference(task, delay_ms),
+        )  # fmt: skip
+        seconds = run.step_s * self.scale
+        return Result(task=task, delay_ms=delay_ms, forecast=forecast, iteration_s=seconds, rehearsed=run)
+
+    def _routes(self, small: Pool, delay_ms: float) -> Routes:
+        if delay_ms not in self._links:
+            folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+            self._links[delay_ms] = self._open.enter_context(emulated(small, folder))
+        return self._links[delay_ms]
+
+    @contextmanager
+    def _others(self, task: Task, small: Pool, delay_ms: float) -> Iterator[None]:
+        """Let others send over the task's link, or over another one like it, while the task runs."""
+        routes = self._routes(small, delay_ms)
+        a, b = ("cluster1", "cluster3") if task.others == "shared" else ("others-a", "others-b")
+        link = small.link("cluster1", "cluster3")
+        rate = OTHERS_SHARE * link.bytes_per_s if link else 0.0
+        sending = task.others != "none"
+        with interference((routes[a][b], routes[b][a]), rate) if sending else nullcontext():
+            yield
+
+    def _interference(self, task: Task, delay_ms: float) -> dict[tuple[str, str], Interference]:
+        if task.others != "shared":
+            return {}
+        wires = wires_of(task.plan, pool_at(delay_ms), self.calibration)
+        return {
+            ends: Interference(bytes_per_s=OTHERS_SHARE * wire.bytes_per_s) for ends, wire in wires.items()
+        }
+
+
+def _model_file(folder: Path, layers: int) -> Path:
+    """Write what a rehearsal needs of Mixtral 8x7B with another number of layers."""
+    file = folder / "config.json"
+    sizes = {"num_hidden_layers": layers, "hidden_size": 4096, "vocab_size": 32000}
+    file.write_text(json.dumps({"architectures": ["MixtralForCausalLM"], **sizes}), encoding="utf-8")
+    return file
+
+
+def tasks(calibration: Calibration, quick: bool) -> list[Task]:
+    """Return the tasks that run, in the report's order; task 7 is task 3 once more."""
+    if quick:
+        return [TASK_1, next(task for task in OTHERS if task.name == "task 8")]
+    found = [TASK_1, TASK_3, *WITH_OTHERS, *OTHERS, task_11(calibration)]
+    return sorted(found, key=lambda task: (float(task.name.strip("task b")), task.name))
+
+
+def run_tasks(bench: Bench, chosen: Sequence[Task]) -> list[Result]:
+    """Run every task once, and take for task 7 what task 3 took."""
+    done: dict[str, Result] = {}
+    for task in chosen:
+        if task.name == "task 7":
+            done[task.name] = replace(done["task 3"], task=task)
+        else:
+            done[task.name] = bench.run(task)
+    return list(done.values())
+
+
+def by_delay(bench: Bench, results: Sequence[Result]) -> list[Result]:
+    """Return tasks 3 and 8 at all delays, those that were run already among them."""
+    known = [one for one in results if one.task.name in ("task 3", "task 8")]
+    more = [bench.run(one.task, delay_ms) for delay_ms in DELAYS_MS for one in known]
+    return [*known, *more]
+
+
+def base_of(result: Result, results: Sequence[Result]) -> Result | None:
+    """Return the run in one cluster that the efficiency of `result` is measured by."""
+    return next((one for one in results if one.task.name == result.task.base and one is not result), None)
+
+
+def rows(results: Sequence[Result], delays: Sequence[Result]) -> Iterator[Row]:
+    """Yield the figures of every task beside the published ones, where there are any, and the simulator's."""
+    for one in results:
+        task, forecast = one.task, one.forecast
+        yield Row(
+            what=f"{task.name}: iteration ({one.note})", ours=one.iteration_s, unit="s", peer="simulator",
+            peer_value=forecast.iteration_s, ratio=one.ratio, target=f"within {WITHIN:g} %",
+            met=abs(one.ratio - 1) <= WITHIN / 100,
+        )  # fmt: skip
+        if task.measured_s:
+            yield compared(f"{task.name}: iteration", one.iteration_s, "s", "report", task.measured_s)
+        yield _row(f"{task.name}: TGS", one.tgs, "tokens/card/s", task.tgs, forecast.tgs_tokens_per_card_s)
+        yield _row(
+            f"{task.name}: samples", one.samples_per_s, "1/s", task.samples_per_s, forecast.samples_per_s
+        )
+        if base := base_of(one, results):
+            ours, theirs, simulated = _efficiencies(one, base)
+            yield _row(f"{task.name}: share of {base.task.name}'s TGS", ours, "%", theirs, simulated)
+    errors = [100 * abs(one.ratio - 1) for one in results if one.task.name != "task 7"]
+    mean = statistics.fmean(errors)
+    yield Row(
+        what=f"{len(errors)} tasks: distance from the simulator, mean", ours=mean, unit="%",
+        target=f"at most {WITHIN_MEAN:g}", met=mean <= WITHIN_MEAN,
+    )  # fmt: skip
+    for one in delays:
+        base = base_of(one, results)
+        if base is not None and one.delay_ms != FIBRE_MS:
+            ours, _, simulated = _efficiencies(one, base)
+            what = f"{one.task.name} at {one.delay_ms:g} ms one way: share of {base.task.name}'s TGS"
+            yield compared(what, ours, "%", "simulator", simulated)
+
+
+def _row(what: str, ours: float, unit: str, published: float | None, simulated: float) -> Row:
+    if published is None:
+        return compared(what, ours, unit, "simulator", simulated)
+    return compared(what, ours, unit, "report", published)
+
+
+def _efficiencies(one: Result, base: Result) -> tuple[float, float | None, float]:
+    """Return the share of the base's TGS in per cent: ours, the published one, the simulator's."""
+    told = 100 * one.task.tgs / base.task.tgs if one.task.tgs and base.task.tgs else None
+    simulated = 100 * one.forecast.tgs_tokens_per_card_s / base.forecast.tgs_tokens_per_card_s
+    return 100 * one.tgs / base.tgs, told, simulated
+
+
+def page(results: Sequence[Result], delays: Sequence[Result]) -> str:
+    """Return the tables that people read: iterations, rates and efficiency, efficiency by delay."""
+    first = [
+        (one.task.name, one.task.measured_s, one.forecast.iteration_s, one.iteration_s, one.ratio,
+         one.iteration_s / one.task.measured_s if one.task.measured_s else None, one.note)
+        for one in results
+    ]  # fmt: skip
+    second = []
+    for one in results:
+        base, task = base_of(one, results), one.task
+        shares = _efficiencies(one, base) if base else (None, None, None)
+        second.append(
+            (task.name, task.tgs, one.forecast.tgs_tokens_per_card_s, one.tgs, task.samples_per_s,
+             one.forecast.samples_per_s, one.samples_per_s, shares[1], shares[2], shares[0])
+        )  # fmt: skip
+    third = []
+    for one in delays:
+        if base := base_of(one, results):
+            ours, told, simulated = _efficiencies(one, base)
+            third.append(
+                (one.delay_ms, one.task.name, told if one.delay_ms == FIBRE_MS else None, simulated, ours)
+            )
+    heads = (
+        ("task", "published s", "simulator s", "run s", "run / simulator", "run / published", "note"),
+        ("task", "TGS published", "simulator", "run", "samples/s published", "simulator", "run",
+         "efficiency % published", "simulator", "run"),
+        ("delay ms", "task", "efficiency % published", "simulator", "run"),
+    )  # fmt: skip
+    tables = [(head, body) for head, body in zip(heads, (first, second, sorted(third)), strict=True) if body]
+    return "\n\n".join(_table(head, body) for head, body in tables)
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in body]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def main() -> int:
+    """Run the tasks and print their tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scale", type=int, choices=SCALES, default=16, help="how many times as quick")
+    parser.add_argument("--quick", action="store_true", help="tasks 1 and 8 alone, 32 times as quick")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    args = parser.parse_args()
+    calibration = calibrate()
+    with Bench(calibration, 32 if args.quick else args.scale) as bench:
+        results = run_tasks(bench, tasks(calibration, args.quick))
+        delays = [] if args.quick else by_delay(bench, results)
+    if args.json:
+        print_rows(list(rows(results, delays)), as_json=True)
+    else:
+        print(page(results, delays), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
