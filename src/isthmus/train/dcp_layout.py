@@ -79,7 +79,12 @@ def write_part(folder: Path, rank: int, pieces: Iterable[Piece]) -> str:
     planner = _SavePieces(pieces)
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     plan = writer.prepare_global_plan([SavePlan([])] * rank + [planner.create_local_plan()])[rank]
-    results = writer.write_data(plan, planner).value()
+    try:
+        results = writer.write_data(plan, planner).value()
+    except RuntimeError as error:  # torch's archive, ended early by what a full disk has raised
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
     return base64.b85encode(pickle.dumps((plan, results))).decode()
 
 
