@@ -125,6 +125,23 @@ def assert_opens_in_transformers(one, other):
         assert torch.allclose(a, b, atol=1e-4), name
 
 
+def test_a_rehearsal_takes_the_predicted_time_and_leaves_figures_alone(site):
+    """`compute: virtual`: data that do not exist are not read; no loss, no checkpoint, no result."""
+    nowhere = {"paths": [str(site.folder / "nowhere")]}
+    job = make_job(site.folder, "rehearsed", steps=6, policy="manual", compute="virtual", data=nowhere)
+    view = submit(site.client, job)
+    plan = choose_three_clusters(site, view)
+    assert ended(site, view.id).state == "succeeded"
+    metrics = all_metrics(site.client, view.id)
+    assert {(m.rank, m.step) for m in metrics} == {(rank, step) for rank in range(3) for step in range(6)}
+    assert losses(metrics) == {}
+    for one in metrics:
+        time = plan.predicted.stage_times[one.rank]
+        assert one.values["compute_s"] >= 4 * (time.forward_s + time.backward_s)
+    assert not (site.folder / "rehearsed").exists()
+    wait_until("everything is free again", lambda: nothing_is_held(site))
+
+
 def test_missing_data_ends_the_job_with_the_path_and_holds_nothing(site):
     """The reason names site, rank and path at once, whoever lost a peer by it; nothing is left behind."""
     job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")]})
