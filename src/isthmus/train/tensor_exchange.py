@@ -8,10 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from isthmus.train.exchange import Exchange, Message, Work
 from isthmus.train.metrics import Account
 from isthmus.train.tensor_group import TensorGroup
+
+
+class Messenger(Protocol):
+    """What the executor asks of an exchange; `start` returns what `wait` is given."""
+
+    account: Account
+
+    def start(self, messages: Sequence[Message]) -> Sequence[Any]:
+        """Start `messages`; return what to wait for, one each."""
+        ...
+
+    def wait(self, work: Any) -> None:
+        """Wait for a message; raises `PeerError` where the peer was lost."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,9 +59,11 @@ class SharedExchange:
         works = self._exchange.start(messages)
         return [SharedWork(message, work) for message, work in zip(messages, works, strict=True)]
 
-    def wait(self, shared: SharedWork) -> None:
+    def wait(self, work: SharedWork) -> None:
         """Wait for a message; what was received is then on all ranks. Raises `PeerError` as they do."""
-        if shared.work is not None:
-            self._exchange.wait(shared.work)
-        if not shared.message.is_send:
-            self._group.broadcast(shared.message.tensor)
+        if work.work is not None:
+            self._exchange.wait(work.work)
+        if not work.message.is_send:
+            start_s = self.account.clock()
+            self._group.broadcast(work.message.tensor)
+            self.account.exposed_communication_s += self.account.clock() - start_s

@@ -20,7 +20,7 @@ from isthmus.core.errors import PeerError
 
 
 class TensorGroup:
-    """Rank `index` of the `size` that share a stage; `waited_s` counts the seconds spent in collectives.
+    """Rank `index` of the `size` that share a stage; `waited_s` counts the seconds spent in reductions.
 
     Made before the ranks have met, and usable after `join`.
     """
@@ -50,7 +50,7 @@ class TensorGroup:
         carried = self._carried(tensor)
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        with self._waiting():
+        with self._named():
             self._ready().broadcast([carried], options).wait()
         if carried is not tensor and self.index > 0:
             tensor.copy_(carried)
@@ -62,8 +62,10 @@ class TensorGroup:
         result = result.clone(memory_format=torch.contiguous_format) if result is tensor else result
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        with self._waiting():
+        start_s = self._clock()
+        with self._named():
             self._ready().allreduce([result], options).wait()
+        self.waited_s += self._clock() - start_s
         return result.to(tensor.device)
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -76,8 +78,8 @@ class TensorGroup:
         return self._group
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        start_s = self._clock()
+    def _named(self) -> Iterator[None]:
+        """Say what an error of the group means."""
         try:
             yield
         except RuntimeError as error:
@@ -85,7 +87,6 @@ class TensorGroup:
                 f"a rank that shares this stage is lost: {gloo_reason(error) or error}",
                 hint="its log says why; the job restarts by itself",
             ) from error
-        self.waited_s += self._clock() - start_s
 
 
 def copied(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:

@@ -12,6 +12,12 @@ from isthmus.train.membership import GROUP_TIMEOUT
 from isthmus.train.tensor_group import TensorGroup
 
 
+def sharers_of(plan: Plan, rank: int) -> TensorGroup:
+    """Return the group of the ranks that share the stage of `rank`, which have not met yet."""
+    mine = plan.ranks[rank]
+    return TensorGroup(mine.tp, len(plan.ranks_of(mine.stage)))
+
+
 def meet_sharers(plan: Plan, rank: int, group: TensorGroup, *, backend: str, host: str) -> None:
     """Join `group`, whose ranks are those of the stage of `rank`; all ranks of the run call this at once.
 
