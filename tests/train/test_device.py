@@ -131,8 +131,8 @@ theirs, mine = torch.zeros(3), torch.full((3,), float(rank))
 for work in exchange.start([Message(mine, 1 - rank, 5, True), Message(theirs, 1 - rank, 5, False)]):
     exchange.wait(work)
 assert theirs.eq(1 - rank).all()
-assert exchange.sum_with(mine, 1 - rank, mine_first=rank == 0).eq(1).all()
-assert exchange.sum_over_all(rank + 0.5) == 2.0
+assert exchange.sum_over_all(torch.tensor([rank + 0.5], dtype=torch.float64)).tolist() == [2.0]
+assert exchange.tell_all(b"*" * 3 * rank) == [b"", b"***"]
 assert exchange.from_first([3, 2**40] if rank == 0 else [0, 0]) == [3, 2**40]
 assert [int(one) for one in exchange.gather(torch.tensor([rank], dtype=torch.uint8))] == [0, 1]
 exchange.meet()

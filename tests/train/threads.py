@@ -20,9 +20,13 @@ from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.optimizer import Optimizer, Tied, Update
+from isthmus.train.optimizer import Optimizer, Update
+from isthmus.train.ownership import Ownership
 from isthmus.train.pieces import StagePieces
-from isthmus.train.stage_model import EMBEDDING, build_stage
+from isthmus.train.reduce import Reducer
+from isthmus.train.reduce_buckets import BUCKET_ELEMENTS
+from isthmus.train.replicas import held_by
+from isthmus.train.stage_model import build_stage
 from isthmus.train.staging import HostStaging
 
 
@@ -39,10 +43,8 @@ class GroupExchange(Exchange):
         start = self.group.send if message.is_send else self.group.recv
         return start([message.tensor], message.peer, message.tag)
 
-    def sum_over_all(self, value: float) -> float:
-        total = torch.tensor([value], dtype=torch.float64)
-        self.group.allreduce([total]).wait()
-        return float(total)
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        self.group.allreduce([tensor]).wait()
 
 
 @dataclass
@@ -56,6 +58,32 @@ class Stage:
     balance_losses: list[float | None] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
+
+
+def meet(
+    models: Sequence[StagePieces],
+    groups: Sequence[IsthmusGroup],
+    clusters: str,
+    training: Training,
+    *,
+    staging: HostStaging | None = None,
+    shard: bool = False,
+    bucket_elements: int = BUCKET_ELEMENTS,
+) -> list[tuple[GroupExchange, Optimizer]]:
+    """Return exchange and optimizer of every rank, given its pieces of the model."""
+    held, found = [held_by(model) for model in models], []
+    for rank, model in enumerate(models):
+        exchange = GroupExchange(clusters, groups[rank], staging)
+        own = Ownership(held, rank, clusters, shard=shard, bucket_elements=bucket_elements)
+        optimizer = Optimizer(
+            model.global_named_parameters(),
+            training,
+            sum_over_all=exchange.sum_over_all,
+            ownership=own,
+            reducer=Reducer(own.buckets, rank, exchange),
+        )
+        found.append((exchange, optimizer))
+    return found
 
 
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
@@ -74,6 +102,16 @@ def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[t
     return tokens[:, :-1], labels
 
 
+def build_pieces(path: Path, layers: Sequence[tuple[int, int]], training: Training) -> StagePieces:
+    """Return pieces of the model with random weights, as a rank holds them."""
+    return StagePieces(
+        [
+            build_stage(path, one, dtype=torch.float32, device="cpu", seed=training.seed, weights="random")
+            for one in layers
+        ]
+    )
+
+
 class Pipeline:
     """The stages of one model, `chunks` pieces each: the `p`-th piece ends at layer `ends[p]`."""
 
@@ -88,40 +126,17 @@ class Pipeline:
         chunks: int = 1,
         **options: object,
     ) -> None:
-        clusters, self.staging = clusters or "abcdef"[: len(ends) // chunks], staging
+        clusters = clusters or "abcdef"[: len(ends) // chunks]
         self.training, self.size, self.chunks = training, len(ends) // chunks, chunks
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
         layers = list(zip([0, *ends], ends, strict=False))
+        models = [build_pieces(model, layers[stage :: self.size], training) for stage in range(self.size)]
+        dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+        met = meet(models, self.groups, clusters, training, staging=staging)
         self.stages = [
-            self._stage(model, layers[stage :: self.size], group, clusters, options)
-            for stage, group in enumerate(self.groups)
+            Stage(one, Executor(one, rank, range(self.size), exchange, dtype=dtype, **options), optimizer)
+            for rank, (one, (exchange, optimizer)) in enumerate(zip(models, met, strict=True))
         ]
-
-    def _stage(
-        self,
-        path: Path,
-        pieces: Sequence[tuple[int, int]],
-        group: IsthmusGroup,
-        clusters: str,
-        options: dict[str, object],
-    ) -> Stage:
-        seed, exchange = self.training.seed, GroupExchange(clusters, group, self.staging)
-        model = StagePieces(
-            [
-                build_stage(path, layers, dtype=torch.float32, device="cpu", seed=seed, weights="random")
-                for layers in pieces
-            ]
-        )
-        tied = None
-        if model.tied and model.is_first != model.is_last:
-            peer = self.size - 1 if model.is_first else 0
-            add = partial(exchange.sum_with, peer=peer, mine_first=model.is_first)
-            tied = Tied(EMBEDDING, add, counted_elsewhere=not model.is_first)
-        named = list(model.global_named_parameters())
-        optimizer = Optimizer(named, self.training, sum_over_all=exchange.sum_over_all, tied=tied)
-        dtype = torch.bfloat16 if self.training.precision == "bf16" else torch.float32
-        executor = Executor(model, group.rank(), range(self.size), exchange, dtype=dtype, **options)
-        return Stage(model, executor, optimizer)
 
     def train(
         self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None, first: int = 0
@@ -159,9 +174,10 @@ class Pipeline:
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the weights of all stages by their names in the whole model."""
         return {
-            name: weight.detach().clone()
+            name.partition("/")[2]: tensor.clone()
             for stage in self.stages
-            for name, weight in stage.optimizer.weights.items()
+            for name, tensor in stage.optimizer.state().items()
+            if name.startswith("weight/")
         }
 
     def close(self) -> None:

@@ -16,9 +16,6 @@ from isthmus.train.staging import HostStaging, Landing
 
 Work: TypeAlias = "dist.Work | Landing"
 
-TIED_TAG = 0
-"""The tag of the gradients of a tied embedding; micro-batches use those above."""
-
 
 def message_tag(schedule: Schedule, stage: int, operation: Operation) -> int:
     """Return the tag of an exchange of `stage`, the same at both ends: by direction, sender, micro-batch."""
@@ -101,25 +98,17 @@ class Exchange:
         self._settle()
         self.account.waited(start_s, clock(), getattr(work, "under_way", None))
 
-    def sum_with(self, tensor: torch.Tensor, peer: int, *, mine_first: bool) -> torch.Tensor:
-        """Return the sum of `tensor` here and at `peer`, added in the same order on both: the same bits."""
-        theirs = torch.empty_like(tensor)
-        messages = Message(theirs, peer, TIED_TAG, False), Message(tensor, peer, TIED_TAG, True)
-        for work in self.start(messages):
-            self.wait(work)
-        return tensor + theirs if mine_first else theirs + tensor
-
-    def sum_over_all(self, value: float) -> float:
-        """Return the sum of `value` (float64) over all ranks; the wait for the slowest counts as idle.
+    def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` [n] (float64) over all ranks; the wait for the slowest counts as idle.
 
         The same message tells everybody whether any rank has a wish: all see it in the same step.
         """
-        total = torch.tensor([value, float(self.wish)], dtype=torch.float64, device=self._device)
+        total = torch.cat([values, values.new_tensor([float(self.wish)])]).to(self._device)
         start_s = self.account.clock()
-        dist.all_reduce(total)
-        result, self.wished = float(total[0].item()), bool(total[1].item() > 0)
+        self._all_reduce(total)
         self.account.waited(start_s, self.account.clock(), None)
-        return result
+        self.wished = bool(total[-1].item() > 0)
+        return total[:-1].cpu()
 
     def from_first(self, numbers: Sequence[int]) -> list[int]:
         """Return the `numbers` that rank 0 gave; all ranks give as many."""
@@ -134,9 +123,21 @@ class Exchange:
         dist.all_gather(parts, mine)
         return [part.cpu() for part in parts]
 
+    def tell_all(self, told: bytes) -> list[bytes]:
+        """Return what every rank has `told`, by rank; of any length."""
+        lengths = [int(one) for one in self.gather(torch.tensor([len(told)], dtype=torch.int64))]
+        padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+        padded[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8) if told else padded[:0]
+        parts = self.gather(padded)
+        return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
+
     def meet(self) -> None:
         """Wait until every rank has come here."""
         self.gather(torch.zeros(1))
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        """Add `tensor` up over all ranks of the default process group, in place."""
+        dist.all_reduce(tensor)
 
     def _start_staged(self, message: Message, staging: HostStaging) -> Work:
         """Send a copy, which counts as exposed communication, or receive into one."""

@@ -23,10 +23,12 @@ from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.optimizer import Optimizer, Tied, Update
+from isthmus.train.optimizer import Optimizer, Update
 from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
-from isthmus.train.stage_model import EMBEDDING, build_stage
+from isthmus.train.reduce import Reducer
+from isthmus.train.replicas import Place, meet_owners, rows_of
+from isthmus.train.stage_model import build_stage
 from isthmus.train.staging import HostStaging
 from isthmus.train.weights import export_shard, finish_export, make_output
 
@@ -54,6 +56,7 @@ def prepare(spec: WorkerSpec) -> Prepared:
     checkpoint.make_folder(Path(job.checkpoints.folder))
     make_output(Path(job.output))
     torch.manual_seed(training.seed)
+    place = Place.of(spec.plan, spec.rank)
     pieces = StagePieces(
         [
             build_stage(
@@ -64,7 +67,7 @@ def prepare(spec: WorkerSpec) -> Prepared:
                 seed=training.seed,
                 weights="random" if job.task == "pretrain" else "load",
             )
-            for layers in spec.plan.pieces()[spec.rank]
+            for layers in spec.plan.pieces(place.replica)[place.stage]
         ]
     )
     if not (pieces.is_first or pieces.is_last):
@@ -87,7 +90,7 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
     print(describe(spec, device_name(prepared.pieces.device)), flush=True)
     run = _Run(spec, schedule, prepared, folder)
     first, total = run.resume(), spec.job.training.steps
-    board = Path(spec.job.checkpoints.folder) / "tensorboard" if prepared.pieces.is_last else None
+    board = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None
     with MetricsLog(folder.metrics, spec, board, first) as log:
         for step in range(first, total):
             values, account = run.step(step)
@@ -106,8 +109,11 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
 
 def describe(spec: WorkerSpec, device: str = "") -> str:
     """Return the first line of a worker's log: what it computes, on which `device` or virtual chip."""
-    layers = " and ".join(f"{first} to {last - 1}" for first, last in spec.plan.pieces()[spec.rank])
+    place = Place.of(spec.plan, spec.rank)
+    held = spec.plan.pieces(place.replica)[place.stage]
+    layers = " and ".join(f"{first} to {last - 1}" for first, last in held)
     where = f"rank {spec.rank}: layers {layers} in cluster {spec.cluster}"
+    where += f", replica {place.replica} of {spec.plan.dp}" if spec.plan.dp > 1 else ""
     where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where
@@ -128,19 +134,24 @@ class _Run:
     ) -> None:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
         self.folder, self.guard = folder, Guard(folder)
-        self.training, self.size = spec.job.training, len(spec.plan.stages)
+        self.training, self.place = spec.job.training, Place.of(spec.plan, spec.rank)
+        self.tells_loss = prepared.pieces.is_last and self.place.replica == 0
         self.samples = self.num_skipped = 0
         self.exchange = _exchange(spec, prepared.pieces.device)
+        self.ownership = meet_owners(
+            prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=spec.plan.zero == 1
+        )
         self.optimizer = Optimizer(
             prepared.pieces.global_named_parameters(),
             self.training,
             sum_over_all=self.exchange.sum_over_all,
-            tied=self._tied(),
+            ownership=self.ownership,
+            reducer=Reducer(self.ownership.buckets, spec.rank, self.exchange),
         )
         self.executor = Executor(
             prepared.pieces,
-            spec.rank,
-            range(self.size),
+            self.place.stage,
+            self.place.ranks,
             self.exchange,
             dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
             stage_time=spec.stage_time,
@@ -159,10 +170,11 @@ class _Run:
         step, self.samples, num_files = self.exchange.from_first(found)
         if step == 0:
             return 0
-        names = set(self.optimizer.weights) | ({f"rank-{rank:05d}"} if num_files == self.size else set())
+        alike = num_files == len(self.spec.plan.ranks)
+        names = self.optimizer.names | ({f"rank-{rank:05d}"} if alike else set())
         tensors = checkpoint.load(folder, step, names)
         self.optimizer.load(tensors)
-        if num_files == self.size:
+        if alike:
             torch.set_rng_state(tensors[f"rng/rank-{rank:05d}"])
         print(f"rank {rank}: resumed from {folder} after step {step}", flush=True)
         return step
@@ -188,8 +200,8 @@ class _Run:
             "update_skipped": float(done[0].skipped),
         }
         self.num_skipped = self.num_skipped + 1 if done[0].skipped else 0
-        if losses.loss is not None:
-            values["loss"] = losses.loss
+        if self.tells_loss:
+            values["loss"] = done[0].loss
         if losses.balance_loss is not None:
             values["balance_loss"] = losses.balance_loss
         return values, account
@@ -203,13 +215,18 @@ class _Run:
             )
 
     def evaluate(self) -> dict[str, float | None]:
-        """Measure the loss on the held-out samples; the last stage knows it."""
+        """Measure the loss on the held-out samples; the last stage of the first replica tells it."""
         start_s, count = time.time(), self.training.evaluate_samples
         batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
-        schedule = forward_only(self.size, len(batches.sizes), self.schedule.num_chunks)
-        loss = self.executor.run(schedule, batches, Account()).loss
+        loss = None
+        if batches.sizes:
+            schedule = forward_only(len(self.place.ranks), len(batches.sizes), self.schedule.num_chunks)
+            loss = self.executor.run(schedule, batches, Account()).loss
+        if self.spec.plan.dp > 1:
+            parts = torch.tensor([loss or 0.0], dtype=torch.float64)
+            loss = float(self.exchange.sum_over_all(parts))
         values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
-        if loss is not None:
+        if self.tells_loss:
             values["validation_loss"] = loss
         return values
 
@@ -217,8 +234,8 @@ class _Run:
         """Write a checkpoint after `step` steps."""
         start_s, rank, chosen = time.time(), self.spec.rank, self.spec.job.checkpoints
         tensors = self.optimizer.state()
-        if self._second_copy():
-            tensors = {name: one for name, one in tensors.items() if name.partition("/")[2] != EMBEDDING}
+        saved = self.ownership.saved
+        tensors = {name: one for name, one in tensors.items() if name.partition("/")[2] in saved}
         tensors[f"rng/rank-{rank:05d}"] = torch.get_rng_state()
         folder = Path(chosen.folder)
         checkpoint.save(
@@ -254,13 +271,14 @@ class _Run:
         return {"protect_s": time.time() - start_s}
 
     def export(self) -> None:
-        """Write the model as a Hugging Face folder."""
-        job = self.spec.job
-        export_shard(self.prepared.pieces, Path(job.output), self.spec.rank)
+        """Write the model of the first replica as a Hugging Face folder."""
+        job, place = self.spec.job, self.place
+        if place.replica == 0:
+            export_shard(self.prepared.pieces, Path(job.output), place.stage)
         self.exchange.meet()
-        if self.spec.rank == 0:
+        if place.replica == 0 and place.stage == 0:
             own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
-            finish_export(Path(job.output), job.model, self.size, tokenizer_folder=own)
+            finish_export(Path(job.output), job.model, len(place.ranks), tokenizer_folder=own)
         self.exchange.meet()
 
     def _update(self, step: int) -> Update:
@@ -268,46 +286,39 @@ class _Run:
         self.exchange.wish = self.guard.asked(step)
         waited_s = account.exposed_communication_s + account.idle_s
         with account.computing():
-            update = self.optimizer.apply(step)
+            update = self.optimizer.apply(step, self.executor.losses.loss or 0.0)
             synchronize(self.prepared.pieces.device)
         account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
         return update
 
     def _cut(self, read: partial[Batch], size: int | None = None) -> MicroBatches:
-        """Read a batch where this stage needs one, and cut it into the plan's micro-batches."""
-        pieces, dataset = self.prepared.pieces, self.prepared.dataset
+        """Read a batch where this stage needs one, and cut the replica's part into its micro-batches."""
+        pieces, dataset, plan = self.prepared.pieces, self.prepared.dataset, self.spec.plan
         size = size or self.training.global_batch_size
         batch = None if dataset is None else read(dataset)
         return MicroBatches.cut(
             size,
-            self.spec.plan.micro_batch_size,
+            plan.micro_batch_size_of(self.place.replica),
             self.training.sequence_length,
             batch.input_ids if batch and pieces.is_first else None,
             batch.labels if batch and pieces.is_last else None,
+            rows=rows_of(plan, self.place.replica, size),
         )
-
-    def _second_copy(self) -> bool:
-        """Tell whether this stage holds a tied embedding that the first stage holds too."""
-        model = self.prepared.pieces
-        return model.tied and model.is_last and not model.is_first
-
-    def _tied(self) -> Tied | None:
-        model = self.prepared.pieces
-        if not model.tied or model.is_first == model.is_last:
-            return None
-        peer = self.size - 1 if model.is_first else 0
-        add = partial(self.exchange.sum_with, peer=peer, mine_first=model.is_first)
-        return Tied(EMBEDDING, add, counted_elsewhere=not model.is_first)
 
 
 def _exchange(spec: WorkerSpec, device: torch.device) -> Exchange:
     """Return the exchange for a stage on `device`: direct, or by way of host memory."""
-    clusters = [stage.cluster for stage in spec.plan.stages]
+    clusters = _clusters(spec)
     if spec.backend in HOST_BACKENDS:
         staging = None if device.type == "cpu" else HostStaging(pinned=True)
         return Exchange(clusters, spec.rank, staging=staging)
     settle = partial(synchronize, device)
     return Exchange(clusters, spec.rank, together=True, device=device, settle=settle)
+
+
+def _clusters(spec: WorkerSpec) -> list[str]:
+    """Return the cluster of every rank."""
+    return [spec.plan.stage_of(rank).cluster for rank in range(len(spec.plan.ranks))]
 
 
 def _recomputed(stage: Stage) -> int:

@@ -2,6 +2,7 @@
 
 Precision `bf16`: the model computes with bf16 copies; weights, accumulated gradients and moments are fp32
 (18 bytes a parameter). Precision `fp32`: the model's own parameters are the weights (16 bytes a parameter).
+Where updates are shared among replicas (`Ownership`), weights and moments are those of this rank's share.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import nn
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.job import Training
+from isthmus.train.ownership import Ownership, Rows
+from isthmus.train.reduce import Reducer
+from isthmus.train.reduce_buckets import Segment
 
 Tensors = dict[str, torch.Tensor]
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -34,28 +38,35 @@ class Update:
     """What one update did.
 
     Where the gradient norm is not finite (an overflow, a NaN loss) it is `skipped` on all stages:
-    weights, moments and update counts stay, the gradients are dropped, rate and data go on.
+    weights, moments and update counts stay, the gradients are dropped, rate and data go on. `loss` is the
+    sum over all ranks of what they gave.
     """
 
     gradient_norm: float
     learning_rate: float
     skipped: bool
+    loss: float
 
 
 @dataclass(frozen=True)
-class Tied:
-    """A weight that another stage holds too: how its gradients are added, and which stage counts it."""
+class _Share:
+    """Rows of a parameter that are updated here, and their fp32 weight: the parameter's own memory or not."""
 
     name: str
-    sum_gradients: Callable[[torch.Tensor], torch.Tensor]
-    counted_elsewhere: bool
+    rows: Rows
+    weight: nn.Parameter
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return these rows of the rank's own `tensor`: a view."""
+        return _view(tensor, self.rows)
 
 
 class Optimizer:
     """The weights of one stage and their update.
 
     `parameters` are (name in the whole model, parameter of the stage, in fp32); with bf16 they become bf16.
-    `sum_over_all` adds a number over all stages, so that all clip by the same norm.
+    `ownership` says what is shared with other ranks, whose gradients `reducer` adds (without: nothing is).
+    `sum_over_all` adds numbers (float64) over all ranks, so that all clip by the same norm.
     """
 
     def __init__(
@@ -63,117 +74,194 @@ class Optimizer:
         parameters: Iterable[tuple[str, nn.Parameter]],
         training: Training,
         *,
-        sum_over_all: Callable[[float], float],
-        tied: Tied | None = None,
+        sum_over_all: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
+        ownership: Ownership | None = None,
+        reducer: Reducer | None = None,
     ) -> None:
-        self._training, self._sum_over_all, self._tied = training, sum_over_all, tied
+        self._training, self._sum_over_all, self._reducer = training, sum_over_all, reducer
         self._working = dict(parameters)
-        self.weights = {name: self._weight(parameter) for name, parameter in self._working.items()}
-        groups = [
+        shapes = {name: parameter.shape for name, parameter in self._working.items()}
+        self._ownership = ownership or Ownership.alone(shapes)
+        self._gathered: Tensors = {}
+        self._shares: list[_Share] = []
+        for name, parameter in self._working.items():
+            for rows in self._ownership.updated.get(name, ()):
+                self._shares.append(_Share(name, rows, self._weight(parameter, rows)))
+            if training.precision != "fp32":
+                self._lower(name, parameter)
+        groups: list[dict[str, object]] = [
             {
-                "params": [w for w in self.weights.values() if w.dim() > 1],
+                "params": [one.weight for one in self._shares if one.weight.dim() > 1],
                 "weight_decay": training.weight_decay,
             },
-            {"params": [w for w in self.weights.values() if w.dim() <= 1], "weight_decay": 0.0},
+            {"params": [one.weight for one in self._shares if one.weight.dim() <= 1], "weight_decay": 0.0},
         ]
+        nothing: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # a rank may be left without a share
         self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            [group for group in groups if group["params"]] or [nothing],
             lr=training.learning_rate,
             betas=(training.beta1, training.beta2),
             eps=training.epsilon,
             fused=True,
         )
 
-    def apply(self, step: int) -> Update:
-        """Update the weights by the gradients accumulated since the last call; `step` counts from 0."""
-        if self._tied is not None:
-            self._share_tied(self._tied)
-        norm = math.sqrt(self._sum_over_all(self._sum_of_squares()))
-        rate = learning_rate(self._training, step)
+    @property
+    def names(self) -> frozenset[str]:
+        """Names in the whole model of what the stage holds."""
+        return frozenset(self._working)
+
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """Return the gradient (fp32) gathered so far of one of the stage's parameters, None without any."""
+        if self._training.precision == "fp32":
+            return self._working[name].grad
+        return self._gathered.get(name)
+
+    def apply(self, step: int, loss: float = 0.0) -> Update:
+        """Update the weights by the gradients accumulated since the last call; `step` counts from 0.
+
+        `loss` is this rank's part of what the step cost.
+        """
+        if self._reducer is not None:
+            self._fill_shared()
+            self._reducer.reduce(self._gradient_of, everywhere=not self._ownership.shard)
+        squares = self._squares(loss)
+        total = self._sum_over_all(squares).tolist()
+        norm, rate = math.sqrt(math.fsum(total[:-1])), learning_rate(self._training, step)
         if math.isfinite(norm):
             self._clip(norm)
             for group in self._adam.param_groups:
                 group["lr"] = rate
             self._adam.step()
             self._refresh()
-        self._adam.zero_grad(set_to_none=True)
-        return Update(gradient_norm=norm, learning_rate=rate, skipped=not math.isfinite(norm))
+        self._drop_gradients()
+        return Update(norm, rate, skipped=not math.isfinite(norm), loss=total[-1])
 
     def state(self) -> Tensors:
-        """Return weights, moments and update counts, named `kind/name in the whole model`."""
+        """Return weights, moments and update counts, named `kind/name in the whole model`.
+
+        They are of the rows that are updated here, one behind the other.
+        """
         tensors: Tensors = {}
-        for name, weight in self.weights.items():
-            state = self._adam.state.get(weight) or _fresh(weight)
-            tensors[f"weight/{name}"] = weight.detach()
-            tensors[f"step/{name}"] = state["step"]
-            tensors |= {f"{moment}/{name}": state[moment] for moment in _MOMENTS}
+        for name, rows in self._ownership.updated.items():
+            shares = [one for one in self._shares if one.name == name]
+            states = [self._adam.state.get(one.weight) or _fresh(one.weight) for one in shares]
+            tensors[f"step/{name}"] = states[0]["step"]
+            tensors[f"weight/{name}"] = _behind_each_other([one.weight.detach() for one in shares], rows)
+            for moment in _MOMENTS:
+                tensors[f"{moment}/{name}"] = _behind_each_other([one[moment] for one in states], rows)
         return tensors
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` returned, of this stage or of others that held the same names.
+        """Take over the state of all that the stage holds, named as by `state`, each tensor whole.
 
         Raises `UnavailableError` where a tensor has another shape.
         """
-        for name, weight in self.weights.items():
+        for name, working in self._working.items():
             found = tensors[f"weight/{name}"].shape
-            if found != weight.shape:
+            if found != working.shape:
                 raise UnavailableError(
-                    f"the checkpoint holds '{name}' as {list(found)}, the model as {list(weight.shape)}",
+                    f"the checkpoint holds '{name}' as {list(found)}, the model as {list(working.shape)}",
                     hint="it is of another model; name another checkpoint folder",
                 )
-            weight.detach().copy_(tensors[f"weight/{name}"])
-            self._adam.state[weight] = {
-                kind: tensors[f"{kind}/{name}"].to(weight.device, copy=True) for kind in ("step", *_MOMENTS)
+            working.detach().copy_(tensors[f"weight/{name}"])
+        for one in self._shares:
+            one.weight.detach().copy_(one.of(tensors[f"weight/{one.name}"]))
+            self._adam.state[one.weight] = {
+                "step": tensors[f"step/{one.name}"].to(one.weight.device, copy=True),
+                **{
+                    moment: one.of(tensors[f"{moment}/{one.name}"]).to(one.weight.device).clone()
+                    for moment in _MOMENTS
+                },
             }
-        self._refresh()
 
-    def _weight(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the fp32 weight behind a parameter; with bf16 its gradients are gathered there."""
-        if self._training.precision == "fp32":
+    def _weight(self, parameter: nn.Parameter, rows: Rows) -> nn.Parameter:
+        """Return the weight behind some rows of a parameter (fp32): its own memory while it stays fp32."""
+        whole, keeps = rows.num_rows == parameter.shape[rows.dim], self._training.precision == "fp32"
+        if whole and keeps:
             return parameter
-        weight = nn.Parameter(parameter.detach().float())
+        view = _view(parameter.detach(), rows)
+        if whole or (keeps and view.is_contiguous()):
+            return nn.Parameter(view)
+        return nn.Parameter(view.clone(memory_format=torch.contiguous_format))
+
+    def _lower(self, name: str, parameter: nn.Parameter) -> None:
+        """Make a parameter bf16, whose gradients are gathered in fp32."""
         parameter.data = parameter.data.to(torch.bfloat16)
 
         def gather(working: torch.Tensor) -> None:
             if working.grad is not None:
-                if weight.grad is None:
-                    weight.grad = working.grad.float()
+                if name in self._gathered:
+                    self._gathered[name].add_(working.grad)
                 else:
-                    weight.grad.add_(working.grad)
+                    self._gathered[name] = working.grad.float()
                 working.grad = None
 
         parameter.register_post_accumulate_grad_hook(gather)
-        return weight
 
     def _refresh(self) -> None:
-        for name, weight in self.weights.items():
-            if self._working[name] is not weight:
-                self._working[name].detach().copy_(weight.detach())
+        """Let the model compute with the new weights, those that others have updated as well."""
+        for one in self._shares:
+            working = one.of(self._working[one.name].detach())
+            if working.data_ptr() != one.weight.data_ptr():
+                working.copy_(one.weight.detach())
+        if self._reducer is not None and self._ownership.shard:
+            self._reducer.spread(self._working_of)
 
-    def _share_tied(self, tied: Tied) -> None:
-        weight = self.weights[tied.name]
-        mine = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        weight.grad = tied.sum_gradients(mine)
+    def _working_of(self, segment: Segment) -> torch.Tensor:
+        return _view(self._working[segment.name].detach(), self._ownership.place(segment))
 
-    def _sum_of_squares(self) -> float:
-        """Return the sum over this stage in fp64, without what another stage counts."""
-        elsewhere = self._tied.name if self._tied and self._tied.counted_elsewhere else None
-        counted = [
-            weight.grad
-            for name, weight in self.weights.items()
-            if name != elsewhere and weight.grad is not None
-        ]
-        if not counted:
-            return 0.0
-        norms = torch._foreach_norm(counted, 2, dtype=torch.float64)
-        return float(torch.stack(norms).square().sum())
+    def _gradient_of(self, segment: Segment) -> torch.Tensor:
+        gradient = self.gradient(segment.name)
+        if gradient is None:
+            raise KeyError(f"no gradient of {segment.name}")
+        return _view(gradient, self._ownership.place(segment))
+
+    def _fill_shared(self) -> None:
+        """Give what others may have a gradient of one here as well."""
+        for name in self._ownership.shared_names:
+            if self.gradient(name) is None:
+                zeros = torch.zeros_like(self._working[name], dtype=torch.float32)
+                if self._training.precision == "fp32":
+                    self._working[name].grad = zeros
+                else:
+                    self._gathered[name] = zeros
+
+    def _squares(self, loss: float) -> torch.Tensor:
+        """Return the squared norm (fp64) of each segment of the model that is counted here, then the loss.
+
+        What another rank counts is 0, so a sum over ranks has the same bits wherever a segment is counted.
+        """
+        squares = torch.zeros(self._ownership.num_segments + 1, dtype=torch.float64)
+        squares[-1] = loss
+        counted = [one for one in self._ownership.counted if self.gradient(one.name) is not None]
+        if counted:
+            norms = torch._foreach_norm([self._gradient_of(one) for one in counted], 2, dtype=torch.float64)
+            squares[[one.index for one in counted]] = torch.stack(norms).square().cpu()
+        return squares
 
     def _clip(self, norm: float) -> None:
-        """Scale all gradients so that the norm is at most `clip_norm`; 0 means no clipping."""
+        """Hand each weight its gradient, scaled so that the norm is at most `clip_norm`; 0 is no limit."""
+        for one in self._shares:
+            gradient = self.gradient(one.name)
+            if gradient is not None and one.weight is not self._working[one.name]:
+                one.weight.grad = one.of(gradient).contiguous()
         limit = self._training.clip_norm
-        if 0 < limit < norm:
-            gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
+        gradients = [one.weight.grad for one in self._shares if one.weight.grad is not None]
+        if gradients and 0 < limit < norm:
             torch._foreach_mul_(gradients, limit / norm)
+
+    def _drop_gradients(self) -> None:
+        self._gathered.clear()
+        for parameter in (*self._working.values(), *(one.weight for one in self._shares)):
+            parameter.grad = None
+
+
+def _view(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
+    return tensor.narrow(rows.dim, rows.at, rows.num_rows)
+
+
+def _behind_each_other(parts: list[torch.Tensor], rows: tuple[Rows, ...]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, rows[0].dim)
 
 
 def _fresh(weight: torch.Tensor) -> Tensors:

@@ -97,7 +97,7 @@ def _head(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
 def _update(clock: Clock, parameters: dict[str, nn.Parameter]) -> Callable[[], float]:
     """Return the timing of an update with its norm and its clipping: what a step does once."""
     training = Training(steps=1_000_000, precision="fp32", clip_norm=1e-3)
-    optimizer = Optimizer(parameters.items(), training, sum_over_all=lambda value: value)
+    optimizer = Optimizer(parameters.items(), training)
     steps = itertools.count()
 
     def once() -> float:
