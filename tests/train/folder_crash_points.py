@@ -1,8 +1,8 @@
 """Write checkpoints and be cut off at one file operation after the other: run by `test_checkpoint_folder`.
 
-`python -m tests.train.folder_crash_points FOLDER` forks a child per cut. The child writes the checkpoints of steps 1
-to 3, keeping one, and ends like a killed process just before its n-th operation on a file of the folder. The
-parent then looks for what a restart would find, and lets the restart go on. Prints the number of cuts.
+`python -m tests.train.folder_crash_points FOLDER` forks a child per cut. The child writes the checkpoints of
+steps 1 to 3, keeping one, and ends like a killed process just before its n-th operation on a file of the
+folder. The parent then looks for what a restart would find, and lets it go on. Prints the number of cuts.
 """
 
 from __future__ import annotations
