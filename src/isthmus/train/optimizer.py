@@ -96,7 +96,7 @@ class Optimizer:
             },
             {"params": [one.weight for one in self._shares if one.weight.dim() <= 1], "weight_decay": 0.0},
         ]
-        nothing: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # a rank may be left without a share
+        nothing: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # for a rank without a share
         self._adam = torch.optim.AdamW(
             [group for group in groups if group["params"]] or [nothing],
             lr=training.learning_rate,
