@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -18,11 +18,12 @@ from isthmus.core.plan import StageTime
 from isthmus.schedule import Kind, Operation, Schedule, is_last_use, receive_buffers
 from isthmus.train.deferred import DeferredWeights, Key
 from isthmus.train.device import synchronize
-from isthmus.train.exchange import Exchange, Message, Work, message_tag
+from isthmus.train.exchange import Message, message_tag
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 from isthmus.train.receive_buffers import ReceiveBuffers
+from isthmus.train.tensor_exchange import Messenger
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
 _STARTED: dict[Kind, Kind] = {
@@ -55,7 +56,7 @@ class Executor:
         pieces: StagePieces,
         stage: int,
         ranks: Sequence[int],
-        exchange: Exchange,
+        exchange: Messenger,
         *,
         dtype: torch.dtype,
         stage_time: StageTime | None = None,
@@ -123,7 +124,7 @@ class _Pass:
         self.outputs: dict[Key, torch.Tensor] = {}
         self.gradients: dict[Key, torch.Tensor] = {}
         self.balances: dict[Key, torch.Tensor] = {}
-        self.works: dict[tuple[str, Key], Work] = {}
+        self.works: dict[tuple[str, Key], Any] = {}
         self.handed: dict[int, torch.Tensor] = {}
         self.losses: list[torch.Tensor] = []
         self.balance_losses: list[torch.Tensor] = []
