@@ -30,6 +30,8 @@ from isthmus.train.reduce import Reducer
 from isthmus.train.replicas import Place, meet_owners, rows_of
 from isthmus.train.stage_model import build_stage
 from isthmus.train.staging import HostStaging
+from isthmus.train.tensor_exchange import SharedExchange
+from isthmus.train.tensor_meeting import meet_sharers, sharers_of
 from isthmus.train.weights import export_shard, finish_export, make_output
 
 MAX_SKIPPED = 10
@@ -56,7 +58,7 @@ def prepare(spec: WorkerSpec) -> Prepared:
     checkpoint.make_folder(Path(job.checkpoints.folder))
     make_output(Path(job.output))
     torch.manual_seed(training.seed)
-    place = Place.of(spec.plan, spec.rank)
+    place, group = Place.of(spec.plan, spec.rank), sharers_of(spec.plan, spec.rank)
     pieces = StagePieces(
         [
             build_stage(
@@ -66,6 +68,7 @@ def prepare(spec: WorkerSpec) -> Prepared:
                 device=device_of(spec),
                 seed=training.seed,
                 weights="random" if job.task == "pretrain" else "load",
+                group=group,
             )
             for layers in spec.plan.pieces(place.replica)[place.stage]
         ]
@@ -114,6 +117,8 @@ def describe(spec: WorkerSpec, device: str = "") -> str:
     layers = " and ".join(f"{first} to {last - 1}" for first, last in held)
     where = f"rank {spec.rank}: layers {layers} in cluster {spec.cluster}"
     where += f", replica {place.replica} of {spec.plan.dp}" if spec.plan.dp > 1 else ""
+    share, sharing = spec.plan.ranks[spec.rank].tp, len(spec.plan.ranks_of(spec.plan.ranks[spec.rank].stage))
+    where += f", share {share + 1} of {sharing}" if sharing > 1 else ""
     where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where
@@ -135,8 +140,10 @@ class _Run:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
         self.folder, self.guard = folder, Guard(folder)
         self.training, self.place = spec.job.training, Place.of(spec.plan, spec.rank)
-        self.tells_loss = prepared.pieces.is_last and self.place.replica == 0
+        self.group = prepared.pieces.group
+        self.tells_loss = prepared.pieces.is_last and self.place.replica == 0 and self.group.index == 0
         self.samples = self.num_skipped = 0
+        meet_sharers(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
         self.exchange = _exchange(spec, prepared.pieces.device)
         self.ownership = meet_owners(
             prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=spec.plan.zero == 1
@@ -152,7 +159,7 @@ class _Run:
             prepared.pieces,
             self.place.stage,
             self.place.ranks,
-            self.exchange,
+            SharedExchange(self.exchange, self.group) if self.group.size > 1 else self.exchange,
             dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
             stage_time=spec.stage_time,
             recompute_layers=_recomputed(spec.stage),
@@ -186,7 +193,11 @@ class _Run:
         batch_size = self.training.global_batch_size
         batches = self._cut(partial(Dataset.train_batch, first_sample=self.samples, num_samples=batch_size))
         done: list[Update] = []
+        shared_s = self.group.waited_s
         losses = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
+        shared_s = self.group.waited_s - shared_s
+        account.compute_s -= shared_s
+        account.exposed_communication_s += shared_s
         self.samples += batch_size
         step_s = time.time() - start_s
         samples_per_s = batch_size / step_s
@@ -202,7 +213,7 @@ class _Run:
         self.num_skipped = self.num_skipped + 1 if done[0].skipped else 0
         if self.tells_loss:
             values["loss"] = done[0].loss
-        if losses.balance_loss is not None:
+        if losses.balance_loss is not None and self.group.index == 0:
             values["balance_loss"] = losses.balance_loss
         return values, account
 
@@ -223,7 +234,7 @@ class _Run:
             schedule = forward_only(len(self.place.ranks), len(batches.sizes), self.schedule.num_chunks)
             loss = self.executor.run(schedule, batches, Account()).loss
         if self.spec.plan.dp > 1:
-            parts = torch.tensor([loss or 0.0], dtype=torch.float64)
+            parts = torch.tensor([self._counted(loss)], dtype=torch.float64)
             loss = float(self.exchange.sum_over_all(parts))
         values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
         if self.tells_loss:
@@ -276,7 +287,7 @@ class _Run:
         if place.replica == 0:
             export_shard(self.prepared.pieces, Path(job.output), place.stage)
         self.exchange.meet()
-        if place.replica == 0 and place.stage == 0:
+        if place.replica == 0 and place.stage == 0 and self.group.index == 0:
             own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
             finish_export(Path(job.output), job.model, len(place.ranks), tokenizer_folder=own)
         self.exchange.meet()
@@ -286,10 +297,14 @@ class _Run:
         self.exchange.wish = self.guard.asked(step)
         waited_s = account.exposed_communication_s + account.idle_s
         with account.computing():
-            update = self.optimizer.apply(step, self.executor.losses.loss or 0.0)
+            update = self.optimizer.apply(step, self._counted(self.executor.losses.loss))
             synchronize(self.prepared.pieces.device)
         account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
         return update
+
+    def _counted(self, loss: float | None) -> float:
+        """Return this rank's part of a loss; of those that share a stage all know it, the first counts."""
+        return loss or 0.0 if self.group.index == 0 else 0.0
 
     def _cut(self, read: partial[Batch], size: int | None = None) -> MicroBatches:
         """Read a batch where this stage needs one, and cut the replica's part into its micro-batches."""
