@@ -194,5 +194,5 @@ class Pipeline:
         )
 
     def _each(self, run: Callable[[Stage], Any]) -> list[Any]:
-        with ThreadPoolExecutor(self.size) as pool:
-            return [one.result(60) for one in [pool.submit(run, stage) for stage in self.stages]]
+        with ThreadPoolExecutor(len(self.stages)) as pool:
+            return [one.result(300) for one in [pool.submit(run, stage) for stage in self.stages]]

@@ -1,0 +1,62 @@
+"""A pipeline whose stages are shared by several threads each: as `tests.train.threads`, with tensors cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from isthmus.comm.group import IsthmusGroup
+from isthmus.comm.memory import memory_transports
+from isthmus.core.job import Training
+from isthmus.train.executor import Executor
+from isthmus.train.pieces import StagePieces
+from isthmus.train.stage_model import build_stage
+from isthmus.train.tensor_exchange import SharedExchange
+from isthmus.train.tensor_group import TensorGroup
+from isthmus.train.tensor_whole import whole_parameters
+from tests.train.tensor_groups import each, tensor_groups
+from tests.train.threads import Pipeline, Stage, meet
+
+
+class SharedPipeline(Pipeline):
+    """Stages that end at the layers `ends`; stage `s` is shared by `tps[s]` ranks of cluster `s`."""
+
+    def __init__(
+        self, model: Path, ends: Sequence[int], tps: Sequence[int], training: Training, **options: object
+    ) -> None:
+        self.training, self.size, self.chunks = training, len(ends), 1
+        shares = [(stage, group) for stage, tp in enumerate(tps) for group in tensor_groups(tp)]
+        clusters = "".join("abcdef"[stage] for stage, _ in shares)
+        self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(shares))]
+        layers = list(zip([0, *ends], ends, strict=False))
+        models = [_pieces(model, layers[stage], training, group) for stage, group in shares]
+        heads = [sum(tps[:stage]) for stage in range(len(tps))]
+        self.stages = []
+        for (stage, group), one, (exchange, optimizer) in zip(
+            shares, models, meet(models, self.groups, clusters, training), strict=True
+        ):
+            dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+            shared = SharedExchange(exchange, group)
+            executor = Executor(one, stage, heads, shared, dtype=dtype, **options)
+            self.stages.append(Stage(one, executor, optimizer))
+
+    def wholes(self) -> dict[str, torch.Tensor]:
+        """Return the weights put together; of a tied embedding the last stage's copy."""
+        by_group: dict[int, list[Stage]] = {}
+        for stage in self.stages:
+            by_group.setdefault(stage.executor.stage, []).append(stage)
+        found: dict[str, torch.Tensor] = {}
+        for stages in by_group.values():
+            of = {stage.model.group: stage for stage in stages}
+            parts = each(list(of), lambda group: dict(whole_parameters(of[group].model)))  # noqa: B023
+            found |= {name: one.clone() for name, one in parts[0].items()}
+        return found
+
+
+def _pieces(model: Path, layers: tuple[int, int], training: Training, group: TensorGroup) -> StagePieces:
+    stage = build_stage(
+        model, layers, dtype=torch.float32, device="cpu", seed=training.seed, weights="random", group=group
+    )
+    return StagePieces([stage])
