@@ -27,6 +27,7 @@ from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
+from isthmus.train.recompute import Recomputation
 
 TIMEOUT_S = 60.0
 
@@ -69,9 +70,8 @@ class Still(nn.Module):  # type: ignore[misc]
         self.vocab_size, self.device = shape[1], torch.device("cpu")
         self.weight = nn.Parameter(torch.zeros(shape[1]))
 
-    def compute(self, x: torch.Tensor, recompute_layers: int) -> tuple[torch.Tensor, None]:
+    def compute(self, x: torch.Tensor, _: Recomputation) -> tuple[torch.Tensor, None]:
         """Return the hidden states, and no balance loss."""
-        del recompute_layers
         hidden = self.weight.expand(1, *self.shape) if self.is_first else x + self.weight
         return (hidden[:, :1, :8] if self.is_last else hidden), None
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from isthmus.train.balance import balance_loss
+from isthmus.train.recompute import Recomputation
 from isthmus.train.stage_model import build_stage
 from tests.train.small_models import token_ids, write_config
 from tests.train.test_executor import make_training
@@ -58,7 +59,7 @@ def test_every_cut_has_the_same_balance_loss(variant: str, tmp_path: Path) -> No
     model = write_config(tmp_path, variant, **ON)
     alone, balance = train(model, [4])
     assert all(one >= 1.9 for one in balance)
-    for ends, options in (([1, 4], {}), ([1, 2, 4], {"recompute_layers": 3})):
+    for ends, options in (([1, 4], {}), ([1, 2, 4], {"again": Recomputation("full", 3)})):
         cut, of_cut = train(model, ends, **options)
         assert cut == pytest.approx(alone, rel=1e-6)
         assert of_cut == pytest.approx(balance, rel=1e-6)

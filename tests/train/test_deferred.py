@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from isthmus.train.deferred import DeferredWeights
+from isthmus.train.recompute import Kind, Recomputation
 from isthmus.train.stage_model import StageModel, build_stage
 from tests.train.small_models import write_config
 
@@ -20,20 +21,20 @@ def gradients(stage: StageModel) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("variant", ["llama", "mixtral", "qwen3-moe-tied-sparse"])
-@pytest.mark.parametrize("recompute_layers", [0, 1])
-def test_weights_are_put_off_and_change_nothing(variant: str, recompute_layers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["none", "selective", "moe", "full"])
+def test_weights_are_put_off_and_change_nothing(variant: str, kind: Kind, tmp_path: Path) -> None:
     """Projections of attention, of dense layers and of all experts wait; then the bits are the usual ones."""
     stage = build_stage(
         write_config(tmp_path, variant), (2, 4), dtype=torch.float32, device="cpu", seed=0, weights="random"
     )
     hidden = torch.randn(2, 5, stage.hidden_size, generator=torch.Generator().manual_seed(1))
     xs = [hidden.clone().requires_grad_() for _ in range(2)]
-    stage.compute(xs[0], recompute_layers)[0].square().sum().backward()
+    stage.compute(xs[0])[0].square().sum().backward()
     usual = gradients(stage)
     stage.zero_grad()
 
     deferred = DeferredWeights([stage])
-    out = stage.compute(xs[1], recompute_layers)[0].square().sum()
+    out = stage.compute(xs[1], Recomputation(kind, 1))[0].square().sum()
     with deferred.put_off((0, 0)):
         out.backward()
     at_once = gradients(stage)

@@ -13,6 +13,7 @@ from isthmus.core.plan import StageTime
 from isthmus.schedule import gpipe
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
+from isthmus.train.recompute import Kind, Recomputation
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
 
@@ -109,11 +110,14 @@ def test_bf16_follows_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["qwen3-tied-window", "mixtral"])
-@pytest.mark.parametrize("layers", [1, 3])
-def test_recomputation_changes_nothing(variant: str, layers: int, tmp_path: Path) -> None:
-    """Layers that keep only their inputs and are computed again in the backward give the same bits."""
-    model, training = write_config(tmp_path, variant), make_training(steps=4)
-    assert losses(model, [1, 4], training, recompute_layers=layers) == losses(model, [1, 4], training)
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("selective", None), ("moe", None), ("full", 1), ("full", None)]
+)
+def test_recomputation_changes_nothing(variant: str, kind: Kind, layers: int | None, tmp_path: Path) -> None:
+    """What is not kept and computed again in the backward gives the same bits, of one layer or of all."""
+    model, training = write_config(tmp_path, variant), make_training(steps=2)
+    again = Recomputation(kind, layers)
+    assert losses(model, [1, 4], training, again=again) == losses(model, [1, 4], training)
 
 
 def test_an_answer_missing_from_a_micro_batch_is_no_nan(tmp_path: Path) -> None:

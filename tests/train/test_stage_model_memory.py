@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from isthmus.train.recompute import Recomputation
 from isthmus.train.stage_model import StageModel, build_stage
 from tests.train.small_models import save_model, write_config
 
@@ -81,10 +82,11 @@ def test_a_recomputed_layer_keeps_its_input_alone(variant: str, tmp_path: Path) 
     stage(hidden)  # positions and masks exist from here on
     kept, peaks = [], []
     for layers in range(3):
+        again = Recomputation("full", layers)
         x = hidden.clone().requires_grad_()
-        kept.append(kept_bytes(stage, x, layers))
+        kept.append(kept_bytes(stage, x, again))
         with LiveBytes() as live:
-            stage.compute(x, layers)[0].sum().backward()
+            stage.compute(x, again)[0].sum().backward()
         peaks.append(live.peak)
     per_layer = [before - after for before, after in itertools.pairwise(kept)]
     assert kept[2] <= 4 * hidden.nbytes
@@ -92,7 +94,7 @@ def test_a_recomputed_layer_keeps_its_input_alone(variant: str, tmp_path: Path) 
     assert peaks[2] < peaks[0] - 0.5 * min(per_layer)
 
 
-def kept_bytes(stage: StageModel, x: torch.Tensor, recompute_layers: int) -> int:
+def kept_bytes(stage: StageModel, x: torch.Tensor, again: Recomputation) -> int:
     """Return the bytes of the distinct storages that a forward keeps for the backward, weights aside."""
     own = {one.untyped_storage().data_ptr() for one in stage.parameters()}
     seen: dict[int, int] = {}
@@ -104,5 +106,5 @@ def kept_bytes(stage: StageModel, x: torch.Tensor, recompute_layers: int) -> int
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        stage.compute(x, recompute_layers)[0].sum().backward()
+        stage.compute(x, again)[0].sum().backward()
     return sum(seen.values())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from isthmus.train.recompute import Recomputation
 from isthmus.train.stage_model import StageModel, build_stage
 from isthmus.train.tensor_group import TensorGroup
 from isthmus.train.tensor_slices import slice_of
@@ -68,7 +69,7 @@ def losses_and_gradients(folder: Path, weights: str, group: TensorGroup | None) 
     ids = token_ids()
     labels = ids.roll(-1, 1)
     labels[0, :3] = -100
-    logits, balance = model.compute(ids, 1)
+    logits, balance = model.compute(ids, Recomputation("full", 1))
     loss = model.loss(logits, labels)
     (loss if balance is None else loss + balance).backward()
     return loss.item(), model

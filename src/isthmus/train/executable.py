@@ -69,11 +69,6 @@ def _require_simple(number: int, stage: Stage) -> None:
         raise PlanError(
             f"stage {number} asks for sequence parallelism", hint="this runtime has no tp to add it to"
         )
-    if stage.recompute not in ("none", "full"):
-        kind = "selective" if stage.recompute == "selective" else f"'{stage.recompute}'"
-        raise PlanError(
-            f"stage {number} asks for {kind} recomputation", hint="this runtime knows 'none' and 'full'"
-        )
     if (stage.recompute_layers or 0) > stage.num_layers:
         raise PlanError(
             f"stage {number} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",

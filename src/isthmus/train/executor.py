@@ -23,6 +23,7 @@ from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 from isthmus.train.receive_buffers import ReceiveBuffers
+from isthmus.train.recompute import KEEP_ALL, Recomputation
 from isthmus.train.tensor_exchange import Messenger
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
@@ -47,8 +48,8 @@ class Executor:
 
     `pieces` holds a model for every chunk of the schedule. `stage_time` makes the chip virtual: each forward
     and backward is padded by `sleep` to that time, or to a chunk's part of it (a chunk of a bidirectional
-    schedule is a whole stage); a backward cut in two to half each. Of the stage's first `recompute_layers`
-    layers only the inputs are kept: the backward computes them again, one layer at a time.
+    schedule is a whole stage); a backward cut in two to half each. What `again` says of the stage's layers is
+    computed again in the backward, one layer at a time.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class Executor:
         *,
         dtype: torch.dtype,
         stage_time: StageTime | None = None,
-        recompute_layers: int = 0,
+        again: Recomputation = KEEP_ALL,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.pieces, self.stage, self.ranks, self.exchange = pieces, stage, ranks, exchange
         self.dtype, self.stage_time, self.sleep = dtype, stage_time, sleep
-        self.recompute_layers = pieces.recomputed(recompute_layers)
+        self.again = pieces.again(again)
         self.buffers = ReceiveBuffers()
         self._deferred: DeferredWeights | None = None
         self._known: tuple[Schedule | None, int] = (None, 0)
@@ -217,7 +218,7 @@ class _Pass:
         else:
             x = self.inputs[key] if trains else self.inputs.pop(key)
             x.requires_grad_(trains)
-        out, balance = model.compute(x, self.executor.recompute_layers[chunk])
+        out, balance = model.compute(x, self.executor.again[chunk])
         if model.is_last:
             labels = self.batches.labels[m].to(model.device)
             out = model.loss(out, labels) * self.batches.loss_scale

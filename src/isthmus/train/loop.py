@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.plan import Stage
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
 from isthmus.data import Batch, Dataset, open_dataset
@@ -26,6 +25,7 @@ from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.optimizer import Optimizer, Update
 from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
+from isthmus.train.recompute import Recomputation
 from isthmus.train.reduce import Reducer
 from isthmus.train.replicas import Place, meet_owners, rows_of
 from isthmus.train.stage_model import build_stage
@@ -162,7 +162,7 @@ class _Run:
             SharedExchange(self.exchange, self.group) if self.group.size > 1 else self.exchange,
             dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
             stage_time=spec.stage_time,
-            recompute_layers=_recomputed(spec.stage),
+            again=Recomputation(spec.stage.recompute, spec.stage.recompute_layers),
         )
 
     def resume(self) -> int:
@@ -334,10 +334,3 @@ def _exchange(spec: WorkerSpec, device: torch.device) -> Exchange:
 def _clusters(spec: WorkerSpec) -> list[str]:
     """Return the cluster of every rank."""
     return [spec.plan.stage_of(rank).cluster for rank in range(len(spec.plan.ranks))]
-
-
-def _recomputed(stage: Stage) -> int:
-    """Return how many layers of `stage`, from its first on, are computed again in the backward."""
-    if stage.recompute == "none":
-        return 0
-    return stage.num_layers if stage.recompute_layers is None else stage.recompute_layers

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from isthmus.train.recompute import Recomputation
 from isthmus.train.stage_model import StageModel
 from isthmus.train.tensor_group import TensorGroup
 from isthmus.train.tensor_slices import Slice
@@ -71,13 +72,15 @@ class StagePieces:
         """Number of tokens that the model knows."""
         return self.first.vocab_size
 
-    def recomputed(self, num_layers: int) -> tuple[int, ...]:
-        """Return how many layers of each piece are among the first `num_layers` of their copy."""
+    def again(self, again: Recomputation) -> tuple[Recomputation, ...]:
+        """Return what is computed again of each piece, given what is of each copy's layers here."""
+        if again.num_layers is None:
+            return (again,) * len(self.models)
         counts: list[int] = []
         for place, model in enumerate(self.models):
             before = sum(counts[place - place % len(self.own) :])
-            counts.append(min(num_layers - before, model.layers[1] - model.layers[0]))
-        return tuple(counts)
+            counts.append(min(again.num_layers - before, model.layers[1] - model.layers[0]))
+        return tuple(Recomputation(again.kind, count) for count in counts)
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter once with its name in the whole model."""

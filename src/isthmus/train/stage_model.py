@@ -15,7 +15,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -24,6 +23,7 @@ from isthmus.train.architecture import choose_kernels, meta_model, rotary_embedd
 from isthmus.train.balance import balance_coefficient, router_of, watched
 from isthmus.train.initialise import initialise
 from isthmus.train.load_weights import load_weights
+from isthmus.train.recompute import KEEP_ALL, Recomputation, run_layer
 from isthmus.train.tensor_group import TensorGroup, copied
 from isthmus.train.tensor_layers import SharedEmbedding, connect, cut_parameters
 from isthmus.train.tensor_loss import shared_token_loss
@@ -102,22 +102,21 @@ class StageModel(nn.Module):
         """
         return self.compute(x)[0]
 
-    def compute(self, x: torch.Tensor, recompute_layers: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def compute(
+        self, x: torch.Tensor, again: Recomputation = KEEP_ALL
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return what `forward` does, and this stage's part of the model's balance loss.
 
         That part is a scalar in fp32, to be weighed by `balance_coefficient`; None where that is 0, where no
-        layer of the stage has experts, or without gradients. Of the first `recompute_layers` layers only the
-        inputs are kept; each is computed again in its own backward.
+        layer of the stage has experts, or without gradients. What `again` says is not kept, but computed
+        again in each layer's own backward.
         """
         hidden = self.model.embed_tokens(x) if self.is_first else x
         places = self._places_for(hidden)
         trains, balances = torch.is_grad_enabled(), []
         for place, (index, layer) in enumerate(self.model.layers.items()):
             run = partial(self._layer, layer, places, int(index) in self._sliding)
-            if trains and place < recompute_layers:
-                hidden, balance = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
-            else:
-                hidden, balance = run(hidden)
+            hidden, balance = run_layer(again.of(place) if trains else "none", layer, run, hidden)
             if balance is not None:
                 balances.append(balance)
         total = torch.stack(balances).sum() / self._num_routers if balances else None

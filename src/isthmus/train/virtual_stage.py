@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isthmus.train.recompute import KEEP_ALL, Recomputation
 from isthmus.train.stage_model import token_loss
 
 
@@ -41,9 +42,8 @@ class VirtualStage(nn.Module):
         self._anchor = nn.Parameter(torch.zeros((), dtype=dtype, device=device))
         self._zeros = torch.zeros(0, dtype=dtype, device=device)
 
-    def compute(self, x: torch.Tensor, recompute_layers: int = 0) -> tuple[torch.Tensor, None]:
+    def compute(self, x: torch.Tensor, _: Recomputation = KEEP_ALL) -> tuple[torch.Tensor, None]:
         """Return what a stage given `x` hands on, and no balance loss; recomputation is a matter of time."""
-        del recompute_layers
         shape = (x.shape[0], 1, 1) if self.is_last else (*x.shape[:2], self.hidden_size)
         out: torch.Tensor = _Nothing.apply(x, self._anchor, self, shape)
         return out, None

@@ -25,6 +25,4 @@ def why_not_runnable(plan: Plan) -> str | None:
             return f"{name} {most}: the runtime has one chip per stage"
     if plan.schedule not in RUN_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime has {', '.join(RUN_SCHEDULES)}"
-    if any(stage.recompute not in ("none", "full") for stage in plan.stages):
-        return "selective recomputation: the runtime knows none and full"
     return None
