@@ -72,6 +72,13 @@ def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
     assert [one["step"] for one in page.data["timelines"]] == [5, 20]
 
 
+def test_the_page_says_that_a_rehearsal_learned_nothing() -> None:
+    """A job of `compute: virtual` is told apart from one that computed on virtual chips."""
+    page = page_of(job=make_job(compute="virtual"))
+    assert "A rehearsal:" in page.text
+    assert "Virtual chips:" not in page.text
+
+
 def test_the_page_needs_no_network() -> None:
     """No address of anything outside, no element that would load one, and a policy that forbids it."""
     text = render_report(make_view(), make_metrics(), make_pool())

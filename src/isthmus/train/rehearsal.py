@@ -101,7 +101,7 @@ class Rehearsal:
             )
         )
         where = f"rank {self._spec.rank}: layers {layers} in cluster {self._spec.cluster}"
-        return f"{where}, virtual: it waits instead of computing ({times}) and learns nothing"
+        return f"{where}, virtual: it waits instead of computing ({times}); no loss, no checkpoint, no model"
 
     def step(self, account: Account) -> dict[str, float]:
         """Run one step; return this rank's figures."""
