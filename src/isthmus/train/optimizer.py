@@ -19,6 +19,7 @@ from isthmus.core.job import Training
 from isthmus.train.ownership import Ownership, Rows
 from isthmus.train.reduce import Reducer
 from isthmus.train.reduce_buckets import Segment
+from isthmus.train.staging import HostStaging
 
 Tensors = dict[str, torch.Tensor]
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -66,7 +67,10 @@ class Optimizer:
 
     `parameters` are (name in the whole model, parameter of the stage, in fp32); with bf16 they become bf16.
     `ownership` says what is shared with other ranks, whose gradients `reducer` adds (without: nothing is).
-    `sum_over_all` adds numbers (float64) over all ranks, so that all clip by the same norm.
+    `sum_over_all` adds numbers (float64) over all ranks, so that all clip by the same norm. `on_host` keeps
+    fp32 weights and moments in host memory, and updates there: gradients come, new weights go back. On a CPU
+    it does the same, with copies of their own. Source: J. Ren et al., "ZeRO-Offload: Democratizing
+    Billion-Scale Model Training", USENIX ATC 2021, section 4.
     """
 
     def __init__(
@@ -77,9 +81,12 @@ class Optimizer:
         sum_over_all: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
         ownership: Ownership | None = None,
         reducer: Reducer | None = None,
+        on_host: bool = False,
     ) -> None:
         self._training, self._sum_over_all, self._reducer = training, sum_over_all, reducer
         self._working = dict(parameters)
+        pinned = any(parameter.is_cuda for parameter in self._working.values())
+        self._host = HostStaging(pinned=pinned) if on_host else None
         shapes = {name: parameter.shape for name, parameter in self._working.items()}
         self._ownership = ownership or Ownership.alone(shapes)
         self._gathered: Tensors = {}
@@ -176,6 +183,8 @@ class Optimizer:
 
     def _weight(self, parameter: nn.Parameter, rows: Rows) -> nn.Parameter:
         """Return the weight behind some rows of a parameter (fp32): its own memory while it stays fp32."""
+        if self._host is not None:
+            return nn.Parameter(self._host.outgoing(_view(parameter.detach(), rows)))
         whole, keeps = rows.num_rows == parameter.shape[rows.dim], self._training.precision == "fp32"
         if whole and keeps:
             return parameter
@@ -244,7 +253,8 @@ class Optimizer:
         for one in self._shares:
             gradient = self.gradient(one.name)
             if gradient is not None and one.weight is not self._working[one.name]:
-                one.weight.grad = one.of(gradient).contiguous()
+                part = one.of(gradient)
+                one.weight.grad = part.contiguous() if self._host is None else self._host.outgoing(part)
         limit = self._training.clip_norm
         gradients = [one.weight.grad for one in self._shares if one.weight.grad is not None]
         if gradients and 0 < limit < norm:
