@@ -185,6 +185,11 @@ class Tables:
             self._send[key] = self._piece_s(num_bytes, row[0]) if row else math.inf
         return self._send[key]
 
+    def linked(self, a: Place, b: Place) -> bool:
+        """Say whether anything was measured from one place to another."""
+        here = self.network.get(a[1], {}).get(a[0], {})
+        return any(b[0] in there.get(b[1], {}) for there in here.values())
+
     def ring_s(self, a: Place, b: Place, num_bytes: float, members: int) -> float:
         """Return the seconds of an all-reduce over `members`, its slowest hop from `a` to `b`."""
         row = self._pair(a, 1, b, 1)

@@ -27,7 +27,7 @@ from isthmus.plan.search.seat import Seat, Task
 from isthmus.plan.search.shape import Chain, Cost, Segment, Shape
 from isthmus.plan.search.share import LayerTimes, share_layers
 from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.spots import Spot, flat
 from isthmus.plan.search.ways import Way, Ways
 from isthmus.plan.time.calibration import DATA_SHEET
 
@@ -256,6 +256,15 @@ class SailorSpace(Space):
                 one.back = ()
                 if isinstance(one, SailorShape) and all(seconds < math.inf for _, seconds, _ in one.places):
                     yield one
+
+    def _orders(self, island: Sequence[Spot], coarse: bool) -> list[tuple[tuple[Spot, ...], bool, bool]]:
+        """Return the planner's orders, those left out in which neighbours have no measured link."""
+        linked = self.task.tables.linked
+        return [
+            (order, once, back)
+            for order, once, back in super()._orders(island, coarse)
+            if all(linked(place_of(a), place_of(b)) for a, b in itertools.pairwise(flat(order)))
+        ]
 
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
         """Return the tensor parallelism that was measured."""

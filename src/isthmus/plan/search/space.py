@@ -177,11 +177,11 @@ class Space:
     def _orders(self, island: Sequence[Spot], coarse: bool) -> list[tuple[tuple[Spot, ...], bool, bool]]:
         """Return the orders to try: whether each may be passed once, and whether with a return to its start.
 
-        Where layers differ a chain only returns if none over these spots may pass them once.
+        Of three spots, and where layers differ, a chain only returns if none may pass these spots once.
         """
         once = orders(island, self.ways)
         back = [] if self.limits.executable else returns(island, self.ways)
-        if back and (coarse or (once and not self.task.equal_layers)):
+        if back and (coarse or (once and (len(island) > 2 or not self.task.equal_layers))):
             self.thinned, back = True, []
         return [(one, one in once, one in back) for one in dict.fromkeys(once + back)]
 
