@@ -92,6 +92,8 @@ class Plan(Frozen):
     one (`chunks`), whether messages wait for their receive (`rendezvous`, as NCCL's do), and whether
     gradients are reduced while the last micro-batch runs backward (`overlap_gradients`).
 
+    With `optimizer_on_host` fp32 weights and moments are in the memory of the chips' hosts, and updated there.
+
     With `local_steps` above 1 gradients are reduced among the replicas of one group alone, those that share a
     cluster. Each group takes so many steps on its own, then an outer optimizer averages all parameters.
     A plan of `compute: virtual` is for a job of that kind: each stage is one process, whatever its degrees.
@@ -110,6 +112,7 @@ class Plan(Frozen):
     model: str | None = None
     precision: Precision | None = None
     zero: Literal[0, 1, 2, 3] = 0
+    optimizer_on_host: bool = False
     replica_micro_batches: tuple[Count, ...] = ()
     replica_micro_batch_sizes: tuple[Count, ...] = ()
     local_steps: Count = 1

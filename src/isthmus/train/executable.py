@@ -32,6 +32,8 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     if plan.dp > 1:
         raise PlanError(f"the plan asks for {plan.dp} replicas", hint="this runtime runs dp = 1")
     _require_executed(plan, training.precision)
+    if training.optimizer_on_host:
+        _require_equal("optimizer_on_host", plan.optimizer_on_host, training.optimizer_on_host)
     _require_equal("sequence_length", plan.sequence_length, training.sequence_length)
     _require_equal("samples a step", plan.micro_batches * plan.micro_batch_size, training.global_batch_size)
     model = load_model(spec.job.model)

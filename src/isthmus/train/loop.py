@@ -154,6 +154,7 @@ class _Run:
             sum_over_all=self.exchange.sum_over_all,
             ownership=self.ownership,
             reducer=Reducer(self.ownership.buckets, spec.rank, self.exchange),
+            on_host=spec.plan.optimizer_on_host,
         )
         self.executor = Executor(
             prepared.pieces,

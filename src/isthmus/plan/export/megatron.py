@@ -80,6 +80,11 @@ def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
             f"ZeRO {plan.zero}: its distributed optimizer is ZeRO 1",
             "plan with ZeRO 1",
         )
+    if plan.optimizer_on_host and plan.zero != 1 and plan.dp > 1:
+        yield Obstacle(
+            "the optimizer on the host and whole on every replica: it offloads the distributed optimizer alone",
+            "plan with ZeRO 1",
+        )
     if plan.precision not in (None, "bf16", "fp16", "fp32"):
         yield Obstacle(f"precision {plan.precision} is not exported", "plan in bf16")
     first = plan.stages[0]
@@ -107,8 +112,10 @@ def _parallel(plan: Plan, grid: Grid) -> list[Flag]:
         found.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
     if grid.sp:
         found.append(flag("sequence-parallel"))
-    if plan.zero:
+    if plan.zero or plan.optimizer_on_host:
         found.append(flag("use-distributed-optimizer"))
+    if plan.optimizer_on_host:
+        found += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
     if plan.overlap_gradients:
         found.append(flag("overlap-grad-reduce"))
     return found

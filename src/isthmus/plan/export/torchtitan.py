@@ -96,6 +96,8 @@ def plan_obstacles(plan: Plan) -> Iterator[Obstacle]:
             f"ZeRO {plan.zero} in a pipeline: it keeps whole gradients until the last micro-batch",
             "plan with ZeRO 1",
         )
+    if plan.optimizer_on_host:
+        yield Obstacle("the optimizer on the host: it offloads the weights as well", _MEGATRON)
     if plan.dp > 1 and not staged and plan.micro_batches > 1:
         yield Obstacle(
             "replicas without a pipeline reduce their gradients after each of several micro-batches",

@@ -209,6 +209,7 @@ def _task(question: Question) -> Task:
         sequence_length=training.sequence_length,
         precision=training.precision,
         calibration=calibration_for(question.pool),
+        optimizer_on_host=training.optimizer_on_host,
     )
 
 

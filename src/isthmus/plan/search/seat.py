@@ -25,7 +25,7 @@ from isthmus.plan.search.share import LayerTimes
 from isthmus.plan.search.spots import Spot
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import all_reduce_s
-from isthmus.plan.time.stage import Batch, Host, pass_time, stage_pass, update_s
+from isthmus.plan.time.stage import Batch, Host, host_update_s, pass_time, stage_pass, update_s
 from isthmus.plan.time.work import layer_work
 
 COMPUTE_EFFICIENCY = 0.45
@@ -54,6 +54,7 @@ class Task:
     precision: Precision
     calibration: Calibration
     local_steps: int = field(default=1, kw_only=True)
+    optimizer_on_host: bool = field(default=False, kw_only=True)
 
     @cached_property
     def equal_layers(self) -> bool:
@@ -79,8 +80,10 @@ class Task:
 
     @property
     def static_bytes(self) -> tuple[int, int, int]:
-        """Bytes per parameter of weights, gradients and optimizer, an outer one included."""
+        """Bytes per parameter of weights, gradients and optimizer on the chip, an outer one included."""
         weights, gradients, optimizer = _STATIC_BYTES[self.stored]
+        if self.optimizer_on_host:
+            return weights, gradients, 0
         return weights, gradients, optimizer + OUTER_BYTES * (self.local_steps > 1)
 
     @property
@@ -251,7 +254,9 @@ class Seat:
         """Return the seconds of the optimizer on `parameters` per chip, dealt out over `dealt` chips."""
         if self.virtual:
             return 0.0
-        return self.host.rates.step_s + update_s(self.host, parameters / dealt, self.batch.precision_bytes)
+        own, each = parameters / dealt, self.batch.precision_bytes
+        on_host = self.task.optimizer_on_host
+        return self.host.rates.step_s + (host_update_s(own, each) if on_host else update_s(self.host, own, each))
 
     def reduce_s(self, parameters: float, dp: int, zero: Zero) -> float:
         """Return the seconds of the all-reduce of `parameters` gradients per chip over `dp` replicas here."""

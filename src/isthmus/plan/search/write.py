@@ -62,6 +62,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         schedule=layout.schedule,
         local_steps=layout.local_steps,
         zero=max(row.shape.zero for row in layout.rows),
+        optimizer_on_host=task.optimizer_on_host,
         replica_micro_batches=tuple(counts) if uneven else (),
         replica_micro_batch_sizes=_sizes(layout),
         warm_up=_warm_up(layout),

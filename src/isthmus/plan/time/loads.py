@@ -16,13 +16,18 @@ from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model import ModelProfile
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import all_gather_s, all_reduce_bytes_per_s, send_s
-from isthmus.plan.time.stage import Batch, Host, PassTime, stage_pass, update_s
+from isthmus.plan.time.stage import (
+    GRADIENT_BYTES,
+    Batch,
+    Host,
+    PassTime,
+    host_update_s,
+    stage_pass,
+    update_s,
+)
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.sim import Interference, StageLoad, Wire, wire_of
 from isthmus.sim.warm_up import best_warm_up
-
-GRADIENT_BYTES = 4
-"""Bytes of a reduced gradient element."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +136,7 @@ def _with_load(
         cluster=stage.cluster,
         forward_s=placed.time.forward_s + _gathered_s(degrees, host, memory, placed.time.forward_s),
         backward_s=placed.time.backward_s + _gathered_s(degrees, host, memory, placed.time.backward_s),
-        update_s=host.rates.step_s + update_s(host, parameters / dealt, placed.batch.precision_bytes),
+        update_s=host.rates.step_s + _update_s(plan, host, parameters / dealt, placed.batch.precision_bytes),
         boundary_bytes=boundary,
         hop_s=send_s(host.topology, boundary / stage.num_chips, same_node=near),
         static_bytes=memory.static_bytes + memory.buffers_bytes + memory.reserve_bytes,
@@ -150,6 +155,12 @@ def _with_load(
         in_flight_limit=_in_flight_limit(memory, host.chip.memory_bytes),
         reducing=dp,
     )
+
+
+def _update_s(plan: Plan, host: Host, parameters: float, precision_bytes: int) -> float:
+    if plan.optimizer_on_host:
+        return host_update_s(parameters, precision_bytes)
+    return update_s(host, parameters, precision_bytes)
 
 
 def _shown_gradients(plan: Plan, dp: int, parameters: float, rate: float, backward_s: float) -> float:
@@ -198,7 +209,7 @@ def _memory(
         (plan.micro_batch_size_of(stage.replica), plan.sequence_length, in_flight),
         _degrees(plan, stage),
         "fp32" if memory_bytes(plan) == 4 else "bf16",
-        plan.local_steps > 1,
+        (plan.local_steps > 1, plan.optimizer_on_host),
         (stage.recompute, stage.recompute_layers),
     )
 
@@ -211,15 +222,19 @@ def _memory_of(
     sizes: tuple[int, int, int],
     degrees: Degrees,
     precision: Literal["fp32", "bf16"],
-    outer_optimizer: bool,
+    optimizer: tuple[bool, bool],
     recompute: tuple[Recompute, int | None],
 ) -> StageMemory:
-    """Return the memory of a stage; it depends on no calibration, so fits ask for it many times over."""
+    """Return the memory of a stage, `optimizer` being (an outer one beside it, on the host).
+
+    It depends on no calibration, so fits ask for it many times over.
+    """
     return stage_memory(
         profile, layers, is_first=ends[0], is_last=ends[1],
         micro_batch_size=sizes[0], sequence_length=sizes[1], in_flight=sizes[2], precision=precision,
         tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, dp=degrees.dp, sp=degrees.sp, zero=degrees.zero,
-        recompute=recompute[0], recompute_layers=recompute[1], outer_optimizer=outer_optimizer,
+        recompute=recompute[0], recompute_layers=recompute[1],
+        outer_optimizer=optimizer[0], optimizer_on_host=optimizer[1],
     )  # fmt: skip
 
 

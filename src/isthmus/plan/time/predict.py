@@ -19,6 +19,7 @@ from isthmus.plan.time.calibration import DATA_SHEET, Calibration, Rates
 from isthmus.plan.time.collectives import all_reduce_s
 from isthmus.plan.time.estimate import iteration_estimate_s
 from isthmus.plan.time.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
+from isthmus.plan.time.stage import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
 from isthmus.sim import Interference, Replica, Training, TrainingRun, Wire, simulate
 
 NINETY_PERCENT = 1.645
@@ -155,6 +156,11 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
     notes.append("experts receive equal numbers of tokens; gradients are reduced after the last backward")
     if plan.local_steps > 1:
         notes.append(local_steps_note(plan))
+    if plan.optimizer_on_host:
+        notes.append(
+            f"updates on the host: {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s to and from each chip and "
+            f"{HOST_MEMORY_BYTES_PER_S / 1e9:.0f} GB/s of the host's memory for it, assumed and not measured"
+        )
     stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]
     for number, (stage, done) in enumerate(zip(stages, run.stages, strict=True)):
         chip = pool.chip(pool.cluster(stage.cluster).group(stage.node_group))

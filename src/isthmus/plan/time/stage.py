@@ -27,6 +27,15 @@ BACKWARD_LAUNCHES = 1.5
 UPDATE_BYTES = {2: 36, 4: 28}
 """Bytes that Adam reads and writes per parameter, by the bytes of a compute element."""
 
+GRADIENT_BYTES = 4
+"""Bytes of a gradient element."""
+
+HOST_LINK_BYTES_PER_S = 20e9
+"""Assumed between a chip and its host, each way: PCIe 4.0 x16 as copies of pinned memory reach it."""
+
+HOST_MEMORY_BYTES_PER_S = 25e9
+"""Assumed of a host's memory for each of its chips: 200 GB/s among eight."""
+
 _COLLECTIVES: dict[str, Callable[[Topology, float, int, int], float]] = {
     "all_reduce": all_reduce_s,
     "all_gather": all_gather_s,
@@ -255,3 +264,13 @@ def update_s(host: Host, parameters: float, precision_bytes: int) -> float:
     moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
     rate = host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share
     return moved / rate * host.rates.update_time
+
+
+def host_update_s(parameters: float, precision_bytes: int) -> float:
+    """Return the seconds of an update in host memory of one chip's `parameters`.
+
+    Gradients (fp32) go there, weights of `precision_bytes` come back, and nothing overlaps.
+    """
+    crossing = parameters * (GRADIENT_BYTES + precision_bytes)
+    moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
+    return crossing / HOST_LINK_BYTES_PER_S + moved / HOST_MEMORY_BYTES_PER_S
