@@ -21,17 +21,17 @@ from tests.train.threads import Pipeline, Stage, meet
 
 
 class SharedPipeline(Pipeline):
-    """Stages that end at the layers `ends`; stage `s` is shared by `tps[s]` ranks of cluster `s`."""
+    """Pieces that end at the layers `ends`; stage `s` is shared by `tps[s]` ranks of cluster `s`."""
 
     def __init__(
         self, model: Path, ends: Sequence[int], tps: Sequence[int], training: Training, **options: object
     ) -> None:
-        self.training, self.size, self.chunks = training, len(ends), 1
+        self.training, self.size, self.chunks = training, len(tps), len(ends) // len(tps)
         shares = [(stage, group) for stage, tp in enumerate(tps) for group in tensor_groups(tp)]
         clusters = "".join("abcdef"[stage] for stage, _ in shares)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(shares))]
         layers = list(zip([0, *ends], ends, strict=False))
-        models = [_pieces(model, layers[stage], training, group) for stage, group in shares]
+        models = [_pieces(model, layers[stage :: self.size], training, group) for stage, group in shares]
         heads = [sum(tps[:stage]) for stage in range(len(tps))]
         self.stages = []
         for (stage, group), one, (exchange, optimizer) in zip(
@@ -55,8 +55,20 @@ class SharedPipeline(Pipeline):
         return found
 
 
-def _pieces(model: Path, layers: tuple[int, int], training: Training, group: TensorGroup) -> StagePieces:
-    stage = build_stage(
-        model, layers, dtype=torch.float32, device="cpu", seed=training.seed, weights="random", group=group
+def _pieces(
+    model: Path, layers: Sequence[tuple[int, int]], training: Training, group: TensorGroup
+) -> StagePieces:
+    return StagePieces(
+        [
+            build_stage(
+                model,
+                one,
+                dtype=torch.float32,
+                device="cpu",
+                seed=training.seed,
+                weights="random",
+                group=group,
+            )
+            for one in layers
+        ]
     )
-    return StagePieces([stage])

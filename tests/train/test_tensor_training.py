@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from isthmus.core.job import Training
+from isthmus.train.recompute import Recomputation
 from tests.train.small_models import write_config
 from tests.train.tensor_threads import SharedPipeline
 from tests.train.test_executor import make_training
@@ -25,12 +26,17 @@ def one_thread() -> Iterator[None]:
 
 
 def shared(
-    model: Path, ends: list[int], tps: list[int], training: Training, **options: object
+    model: Path,
+    ends: list[int],
+    tps: list[int],
+    training: Training,
+    schedule: str = "1f1b",
+    **options: object,
 ) -> list[float]:
     """Train with shared stages; return the loss of each step. Every rank clips by one norm."""
     pipeline = SharedPipeline(model, ends, tps, training, **options)
     try:
-        found = pipeline.train(training.steps)
+        found = pipeline.train(training.steps, schedule=schedule)
         assert all(stage.norms == pipeline.stages[0].norms for stage in pipeline.stages)
         return found
     finally:
@@ -65,3 +71,50 @@ def test_two_hundred_steps_stay_on_the_curve(
     model = write_config(tmp_path, variant, num_key_value_heads=4)
     training = make_training(steps=200, global_batch_size=4, learning_rate=3e-3)
     assert shared(model, ends, tps, training) == pytest.approx(alone(model, training), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "ends"),
+    [("zero_bubble", [2, 4]), ("interleaved", [1, 2, 3, 4]), ("overlapped", [1, 4]), ("gpipe", [3, 4])],
+)
+@pytest.mark.parametrize("variant", ["qwen3", "mixtral"])
+def test_shares_go_with_any_schedule(tmp_path: Path, schedule: str, ends: list[int], variant: str) -> None:
+    """Whatever the order of work: weights put off, several pieces a rank, early forwards."""
+    model, training = write_config(tmp_path, variant), make_training(steps=6)
+    assert shared(model, ends, [2, 2], training, schedule) == pytest.approx(alone(model, training), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "selective", "moe"])
+def test_shares_go_with_recomputation(tmp_path: Path, kind: str) -> None:
+    """What is computed again, sums included, has the same bits."""
+    model, training = write_config(tmp_path, "mixtral"), make_training(steps=4)
+    again = shared(model, [1, 4], [1, 2], training, again=Recomputation(kind))
+    assert again == shared(model, [1, 4], [1, 2], training)
+
+
+@pytest.mark.slow
+def test_shares_train_in_bf16(tmp_path: Path) -> None:
+    """With bf16 copies shares stay near the fp32 curve, as one process does; a run repeats its bits."""
+    model, training = write_config(tmp_path, "mixtral"), make_training(steps=6, precision="bf16")
+    found = shared(model, [4], [2], training)
+    assert found == pytest.approx(alone(model, make_training(steps=6)), rel=0.03)
+    assert found == shared(model, [4], [2], training)
+
+
+def test_a_rank_that_holds_nothing_whole_ends_with_the_same_weights(tmp_path: Path) -> None:
+    """Weights put together from their shares are those of one process; copies have the same bits."""
+    model, training = write_config(tmp_path, "llama"), make_training(steps=2)
+    pipeline, single = SharedPipeline(model, [1, 4], [2, 2], training), Pipeline(model, [4], training)
+    pipeline.train(2)
+    single.train(2)
+    found, expected = pipeline.wholes(), single.weights()
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], one, rtol=1e-4, atol=1e-5) for name, one in expected.items())
+    norms = [
+        dict(stage.model.global_named_parameters())["model.norm.weight"] for stage in pipeline.stages[2:]
+    ]
+    assert torch.equal(*norms)
+    pipeline.close()
+    single.close()
