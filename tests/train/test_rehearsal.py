@@ -16,12 +16,15 @@ from isthmus.comm.work import SendWork
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.core.messages import Protection
+from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.worker import ProtectRequest, WorkerFolder, WorkerSpec
+from isthmus.plan import profile_model
 from isthmus.schedule import make_schedule
 from isthmus.train.exchange import Exchange
 from isthmus.train.executable import check_executable
 from isthmus.train.rehearsal import BlockingExchange
+from isthmus.train.virtual_gradients import held_by
 from isthmus.train.virtual_stage import VirtualStage
 from tests.comm.relay import Relay
 from tests.train.small_models import NUM_LAYERS
@@ -119,12 +122,12 @@ def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None
         ({"time": None}, "predicts no time"),
         ({"compute": "real"}, "compute is real in the plan and virtual in the job"),
         ({"micro_batches": 5}, "samples a step is 10"),
-        ({"schedule": "dualpipe"}, "two copies"),
-        ({"stages": two_replicas("abba"), "dp": 2, "micro_batches": 2}, "layer 0 in a and b"),
+        ({"schedule": "overlapped", "warm_up": (0, 1)}, "rise"),
+        ({"schedule": "gpipe", "warm_up": (1, 0)}, "takes no warm-up"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, fixed: dict[str, Any], words: str) -> None:
-    """No time, a plan of another kind, other samples, two copies, gradients that cross clusters."""
+    """No time, a plan of another kind, other samples, a schedule that does not go with the plan."""
     with pytest.raises(PlanError, match=words):
         check_executable(spec_of(tmp_path, **fixed))
 
@@ -135,6 +138,41 @@ def test_a_real_job_takes_no_virtual_plan(tmp_path: Path) -> None:
     real = spec.model_copy(update={"job": spec.job.model_copy(update={"compute": "real"})})
     with pytest.raises(PlanError, match="compute is virtual in the plan and real in the job"):
         check_executable(real)
+
+
+def names_by_rank(plan: Plan, tied: bool = False) -> list[set[str]]:
+    return [{one.name for one in of_rank} for of_rank in held_by(plan, lambda _: 1, tied)]
+
+
+@given(
+    cuts=st.lists(
+        st.tuples(st.integers(1, 4), st.text("abc", min_size=2, max_size=2)), min_size=2, max_size=4
+    )
+)
+def test_gradients_are_shared_by_one_rank_of_each_cluster(cuts: list[tuple[int, str]]) -> None:
+    """What several clusters hold, one rank of each answers for; what one holds alone, nobody."""
+    stages = [
+        {"replica": r, "cluster": cluster, "node_group": "cpu", "layers": layers}
+        for r, (cut, clusters) in enumerate(cuts)
+        for cluster, layers in zip(clusters, ((0, cut), (cut, 5)), strict=True)
+    ]
+    fixed = {"id": "p", "dp": len(cuts), "micro_batches": 1, "micro_batch_size": 1, "sequence_length": 1}
+    plan = Plan.model_validate({"stages": stages, "compute": "virtual", **fixed})
+    names = names_by_rank(plan)
+    for layer in range(5):
+        holders = [r for r, stage in enumerate(plan.stages) if stage.layers[0] <= layer < stage.layers[1]]
+        places = {plan.stages[rank].cluster for rank in holders}
+        sharing = [rank for rank in holders if str(layer) in names[rank]]
+        assert len(sharing) == (len(places) if len(places) > 1 else 0)
+        assert {plan.stages[rank].cluster for rank in sharing} in (places, set())
+        assert not any(str(layer) in names[rank] for rank in range(len(names)) if rank not in holders)
+
+
+def test_a_tied_embedding_is_shared_by_both_ends(tmp_path: Path) -> None:
+    """The last stage has no head of its own then, and adds its gradient to that of the first."""
+    plan = virtual_plan(virtual_job(tmp_path), [2, 3, 4], "aba")
+    assert names_by_rank(plan, tied=True) == [{"embedding"}, set(), {"embedding"}]
+    assert names_by_rank(plan) == [set(), set(), set()]
 
 
 def test_with_rendezvous_a_send_is_waited_for() -> None:
@@ -181,6 +219,22 @@ def test_workers_rehearse_a_job(tmp_path: Path) -> None:
     assert "step 3 of 3" in workers.log(1)
     assert not (tmp_path / "output").exists()
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+def test_gradients_that_cross_clusters_are_sent(tmp_path: Path, schedule: str) -> None:
+    """Replicas, or copies, that hold a layer in two clusters send its gradient: 4 bytes for each number."""
+    job = virtual_job(tmp_path, steps=2, training={"precision": "bf16"})
+    plan = virtual_plan(job, [2, 4], "ab", schedule=schedule)
+    if schedule == "1f1b":
+        fixed = {"stages": two_replicas("abba"), "dp": 2, "micro_batches": 2}
+        plan = Plan.model_validate(plan.model_dump() | fixed)
+    workers = run_job(tmp_path, job, plan, stage_time=TIME)
+    profile = profile_model(load_model(job.model))
+    steps = [one for rank in range(len(plan.ranks)) for one in workers.metrics(rank) if one.step == 1]
+    activations = 2 * 4 * (2 * 16 * 16) * 2
+    assert sum(one.values["wan_bytes"] or 0 for one in steps) == activations + 2 * 4 * profile.num_parameters
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """`rehearse`: the steps of a job of `compute: virtual`, whose stages wait instead of computing.
 
 Schedule, executor, exchange and transport are those of training, and every tensor between stages has its real
-size. What a stage's chips would do takes the time that the plan predicts: a micro-batch forward and backward,
-and at the end of a step the gradients inside the cluster and the update.
+size, gradients that cross clusters among them. What a stage's chips would do takes the time that the plan
+predicts: a micro-batch forward and backward, and at the end of a step the gradients inside the cluster and
+the update.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ from isthmus.core.plan import StageTime
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.schedule import Schedule
-from isthmus.train.exchange import Exchange, Message, Work
+from isthmus.train.exchange import Exchange, Work
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
+from isthmus.train.virtual_gradients import VirtualGradients, parameters_of
 from isthmus.train.virtual_stage import VirtualStage
-
-_TIED_TAG = 0
-"""The tag of the gradients of a tied embedding; micro-batches use those above."""
 
 
 def rehearse(spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder) -> None:
@@ -88,6 +87,8 @@ class Rehearsal:
             stage_time=self._time,
         )
         self._batches = self._nothing_to_read()
+        count, tied = parameters_of(model), model.tied_embeddings
+        self._gradients = VirtualGradients(plan, count, tied, spec.rank, self.exchange)
 
     def describe(self) -> str:
         """Return the first line of the worker's log."""
@@ -125,7 +126,8 @@ class Rehearsal:
             [
                 VirtualStage(cut, model.num_layers, model.hidden_size, dtype=dtype, device=device)
                 for cut in cuts
-            ]
+            ],
+            self._spec.plan.num_copies,
         )
 
     def _nothing_to_read(self) -> MicroBatches:
@@ -143,19 +145,7 @@ class Rehearsal:
 
     def _update(self) -> None:
         """Do what ends a step: all ranks meet, as they do for the gradient norm, then update."""
-        self._share_tied()
+        self._gradients.reduce()
         self.exchange.sum_over_all(torch.zeros(1, dtype=torch.float64))
         with self.exchange.account.computing():
             time.sleep(self._time.update_s)
-
-    def _share_tied(self) -> None:
-        """Exchange gradients of the size of a tied embedding between the ends of the pipeline."""
-        ends = self._ranks[0], self._ranks[-1]
-        if not self._model.tied_embeddings or ends[0] == ends[1] or self._spec.rank not in ends:
-            return
-        peer = ends[0] if self._spec.rank == ends[1] else ends[1]
-        shape = self._model.vocab_size, self._model.hidden_size
-        mine, theirs = torch.zeros(shape), torch.empty(shape)
-        messages = Message(theirs, peer, _TIED_TAG, False), Message(mine, peer, _TIED_TAG, True)
-        for work in self.exchange.start(messages):
-            self.exchange.wait(work)
