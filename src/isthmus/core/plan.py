@@ -92,7 +92,7 @@ class Plan(Frozen):
     one (`chunks`), whether messages wait for their receive (`rendezvous`, as NCCL's do), and whether
     gradients are reduced while the last micro-batch runs backward (`overlap_gradients`).
 
-    With `optimizer_on_host` fp32 weights and moments are in the memory of the chips' hosts, and updated there.
+    With `optimizer_on_host` fp32 weights and moments are in the memory of the chips' hosts, updated there.
 
     With `local_steps` above 1 gradients are reduced among the replicas of one group alone, those that share a
     cluster. Each group takes so many steps on its own, then an outer optimizer averages all parameters.
@@ -252,7 +252,7 @@ class Plan(Frozen):
 
         Interleaved, the pieces of chunk 0 of all stages come first in the model, then those of chunk 1, and
         so on. Those of a stage together are as many layers as the stage has, and differ by one at most. With
-        two copies of the model a stage holds its own layers, and those of the stage as far from the other end.
+        two copies of the model a stage holds its own layers and those of the stage as far from the other end.
         """
         stages, chunks = self.pipeline(replica), self.num_chunks or 1
         if self.num_copies == 2:

@@ -82,7 +82,7 @@ def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
         )
     if plan.optimizer_on_host and plan.zero != 1 and plan.dp > 1:
         yield Obstacle(
-            "the optimizer on the host and whole on every replica: it offloads the distributed optimizer alone",
+            "the optimizer on the host, whole for every replica: it offloads the distributed optimizer alone",
             "plan with ZeRO 1",
         )
     if plan.precision not in (None, "bf16", "fp16", "fp32"):

@@ -59,6 +59,21 @@ class StageMemory:
         return self.allocated_bytes + self.reserve_bytes
 
 
+def beside(one: StageMemory, other: StageMemory) -> StageMemory:
+    """Return the memory of a chip that holds two pieces of the model and computes with one at a time.
+
+    Micro-batches in flight are counted as those of the piece that keeps more.
+    """
+    return StageMemory(
+        weights_bytes=one.weights_bytes + other.weights_bytes,
+        gradients_bytes=one.gradients_bytes + other.gradients_bytes,
+        optimizer_bytes=one.optimizer_bytes + other.optimizer_bytes,
+        activations_bytes=max(one.activations_bytes, other.activations_bytes),
+        buffers_bytes=max(one.buffers_bytes, other.buffers_bytes),
+        reserve_bytes=one.reserve_bytes + other.reserve_bytes,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
     """How one stage is cut: tensor, context, expert and data parallelism; `etp` cuts each expert as `tp`

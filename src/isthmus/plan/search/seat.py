@@ -255,8 +255,9 @@ class Seat:
         if self.virtual:
             return 0.0
         own, each = parameters / dealt, self.batch.precision_bytes
-        on_host = self.task.optimizer_on_host
-        return self.host.rates.step_s + (host_update_s(own, each) if on_host else update_s(self.host, own, each))
+        if self.task.optimizer_on_host:
+            return self.host.rates.step_s + host_update_s(own, each)
+        return self.host.rates.step_s + update_s(self.host, own, each)
 
     def reduce_s(self, parameters: float, dp: int, zero: Zero) -> float:
         """Return the seconds of the all-reduce of `parameters` gradients per chip over `dp` replicas here."""

@@ -11,7 +11,7 @@ from isthmus.core.errors import InputError, PlanError
 from isthmus.core.link_physics import effective_bytes_per_s
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.pool import NodeGroup, Pool
-from isthmus.plan.memory.stage import Degrees, StageMemory, stage_memory
+from isthmus.plan.memory.stage import Degrees, StageMemory, beside, stage_memory
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model import ModelProfile
 from isthmus.plan.time.calibration import Calibration
@@ -201,7 +201,18 @@ def memory_bytes(plan: Plan) -> int:
 def _memory(
     plan: Plan, profile: ModelProfile, stages: Sequence[Stage], index: int, in_flight: int
 ) -> StageMemory:
-    stage = stages[index]
+    """Return the memory of a stage, of both copies that it holds in a bidirectional schedule."""
+    own = _memory_of_copy(plan, profile, stages, index, index, in_flight)
+    if plan.num_copies == 1:
+        return own
+    return beside(own, _memory_of_copy(plan, profile, stages, index, len(stages) - 1 - index, in_flight))
+
+
+def _memory_of_copy(
+    plan: Plan, profile: ModelProfile, stages: Sequence[Stage], place: int, index: int, in_flight: int
+) -> StageMemory:
+    """Return the memory of the layers of stage `index` where stage `place` is."""
+    stage = stages[place].model_copy(update={"layers": stages[index].layers})
     return _memory_of(
         profile,
         stage.layers,
