@@ -87,7 +87,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[Held]], str]:
     return held, clusters
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(layouts(), st.sampled_from([1, 16, 64, 4096]), st.booleans())
 def test_all_owners_end_with_the_sum(
     layout: tuple[list[list[Held]], str], bucket_elements: int, everywhere: bool

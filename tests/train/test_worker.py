@@ -251,8 +251,8 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"zero": 1}, {"replica_micro_batches": (8,)}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
-        {"precision": "fp16"}, {"replica_micro_batch_sizes": (2,)}, {"chunks": 2},
+        {"zero": 1}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
+        {"precision": "fp16"}, {"chunks": 2},
         {"overlap_gradients": True},
     ],
 )  # fmt: skip
@@ -274,7 +274,7 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
         ({"micro_batches": 5}, "samples a step is 10 in the plan and 8 in the job"),
         ({"sequence_length": 99}, "sequence_length is 99"),
         ({"stages": plan.stages[:1]}, "number of layers is 1"),
-        ({"stages": tuple(doubled), "dp": 2}, "2 replicas"),
+        ({"stages": tuple(doubled), "dp": 2}, "samples a step is 16"),
         ({"stages": tuple(apart), "dp": 2, "local_steps": 4}, "fixes local_steps to 4"),
     ):
         with pytest.raises(PlanError, match=why):

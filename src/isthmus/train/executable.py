@@ -29,31 +29,35 @@ def check_executable(spec: WorkerSpec) -> Schedule:
             f"the plan fixes local_steps to {plan.local_steps}",
             hint="this runtime reduces gradients every step: plan again with training.local_steps 1",
         )
-    if plan.dp > 1:
-        raise PlanError(f"the plan asks for {plan.dp} replicas", hint="this runtime runs dp = 1")
     _require_executed(plan, training.precision)
     if training.optimizer_on_host:
         _require_equal("optimizer_on_host", plan.optimizer_on_host, training.optimizer_on_host)
     _require_equal("sequence_length", plan.sequence_length, training.sequence_length)
-    _require_equal("samples a step", plan.micro_batches * plan.micro_batch_size, training.global_batch_size)
+    _require_equal("samples a step", plan.samples, training.global_batch_size)
     model = load_model(spec.job.model)
     require_trainable(model)
     _check_repeatable(model)
     _require_equal("number of layers", plan.num_layers, model.num_layers)
     _check_backend(spec)
     check_output(Path(spec.job.output), spec.job.model)
-    schedule = make_schedule(
+    schedules = [_schedule(plan, replica) for replica in range(plan.dp)]
+    for one in dict.fromkeys(schedules):
+        check_schedule(one)
+        _check_executed(one, plan)
+        if spec.backend not in HOST_BACKENDS:
+            check_meetings(one)
+    return schedules[spec.stage.replica]
+
+
+def _schedule(plan: Plan, replica: int) -> Schedule:
+    """Return the schedule of one replica: its own number of stages and of micro-batches."""
+    return make_schedule(
         plan.schedule,
-        len(plan.stages),
-        plan.micro_batches,
+        len(plan.pipeline(replica)),
+        plan.micro_batches_of(replica),
         warm_up=plan.warm_up,
         num_chunks=plan.num_chunks or plan.chunks,
     )
-    check_schedule(schedule)
-    _check_executed(schedule, plan)
-    if spec.backend not in HOST_BACKENDS:
-        check_meetings(schedule)
-    return schedule
 
 
 def _require_simple(number: int, stage: Stage) -> None:
@@ -82,8 +86,6 @@ def _require_executed(plan: Plan, precision: str) -> None:
     """Refuse what a hand-written plan may fix and this runtime does not follow."""
     fixed = {
         "zero": plan.zero,
-        "replica_micro_batches": plan.replica_micro_batches,
-        "replica_micro_batch_sizes": plan.replica_micro_batch_sizes,
         "overlap_gradients": plan.overlap_gradients,
     }
     for name, value in fixed.items():
@@ -104,7 +106,8 @@ def _check_executed(schedule: Schedule, plan: Plan) -> None:
             f"schedule '{schedule.name}' holds two copies of the model",
             hint="this runtime holds one: choose 1f1b, gpipe, interleaved, overlapped or zero_bubble",
         )
-    least = min(last - first for of_stage in plan.pieces() for first, last in of_stage)
+    held = [of_stage for replica in range(plan.dp) for of_stage in plan.pieces(replica)]
+    least = min(last - first for of_stage in held for first, last in of_stage)
     if least == 0:
         raise PlanError(
             f"schedule '{schedule.name}' cuts a stage into {schedule.num_chunks} pieces, one without a layer",

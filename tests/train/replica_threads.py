@@ -1,0 +1,127 @@
+"""Replicas of a model, each cut and fed as a plan says, whose stages are threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isthmus.comm.group import IsthmusGroup
+from isthmus.comm.memory import memory_transports
+from isthmus.core.job import Training
+from isthmus.core.plan import Plan
+from isthmus.schedule import make_schedule
+from isthmus.train.executor import Executor
+from isthmus.train.metrics import Account
+from isthmus.train.micro_batches import MicroBatches
+from isthmus.train.optimizer import Optimizer, Update
+from isthmus.train.pieces import StagePieces
+from isthmus.train.replicas import Place, rows_of
+from tests.train.threads import build_pieces, meet, random_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """One replica: where its stages end, in which clusters, and its micro-batches."""
+
+    ends: Sequence[int]
+    clusters: str
+    micro_batches: int
+    size: int
+
+
+def make_plan(cuts: Sequence[Cut], sequence_length: int, **changes: Any) -> Plan:
+    """Return the plan of `cuts`."""
+    stages = [
+        {"replica": replica, "cluster": cluster, "node_group": "cpu", "layers": layers}
+        for replica, cut in enumerate(cuts)
+        for cluster, layers in zip(cut.clusters, zip([0, *cut.ends], cut.ends, strict=False), strict=True)
+    ]
+    sizes, counts = [one.size for one in cuts], [one.micro_batches for one in cuts]
+    return Plan.model_validate(
+        {
+            "id": "p", "stages": stages, "dp": len(cuts), "sequence_length": sequence_length,
+            "micro_batches": max(counts), "micro_batch_size": max(sizes),
+            "replica_micro_batches": counts, "replica_micro_batch_sizes": sizes, **changes,
+        }
+    )  # fmt: skip
+
+
+@dataclass
+class Rank:
+    """What one thread holds."""
+
+    place: Place
+    pieces: StagePieces
+    executor: Executor
+    optimizer: Optimizer
+
+
+class Replicas:
+    """All ranks of a plan; the batch of a step is that of `random_batch`."""
+
+    def __init__(self, model: Path, plan: Plan, training: Training, bucket_elements: int = 512) -> None:
+        self.plan, self.training = plan, training
+        clusters = "".join(stage.cluster for stage in plan.stages)
+        self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
+        places = [Place.of(plan, rank) for rank in range(len(clusters))]
+        models = [build_pieces(model, plan.pieces(one.replica)[one.stage], training) for one in places]
+        met = meet(
+            models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements
+        )
+        dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
+        self.ranks = [
+            Rank(place, pieces, Executor(pieces, place.stage, place.ranks, exchange, dtype=dtype), optimizer)
+            for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True)
+        ]
+
+    def train(self, steps: int) -> list[Update]:
+        """Train for `steps` steps; return what every rank agreed on."""
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            found = [one.result(120) for one in [pool.submit(self._run, r, steps) for r in self.ranks]]
+        assert all(one == found[0] for one in found), "all ranks see one loss and one norm"
+        return found[0]
+
+    def weights(self, rank: int) -> dict[str, torch.Tensor]:
+        """Return the parameters that a rank computes with, by their names in the whole model."""
+        return {name: one.detach() for name, one in self.ranks[rank].pieces.global_named_parameters()}
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.shutdown()
+
+    def _run(self, rank: Rank, steps: int) -> list[Update]:
+        plan, replica = self.plan, rank.place.replica
+        schedule = make_schedule(
+            plan.schedule, len(rank.place.ranks), plan.micro_batches_of(replica), num_chunks=plan.num_chunks
+        )
+        done: list[Update] = []
+        for step in range(steps):
+            input_ids, labels = random_batch(self.training, step)
+            batches = MicroBatches.cut(
+                len(input_ids),
+                plan.micro_batch_size_of(replica),
+                input_ids.shape[1],
+                input_ids if rank.pieces.is_first else None,
+                labels if rank.pieces.is_last else None,
+                rows=rows_of(plan, replica, len(input_ids)),
+            )
+
+            def update(step: int = step) -> None:
+                done.append(rank.optimizer.apply(step, rank.executor.losses.loss or 0.0))
+
+            rank.executor.run(schedule, batches, Account(), update)
+        return done
+
+
+def curve(model: Path, plan: Plan, training: Training, **options: Any) -> list[Update]:
+    """Train a plan for all its steps; return what each step found."""
+    replicas = Replicas(model, plan, training, **options)
+    try:
+        return replicas.train(training.steps)
+    finally:
+        replicas.close()

@@ -1,0 +1,137 @@
+"""Rules of replicas: however a batch and the model are divided among them, they train as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.core.job import Training
+from isthmus.train.replicas import Place, rows_of
+from tests.train.replica_threads import Cut, Replicas, curve, make_plan
+from tests.train.small_models import NUM_LAYERS, write_config
+
+LENGTH = 8
+ONE = Cut(ends=[4], clusters="a", micro_batches=4, size=2)
+UNLIKE = (
+    Cut(ends=[1, 4], clusters="ab", micro_batches=3, size=1),
+    Cut(ends=[2, 3, 4], clusters="abb", micro_batches=1, size=3),
+    Cut(ends=[4], clusters="b", micro_batches=1, size=2),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """One torch thread per stage, as in a worker: summation order does not depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_training(**changes: object) -> Training:
+    """Return hyper-parameters for a model of a few thousand parameters."""
+    fields = {
+        "steps": 6, "sequence_length": LENGTH, "micro_batch_size": 2, "global_batch_size": 8,
+        "learning_rate": 3e-3, "warmup_steps": 3, "precision": "fp32", "clip_norm": 0.5,
+    }  # fmt: skip
+    return Training.model_validate(fields | changes)
+
+
+def close(found: list, expected: list, rel: float) -> None:
+    """Assert that two curves agree in loss and gradient norm."""
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=rel)
+    assert [one.gradient_norm for one in found] == pytest.approx(
+        [one.gradient_norm for one in expected], rel=100 * rel
+    )
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "mixtral"])
+def test_unlike_replicas_train_what_one_process_trains(variant: str, tmp_path: Path) -> None:
+    """Three replicas of one to three stages, unlike cuts, micro-batches and clusters: the same curve.
+
+    A sample of the long comparison below.
+    """
+    model, training = write_config(tmp_path, variant), make_training()
+    alone = curve(model, make_plan([ONE], LENGTH), training)
+    close(curve(model, make_plan(UNLIKE, LENGTH), training), alone, 1e-5)
+    assert alone[-1].loss < alone[0].loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied-window", "mixtral", "qwen3-moe-tied-sparse"])
+def test_the_curves_of_200_steps_agree(variant: str, tmp_path: Path) -> None:
+    """Even, uneven and unlike replicas agree with one process to 1e-4 at each of 200 steps."""
+    model, training = write_config(tmp_path, variant), make_training(steps=200)
+    alone = curve(model, make_plan([ONE], LENGTH), training)
+    even = [Cut(ends=[2, 4], clusters=two, micro_batches=2, size=2) for two in ("ab", "ab")]
+    for cuts, schedule in ((even, "1f1b"), (UNLIKE, "1f1b"), (UNLIKE, "overlapped")):
+        close(curve(model, make_plan(cuts, LENGTH, schedule=schedule), training), alone, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["llama-tied", "mixtral"])
+def test_where_the_sums_have_one_order_curves_agree_to_1e_6(variant: str, tmp_path: Path) -> None:
+    """Of 200 steps, replicas cut unlike one another have the curve of replicas in one piece each, to 1e-6.
+
+    The samples of each replica are the same, and so is the order in which gradients are added.
+    """
+    model, training = write_config(tmp_path, variant), make_training(steps=200)
+    whole = [Cut(ends=[4], clusters="a", micro_batches=count, size=2) for count in (3, 1)]
+    expected = curve(model, make_plan(whole, LENGTH), training)
+    unlike = [
+        Cut(ends=[1, 4], clusters="ab", micro_batches=3, size=2),
+        Cut(ends=[2, 3, 4], clusters="cba", micro_batches=1, size=2),
+    ]
+    close(curve(model, make_plan(unlike, LENGTH), training), expected, 1e-6)
+
+
+def test_all_owners_compute_with_the_same_bits(tmp_path: Path) -> None:
+    """After some steps every replica holds the same weights, bit by bit, wherever its cuts are."""
+    model, training = write_config(tmp_path, "llama-tied"), make_training(steps=3)
+    replicas = Replicas(model, make_plan(UNLIKE, LENGTH), training)
+    replicas.train(3)
+    whole = replicas.weights(5)
+    for rank in range(5):
+        for name, tensor in replicas.weights(rank).items():
+            assert torch.equal(tensor, whole[name]), (rank, name)
+    replicas.close()
+
+
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_any_replicas_train_alike(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Random replicas, stages, cuts, clusters, micro-batches and sizes: one step is that of one process."""
+    cuts = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        ends = [*sorted(data.draw(st.sets(st.integers(1, NUM_LAYERS - 1), max_size=2))), NUM_LAYERS]
+        clusters = data.draw(st.text("abc", min_size=len(ends), max_size=len(ends)))
+        size, count = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
+        cuts.append(Cut(ends=ends, clusters=clusters, micro_batches=count, size=size))
+    model = write_config(tmp_path_factory.mktemp("model"), "llama-tied")
+    plan = make_plan(cuts, LENGTH, schedule=data.draw(st.sampled_from(["1f1b", "gpipe", "overlapped"])))
+    training = make_training(steps=2, global_batch_size=plan.samples, micro_batch_size=1)
+    alone = make_plan([Cut(ends=[4], clusters="a", micro_batches=plan.samples, size=1)], LENGTH)
+    close(curve(model, plan, training), curve(model, alone, training), 1e-5)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=5), st.integers(1, 99))
+def test_each_sample_is_one_replicas(each: list[tuple[int, int]], num_samples: int) -> None:
+    """A step's samples are dealt as the plan says, another batch's in the same shares: each sample once."""
+    plan = make_plan([Cut(ends=[4], clusters="a", micro_batches=m, size=b) for m, b in each], LENGTH)
+    for size in (plan.samples, num_samples):
+        rows = [rows_of(plan, replica, size) for replica in range(plan.dp)]
+        assert [row for first, last in rows for row in range(first, last)] == list(range(size))
+    own = [last - first for first, last in (rows_of(plan, r, plan.samples) for r in range(plan.dp))]
+    assert own == [m * b for m, b in each]
+
+
+def test_a_rank_knows_its_pipeline() -> None:
+    """Ranks are numbered through the plan's stages; a place names those of its own replica."""
+    plan = make_plan(UNLIKE, LENGTH)
+    assert Place.of(plan, 3) == Place(replica=1, stage=1, ranks=(2, 3, 4))
+    assert Place.of(plan, 5) == Place(replica=2, stage=0, ranks=(5,))
