@@ -112,7 +112,9 @@ class Workers:
 
 
 @contextmanager
-def started(folder: Path, job: Job, plan: Plan, attempt: int = 1, **spec: Any) -> Iterator[Workers]:
+def started(
+    folder: Path, job: Job, plan: Plan, attempt: int = 1, program: str = "worker", **spec: Any
+) -> Iterator[Workers]:
     """Start one process per rank and give them the rank map; whatever still runs at the end is killed."""
     folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.stages))]
     workers = Workers(folders)
@@ -120,7 +122,7 @@ def started(folder: Path, job: Job, plan: Plan, attempt: int = 1, **spec: Any) -
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **spec)
         place.write_spec(own)
         with place.log.open("wb") as log:
-            command = [sys.executable, "-W", "error", "-m", "isthmus.train.worker", str(place.path)]
+            command = [sys.executable, "-W", "error", "-m", f"isthmus.train.{program}", str(place.path)]
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             workers.processes.append(process)
     try:

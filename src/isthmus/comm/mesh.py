@@ -134,6 +134,9 @@ def dial_lane(
         connection.close()
         where = format_address(endpoint.host, endpoint.port)
         raise PeerError(f"rank {rank} at {where} did not answer: {error}") from error
+    except RestartError as error:
+        connection.close()
+        raise RestartError(f"rank {rank} has begun anew", incarnation=error.incarnation) from error
     except IsthmusError:
         connection.close()
         raise

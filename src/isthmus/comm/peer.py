@@ -185,7 +185,8 @@ class Peer:
     def _mend(self, lane: Lane, why: str) -> None:
         """Try to open the lane again until it is, or the peer is lost."""
         pause_s, longest_s = _RETRY_S
-        if why == _SILENT:
+        tried = why == _SILENT
+        if tried:
             self._cut(why)
         while not self._over.is_set() and self._lanes[lane.number] is lane:
             try:
@@ -201,7 +202,9 @@ class Peer:
                 self._lose(f"peer {self.rank} is lost: {why}; {error.message}")
                 return
             except UnavailableError as error:
-                self._cut(error.message)
+                if tried:  # the first may only have met a peer that is about to begin anew
+                    self._cut(error.message)
+                tried = True
             if time.monotonic() - self._heard_s > self._timeout_s:
                 self._lose(f"peer {self.rank} was silent for {self._timeout_s:g} s")
                 return

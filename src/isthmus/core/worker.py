@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from isthmus.core.base import Count, Frozen, Index, Name, Positive
+from isthmus.core.base import Count, Frozen, Index, Name, NotNegative, Positive
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job
 from isthmus.core.messages import Protection, RankMap, WorkerAddress
@@ -33,7 +33,8 @@ class WorkerSpec(Frozen):
     to that time. `trace_steps` are the steps whose spans are recorded. A rank map must come within
     `rendezvous_timeout_s`. Workers in different clusters are joined by `lanes` connections a pair, under
     `congestion_control` where the kernel has it. Peers exchange a sign of life every `heartbeat_s`: a
-    connection that misses three is made anew, and a peer silent for `peer_timeout_s` counts as lost.
+    connection that misses three is made anew, and a peer silent for `peer_timeout_s` counts as lost; as long
+    the others wait for a rank whose process is started again.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -52,7 +53,7 @@ class WorkerSpec(Frozen):
     rendezvous_timeout_s: Positive = 120.0
     lanes: Count = 4
     congestion_control: Name = "bbr"
-    heartbeat_s: Positive = 0.5
+    heartbeat_s: Positive = 0.3
     peer_timeout_s: Positive = 60.0
 
     @model_validator(mode="after")
@@ -76,6 +77,30 @@ class ProtectRequest(Frozen):
     """A checkpoint is wanted that survives the run, of the state after more than `after` steps."""
 
     after: Index
+
+
+EventKind = Literal[
+    "died", "restarted", "gave_up", "frozen", "stalled", "going_on", "slow", "cut", "mended", "lost", "resumed"
+]
+"""What befalls a rank. Told by its supervisor: its process `died`, was `restarted`, or it `gave_up`; it is
+`frozen` (no sign of life), `stalled` (at work in one step for long), and then `going_on`. By itself: it is
+`slow` (or no longer); nothing comes from a peer (`cut`), and then again (`mended`); a peer is `lost`; all
+have `resumed` after a loss."""
+
+
+class WorkerEvent(Frozen):
+    """Something that befell `rank` at `time_s` (epoch), in words; `peer` is the other rank, if there is one.
+
+    `seconds` is how long it lasted, where that is known; `step` the step it goes on with.
+    """
+
+    time_s: NotNegative
+    rank: Index
+    kind: EventKind
+    detail: str
+    peer: Index | None = None
+    seconds: NotNegative | None = None
+    step: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +128,11 @@ class WorkerFolder:
     def metrics(self) -> Path:
         """One `StepMetrics` a line, appended by the worker."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """One `WorkerEvent` a line, appended by the worker and its supervisor; the log has them in words."""
+        return self.path / "events.jsonl"
 
     @property
     def log(self) -> Path:

@@ -20,12 +20,15 @@ from isthmus.train import checkpoint
 from isthmus.train.device import HOST_BACKENDS, choose_device, device_name, synchronize
 from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor
+from isthmus.train.memory_slot import Snapshot
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.optimizer import Optimizer, Update
+from isthmus.train.ownership import Ownership
 from isthmus.train.pieces import StagePieces
 from isthmus.train.protection import Guard
 from isthmus.train.recompute import Recomputation
+from isthmus.train.recovery import Recovery
 from isthmus.train.reduce import Reducer
 from isthmus.train.replicas import Place, meet_owners, rows_of
 from isthmus.train.stage_model import build_stage
@@ -33,6 +36,9 @@ from isthmus.train.staging import HostStaging
 from isthmus.train.tensor_exchange import SharedExchange
 from isthmus.train.tensor_meeting import meet_sharers, sharers_of
 from isthmus.train.weights import export_shard, finish_export, make_output
+
+_GENERATOR = "generator"
+"""Name in a snapshot of the state of torch's random numbers."""
 
 MAX_SKIPPED = 10
 """Updates in a row that may be skipped because the gradient is not finite."""
@@ -84,19 +90,39 @@ def prepare(spec: WorkerSpec) -> Prepared:
     return Prepared(pieces, dataset)
 
 
-def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder) -> None:
-    """Train from the newest checkpoint (or the start) to the last step, then export the model.
+def train(
+    spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder, recovery: Recovery
+) -> None:
+    """Train from the newest state that all ranks have (or the start) to the last step, then export the model.
 
-    Needs the default process group. Raises `PeerError` where a rank is lost, `UnavailableError` where a
+    Needs the default process group. Where a rank is lost and another process takes its place, training goes
+    on from the newest state that all have. Raises `PeerError` where none does, `UnavailableError` where a
     folder cannot be written.
     """
     print(describe(spec, device_name(prepared.pieces.device)), flush=True)
-    run = _Run(spec, schedule, prepared, folder)
-    first, total = run.resume(), spec.job.training.steps
+    runs: list[_Run] = []
+
+    def attempt() -> None:
+        if runs:
+            runs[0].begin_again()
+        else:
+            runs.append(_Run(spec, schedule, prepared, folder, recovery))
+        _train(runs[0])
+
+    recovery.persist(attempt)
+
+
+def _train(run: _Run) -> None:
+    """Train from the newest state that all ranks have to the end, unless one is lost (`PeerError`)."""
+    spec, recovery = run.spec, run.recovery
+    first, total = recovery.agree(run.exchange, run.restore, run.resume), spec.job.training.steps
+    recovery.keep(first, run.samples, run.state())
     board = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None
-    with MetricsLog(folder.metrics, spec, board, first) as log:
+    with MetricsLog(run.folder.metrics, spec, board, first) as log:
         for step in range(first, total):
+            recovery.begins(step)
             values, account = run.step(step)
+            values |= recovery.ends(account.compute_s)
             if spec.job.training.evaluate_every and _due(step + 1, spec.job.training.evaluate_every, total):
                 values |= run.evaluate()
             if run.exchange.wished or _due(step + 1, spec.job.checkpoints.every_steps, total):
@@ -107,6 +133,7 @@ def train(spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: Work
             if "loss" in values:
                 print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
             run.stop_if_lost(step)
+            recovery.keep(step + 1, run.samples, run.state())
     run.export()
 
 
@@ -135,19 +162,21 @@ class _Run:
     """One rank's state of the run."""
 
     def __init__(
-        self, spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder
+        self,
+        spec: WorkerSpec,
+        schedule: Schedule,
+        prepared: Prepared,
+        folder: WorkerFolder,
+        recovery: Recovery,
     ) -> None:
         self.spec, self.schedule, self.prepared = spec, schedule, prepared
-        self.folder, self.guard = folder, Guard(folder)
+        self.folder, self.guard, self.recovery = folder, Guard(folder), recovery
         self.training, self.place = spec.job.training, Place.of(spec.plan, spec.rank)
         self.group = prepared.pieces.group
         self.tells_loss = prepared.pieces.is_last and self.place.replica == 0 and self.group.index == 0
         self.samples = self.num_skipped = 0
-        meet_sharers(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
         self.exchange = _exchange(spec, prepared.pieces.device)
-        self.ownership = meet_owners(
-            prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=spec.plan.zero == 1
-        )
+        self.ownership = self._meet()
         self.optimizer = Optimizer(
             prepared.pieces.global_named_parameters(),
             self.training,
@@ -165,6 +194,12 @@ class _Run:
             stage_time=spec.stage_time,
             again=Recomputation(spec.stage.recompute, spec.stage.recompute_layers),
         )
+
+    def _meet(self) -> Ownership:
+        """Meet the ranks that share the stage, and learn what all hold."""
+        spec, shard = self.spec, self.spec.plan.zero == 1
+        meet_sharers(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
+        return meet_owners(self.prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=shard)
 
     def resume(self) -> int:
         """Load the newest checkpoint that rank 0 finds whole; return the number of steps done."""
@@ -186,6 +221,22 @@ class _Run:
             torch.set_rng_state(tensors[f"rng/rank-{rank:05d}"])
         print(f"rank {rank}: resumed from {folder} after step {step}", flush=True)
         return step
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return all that this rank needs to go on from here; the tensors are those it trains."""
+        return self.optimizer.own_state() | {_GENERATOR: torch.get_rng_state()}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to what `state` was."""
+        self.samples = snapshot.samples
+        self.optimizer.load_own(snapshot.tensors)
+        torch.set_rng_state(snapshot.tensors[_GENERATOR].clone())
+
+    def begin_again(self) -> None:
+        """Drop what a step that was given up has left behind, and meet the others as `__init__` does."""
+        self.num_skipped = 0
+        self.optimizer.drop_gradients()
+        self._meet()
 
     def step(self, step: int) -> tuple[dict[str, float | None], Account]:
         """Train on one global batch; return this rank's figures."""
@@ -296,6 +347,7 @@ class _Run:
     def _update(self, step: int) -> Update:
         account = self.exchange.account
         self.exchange.wish = self.guard.asked(step)
+        self.recovery.settle()
         waited_s = account.exposed_communication_s + account.idle_s
         with account.computing():
             update = self.optimizer.apply(step, self._counted(self.executor.losses.loss))

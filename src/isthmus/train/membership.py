@@ -1,10 +1,12 @@
-"""Joining and leaving the process group of a run, whichever backend it uses."""
+"""Joining, rejoining and leaving the process group of a run, whichever backend it uses."""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -15,79 +17,174 @@ from isthmus.comm.group import BACKEND, IsthmusGroup, IsthmusOptions, register_b
 from isthmus.comm.mesh import Endpoint, connect, listen
 from isthmus.comm.tcp import TcpTransport
 from isthmus.comm.work import gloo_reason
-from isthmus.core.errors import PeerError, ProtocolError
+from isthmus.core.errors import PeerError, ProtocolError, RestartError
 from isthmus.core.messages import RankMap, WorkerAddress
+from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerSpec
 from isthmus.train.device import HOST_BACKENDS
+from isthmus.train.events import EventLog
+from isthmus.train.pulse import Pulse
 
-__all__ = ["Membership", "join_group", "leave_group", "listen"]
+__all__ = ["Membership", "listen"]
 
 GROUP_TIMEOUT = timedelta(hours=1)
 """Longest wait inside gloo: as long as a stage may compute; lost peers are noticed much sooner."""
 
+GRACE_S = 4.0
+"""How long after a final loss the main thread may take to end by itself."""
 
-@dataclass(frozen=True)
+NEWS_S = 2.0
+"""How long after an error the news of what is behind it may take to arrive."""
+
+
 class Membership:
-    """The default process group of this process, and its transport where it is ours."""
+    """The place of this rank in the default process group of its run.
 
-    transport: TcpTransport | None
+    `listener` is where the rank said that it listens; our own backend keeps a copy of it until its end. A
+    vendor's backend is bound to `device`, and knows no second meeting. Under our own the ranks meet anew when
+    the place of one that was lost is taken again, each time as a later incarnation, which `pulse` keeps.
 
-
-def join_group(
-    spec: WorkerSpec,
-    ranks: RankMap,
-    listener: socket.socket,
-    on_loss: Callable[[PeerError], None],
-    device: torch.device,
-) -> Membership:
-    """Make the default process group of the run's ranks; `listener` is where this rank said that it listens.
-
-    Our own backend keeps a copy of the listener until its end. A vendor's backend is bound to `device`.
-
-    `on_loss` is called from another thread once a peer is lost. Raises `PeerError` where one does not come,
-    `ProtocolError` where the rank map is not that of the plan.
+    `join` raises `PeerError` where a rank does not come, `ProtocolError` where the rank map is not that of
+    the plan.
     """
-    workers = _checked(spec, ranks)
-    if spec.backend != BACKEND:
-        _join_plain(spec, workers, listener, device)
-        return Membership(None)
-    greeting = Greeting(spec.run, spec.attempt, spec.rank, len(workers))
-    endpoints = [_endpoint(spec, worker) for worker in workers]
-    transport = TcpTransport(
-        greeting,
-        endpoints,
-        connect(greeting, endpoints, listener, spec.rendezvous_timeout_s),
-        listener.dup(),
-        heartbeat_s=spec.heartbeat_s,
-        peer_timeout_s=spec.peer_timeout_s,
-        on_loss=on_loss,
-    )
-    register_backend()
-    options = IsthmusOptions(transport, tuple(worker.cluster for worker in workers), spec.host)
-    try:
-        dist.init_process_group(
-            BACKEND,
-            store=dist.HashStore(),
-            rank=spec.rank,
-            world_size=len(workers),
-            timeout=GROUP_TIMEOUT,
-            pg_options=options,
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        ranks: RankMap,
+        listener: socket.socket,
+        device: torch.device,
+        pulse: Pulse,
+        events: EventLog,
+    ) -> None:
+        self._spec, self._workers = spec, _checked(spec, ranks)
+        self._listener, self._device = listener, device
+        self._pulse, self._events = pulse, events
+        self._transport: TcpTransport | None = None
+
+    def join(self) -> None:
+        """Make the default process group; a rank that has been in one before comes as a later incarnation."""
+        if self._spec.backend == BACKEND:
+            self._meet(self._pulse.incarnation + 1, self._spec.rendezvous_timeout_s)
+        else:
+            _join_plain(self._spec, self._workers, self._listener, self._device)
+
+    def rejoin(self, error: PeerError) -> None:
+        """Meet the others anew after `error`, which told of a loss.
+
+        Raises it where the lost rank is gone for good: nobody answers at its address, it gave up, or nothing
+        has come from it for `peer_timeout_s`.
+        """
+        if self._transport is None:
+            raise error
+        loss = self._transport.loss(NEWS_S)
+        if loss is not None and not isinstance(loss, RestartError):
+            raise loss from error
+        if loss is None:
+            self._events.tell("lost", error.message)
+        self._abandon()
+        self._meet(self._pulse.incarnation + 1, self._spec.peer_timeout_s)
+
+    def leave(self, reason: str = "") -> None:
+        """Leave the default process group; a `reason` tells the peers that the run has failed."""
+        group = dist.group.WORLD
+        if reason and isinstance(group, IsthmusGroup):
+            group.give_up(reason)
+        elif not reason:
+            dist.destroy_process_group()
+        if self._transport is not None:
+            self._transport.close(reason)
+
+    def vanish(self) -> None:
+        """Leave without a word, as a process that is killed: another one will take this rank's place."""
+        if self._transport is not None:
+            self._transport.abandon()
+
+    def _meet(self, incarnation: int, timeout_s: float) -> None:
+        """Join the group as `incarnation`, or as the latest that any rank has come to, within `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._pulse.joins(incarnation)
+            try:
+                self._make(incarnation, max(deadline_s - time.monotonic(), 0.1))
+                return
+            except PeerError as error:
+                incarnation = self._next(error, incarnation)
+                if time.monotonic() > deadline_s:
+                    raise
+
+    def _next(self, error: PeerError, incarnation: int) -> int:
+        """Return the incarnation to try after a meeting that failed; raise `error` where none is left."""
+        if self._transport is not None:  # all had met, and one was lost again
+            error = self._transport.loss(NEWS_S) or RestartError(error.message)
+            self._abandon()
+        if not isinstance(error, RestartError):
+            raise error
+        return error.incarnation or incarnation + 1
+
+    def _make(self, incarnation: int, timeout_s: float) -> None:
+        spec, workers = self._spec, self._workers
+        greeting = Greeting(spec.run, spec.attempt, spec.rank, len(workers), incarnation)
+        endpoints = [_endpoint(spec, worker) for worker in workers]
+        self._transport = transport = TcpTransport(
+            greeting,
+            endpoints,
+            connect(greeting, endpoints, self._listener, timeout_s),
+            self._listener.dup(),
+            heartbeat_s=spec.heartbeat_s,
+            peer_timeout_s=spec.peer_timeout_s,
+            on_loss=self._lost,
+            on_link=self._tell_of_link,
         )
-    except BaseException:
-        transport.close("the process group could not be made")
-        raise
-    return Membership(transport)
+        register_backend()
+        options = IsthmusOptions(transport, tuple(worker.cluster for worker in workers), spec.host)
+        try:
+            dist.init_process_group(
+                BACKEND,
+                store=dist.HashStore(),
+                rank=spec.rank,
+                world_size=len(workers),
+                timeout=GROUP_TIMEOUT,
+                pg_options=options,
+            )
+        except PeerError:
+            raise
+        except BaseException:
+            transport.close("the process group could not be made")
+            raise
+
+    def _abandon(self) -> None:
+        """Let go of the group and its connections, so that another one can be made."""
+        if self._transport is not None:
+            self._transport.abandon()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._transport = None
+
+    def _lost(self, error: PeerError) -> None:
+        """Tell of a loss; after one that nothing mends, end should the main thread be stuck in a library."""
+        self._events.tell("lost", error.message)
+        if not isinstance(error, RestartError):
+            _end_soon(error)
+
+    def _tell_of_link(self, peer: int, why: str, lasted_s: float | None) -> None:
+        if lasted_s is None:
+            self._events.tell("cut", f"nothing comes from rank {peer}: {why}", peer=peer)
+        else:
+            again = f"rank {peer} is heard again after {format_seconds(lasted_s)}"
+            self._events.tell("mended", again, peer=peer, seconds=lasted_s)
 
 
-def leave_group(membership: Membership, reason: str = "") -> None:
-    """Leave the default process group; a `reason` tells the peers that the run has failed."""
-    group = dist.group.WORLD
-    if reason and isinstance(group, IsthmusGroup):
-        group.give_up(reason)
-    elif not reason:
-        dist.destroy_process_group()
-    if membership.transport is not None:
-        membership.transport.close(reason)
+def _end_soon(error: PeerError) -> None:
+    """End the process `GRACE_S` after a loss, should it be there still."""
+
+    def end() -> None:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+    timer = threading.Timer(GRACE_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _checked(spec: WorkerSpec, ranks: RankMap) -> list[WorkerAddress]:

@@ -140,7 +140,7 @@ class Optimizer:
                 group["lr"] = rate
             self._adam.step()
             self._refresh()
-        self._drop_gradients()
+        self.drop_gradients()
         return Update(norm, rate, skipped=not math.isfinite(norm), loss=total[-1])
 
     def state(self) -> Tensors:
@@ -179,6 +179,28 @@ class Optimizer:
                     moment: one.of(tensors[f"{moment}/{one.name}"]).to(one.weight.device).clone()
                     for moment in _MOMENTS
                 },
+            }
+
+    def own_state(self) -> Tensors:
+        """Return all that this rank needs to go on by itself: what it computes with, and what it updates."""
+        tensors = {f"working/{name}": one.detach() for name, one in self._working.items()}
+        for number, one in enumerate(self._shares):
+            state = self._adam.state.get(one.weight) or _fresh(one.weight)
+            tensors |= {f"{kind}/{number}": state[kind] for kind in ("step", *_MOMENTS)}
+            if one.of(self._working[one.name]).data_ptr() != one.weight.data_ptr():
+                tensors[f"weight/{number}"] = one.weight.detach()
+        return tensors
+
+    def load_own(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to what `own_state` was, in this process or in one before it."""
+        for name, working in self._working.items():
+            working.detach().copy_(tensors[f"working/{name}"])
+        for number, one in enumerate(self._shares):
+            if f"weight/{number}" in tensors:
+                one.weight.detach().copy_(tensors[f"weight/{number}"])
+            self._adam.state[one.weight] = {
+                kind: tensors[f"{kind}/{number}"].to(one.weight.device, copy=True)
+                for kind in ("step", *_MOMENTS)
             }
 
     def _weight(self, parameter: nn.Parameter, rows: Rows) -> nn.Parameter:
@@ -260,7 +282,8 @@ class Optimizer:
         if gradients and 0 < limit < norm:
             torch._foreach_mul_(gradients, limit / norm)
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
+        """Forget the gradients gathered so far."""
         self._gathered.clear()
         for parameter in (*self._working.values(), *(one.weight for one in self._shares)):
             parameter.grad = None

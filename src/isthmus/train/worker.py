@@ -1,7 +1,8 @@
 """`python -m isthmus.train.worker FOLDER`: one rank of a run, from its spec to its exit status.
 
 The folder is the whole interface (`isthmus.core.worker`). Nothing here depends on who started the process: it
-goes on where that one dies, and ends at once on SIGTERM (143) or when a peer is lost.
+goes on where that one dies, and ends at once on SIGTERM (143), or when a peer is lost for good. Run so, a
+rank that dies is gone; under `isthmus.train.supervisor`, as agents run it, another process takes its place.
 """
 
 from __future__ import annotations
@@ -13,44 +14,79 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.train.device import set_up
+from isthmus.train.events import EventLog
 from isthmus.train.executable import check_executable
-from isthmus.train.loop import device_of, prepare, train
-from isthmus.train.membership import join_group, leave_group, listen
+from isthmus.train.loop import Prepared, device_of, prepare, train
+from isthmus.train.membership import Membership, listen
+from isthmus.train.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.memory_lease import MemoryLease
+from isthmus.train.pulse import Pulse, start_beating
+from isthmus.train.recovery import Recovery
 from isthmus.train.rehearsal import rehearse
 
 TERMINATED = 128 + signal.SIGTERM
-GRACE_S = 4.0
-"""How long after the loss of a peer the main thread may take to end by itself."""
+"""The exit status of a worker that was told to end."""
+
+BROKEN = 1
+"""The exit status of a worker that ended by an error that is nobody's: a defect, or a device's."""
 
 _POLL_S = 0.02
 
 
-def run(folder: WorkerFolder) -> None:
-    """Do everything a worker does, in order; raises an `IsthmusError` where it cannot go on."""
-    spec = folder.read_spec()
+@dataclass(frozen=True)
+class Kept:
+    """What stays when a rank's process is replaced by another.
+
+    `listener` is where the rank listens; `memory` names its snapshots in shared memory. Where
+    `is_supervised`, a process that breaks is replaced, and one that is lost costs the run no rank.
+    """
+
+    listener: socket.socket
+    memory: str
+    pulse: Pulse
+    is_supervised: bool = False
+
+
+def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
+    """Do everything a worker does, in order; raises an `IsthmusError` where it cannot go on.
+
+    A process that replaces another meets the others first, who wait for it, and prepares then.
+    """
     schedule = check_executable(spec)
     device = device_of(spec)
     set_up(device, spec.threads)
-    with listen(spec.host) as listener:
-        folder.write_checkin(_address(spec, listener))
-        prepared = prepare(spec) if spec.job.compute == "real" else None
-        ranks = wait_for_ranks(folder, spec)
-        membership = join_group(spec, ranks, listener, _end_soon, device)
+    events = EventLog(folder, spec.rank)
+    replaces = kept.pulse.incarnation >= 0
+    folder.write_checkin(_address(spec, kept.listener))
+    prepared = None if replaces else _prepared(spec)
+    membership = Membership(spec, wait_for_ranks(folder, spec), kept.listener, device, kept.pulse, events)
+    membership.join()
+    memory = MemoryCheckpoint(kept.memory, spec.rank)
     try:
-        if prepared is None:
+        if spec.job.compute == "virtual":
             rehearse(spec, schedule, folder)
         else:
-            train(spec, schedule, prepared, folder)
+            recovery = Recovery(spec, membership, memory, kept.pulse, events)
+            train(spec, schedule, prepared or prepare(spec), folder, recovery)
     except BaseException as error:
-        leave_group(membership, reason=error.message if isinstance(error, IsthmusError) else _one_line(error))
+        if kept.is_supervised and not isinstance(error, IsthmusError):
+            membership.vanish()
+        else:
+            membership.leave(error.message if isinstance(error, IsthmusError) else one_line(error))
         raise
-    leave_group(membership)
+    membership.leave()
+    kept.pulse.finishes()
+
+
+def _prepared(spec: WorkerSpec) -> Prepared | None:
+    return prepare(spec) if spec.job.compute == "real" else None
 
 
 def wait_for_ranks(folder: WorkerFolder, spec: WorkerSpec) -> RankMap:
@@ -67,18 +103,31 @@ def wait_for_ranks(folder: WorkerFolder, spec: WorkerSpec) -> RankMap:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the worker of the folder named on the command line; return its exit status."""
-    _end_on_sigterm()
+    """Run the worker of the folder named on the command line, unsupervised; return its exit status."""
     try:
         if len(arguments) != 1:
             raise InputError("one argument is needed", hint="python -m isthmus.train.worker FOLDER")
-        run(WorkerFolder(Path(arguments[0])))
+        folder = WorkerFolder(Path(arguments[0]))
+        spec = folder.read_spec()
+        with listen(spec.host) as listener, MemoryLease(spec) as lease:
+            return main_in(folder, spec, Kept(listener, lease.run, Pulse()))
     except IsthmusError as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def main_in(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> int:
+    """Run the worker of `folder` in this process; return its exit status, `BROKEN` after a defect."""
+    _end_on_sigterm()
+    start_beating(kept.pulse)
+    try:
+        run(folder, spec, kept)
+    except IsthmusError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception:
         traceback.print_exc()
-        return 1
+        return BROKEN
     return 0
 
 
@@ -87,20 +136,9 @@ def _address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
     return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an error as one line of the log."""
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _end_soon(error: PeerError) -> None:
-    """End the process `GRACE_S` after a loss, should the main thread be stuck inside a library by then."""
-
-    def end() -> None:
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
-
-    timer = threading.Timer(GRACE_S, end)
-    timer.daemon = True
-    timer.start()
 
 
 def _end_on_sigterm() -> None:

@@ -1,0 +1,141 @@
+"""`Recovery`: what one rank does so that a loss, its own or another's, costs at most a step.
+
+After every step each rank's state goes to shared memory, where it outlives the process. When a rank is lost
+the others give up the step, keep process, model and optimizer, and meet it anew; then all go back to the
+newest state that every one of them has, and on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.core.worker import WorkerSpec
+from isthmus.train.events import EventLog
+from isthmus.train.exchange import Exchange
+from isthmus.train.membership import Membership
+from isthmus.train.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.memory_slot import Snapshot
+from isthmus.train.pace import Pace
+from isthmus.train.pulse import Pulse
+
+_SLOTS = 2
+_NONE = -1
+
+
+class Recovery:
+    """For one rank, used by the thread that trains. `memory` is where its snapshots are, also a former
+    process's; `pulse` tells the supervisor what the rank does.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        membership: Membership,
+        memory: MemoryCheckpoint,
+        pulse: Pulse,
+        events: EventLog,
+    ) -> None:
+        self._membership, self._memory, self._pulse, self._events = membership, memory, pulse, events
+        self._pace = Pace(_planned_s(spec))
+        self._lost_s: float | None = None
+        self._done = 0
+        self._keeps = True
+        self._figures: dict[str, float | None] = {}
+
+    def persist(self, attempt: Callable[[], None]) -> None:
+        """Call `attempt` until it ends without losing a peer; raises the loss that nothing mends."""
+        while True:
+            try:
+                return attempt()
+            except PeerError as error:
+                self._lost_s = self._lost_s or time.monotonic()
+                self._pulse.rest()
+                self._membership.rejoin(error)
+
+    def agree(
+        self, exchange: Exchange, restore: Callable[[Snapshot], None], durable: Callable[[], int]
+    ) -> int:
+        """Go to the newest state that every rank has, and return how many steps it is after.
+
+        `restore` takes over a snapshot; where there is none that all have, `durable` loads the newest
+        checkpoint. Raises `UnavailableError` where that is none, and this rank has trained already.
+        """
+        mine = self._memory.steps()
+        padded = [*mine, *[_NONE] * (_SLOTS - len(mine))]
+        known = exchange.gather(torch.tensor(padded, dtype=torch.int64))
+        common = set.intersection(*({int(step) for step in of_rank} for of_rank in known)) - {_NONE}
+        if common:
+            step = max(common)
+            restore(self._memory.load(step))
+        elif (step := durable()) == 0:
+            self._begin_again(restore)
+        self._memory.forget_after(step)
+        self._resumed(step)
+        return step
+
+    def begins(self, step: int) -> None:
+        """Take note that `step` begins."""
+        self._pulse.begins(step)
+
+    def settle(self) -> None:
+        """Return once the last snapshot is whole: before weights change, here or elsewhere."""
+        if self._keeps:
+            self._unless_full(self._memory.wait)
+
+    def keep(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Begin the snapshot of the state after `step` steps."""
+        self._done = step
+        if self._keeps and step not in self._memory.steps():
+            self._unless_full(lambda: self._memory.take(step, samples, tensors))
+
+    def ends(self, compute_s: float) -> dict[str, float | None]:
+        """Take note that the step is done and computed for `compute_s`; return what a recovery has cost."""
+        self._pulse.ends()
+        if (told := self._pace.judge(compute_s)) is not None:
+            self._events.tell("slow", told)
+        figures, self._figures = self._figures, {}
+        return figures
+
+    def _begin_again(self, restore: Callable[[Snapshot], None]) -> None:
+        """Go back to the state before the first step: a rank had none when it was lost, and none is saved."""
+        if 0 in self._memory.steps():
+            restore(self._memory.load(0))
+        elif self._done > 0:
+            raise UnavailableError(
+                "a rank has lost its snapshots, and there is no checkpoint",
+                hint="the job starts again by itself; set checkpoints.every_steps lower",
+            )
+
+    def _resumed(self, step: int) -> None:
+        if self._lost_s is None:
+            return
+        seconds, self._lost_s = time.monotonic() - self._lost_s, None
+        repeated = max(self._done - step, 0)
+        self._figures = {"recovery_s": seconds, "repeated_steps": float(repeated)}
+        self._events.tell(
+            "resumed",
+            f"all go on after step {step}, {seconds:.2f} s after the loss",
+            seconds=seconds,
+            step=step,
+        )
+
+    def _unless_full(self, work: Callable[[], object]) -> None:
+        """Do without snapshots from now on where there is no room for them."""
+        try:
+            work()
+        except UnavailableError as error:
+            self._keeps = False
+            print(f"warning: a loss will cost more than a step: {error}", flush=True)
+
+
+def _planned_s(spec: WorkerSpec) -> float | None:
+    """Return the computing time of a step that the plan predicts for this rank's stage, in seconds."""
+    predicted, stage = spec.plan.predicted, spec.plan.ranks[spec.rank].stage
+    if predicted is None or stage >= len(predicted.stage_times):
+        return None
+    times = predicted.stage_times[stage]
+    return (times.forward_s + times.backward_s) * spec.plan.micro_batches_of(spec.stage.replica)
