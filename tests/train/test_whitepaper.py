@@ -10,8 +10,9 @@ import pytest
 from benchmarks import whitepaper
 from benchmarks._tasks import TASK_1, TASK_3, Task, calibrate, pool
 from benchmarks._tasks_scaled import SCALES, scaled
+from benchmarks._tasks_tables import Result, page, rows
 from benchmarks._virtual_run import Rehearsed, rehearse
-from benchmarks.whitepaper import Result, by_delay, page, rows, run_tasks, tasks
+from benchmarks.whitepaper import by_delay, run_tasks, tasks
 from isthmus.core.link_physics import effective_bytes_per_s
 from isthmus.plan import Calibration, predict
 from isthmus.plan.time.loads import stage_costs, wires_of
