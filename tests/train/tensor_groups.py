@@ -14,9 +14,10 @@ from isthmus.train.tensor_group import TensorGroup
 _Result = TypeVar("_Result")
 
 
-def tensor_groups(size: int) -> list[TensorGroup]:
+def tensor_groups(size: int, *, cuts_sequence: bool = False) -> list[TensorGroup]:
     """Return the groups of `size` ranks that share a stage, joined."""
-    store, groups = dist.HashStore(), [TensorGroup(index, size) for index in range(size)]
+    cuts = cuts_sequence and size > 1
+    store, groups = dist.HashStore(), [TensorGroup(one, size, cuts_sequence=cuts) for one in range(size)]
 
     def join(group: TensorGroup) -> None:
         options = dist.ProcessGroupGloo._Options()

@@ -21,13 +21,25 @@ from tests.train.threads import Pipeline, Stage, meet
 
 
 class SharedPipeline(Pipeline):
-    """Pieces that end at the layers `ends`; stage `s` is shared by `tps[s]` ranks of cluster `s`."""
+    """Pieces that end at the layers `ends`; stage `s` is shared by `tps[s]` ranks of cluster `s`.
+
+    With `sp` they also share the tokens between blocks.
+    """
 
     def __init__(
-        self, model: Path, ends: Sequence[int], tps: Sequence[int], training: Training, **options: object
+        self,
+        model: Path,
+        ends: Sequence[int],
+        tps: Sequence[int],
+        training: Training,
+        *,
+        sp: bool = False,
+        **options: object,
     ) -> None:
         self.training, self.size, self.chunks = training, len(tps), len(ends) // len(tps)
-        shares = [(stage, group) for stage, tp in enumerate(tps) for group in tensor_groups(tp)]
+        shares = [
+            (stage, group) for stage, tp in enumerate(tps) for group in tensor_groups(tp, cuts_sequence=sp)
+        ]
         clusters = "".join("abcdef"[stage] for stage, _ in shares)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(shares))]
         layers = list(zip([0, *ends], ends, strict=False))

@@ -66,7 +66,7 @@ def losses_and_gradients(folder: Path, weights: str, group: TensorGroup | None) 
     model = build_stage(
         folder, (0, NUM_LAYERS), dtype=torch.float32, device="cpu", seed=3, weights=weights, group=group
     )
-    ids = token_ids()
+    ids = token_ids(length=12)
     labels = ids.roll(-1, 1)
     labels[0, :3] = -100
     logits, balance = model.compute(ids, Recomputation("full", 1))
@@ -75,12 +75,13 @@ def losses_and_gradients(folder: Path, weights: str, group: TensorGroup | None) 
     return loss.item(), model
 
 
-def check_shared(folder: Path, tp: int, weights: str) -> None:
+def check_shared(folder: Path, tp: int, weights: str, *, sp: bool = False) -> None:
     """Check weights, loss and gradients of `tp` ranks against one."""
     expected, alone = losses_and_gradients(folder, weights, None)
     whole = dict(alone.global_named_parameters())
     largest = max(parameter.grad.abs().max().item() for parameter in whole.values())
-    found = each(tensor_groups(tp), lambda group: losses_and_gradients(folder, weights, group))
+    groups = tensor_groups(tp, cuts_sequence=sp)
+    found = each(groups, lambda group: losses_and_gradients(folder, weights, group))
     for loss, model in found:
         assert loss == pytest.approx(expected, rel=1e-6)
         for name, parameter in model.global_named_parameters():
@@ -96,11 +97,16 @@ def check_shared(folder: Path, tp: int, weights: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("tp", [2, 4])
-def test_ranks_that_share_a_model_compute_what_one_does(tmp_path: Path, variant: str, tp: int) -> None:
-    """The same initial weights, loss and gradients; what all ranks hold gets the same bits on each."""
+@pytest.mark.parametrize(("tp", "sp"), [(2, False), (4, False), (2, True), (4, True)])
+def test_ranks_that_share_a_model_compute_what_one_does(
+    tmp_path: Path, variant: str, tp: int, sp: bool
+) -> None:
+    """The same initial weights, loss and gradients; what all ranks hold gets the same bits on each.
+
+    So it is where they share the tokens between blocks as well.
+    """
     changes = {"output_router_logits": True} if "m" in variant else {}
-    check_shared(write_config(tmp_path, variant, num_key_value_heads=4, **changes), tp, "random")
+    check_shared(write_config(tmp_path, variant, num_key_value_heads=4, **changes), tp, "random", sp=sp)
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3-moe-tied-sparse"])

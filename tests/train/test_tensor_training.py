@@ -52,25 +52,27 @@ def alone(model: Path, training: Training) -> list[float]:
         pipeline.close()
 
 
-@pytest.mark.parametrize("variant", ["llama-tied", "qwen3-moe-tied-sparse"])
-def test_shared_stages_train_as_one_process_does(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize(("variant", "sp"), [("llama-tied", False), ("qwen3-moe-tied-sparse", True)])
+def test_shared_stages_train_as_one_process_does(tmp_path: Path, variant: str, sp: bool) -> None:
     """Stages of two ranks and of one, tied head and embedding cut unlike: the curve of one process."""
     model, training = write_config(tmp_path, variant), make_training(steps=3)
-    assert shared(model, [2, 4], [2, 1], training) == pytest.approx(alone(model, training), rel=1e-5)
+    assert shared(model, [2, 4], [2, 1], training, sp=sp) == pytest.approx(alone(model, training), rel=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "mixtral", "qwen3-moe"])
 @pytest.mark.parametrize(
-    ("ends", "tps"), [([4], [2]), ([4], [4]), ([1, 4], [1, 2]), ([1, 2, 4], [4, 1, 2])], ids=str
+    ("ends", "tps", "sp"),
+    [([4], [2], False), ([4], [4], True), ([1, 4], [1, 2], True), ([1, 2, 4], [4, 1, 2], False)],
+    ids=str,
 )
 def test_two_hundred_steps_stay_on_the_curve(
-    tmp_path: Path, variant: str, ends: list[int], tps: list[int]
+    tmp_path: Path, variant: str, ends: list[int], tps: list[int], sp: bool
 ) -> None:
     """Each of 200 losses is that of one process to 1e-4: alone, in pipelines, shares unlike."""
     model = write_config(tmp_path, variant, num_key_value_heads=4)
     training = make_training(steps=200, global_batch_size=4, learning_rate=3e-3)
-    assert shared(model, ends, tps, training) == pytest.approx(alone(model, training), rel=1e-4)
+    assert shared(model, ends, tps, training, sp=sp) == pytest.approx(alone(model, training), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -78,11 +80,14 @@ def test_two_hundred_steps_stay_on_the_curve(
     ("schedule", "ends"),
     [("zero_bubble", [2, 4]), ("interleaved", [1, 2, 3, 4]), ("overlapped", [1, 4]), ("gpipe", [3, 4])],
 )
-@pytest.mark.parametrize("variant", ["qwen3", "mixtral"])
-def test_shares_go_with_any_schedule(tmp_path: Path, schedule: str, ends: list[int], variant: str) -> None:
+@pytest.mark.parametrize(("variant", "sp"), [("qwen3", False), ("mixtral", True)])
+def test_shares_go_with_any_schedule(
+    tmp_path: Path, schedule: str, ends: list[int], variant: str, sp: bool
+) -> None:
     """Whatever the order of work: weights put off, several pieces a rank, early forwards."""
     model, training = write_config(tmp_path, variant), make_training(steps=6)
-    assert shared(model, ends, [2, 2], training, schedule) == pytest.approx(alone(model, training), rel=1e-5)
+    found = shared(model, ends, [2, 2], training, schedule, sp=sp)
+    assert found == pytest.approx(alone(model, training), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -90,8 +95,9 @@ def test_shares_go_with_any_schedule(tmp_path: Path, schedule: str, ends: list[i
 def test_shares_go_with_recomputation(tmp_path: Path, kind: str) -> None:
     """What is computed again, sums included, has the same bits."""
     model, training = write_config(tmp_path, "mixtral"), make_training(steps=4)
-    again = shared(model, [1, 4], [1, 2], training, again=Recomputation(kind))
-    assert again == shared(model, [1, 4], [1, 2], training)
+    for sp in (False, True):
+        again = shared(model, [1, 4], [1, 2], training, sp=sp, again=Recomputation(kind))
+        assert again == shared(model, [1, 4], [1, 2], training, sp=sp)
 
 
 @pytest.mark.slow

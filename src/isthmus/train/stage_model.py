@@ -24,7 +24,7 @@ from isthmus.train.balance import balance_coefficient, router_of, watched
 from isthmus.train.initialise import initialise
 from isthmus.train.load_weights import load_weights
 from isthmus.train.recompute import KEEP_ALL, Recomputation, run_layer
-from isthmus.train.tensor_group import TensorGroup, copied
+from isthmus.train.tensor_group import TensorGroup, begun, ended, entered
 from isthmus.train.tensor_layers import SharedEmbedding, connect, cut_parameters
 from isthmus.train.tensor_loss import shared_token_loss
 
@@ -52,7 +52,7 @@ class StageModel(nn.Module):
     (whose gradients the runtime adds), and a single stage holds one parameter that it uses twice.
 
     The ranks of `group` share the stage's tensors: `slices` says by its name in the whole model what this
-    rank holds of each. Hidden states are whole on all of them, logits those of a part of the vocabulary.
+    rank holds of each. Hidden states go in and out whole on all of them, logits are of a part of the vocabulary.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class StageModel(nn.Module):
         layer of the stage has experts, or without gradients. What `again` says is not kept, but computed
         again in each layer's own backward.
         """
-        hidden = self.model.embed_tokens(x) if self.is_first else x
-        places = self._places_for(hidden)
+        hidden = self.model.embed_tokens(x) if self.is_first else begun(x, self.group)
+        places = self._places_for(hidden.new_empty((*x.shape[:2], 0)))
         trains, balances = torch.is_grad_enabled(), []
         for place, (index, layer) in enumerate(self.model.layers.items()):
             run = partial(self._layer, layer, places, int(index) in self._sliding)
@@ -121,8 +121,8 @@ class StageModel(nn.Module):
                 balances.append(balance)
         total = torch.stack(balances).sum() / self._num_routers if balances else None
         if not self.is_last:
-            return hidden, total
-        return self.lm_head(copied(self.model.norm(hidden), self.group)), total
+            return ended(hidden, self.group), total
+        return self.lm_head(entered(self.model.norm(hidden), self.group)), total
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return what `token_loss` does, for the logits of this rank's own tokens."""
@@ -152,7 +152,7 @@ class StageModel(nn.Module):
             return run(), balances[0]
 
     def _places_for(self, hidden: torch.Tensor) -> _Places:
-        """Return positions, rotation and masks for `hidden` `[B, S, H]`; made anew for a new shape."""
+        """Return positions, rotation and masks for `hidden` `[B, S, *]`; made anew for a new shape."""
         key = hidden.shape[:2], hidden.dtype
         if self._places[0] != key:
             with torch.no_grad():
@@ -216,6 +216,8 @@ def build_stage(
     if stage.group.size > 1:
         for layer in stage.model.layers.values():
             connect(layer, stage.group)
+        if stage.is_last and stage.group.cuts_sequence:
+            stage.model.norm.weight.register_hook(stage.group.sum)
     if weights == "load":
         load_weights(_whole_parameters(stage), model)
         return stage

@@ -1,4 +1,4 @@
-"""`TensorGroup`: sums among the ranks that share a stage, and the two autograd functions made of them.
+"""`TensorGroup`: sums among the ranks that share a stage, and what autograd makes of them at a block's ends.
 
 torch's own tensor parallelism (DTensor) makes its groups by splitting the default one, which our backend has
 no way to, and holds parameters that neither optimizer nor checkpoints here know; so each collective is asked
@@ -20,13 +20,21 @@ from isthmus.core.errors import PeerError
 
 
 class TensorGroup:
-    """Rank `index` of the `size` that share a stage; `waited_s` counts the seconds spent in reductions.
+    """Rank `index` of the `size` that share a stage; `waited_s` are the seconds spent in sums and gathers.
 
-    Made before the ranks have met, and usable after `join`.
+    Made before the ranks have met, and usable after `join`. With `cuts_sequence` each rank has an equal part
+    of the tokens between blocks, in the order of ranks; without it all have all.
     """
 
-    def __init__(self, index: int = 0, size: int = 1, clock: Callable[[], float] = time.time) -> None:
-        self.index, self.size, self._clock = index, size, clock
+    def __init__(
+        self,
+        index: int = 0,
+        size: int = 1,
+        *,
+        cuts_sequence: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.index, self.size, self.cuts_sequence, self._clock = index, size, cuts_sequence, clock
         self.waited_s = 0.0
         self._group: dist.ProcessGroup | None = None
         self._on_host = True
@@ -42,6 +50,26 @@ class TensorGroup:
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the largest of each element over all ranks."""
         return self._reduced(tensor, dist.ReduceOp.MAX)
+
+    def joined(self, x: torch.Tensor) -> torch.Tensor:
+        """Return all tokens [B, S, H], given each rank's own `x` [B, S / size, H]."""
+        mine = self._carried(x)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._timed():
+            self._ready().allgather([parts], [mine]).wait()
+        return torch.cat(parts, 1).to(x.device)
+
+    def sum_of_own(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's own tokens [B, S / size, H] of the sum of the `x` [B, S, H] of all ranks."""
+        parts = [part.contiguous() for part in self._carried(x).chunk(self.size, 1)]
+        mine = torch.empty_like(parts[0])
+        with self._timed():
+            self._ready().reduce_scatter([mine], [parts]).wait()
+        return mine.to(x.device)
+
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's own tokens of `x` [B, S, H], a copy."""
+        return x.chunk(self.size, 1)[self.index].contiguous()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank the `tensor` of the first."""
@@ -62,10 +90,8 @@ class TensorGroup:
         result = result.clone(memory_format=torch.contiguous_format) if result is tensor else result
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        start_s = self._clock()
-        with self._named():
+        with self._timed():
             self._ready().allreduce([result], options).wait()
-        self.waited_s += self._clock() - start_s
         return result.to(tensor.device)
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -76,6 +102,13 @@ class TensorGroup:
         if self._group is None:
             raise RuntimeError("the ranks of the stage have not met yet")
         return self._group
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start_s = self._clock()
+        with self._named():
+            yield
+        self.waited_s += self._clock() - start_s
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -89,15 +122,36 @@ class TensorGroup:
             ) from error
 
 
+def entered(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    """Return all tokens [B, S, H] for a block that each rank computes its share of.
+
+    `x` are the tokens between blocks; backward sums the gradients of all shares.
+    """
+    return _between(x, _Entered if group.cuts_sequence else _Copied, group)
+
+
+def left(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    """Return the tokens between blocks of the sum of all ranks' `x` [B, S, H], the shares of a block."""
+    return _between(x, _Left if group.cuts_sequence else _Summed, group)
+
+
+def begun(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    """Return the tokens between blocks of `x` [B, S, H], which all ranks have alike."""
+    return _between(x, _Begun, group) if group.cuts_sequence else x
+
+
+def ended(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    """Return all tokens [B, S, H] on all ranks, whose gradients are alike; `x` are those between blocks."""
+    return _between(x, _Ended, group) if group.cuts_sequence else x
+
+
 def copied(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Return `x`, which all ranks have and each uses for its share; backward sums their gradients."""
-    result: torch.Tensor = x if group.size == 1 else _Copied.apply(x, group)
-    return result
+    return _between(x, _Copied, group)
 
 
-def summed(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return the sum of all ranks' `x`; backward hands its gradient on to each."""
-    result: torch.Tensor = x if group.size == 1 else _Summed.apply(x, group)
+def _between(x: torch.Tensor, function: type[torch.autograd.Function], group: TensorGroup) -> torch.Tensor:
+    result: torch.Tensor = x if group.size == 1 else function.apply(x, group)
     return result
 
 
@@ -120,3 +174,47 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradients[0], None
+
+
+class _Entered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        ctx.group = group
+        return group.joined(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.group.sum_of_own(gradients[0]), None
+
+
+class _Left(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        ctx.group = group
+        return group.sum_of_own(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.group.joined(gradients[0]), None
+
+
+class _Begun(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        ctx.group = group
+        return group.own(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.group.joined(gradients[0]), None
+
+
+class _Ended(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        ctx.group = group
+        return group.joined(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.group.own(gradients[0]), None

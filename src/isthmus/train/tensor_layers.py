@@ -1,7 +1,9 @@
 """`cut_parameters` and `connect`: a stage of transformers' modules, cut to one rank's share of its tensors.
 
 The modules stay those of transformers with smaller weights, under their old names; hooks put the sums
-between them. Attention and feed-forward each take one sum forward and one backward.
+between them. Attention and feed-forward each take one sum forward and one backward. Where the ranks have
+parts of the sequence between blocks (V. Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models", MLSys 2023, section 4.2.2), tokens are gathered before a block and its sum is dealt out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from isthmus.train.tensor_group import TensorGroup, copied, summed
+from isthmus.train.tensor_group import TensorGroup, copied, ended, entered, left
 from isthmus.train.tensor_slices import Slice, slice_of
 
 
@@ -45,17 +47,21 @@ def _cut(parameter: nn.Parameter, held: Slice | None) -> nn.Parameter | None:
 def connect(layer: nn.Module, group: TensorGroup) -> None:
     """Put the sums into a decoder layer that holds this rank's share of the parameters."""
     attention, mlp = layer.self_attn, layer.mlp
-    attention.register_forward_pre_hook(partial(_copy_hidden, group), with_kwargs=True)
+    attention.register_forward_pre_hook(partial(_enter_hidden, group), with_kwargs=True)
     attention.o_proj.register_forward_hook(partial(_sum_output, group))
     for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)):
         if norm is not None:  # each rank has seen its own heads alone
             norm.weight.register_hook(group.sum)
+    if group.cuts_sequence:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.weight.register_hook(group.sum)  # each rank has seen its own tokens alone
     if hasattr(mlp, "experts"):
         mlp.experts.intermediate_dim = mlp.experts.down_proj.shape[-1]
+        mlp.register_forward_pre_hook(partial(_join_first, group))
         mlp.experts.register_forward_pre_hook(partial(_copy_routed, group))
-        mlp.experts.register_forward_hook(partial(_sum_output, group))
+        mlp.register_forward_hook(partial(_sum_output, group))
     else:
-        mlp.register_forward_pre_hook(partial(_copy_first, group))
+        mlp.register_forward_pre_hook(partial(_enter_first, group))
         mlp.down_proj.register_forward_hook(partial(_sum_output, group))
 
 
@@ -69,21 +75,26 @@ class SharedEmbedding(nn.Module):
         self._padding = padding - first if padding is not None and here else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embedding `[B, S, H]` of token ids `[B, S]`."""
+        """Return the embedding of token ids `[B, S]`: `[B, S, H]`, or the tokens that this rank has of it."""
         place = ids - self._first
         elsewhere = (place < 0) | (place >= self.weight.shape[0])
         found = functional.embedding(place.masked_fill(elsewhere, 0), self.weight, self._padding)
-        return summed(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), self._group)
+        return left(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), self._group)
 
 
-def _copy_hidden(
+def _enter_hidden(
     group: TensorGroup, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, kwargs | {"hidden_states": copied(kwargs["hidden_states"], group)}
+    return args, kwargs | {"hidden_states": entered(kwargs["hidden_states"], group)}
 
 
-def _copy_first(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return copied(args[0], group), *args[1:]
+def _enter_first(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return entered(args[0], group), *args[1:]
+
+
+def _join_first(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Give router and experts all tokens; only the experts' gradients are those of a share."""
+    return ended(args[0], group), *args[1:]
 
 
 def _copy_routed(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -93,4 +104,4 @@ def _copy_routed(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tup
 
 
 def _sum_output(group: TensorGroup, _: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
-    return summed(output, group)
+    return left(output, group)

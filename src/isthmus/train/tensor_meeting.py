@@ -15,7 +15,8 @@ from isthmus.train.tensor_group import TensorGroup
 def sharers_of(plan: Plan, rank: int) -> TensorGroup:
     """Return the group of the ranks that share the stage of `rank`, which have not met yet."""
     mine = plan.ranks[rank]
-    return TensorGroup(mine.tp, len(plan.ranks_of(mine.stage)))
+    size = len(plan.ranks_of(mine.stage))
+    return TensorGroup(mine.tp, size, cuts_sequence=size > 1 and plan.stages[mine.stage].sp)
 
 
 def meet_sharers(plan: Plan, rank: int, group: TensorGroup, *, backend: str, host: str) -> None:
