@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.demo_site import DemoPool
-from isthmus.train import checkpoint
+from isthmus.train.checkpoint_folder import newest
 from tests.e2e.site import (
     CONFIG,
     all_metrics,
@@ -72,7 +72,7 @@ def test_a_job_is_preempted_at_all_owners_and_goes_on_later_with_the_same_losses
 
     site.client.preempt(urgent, offered)
     state_is(site, urgent, "starting", "running", "stopping", "succeeded")
-    saved = checkpoint.newest(Path(patient_job.checkpoints.folder))
+    saved = newest(Path(patient_job.checkpoints.folder))
     assert saved is not None, "nobody is ended before its work is verified"
     first = {m.step for m in all_metrics(site.client, patient) if m.attempt == 1}
     assert max(first) < STEPS - 1

@@ -125,7 +125,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     successor.clear()
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     cut=st.integers(0, 3000),
     at=st.integers(0, 10**9),
@@ -152,7 +152,7 @@ def test_any_damaged_byte_is_noticed(
     one.clear()
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(killed_at=st.integers(0, 40))
 def test_half_a_copy_does_not_count(tmp_path_factory: pytest.TempPathFactory, killed_at: int) -> None:
     """However much of the data was written before the end, the snapshot before it is what is found."""

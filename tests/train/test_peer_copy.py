@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.memory import MemoryTransport, memory_transports
@@ -21,6 +21,7 @@ from isthmus.train.peer_copy import PeerCopies, receive_slot, send_slot
 HOLDERS = (1, 2, 0)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")), min_size=1, max_size=9), st.booleans()
 )

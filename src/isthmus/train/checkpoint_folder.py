@@ -121,6 +121,20 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: s
     return True
 
 
+def tell_failure(folder: Path, *, step: int, rank: int, writing: str, why: str) -> None:
+    """Tell the other ranks that this one's part will not come, if the disk takes so much."""
+    with suppress(OSError):
+        write_atomically(_work(folder, step, writing) / f"{rank}.failed", why)
+
+
+def failure(folder: Path, step: int, writing: str) -> str | None:
+    """Return why a rank's part will not come, None as far as is known."""
+    for told in sorted(_work(folder, step, writing).glob("*.failed")):
+        with suppress(OSError):
+            return f"rank {told.stem}: {told.read_text(encoding='utf-8')}"
+    return None
+
+
 def is_published(folder: Path, step: int, writing: str) -> bool:
     """Tell whether a rank's part of this writing is part of a complete checkpoint."""
     return (folder / _NAME.format(step) / MANIFEST).is_file() and not _work(folder, step, writing).exists()

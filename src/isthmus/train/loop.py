@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,11 @@ import torch
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.units import format_seconds
-from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.data import Batch, Dataset, open_dataset
 from isthmus.data.tokenizer import tokenizer_file
 from isthmus.schedule import Schedule, forward_only
-from isthmus.train import checkpoint
+from isthmus.train.checkpoint_folder import make_folder
 from isthmus.train.device import HOST_BACKENDS, choose_device, device_name, synchronize
 from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor
@@ -31,6 +30,7 @@ from isthmus.train.recompute import Recomputation
 from isthmus.train.recovery import Recovery
 from isthmus.train.reduce import Reducer
 from isthmus.train.replicas import Place, meet_owners, rows_of
+from isthmus.train.saver import Saver
 from isthmus.train.stage_model import build_stage
 from isthmus.train.staging import HostStaging
 from isthmus.train.tensor_exchange import SharedExchange
@@ -61,7 +61,7 @@ def device_of(spec: WorkerSpec) -> torch.device:
 def prepare(spec: WorkerSpec) -> Prepared:
     """Build the stage and open the data set; raises the `InputError` of what cannot be used."""
     job, training = spec.job, spec.job.training
-    checkpoint.make_folder(Path(job.checkpoints.folder))
+    make_folder(Path(job.checkpoints.folder))
     make_output(Path(job.output))
     torch.manual_seed(training.seed)
     place, group = Place.of(spec.plan, spec.rank), sharers_of(spec.plan, spec.rank)
@@ -177,6 +177,7 @@ class _Run:
         self.samples = self.num_skipped = 0
         self.exchange = _exchange(spec, prepared.pieces.device)
         self.ownership = self._meet()
+        self.saver = Saver(spec, folder, self.ownership, self.exchange)
         self.optimizer = Optimizer(
             prepared.pieces.global_named_parameters(),
             self.training,
@@ -202,25 +203,14 @@ class _Run:
         return meet_owners(self.prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=shard)
 
     def resume(self) -> int:
-        """Load the newest checkpoint that rank 0 finds whole; return the number of steps done."""
-        folder, rank = Path(self.spec.job.checkpoints.folder), self.spec.rank
-        found = [0, 0, 0]
-        if rank == 0:
-            checkpoint.clear_unfinished(folder)
-            manifest = checkpoint.newest(folder)
-            if manifest is not None:
-                found = [manifest.step, manifest.samples, len(manifest.files)]
-        step, self.samples, num_files = self.exchange.from_first(found)
-        if step == 0:
+        """Load the newest checkpoint that the ranks find whole; return the number of steps done."""
+        shapes = {name: one.shape for name, one in self.prepared.pieces.global_named_parameters()}
+        found = self.saver.load(shapes)
+        if found is None:
             return 0
-        alike = num_files == len(self.spec.plan.ranks)
-        names = self.optimizer.names | ({f"rank-{rank:05d}"} if alike else set())
-        tensors = checkpoint.load(folder, step, names)
-        self.optimizer.load(tensors)
-        if alike:
-            torch.set_rng_state(tensors[f"rng/rank-{rank:05d}"])
-        print(f"rank {rank}: resumed from {folder} after step {step}", flush=True)
-        return step
+        self.samples = found.samples
+        self.optimizer.load(found.tensors)
+        return found.step
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return all that this rank needs to go on from here; the tensors are those it trains."""
@@ -294,24 +284,9 @@ class _Run:
         return values
 
     def save(self, step: int) -> dict[str, float | None]:
-        """Write a checkpoint after `step` steps."""
-        start_s, rank, chosen = time.time(), self.spec.rank, self.spec.job.checkpoints
-        tensors = self.optimizer.state()
-        saved = self.ownership.saved
-        tensors = {name: one for name, one in tensors.items() if name.partition("/")[2] in saved}
-        tensors[f"rng/rank-{rank:05d}"] = torch.get_rng_state()
-        folder = Path(chosen.folder)
-        checkpoint.save(
-            folder,
-            tensors,
-            step=step,
-            samples=self.samples,
-            rank=rank,
-            gather=self.exchange.gather,
-            keep=chosen.keep,
-        )
-        with suppress(OSError):  # the agent then takes more for unsaved than is
-            write_atomically(self.folder.saved, f"{step}\n")
+        """Begin to write a checkpoint after `step` steps."""
+        start_s = time.time()
+        self.saver.save(step, self.samples, self.optimizer.state())
         return {"checkpoint_s": time.time() - start_s}
 
     def protect(self, step: int) -> dict[str, float | None]:
@@ -319,11 +294,10 @@ class _Run:
 
         Training goes on in any case: a damaged checkpoint is one that the run does not resume from.
         """
-        start_s, folder = time.time(), Path(self.spec.job.checkpoints.folder)
-        self.exchange.meet()
-        num_bytes = 0
+        start_s, num_bytes = time.time(), 0
+        self.saver.wait()
         try:
-            num_bytes = checkpoint.read_back(folder, step, self.spec.rank)
+            num_bytes = self.saver.read_back(step)
         except UnavailableError as error:
             print(f"warning: {error}", flush=True)
         found = self.exchange.gather(torch.tensor([num_bytes], dtype=torch.int64))
@@ -346,6 +320,7 @@ class _Run:
 
     def _update(self, step: int) -> Update:
         account = self.exchange.account
+        self.saver.settle()
         self.exchange.wish = self.guard.asked(step)
         self.recovery.settle()
         waited_s = account.exposed_communication_s + account.idle_s

@@ -17,12 +17,10 @@ import torch
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.units import format_bytes
+from isthmus.train.host_copy import Ready, copy_ready, copy_to_host
 from isthmus.train.memory_slot import MemorySlot, SlotIndex, Snapshot, view
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is the memory that is meant
-
-BOUNCE_BYTES = 64 * 2**20
-"""Pinned memory through which a device's tensors come."""
 
 
 def default_folder() -> Path:
@@ -55,7 +53,7 @@ class MemoryCheckpoint:
         self._check_room(index.num_bytes)
         older = _older(steps)
         steps[older] = None
-        ready = _ready(tensors)
+        ready = copy_ready(tensors.values())
         self._copying = self._pool.submit(self._copy, older, index, dict(tensors), ready)
         return self._copying
 
@@ -161,12 +159,11 @@ class MemoryCheckpoint:
         number: int,
         index: SlotIndex,
         tensors: Mapping[str, torch.Tensor],
-        ready: torch.cuda.Event | None,
+        ready: Ready,
     ) -> Snapshot:
         """Fill a slot, off the training thread."""
         memory = self._slots[number].begin(index.num_bytes)
-        with torch.no_grad():
-            _copy_all(index, tensors, memory, ready)
+        copy_to_host(((tensors[one.name], view(memory, one)) for one in index.tensors), ready)
         snapshot = self._slots[number].seal(index)
         if self._steps is not None:
             self._steps[number] = index.step
@@ -176,41 +173,3 @@ class MemoryCheckpoint:
 def _older(steps: Sequence[int | None]) -> int:
     """Return which of two slots, holding these steps, is to be written next."""
     return min((0, 1), key=lambda number: -1 if (step := steps[number]) is None else step)
-
-
-def _ready(tensors: Mapping[str, torch.Tensor]) -> torch.cuda.Event | None:
-    """Return what a copy of a device's tensors has to wait for; None where they are in host memory."""
-    if not any(tensor.is_cuda for tensor in tensors.values()):
-        return None
-    return torch.cuda.current_stream().record_event()
-
-
-def _copy_through(bounce: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a device's tensor to host memory in pieces of the pinned `bounce`, [bytes] uint8, and wait."""
-    pieces = source.contiguous().view(-1).view(torch.uint8).split(bounce.numel())
-    for piece, place in zip(pieces, target.view(-1).view(torch.uint8).split(bounce.numel()), strict=True):
-        pinned = bounce[: piece.numel()]
-        pinned.copy_(piece, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        place.copy_(pinned)
-
-
-def _copy_all(
-    index: SlotIndex,
-    tensors: Mapping[str, torch.Tensor],
-    memory: torch.Tensor,
-    ready: torch.cuda.Event | None,
-) -> None:
-    """Copy `tensors` to where `index` places them in `memory`; those of a device on a stream of its own."""
-    if ready is None:
-        for one in index.tensors:
-            view(memory, one).copy_(tensors[one.name])
-        return
-    bounce = torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda.current_stream().wait_event(ready)
-        for one in index.tensors:
-            if tensors[one.name].is_cuda:
-                _copy_through(bounce, tensors[one.name], view(memory, one))
-            else:
-                view(memory, one).copy_(tensors[one.name])

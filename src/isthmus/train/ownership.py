@@ -39,9 +39,14 @@ class Ownership:
         self.rank, self.shard = rank, shard
         self.buckets = deal_buckets(held, clusters, bucket_elements)
         self.num_segments = sum(len(one.segments) for one in self.buckets)
-        self._held: dict[str, list[Held]] = {}
+        self.held: dict[str, list[Held]] = {}
+        """What this rank holds, by name in the whole model."""
         for one in held[rank]:
-            self._held.setdefault(one.name, []).append(one)
+            self.held.setdefault(one.name, []).append(one)
+        self.num_rows: dict[str, int] = {}
+        """Rows that a parameter has in the whole model, along the dimension that it is cut in."""
+        for segment in chain(*(one.segments for one in self.buckets)):
+            self.num_rows[segment.name] = max(self.num_rows.get(segment.name, 0), segment.stop)
         mine = [one for one in self.buckets if rank in chain(*one.owners)]
         self.counted = tuple(chain(*(one.segments for one in mine if one.leaders[0] == rank)))
         """Each segment of the model is counted by one rank, whether or not updates are shared."""
@@ -63,7 +68,7 @@ class Ownership:
 
     def place(self, segment: Segment) -> Rows:
         """Return where in this rank's own tensor a segment is that it owns."""
-        for one in self._held[segment.name]:
+        for one in self.held[segment.name]:
             if one.start <= segment.start and segment.stop <= one.stop:
                 at = one.at + segment.start - one.start
                 return Rows(dim=one.dim, at=at, num_rows=segment.stop - segment.start)
@@ -71,7 +76,7 @@ class Ownership:
 
     def _rows(self, buckets: Iterable[Bucket]) -> dict[str, tuple[Rows, ...]]:
         """Return the rows of `buckets` by name, those that follow each other as one."""
-        found: dict[str, list[Rows]] = {name: [] for name in self._held}
+        found: dict[str, list[Rows]] = {name: [] for name in self.held}
         for segment in chain(*(one.segments for one in buckets)):
             found[segment.name].append(self.place(segment))
         return {name: tuple(_joined(rows)) for name, rows in found.items() if rows}

@@ -1,0 +1,150 @@
+"""Rules of writing checkpoints while training goes on: all ranks' or none, and nobody waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Event
+
+import pytest
+import torch
+
+from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.train.checkpoint_folder import load, newest
+from isthmus.train.dcp_layout import Piece
+from isthmus.train.durable import DurableWriter
+from isthmus.train.find_checkpoint import find_whole
+
+
+def writers(folder: Path, size: int = 2, writing: str = "1") -> list[DurableWriter]:
+    return [DurableWriter(folder, rank=rank, num_ranks=size, writing=writing, keep=2) for rank in range(size)]
+
+
+def piece(rank: int, step: float) -> Piece:
+    return Piece.whole(f"weight/{rank}", torch.full((1000,), step))
+
+
+def nothing() -> None:
+    """Called when a checkpoint is complete."""
+
+
+def test_a_checkpoint_is_complete_at_all_ranks_at_once(tmp_path: Path) -> None:
+    """Once it is complete each rank is told; before, none is, however long ago it wrote its part."""
+    first, second = writers(tmp_path)
+    told = [Event(), Event()]
+    first.begin(1, 8, [piece(0, 1)], told[0].set)
+    first.settle()
+    assert newest(tmp_path) is None
+    second.begin(1, 8, [piece(1, 1)], told[1].set)
+    for one, event in zip((first, second), told, strict=True):
+        one.wait()
+        assert event.is_set()
+    found = newest(tmp_path)
+    assert found is not None
+    assert (found.step, found.samples, found.num_ranks) == (1, 8, 2)
+
+
+def test_tensors_may_change_once_they_are_copied(tmp_path: Path) -> None:
+    """What is changed after `settle` is not in the checkpoint."""
+    (only,) = writers(tmp_path, 1)
+    mine = piece(0, 1)
+    only.begin(1, 8, [mine], nothing)
+    only.settle()
+    mine.tensor.zero_()
+    only.wait()
+    found = piece(0, 0)
+    load(tmp_path, 1, [found])
+    assert bool((found.tensor == 1).all())
+
+
+def test_the_next_checkpoint_waits_for_the_one_before(tmp_path: Path) -> None:
+    """Two are never written at once: a disk that does not keep up holds training up."""
+    (only,) = writers(tmp_path, 1)
+    for step in (1, 2, 3):
+        only.begin(step, 8 * step, [piece(0, step)], nothing)
+        assert step == 1 or (newest(tmp_path) or pytest.fail("none")).step >= step - 1
+    only.wait()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_rank_that_cannot_write_fails_the_checkpoint_everywhere(tmp_path: Path) -> None:
+    """The others are told why, and do not wait for ever."""
+    first, second = writers(tmp_path)
+    first.begin(1, 8, [piece(0, 1)], nothing)
+    work = tmp_path / "step-00000001.1.tmp"
+    work.mkdir(exist_ok=True)
+    (work / "__1_0.distcp").mkdir()
+    second.begin(1, 8, [piece(1, 1)], nothing)
+    with pytest.raises(UnavailableError, match="cannot write a checkpoint"):
+        second.wait()
+    with pytest.raises(UnavailableError, match="after step 1 failed: rank 1: cannot write"):
+        first.wait()
+    assert newest(tmp_path) is None
+
+
+def test_a_failure_is_raised_before_the_next_update(tmp_path: Path) -> None:
+    """Training does not go on for hours without its checkpoints."""
+    (tmp_path / "taken").write_text("")
+    (only,) = writers(tmp_path / "taken", 1)
+    only.begin(1, 8, [piece(0, 1)], nothing)
+    with pytest.raises(UnavailableError, match="taken"):  # noqa: PT012 - the second time at the latest
+        only.settle()
+        only.wait()
+
+
+def test_a_lost_rank_ends_the_wait(tmp_path: Path) -> None:
+    """A rank that waits for the parts of others hears that one is gone."""
+    loss = PeerError("peer 1 is lost")
+    first = DurableWriter(tmp_path, rank=0, num_ranks=2, writing="1", keep=1, lost=lambda: loss)
+    first.begin(1, 8, [piece(0, 1)], nothing)
+    with pytest.raises(PeerError, match="peer 1 is lost"):
+        first.wait()
+    first.close()
+
+
+def test_ranks_that_meet_anew_write_anew(tmp_path: Path) -> None:
+    """What was under way is given up, and is not mixed with what is written after."""
+    first, second = writers(tmp_path)
+    first.begin(1, 8, [piece(0, 1)], nothing)
+    first.settle()
+    for one in (first, second):
+        one.close()
+    for rank, one in enumerate(again := writers(tmp_path, writing="2")):
+        one.begin(1, 8, [piece(rank, 7)], nothing)
+    for one in again:
+        one.wait()
+    found = piece(0, 0)
+    load(tmp_path, 1, [found])
+    assert bool((found.tensor == 7).all())
+
+
+@pytest.mark.parametrize("damaged", [None, "__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"])
+def test_ranks_find_the_newest_whole_checkpoint_together(tmp_path: Path, damaged: str | None) -> None:
+    """Each reads its share of the files, and all begin from the same one."""
+    for step in (1, 2):
+        for rank, one in enumerate(both := writers(tmp_path)):
+            one.begin(step, 8 * step, [piece(rank, step)], nothing)
+        for one in both:
+            one.wait()
+    if damaged is not None:
+        (tmp_path / "step-00000002" / damaged).write_bytes(b"{")
+    met = Barrier(2, timeout=20)
+    slots: dict[int, object] = {}
+
+    def find(rank: int) -> int:
+        def exchanged(mine: object) -> list[object]:
+            met.wait()
+            slots[rank] = mine
+            met.wait()
+            return [slots[0], slots[1]]
+
+        def from_first(numbers: Sequence[int]) -> list[int]:
+            return list(exchanged(numbers)[0])  # type: ignore[call-overload, no-any-return]
+
+        found = find_whole(tmp_path, rank, 2, from_first, exchanged)  # type: ignore[arg-type]
+        assert found is not None
+        return found.step
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(find, (0, 1))) == [1 if damaged else 2] * 2
