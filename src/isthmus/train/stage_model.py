@@ -52,7 +52,7 @@ class StageModel(nn.Module):
     (whose gradients the runtime adds), and a single stage holds one parameter that it uses twice.
 
     The ranks of `group` share the stage's tensors: `slices` says by its name in the whole model what this
-    rank holds of each. Hidden states go in and out whole on all of them, logits are of a part of the vocabulary.
+    rank holds of each. Hidden states go in and out whole on all of them, logits for a part of the vocabulary.
     """
 
     def __init__(
