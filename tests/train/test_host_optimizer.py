@@ -1,0 +1,86 @@
+"""Rules of an optimizer in host memory: the same bits, and nothing of it on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from isthmus.core.job import Training
+from isthmus.train.optimizer import Optimizer
+from isthmus.train.ownership import Ownership
+from isthmus.train.reduce_buckets import Held
+
+
+def make(precision: str, seed: int = 0, **options: object) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+    """Return an optimizer of a matrix and a vector drawn from `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {"a": torch.randn(6, 4, generator=generator), "b": torch.randn(5, generator=generator)}
+    parameters = {name: nn.Parameter(value) for name, value in drawn.items()}
+    training = Training(steps=100, precision=precision, learning_rate=0.1, clip_norm=0.5)
+    return Optimizer(parameters.items(), training, **options), parameters
+
+
+def run(optimizer: Optimizer, parameters: dict[str, nn.Parameter], steps: range) -> list[float]:
+    """Update by gradients that depend on the step alone; return the norms."""
+    norms = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        loss = sum((one * torch.randn(one.shape, generator=generator)).sum() for one in parameters.values())
+        loss.backward()
+        norms.append(optimizer.apply(step).gradient_norm)
+    return norms
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_makes_the_same_bits(precision: str) -> None:
+    """Norms and weights are those of an optimizer beside the model, clipped steps included."""
+    usual, there = make(precision), make(precision, on_host=True)
+    assert run(*usual, range(5)) == run(*there, range(5))
+    assert all(torch.equal(one, there[1][name]) for name, one in usual[1].items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_of_it_is_the_models(precision: str) -> None:
+    """Weights, moments and gradients that are updated are copies: the device holds none of their memory."""
+    optimizer, parameters = make(precision, on_host=True)
+    handed: list[torch.Tensor] = []
+
+    def note(adam: torch.optim.Optimizer, *_: object) -> None:
+        handed.extend(one.grad for group in adam.param_groups for one in group["params"])
+
+    optimizer._adam.register_step_pre_hook(note)
+    run(optimizer, parameters, range(2))
+    models = {one.untyped_storage().data_ptr() for one in parameters.values()}
+    held = [*optimizer.state().values(), *handed]
+    assert held
+    assert not models & {one.untyped_storage().data_ptr() for one in held}
+    assert {one.dtype for one in held} == {torch.float32}
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)])
+def test_its_state_moves_to_and_from_the_device(first: bool, second: bool) -> None:
+    """A run that was saved with the optimizer on one side goes on with it on the other, bit for bit."""
+    straight = make("bf16")
+    run(*straight, range(6))
+    before, after = make("bf16", on_host=first), make("bf16", seed=1, on_host=second)
+    run(*before, range(3))
+    after[0].load(before[0].state())
+    run(*after, range(3, 6))
+    assert all(torch.equal(one, after[1][name]) for name, one in straight[1].items())
+
+
+def test_a_share_of_it_is_on_the_host() -> None:
+    """With ZeRO 1 the rows that this rank updates are kept there, and no others."""
+    held = [[Held.whole("a", (6, 4)), Held.whole("b", (5,))]] * 2
+    ownership = Ownership(held, 0, ["x", "x"], shard=True, bucket_elements=16)
+    optimizer, parameters = make("fp32", on_host=True, ownership=ownership)
+    before = {name: one.detach().clone() for name, one in parameters.items()}
+    run(optimizer, parameters, range(1))
+    updated = {name: sum(rows.num_rows for rows in of_name) for name, of_name in ownership.updated.items()}
+    assert {name: len(optimizer.state()[f"weight/{name}"]) for name in updated} == updated
+    changed = {
+        name: int((one.detach() != before[name]).flatten(1).any(1).sum() if one.dim() > 1 else 0)
+        for name, one in parameters.items()
+    }
+    assert changed["a"] == updated.get("a", 0)
