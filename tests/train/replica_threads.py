@@ -69,7 +69,10 @@ class Replicas:
         clusters = "".join(stage.cluster for stage in plan.stages)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [Place.of(plan, rank) for rank in range(len(clusters))]
-        models = [build_pieces(model, plan.pieces(one.replica)[one.stage], training) for one in places]
+        models = [
+            build_pieces(model, plan.pieces(one.replica)[one.stage], training, plan.num_copies)
+            for one in places
+        ]
         met = meet(
             models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements
         )

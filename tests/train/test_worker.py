@@ -238,7 +238,6 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
         ({"stage": {"sp": True}}, "sequence parallelism"),
         ({"schedule": "unheard-of"}, "unknown schedule 'unheard-of'"),
         ({"schedule": "interleaved", "chunks": 2}, "one without a layer"),
-        ({"schedule": "dualpipe"}, "two copies of the model"),
     ],
 )  # fmt: skip
 def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, why: str) -> None:

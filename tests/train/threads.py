@@ -102,13 +102,16 @@ def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[t
     return tokens[:, :-1], labels
 
 
-def build_pieces(path: Path, layers: Sequence[tuple[int, int]], training: Training) -> StagePieces:
+def build_pieces(
+    path: Path, layers: Sequence[tuple[int, int]], training: Training, num_copies: int = 1
+) -> StagePieces:
     """Return pieces of the model with random weights, as a rank holds them."""
     return StagePieces(
         [
             build_stage(path, one, dtype=torch.float32, device="cpu", seed=training.seed, weights="random")
             for one in layers
-        ]
+        ],
+        num_copies,
     )
 
 

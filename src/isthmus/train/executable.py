@@ -100,12 +100,7 @@ def _require_executed(plan: Plan, precision: str) -> None:
 
 
 def _check_executed(schedule: Schedule, plan: Plan) -> None:
-    """Refuse schedules with two copies of the model, and pieces without a layer."""
-    if schedule.routes:
-        raise PlanError(
-            f"schedule '{schedule.name}' holds two copies of the model",
-            hint="this runtime holds one: choose 1f1b, gpipe, interleaved, overlapped or zero_bubble",
-        )
+    """Refuse pieces without a layer."""
     held = [of_stage for replica in range(plan.dp) for of_stage in plan.pieces(replica)]
     least = min(last - first for of_stage in held for first, last in of_stage)
     if least == 0:

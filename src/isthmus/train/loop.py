@@ -77,7 +77,8 @@ def prepare(spec: WorkerSpec) -> Prepared:
                 group=group,
             )
             for layers in spec.plan.pieces(place.replica)[place.stage]
-        ]
+        ],
+        spec.plan.num_copies,
     )
     if not (pieces.is_first or pieces.is_last):
         return Prepared(pieces, None)
@@ -173,7 +174,7 @@ class _Run:
         self.folder, self.guard, self.recovery = folder, Guard(folder), recovery
         self.training, self.place = spec.job.training, Place.of(spec.plan, spec.rank)
         self.group = prepared.pieces.group
-        self.tells_loss = prepared.pieces.is_last and self.place.replica == 0 and self.group.index == 0
+        self.tells_loss = prepared.pieces.tells_loss and self.place.replica == 0 and self.group.index == 0
         self.samples = self.num_skipped = 0
         self.exchange = _exchange(spec, prepared.pieces.device)
         self.ownership = self._meet()
@@ -273,7 +274,8 @@ class _Run:
         batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
         loss = None
         if batches.sizes:
-            schedule = forward_only(len(self.place.ranks), len(batches.sizes), self.schedule.num_chunks)
+            chunks = len(self.prepared.pieces.own)
+            schedule = forward_only(len(self.place.ranks), len(batches.sizes), chunks)
             loss = self.executor.run(schedule, batches, Account()).loss
         if self.spec.plan.dp > 1:
             parts = torch.tensor([self._counted(loss)], dtype=torch.float64)
@@ -311,7 +313,7 @@ class _Run:
         """Write the model of the first replica as a Hugging Face folder."""
         job, place = self.spec.job, self.place
         if place.replica == 0:
-            export_shard(self.prepared.pieces, Path(job.output), place.stage)
+            export_shard(StagePieces(self.prepared.pieces.own), Path(job.output), place.stage)
         self.exchange.meet()
         if place.replica == 0 and place.stage == 0 and self.group.index == 0:
             own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent

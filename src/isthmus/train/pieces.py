@@ -43,6 +43,11 @@ class StagePieces:
         return any(model.is_last for model in self.models)
 
     @property
+    def tells_loss(self) -> bool:
+        """Whether the first copy of the model ends here: of two ends one speaks."""
+        return any(model.is_last for model in self.own)
+
+    @property
     def tied(self) -> bool:
         """Whether the model's head and embedding are one parameter."""
         return bool(self.models[0].tied)

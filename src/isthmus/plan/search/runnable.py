@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.core.plan import Plan
 
-RUN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "overlapped", "zero_bubble")
+RUN_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "zero_bubble")
 """Schedules that the runtime executes."""
 
 
