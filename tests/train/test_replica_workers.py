@@ -19,6 +19,10 @@ TWO = (
     Cut(ends=[1, 4], clusters="ab", micro_batches=3, size=2),
     Cut(ends=[4], clusters="b", micro_batches=2, size=1),
 )
+OTHER = (
+    Cut(ends=[3, 4], clusters="aa", micro_batches=4, size=1),
+    Cut(ends=[2, 4], clusters="ba", micro_batches=2, size=2),
+)
 
 
 def told(workers: Workers, rank: int, key: str = "loss") -> list[float]:
@@ -30,13 +34,14 @@ def told(workers: Workers, rank: int, key: str = "loss") -> list[float]:
 def test_replicas_in_two_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
     """Two unlike replicas give loss, held-out loss and result of one process, also killed and resumed.
 
-    1. One process trains 10 steps. 2. Two replicas, of two stages and one, train until a rank is killed.
-    3. The others end and name it. 4. The same two go on from the newest checkpoint.
+    1. One process trains 10 steps. 2. Two replicas, of two stages and one, that share their updates in the
+    cluster where both are (ZeRO-1), train until a rank is killed. 3. The others end and name it. 4. Other
+    cuts, without ZeRO, go on from the newest checkpoint.
     """
     training = {"evaluate_every": 5, "evaluate_samples": 5}
     job = make_job(tmp_path, "llama-tied", steps=STEPS, training=training, checkpoints={"every_steps": 3})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
-    cut, plan = moved(job, tmp_path / "cut"), make_plan(TWO, job.training.sequence_length)
+    cut, plan = moved(job, tmp_path / "cut"), make_plan(TWO, job.training.sequence_length, zero=1)
     with started(tmp_path / "cut", cut, plan) as first:
         first.wait_for_step(5)
         os.kill(first.processes[2].pid, signal.SIGKILL)
@@ -44,8 +49,8 @@ def test_replicas_in_two_clusters_train_what_one_process_trains(tmp_path: Path) 
     assert first.log(2).startswith("rank 2: layers 0 to 3 in cluster b, replica 1 of 2")
     assert told(first, 1) == pytest.approx(alone.losses()[: len(told(first, 1))], rel=1e-4)
     assert told(first, 0) == told(first, 2) == [], "one rank tells the loss"
-    same = make_plan(TWO, job.training.sequence_length)
-    second = run_job(tmp_path / "cut", cut, same, attempt=2)
+    other = make_plan(OTHER, job.training.sequence_length)
+    second = run_job(tmp_path / "cut", cut, other, attempt=2)
     resumed = STEPS - len(told(second, 1))
     assert resumed in (3, 6, 9)
     assert told(second, 1) == pytest.approx(alone.losses()[resumed:], rel=1e-4)

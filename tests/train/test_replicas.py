@@ -102,6 +102,37 @@ def test_all_owners_compute_with_the_same_bits(tmp_path: Path) -> None:
     replicas.close()
 
 
+@pytest.mark.parametrize(("variant", "precision"), [("llama-tied", "fp32"), ("mixtral", "bf16")])
+def test_shared_updates_have_the_bits_of_whole_ones(variant: str, precision: str, tmp_path: Path) -> None:
+    """ZeRO-1: with moments dealt out in each cluster, loss, norm and weights are the same bits.
+
+    Each rank of a cluster keeps about its part of the moments, all of them together one copy.
+    """
+    model, training = write_config(tmp_path, variant), make_training(precision=precision, steps=4)
+    plans = [make_plan(UNLIKE, LENGTH, zero=zero) for zero in (0, 1)]
+    whole, shared = (Replicas(model, plan, training) for plan in plans)
+    assert shared.train(4) == whole.train(4)
+    for rank in range(6):
+        for name, tensor in whole.weights(rank).items():
+            assert torch.equal(tensor, shared.weights(rank)[name]), (rank, name)
+    for cluster in "ab":
+        ranks = [rank for rank, stage in enumerate(plans[0].stages) if stage.cluster == cluster]
+        names = {name for rank in ranks for name in shared.weights(rank)}
+        assert sum(moments(shared, rank) for rank in ranks) == sum(
+            max(shared.weights(rank)[name].numel() for rank in ranks if name in shared.weights(rank))
+            for name in names
+        )
+    assert moments(shared, 5) < 0.6 * moments(whole, 5)
+    whole.close()
+    shared.close()
+
+
+def moments(replicas: Replicas, rank: int) -> int:
+    """Return how many first moments a rank keeps."""
+    state = replicas.ranks[rank].optimizer.state()
+    return sum(one.numel() for name, one in state.items() if name.startswith("exp_avg/"))
+
+
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_any_replicas_train_alike(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

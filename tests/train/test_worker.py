@@ -250,7 +250,7 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"zero": 1}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
+        {"zero": 2}, {"zero": 3}, {"warm_up": (1, 0)}, {"transport": "rendezvous"},
         {"precision": "fp16"}, {"chunks": 2},
         {"overlap_gradients": True},
     ],

@@ -7,8 +7,9 @@ tensor to every other and reduces in the order of ranks, so that all ranks have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,8 +19,16 @@ import torch.distributed as dist
 
 from isthmus.comm.gloo import local_group
 from isthmus.comm.transport import Transport
-from isthmus.comm.work import CollectiveWork, GlooWork, ReceiveWork, SendWork, label_of, payload_of
-from isthmus.core.errors import PlanError
+from isthmus.comm.work import (
+    CollectiveWork,
+    GlooWork,
+    ReceiveWork,
+    SendWork,
+    gloo_reason,
+    label_of,
+    payload_of,
+)
+from isthmus.core.errors import PeerError, PlanError
 
 BACKEND = "isthmus"
 MAX_TAG = 2**20
@@ -148,9 +157,9 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         what = f"send to rank {peer} (tag {tag})"
         if self._local is not None and peer in self._near:
-            return GlooWork(
-                self._local.send([tensor.contiguous()], self._near[peer], tag), what, self._loss, tensor
-            )
+            with self._losses(what):
+                work = self._local.send([tensor.contiguous()], self._near[peer], tag)
+            return GlooWork(work, what, self._loss, tensor)
         payload = payload_of(tensor.contiguous())
         return SendWork(self._transport.send(peer, tag, label_of(tensor), payload), what, tensor)
 
@@ -158,11 +167,19 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         what = f"receive from rank {peer} (tag {tag})"
         target = tensor if tensor.is_contiguous() else tensor.contiguous()
         if self._local is not None and peer in self._near:
-            return GlooWork(
-                self._local.recv([target], self._near[peer], tag), what, self._loss, tensor, target
-            )
+            with self._losses(what):
+                work = self._local.recv([target], self._near[peer], tag)
+            return GlooWork(work, what, self._loss, tensor, target)
         future = self._transport.receive(peer, tag, label_of(target), payload_of(target))
         return ReceiveWork(future, what, tensor, target)
+
+    @contextmanager
+    def _losses(self, what: str) -> Iterator[None]:
+        """Raise as `PeerError` what gloo says where it already knows that a peer is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(f"{what}: {self._loss() or gloo_reason(error)}") from error
 
     def _loss(self) -> str:
         loss = self._transport.loss(LOSS_NEWS_S)

@@ -84,15 +84,17 @@ def _require_simple(number: int, stage: Stage) -> None:
 
 def _require_executed(plan: Plan, precision: str) -> None:
     """Refuse what a hand-written plan may fix and this runtime does not follow."""
-    fixed = {
-        "zero": plan.zero,
-        "overlap_gradients": plan.overlap_gradients,
-    }
-    for name, value in fixed.items():
-        if value:
-            raise PlanError(
-                f"the plan fixes {name} to {value}", hint=f"this runtime follows no {name}: leave it out"
-            )
+    if plan.zero > 1:
+        dealt = "gradients" if plan.zero == 2 else "gradients and weights"
+        raise PlanError(
+            f"the plan fixes zero to {plan.zero}, which deals out {dealt} among replicas",
+            hint="this runtime deals out the optimizer's state alone: set zero to 1",
+        )
+    if plan.overlap_gradients:
+        raise PlanError(
+            "the plan fixes overlap_gradients to True",
+            hint="this runtime adds gradients up after the last backward: leave it out",
+        )
     if plan.transport != "buffered":
         raise PlanError(f"the plan asks for {plan.transport} messages", hint="this runtime buffers them")
     if plan.precision is not None:
