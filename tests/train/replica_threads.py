@@ -74,8 +74,9 @@ class Replicas:
             for one in places
         ]
         met = meet(
-            models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements
-        )
+            models, self.groups, clusters, training, shard=plan.zero == 1, bucket_elements=bucket_elements,
+            on_host=plan.optimizer_on_host,
+        )  # fmt: skip
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
         self.ranks = [
             Rank(place, pieces, Executor(pieces, place.stage, place.ranks, exchange, dtype=dtype), optimizer)

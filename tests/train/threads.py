@@ -69,6 +69,7 @@ def meet(
     staging: HostStaging | None = None,
     shard: bool = False,
     bucket_elements: int = BUCKET_ELEMENTS,
+    on_host: bool = False,
 ) -> list[tuple[GroupExchange, Optimizer]]:
     """Return exchange and optimizer of every rank, given its pieces of the model."""
     held, found = [held_by(model) for model in models], []
@@ -81,6 +82,7 @@ def meet(
             sum_over_all=exchange.sum_over_all,
             ownership=own,
             reducer=Reducer(own.buckets, rank, exchange),
+            on_host=on_host,
         )
         found.append((exchange, optimizer))
     return found
