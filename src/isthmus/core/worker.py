@@ -29,12 +29,12 @@ class WorkerSpec(Frozen):
     `run` is the job's id at the server, under which metrics are reported. `host` is where the worker
     listens; `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that leads there.
     `device` `auto` computes on the first card that the agent made visible, and on the CPU without one.
-    `stage_time` makes the chip virtual: every forward and backward is computed and then padded by waiting
-    to that time; in a job of `compute: virtual` nothing is computed. `trace_steps` are the steps whose spans are recorded. A rank map must come within
-    `rendezvous_timeout_s`. Workers in different clusters are joined by `lanes` connections a pair, under
-    `congestion_control` where the kernel has it. Peers exchange a sign of life every `heartbeat_s`: a
-    connection that misses three is made anew, and a peer silent for `peer_timeout_s` counts as lost; as long
-    the others wait for a rank whose process is started again.
+    `stage_time` makes the chip virtual: every forward and backward is computed and then padded by waiting to
+    that time; in a job of `compute: virtual` nothing is computed. `trace_steps` are the steps whose spans are
+    recorded. A rank map must come within `rendezvous_timeout_s`. Workers in different clusters are joined by
+    `lanes` connections a pair, under `congestion_control` where the kernel has it. Peers exchange a sign of
+    life every `heartbeat_s`: a connection that misses three is made anew, and a peer silent for
+    `peer_timeout_s` counts as lost; as long the others wait for a rank whose process is started again.
     """
 
     version: Literal[1] = WORKER_VERSION
