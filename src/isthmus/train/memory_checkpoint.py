@@ -39,6 +39,7 @@ class MemoryCheckpoint:
         self._folder = (folder or default_folder()) / f"isthmus-{run}"
         self._slots = [MemorySlot(self._folder / f"rank-{rank:05d}.{number}") for number in (0, 1)]
         self._steps: list[int | None] | None = None
+        self._verified: list[Snapshot | None] = [None, None]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-memory")
         self._copying: Future[Snapshot] | None = None
 
@@ -52,7 +53,7 @@ class MemoryCheckpoint:
         index = SlotIndex.of(step, samples, tensors)
         self._check_room(index.num_bytes)
         older = _older(steps)
-        steps[older] = None
+        steps[older] = self._verified[older] = None
         ready = copy_ready(tensors.values())
         self._copying = self._pool.submit(self._copy, older, index, dict(tensors), ready)
         return self._copying
@@ -89,7 +90,7 @@ class MemoryCheckpoint:
         self.wait()
         for number, known in enumerate(steps := self._known()):
             if known == step:
-                found = self._slots[number].read()
+                found, self._verified[number] = self._verified[number] or self._slots[number].read(), None
                 if found is not None and found.step == step:
                     return found
                 steps[number] = None
@@ -112,7 +113,7 @@ class MemoryCheckpoint:
         """Return the slot that `take` would write next, to be filled by somebody else, and then `put`."""
         self.wait()
         older = _older(steps := self._known())
-        steps[older] = None
+        steps[older] = self._verified[older] = None
         return self._slots[older]
 
     def put(self, slot: MemorySlot, step: int | None) -> None:
@@ -130,10 +131,11 @@ class MemoryCheckpoint:
             self._folder.rmdir()
 
     def _known(self) -> list[int | None]:
-        """Return the step of each slot, None where it is not whole; both are verified once."""
+        """Return the step of each slot, None where it is not whole; both are verified once, side by side."""
         if self._steps is None:
-            found = [slot.read() for slot in self._slots]
-            self._steps = [None if one is None else one.step for one in found]
+            with ThreadPoolExecutor(len(self._slots)) as pool:
+                self._verified = list(pool.map(MemorySlot.read, self._slots))
+            self._steps = [None if one is None else one.step for one in self._verified]
         return self._steps
 
     def _check_room(self, num_bytes: int) -> None:
