@@ -116,6 +116,7 @@ def train(
 def _train(run: _Run) -> None:
     """Train from the newest state that all ranks have to the end, unless one is lost (`PeerError`)."""
     spec, recovery = run.spec, run.recovery
+    run.saver.meet()
     first, total = recovery.agree(run.exchange, run.restore, run.resume), spec.job.training.steps
     recovery.keep(first, run.samples, run.state())
     board = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None

@@ -27,7 +27,7 @@ from isthmus.train.state_pieces import saved_pieces, wanted_state
 class Saver:
     """The checkpoints of `spec`'s run, whose state is shared among ranks as `ownership` says.
 
-    All ranks begin with `load`, each time that they have met.
+    All ranks begin with `meet`, each time that they have met.
     """
 
     def __init__(
@@ -37,6 +37,14 @@ class Saver:
         self._folder, self._num_ranks = Path(spec.job.checkpoints.folder), len(spec.plan.ranks)
         self._durable = self._writer("")
 
+    def meet(self) -> None:
+        """Give up what was being written when a rank was lost, and agree on a name for what comes."""
+        self._durable.close()
+        if self._spec.rank == 0:
+            clear_unfinished(self._folder)
+        (writing,) = self._exchange.from_first([secrets.randbits(62)])
+        self._durable = self._writer(f"{writing:x}")
+
     def load(self, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
         """Return the state in the newest checkpoint that all ranks find whole, None without one.
 
@@ -44,11 +52,6 @@ class Saver:
         random state is set where as many ranks had written theirs.
         """
         rank = self._spec.rank
-        self._durable.close()
-        if rank == 0:
-            clear_unfinished(self._folder)
-        (writing,) = self._exchange.from_first([secrets.randbits(62)])
-        self._durable = self._writer(f"{writing:x}")
         manifest = find_whole(
             self._folder, rank, self._num_ranks, self._exchange.from_first, self._exchange.gather
         )
