@@ -23,11 +23,12 @@ from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.search.explore import Explorer
 from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.seat import Seat, Task
+from isthmus.plan.search.seat import Seat
 from isthmus.plan.search.shape import Chain, Cost, Segment, Shape
 from isthmus.plan.search.share import LayerTimes, share_layers
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, flat
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.ways import Way, Ways
 from isthmus.plan.time.calibration import DATA_SHEET
 

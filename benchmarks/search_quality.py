@@ -21,10 +21,10 @@ from isthmus.plan.search.layout import Layout, deal, ring_s
 from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.score import calibration_for, score
-from isthmus.plan.search.seat import Task
 from isthmus.plan.search.shape import Chain, Shape
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, spots_of
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.write import write_plan
 

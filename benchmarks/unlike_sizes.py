@@ -24,9 +24,9 @@ from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.score import calibration_for
-from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, spots_of
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.unlike import deal_unlike
 from isthmus.plan.search.ways import Ways
 

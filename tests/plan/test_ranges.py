@@ -12,10 +12,10 @@ from isthmus.core.model import Model
 from isthmus.plan.profile.layer_matrix import merge_small
 from isthmus.plan.profile.model import profile_model
 from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import spots_of
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.time.calibration import DATA_SHEET
 from tests.plan.test_search_bound import UNLIKE

@@ -20,9 +20,9 @@ from isthmus.plan.search.filling import Part, most_micro_batches
 from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.score import calibration_for
-from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import spots_of
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.within import StageLimit, layers_within
 from isthmus.schedule import make_schedule, overlapped

@@ -9,9 +9,9 @@ from isthmus.core.job import Job, Parallel, Placement
 from isthmus.core.model import Model
 from isthmus.core.pool import Cluster, Pool
 from isthmus.plan import DATA_SHEET, profile_model
-from isthmus.plan.search.pinned import pinned
-from isthmus.plan.search.seat import Task
 from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.pinned import pinned
+from isthmus.plan.search.task import Task
 
 NOT_FIXED = Parallel()
 """A job that fixes no degree."""

@@ -13,7 +13,7 @@ from isthmus.core.plan import Plan, Prediction, Stage
 from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile
 from isthmus.plan.search.score import calibration_for, score
-from isthmus.plan.search.seat import Task
+from isthmus.plan.search.task import Task
 
 
 def replant(

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from isthmus.plan.search.deal import Pace, deal_micro_batches
 from isthmus.plan.search.even import deal_evenly
-from isthmus.plan.search.seat import StageCut, Task
+from isthmus.plan.search.seat import StageCut
 from isthmus.plan.search.shape import Chain, Shape
 from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.ways import Ways
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.plan.search.seat import Zero
+from isthmus.plan.search.task import Zero
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from isthmus.plan.search.pinned import pinned
 from isthmus.plan.search.refine import cells, refine
 from isthmus.plan.search.refuse import refusals
 from isthmus.plan.search.score import calibration_for, score
-from isthmus.plan.search.seat import Task
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import FreeChips, Spot, eligible_clusters, spots_of
+from isthmus.plan.search.task import Task
 from isthmus.plan.search.unlike import UnlikeSizes
 from isthmus.plan.search.ways import Ways
 from isthmus.plan.search.write import Scored, predicted, write_plan

@@ -9,8 +9,9 @@ from functools import lru_cache
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan.memory.stage import Degrees
-from isthmus.plan.search.seat import Seat, Task
+from isthmus.plan.search.seat import Seat
 from isthmus.plan.search.spots import Spot
+from isthmus.plan.search.task import Task
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration
 from isthmus.plan.time.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
 from isthmus.schedule import Schedule, make_schedule

@@ -15,10 +15,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from isthmus.plan.search.ranges import RangeTimes
-from isthmus.plan.search.seat import Seat, StageCut, Task, Zero, few
+from isthmus.plan.search.seat import Seat, StageCut, few
 from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import Spot, flat
+from isthmus.plan.search.task import Task, Zero
 from isthmus.plan.search.ways import Along, Ways
 from isthmus.plan.time.collectives import send_s
 

@@ -12,7 +12,8 @@ from isthmus.core.plan import Plan, Prediction, Stage, StageTime
 from isthmus.core.units import format_seconds
 from isthmus.plan.memory.stage import OUTER_BYTES
 from isthmus.plan.search.layout import Layout, Row
-from isthmus.plan.search.seat import Seat, StageCut, Task
+from isthmus.plan.search.seat import Seat, StageCut
+from isthmus.plan.search.task import Task
 from isthmus.schedule import warm_up_counts
 from isthmus.sim import TrainingRun
 
