@@ -7,7 +7,7 @@ from dataclasses import replace
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.seat import Task
+from isthmus.plan.search.task import Task
 
 
 def pinned(limits: Limits, job: Job, task: Task) -> Limits:
