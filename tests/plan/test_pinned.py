@@ -55,7 +55,7 @@ def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], r
         ask(parallel=parallel)
 
 
-@pytest.mark.parametrize("name", ["tp", "cp", "ep", "dp"])
+@pytest.mark.parametrize("name", ["cp", "ep", "dp"])
 def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
     """The runtime has one chip per stage and one replica: a job that fixes more is told so."""
     with pytest.raises(PlanError, match=f"parallel.{name} 2: the runtime"):

@@ -85,7 +85,7 @@ def test_backward_is_twice_the_forward_and_recomputation_adds_what_it_repeats(na
 @given(st.integers(1, 500), st.integers(1, 600))
 def test_mean_keys_counts_the_visible_keys(length, window):
     """Under the causal mask query i sees min(i + 1, window) keys."""
-    core = AttentionCore(num_heads=1, key_dim=1, value_dim=1, window=window)
+    core = AttentionCore(num_heads=1, num_kv_heads=1, key_dim=1, value_dim=1, window=window)
     assert core.mean_keys(length) == pytest.approx(sum(min(i + 1, window) for i in range(length)) / length)
 
 

@@ -231,7 +231,6 @@ def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"stage": {"tp": 2}}, "tensor parallelism 2"),
         ({"stage": {"recompute": "full", "recompute_layers": 9}}, "9 recomputed layers of"),
         ({"stage": {"cp": 2}}, "context parallelism 2"),
         ({"stage": {"ep": 2}}, "expert parallelism 2"),

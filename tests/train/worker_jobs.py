@@ -116,7 +116,7 @@ def started(
     folder: Path, job: Job, plan: Plan, attempt: int = 1, program: str = "worker", **spec: Any
 ) -> Iterator[Workers]:
     """Start one process per rank and give them the rank map; whatever still runs at the end is killed."""
-    folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.stages))]
+    folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.ranks))]
     workers = Workers(folders)
     for rank, place in enumerate(folders):
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **spec)

@@ -117,7 +117,9 @@ class Figures:
             ranks = self._by_step[step]
             total_s += max((one.values.get("step_s") or 0.0 for one in ranks.values()), default=0.0)
             for rank, one in ranks.items():
-                targets = wan_neighbours(plan, rank)
+                if rank >= len(plan.ranks):
+                    continue
+                targets = wan_neighbours(plan, plan.ranks_of(plan.ranks[rank].stage)[0])
                 for target in targets:
                     link = (plan.stage_of(rank).cluster, plan.stage_of(target).cluster)
                     sent[link] += (one.values.get("wan_bytes") or 0.0) / len(targets)

@@ -27,6 +27,11 @@ class Model(Frozen):
     config: dict[str, Any]
 
     @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads of a layer: as many as query heads where the file says nothing of them."""
+        return int(self.config.get("num_key_value_heads") or self.config.get("num_attention_heads") or 1)
+
+    @property
     def tied_embeddings(self) -> bool:
         """Whether the head shares the embedding's weights."""
         return bool(self.config.get("tie_word_embeddings", False))

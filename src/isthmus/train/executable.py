@@ -13,6 +13,7 @@ from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.device import HOST_BACKENDS, usable_backends
 from isthmus.train.loop import device_of
 from isthmus.train.rehearsable import check_rehearsable
+from isthmus.train.tensor_checks import check_shares
 from isthmus.train.weights import check_output
 
 
@@ -38,6 +39,7 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     require_trainable(model)
     _check_repeatable(model)
     _require_equal("number of layers", plan.num_layers, model.num_layers)
+    check_shares(plan, model)
     _check_backend(spec)
     check_output(Path(spec.job.output), spec.job.model)
     schedules = [_schedule(plan, replica) for replica in range(plan.dp)]
@@ -62,19 +64,11 @@ def _schedule(plan: Plan, replica: int) -> Schedule:
 
 def _require_simple(number: int, stage: Stage) -> None:
     """Refuse the degrees of a stage that this runtime does not have."""
-    for kind, name, degree in (
-        ("tensor", "tp", stage.tp),
-        ("context", "cp", stage.cp),
-        ("expert", "ep", stage.ep),
-    ):
+    for kind, name, degree in (("context", "cp", stage.cp), ("expert", "ep", stage.ep)):
         if degree > 1:
             raise PlanError(
                 f"stage {number} asks for {kind} parallelism {degree}", hint=f"this runtime runs {name} = 1"
             )
-    if stage.sp:
-        raise PlanError(
-            f"stage {number} asks for sequence parallelism", hint="this runtime has no tp to add it to"
-        )
     if (stage.recompute_layers or 0) > stage.num_layers:
         raise PlanError(
             f"stage {number} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",

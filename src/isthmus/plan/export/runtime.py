@@ -38,6 +38,9 @@ def _obstacles(plan: Plan, model: Model) -> Iterator[Obstacle]:
     reason = why_not_runnable(plan)
     if reason:
         yield Obstacle(reason, "plan again with `isthmus plan --runnable`, or export to another framework")
+    for tp in sorted({stage.tp for stage in plan.stages if model.num_kv_heads % stage.tp}):
+        lacking = f"tp {tp} of {model.num_kv_heads} key and value heads: the runtime deals out whole ones"
+        yield Obstacle(lacking, "choose a tp that divides them")
     if plan.transport != "buffered":
         yield Obstacle(f"{plan.transport} messages: the runtime buffers them", "leave transport out")
     if model.architecture not in TRAINABLE:

@@ -78,6 +78,7 @@ def attention(shape: AttentionShape) -> Component:
         steps=(_gradients(shape),),
         core=AttentionCore(
             num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
             key_dim=shape.head_dim,
             value_dim=shape.value_dim,
             window=shape.window,

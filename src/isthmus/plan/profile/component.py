@@ -112,6 +112,7 @@ class AttentionCore:
     """Scores and weighted sum: `key_dim` and `value_dim` per head; `window` tokens back, or all before it."""
 
     num_heads: int
+    num_kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None

@@ -44,10 +44,13 @@ def _impossible(limits: Limits, job: Job, task: Task) -> str:
     layers, attention = task.profile.num_layers, task.profile.layers[0].attention.core
     experts = max(layer.feed_forward.num_experts for layer in task.profile.layers)
     if limits.executable:
-        for name in ("tp", "cp", "ep"):
+        for name in ("cp", "ep"):
             degree = getattr(limits, name) or 1
             if degree > 1:
-                return f"parallel.{name} {degree}: the runtime has one chip per stage"
+                return f"parallel.{name} {degree}: the runtime shares a stage among chips by tp alone"
+        if limits.tp and attention and attention.num_kv_heads % limits.tp:
+            heads = attention.num_kv_heads
+            return f"parallel.tp {limits.tp} does not divide the {heads} key and value heads"
         if limits.dp and limits.dp > 1:
             return f"parallel.dp {limits.dp}: the runtime runs one replica"
     if limits.pp and limits.pp > layers:

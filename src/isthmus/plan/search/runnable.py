@@ -19,10 +19,10 @@ def why_not_runnable(plan: Plan) -> str | None:
         return "micro-batch sizes by replica: the runtime has one size"
     if plan.dp > 1:
         return f"{plan.dp} replicas: the runtime runs one"
-    for name in ("tp", "cp", "ep"):
+    for name in ("cp", "ep"):
         most = max(getattr(stage, name) for stage in plan.stages)
         if most > 1:
-            return f"{name} {most}: the runtime has one chip per stage"
+            return f"{name} {most}: the runtime shares a stage among chips by tp alone"
     if plan.schedule not in RUN_SCHEDULES:
         return f"schedule {plan.schedule}: the runtime has {', '.join(RUN_SCHEDULES)}"
     return None

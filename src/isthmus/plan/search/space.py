@@ -78,10 +78,10 @@ class Space:
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
         """Return the ways to cut a stage at a spot: a stage stays within a node."""
         limits, profile = self.limits, self.task.profile
-        if limits.executable:
-            return (Degrees(),)
         node = min(spot.group.chips_per_node, spot.chips)
         layer = profile.layers[0]
+        if limits.executable:
+            return self._shares(node, layer.attention.core.num_kv_heads if layer.attention.core else 1)
         heads = layer.attention.core.num_heads if layer.attention.core else 1
         experts = max((one.feed_forward.num_experts for one in profile.layers), default=0)
         powers = [1 << i for i in range(node.bit_length()) if 1 << i <= node]
@@ -95,6 +95,13 @@ class Space:
             for ep in self._expert_degrees(experts, tp * cp):
                 found.append(Degrees(tp=tp, cp=cp, ep=ep, sp=tp > 1))
         return tuple(found)
+
+    def _shares(self, node: int, heads: int) -> tuple[Degrees, ...]:
+        """Return the cuts that our runtime runs on `node` chips: each takes whole key and value heads."""
+        tps = [self.limits.tp] if self.limits.tp else [1 << i for i in range(node.bit_length())]
+        fitting = [tp for tp in tps if tp <= node and heads % tp == 0]
+        tokens = self.task.sequence_length
+        return tuple(Degrees(tp=tp, sp=tp > 1 and tokens % tp == 0) for tp in fitting)
 
     def _expert_degrees(self, experts: int, chips: int) -> list[int]:
         if self.limits.ep:
