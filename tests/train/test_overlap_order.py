@@ -30,6 +30,9 @@ class Done:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self.recorder, self.name = recorder, name
 
+    def is_completed(self) -> bool:
+        return True
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.recorder.events.append(f"wait {self.name}")
         return True

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from isthmus.comm.work import SendWork
 from isthmus.schedule import Operation, Schedule
 from isthmus.train.metrics import Account
+from isthmus.train.poster import Posted, Poster, begun
 from isthmus.train.staging import HostStaging, Landing
 
-Work: TypeAlias = "dist.Work | Landing"
+Work: TypeAlias = "dist.Work | Landing | Posted[Message]"
 
 
 def message_tag(schedule: Schedule, stage: int, operation: Operation) -> int:
@@ -40,11 +41,12 @@ class Message:
 class Exchange:
     """Messages to and from other ranks of the default process group; `clusters[r]` is where rank `r` runs.
 
-    All exchanges are started at once and completed by `wait`. With `staging` every tensor goes through host
-    memory. `together` starts messages in one call of torch, which groups of a vendor's devices need where two
-    ranks send to each other; `device` is where the group's own small tensors are, and `settle` waits until
-    the device has what the group has promised it. `account` is that of the present step. What one rank has
-    a `wish` for all ranks know at the next `sum_over_all`, by `wished`.
+    All exchanges are started at once, by a thread of their own, and completed by `wait`. With `staging` every
+    tensor goes through host memory. `together` starts messages in one call of torch, which groups of a
+    vendor's devices need where two ranks send to each other; `device` is where the group's own small tensors
+    are, and `settle` waits until the device has what the group has promised it; both of these are started by
+    the caller, in the order of its device's work. `account` is that of the present step. What one rank has a
+    `wish` for all ranks know at the next `sum_over_all`, by `wished`.
     """
 
     def __init__(
@@ -59,17 +61,24 @@ class Exchange:
     ) -> None:
         self._far = [cluster != clusters[rank] for cluster in clusters]
         self._staging, self._together, self._device, self._settle = staging, together, device, settle
+        self._poster: Poster[Message] = Poster()
         self.account = Account()
         self.wish = self.wished = False
 
     def start(self, messages: Sequence[Message]) -> list[Work]:
         """Start `messages`; return what to wait for, one each."""
+        start_s = self.account.clock()
+        works = self._start(messages)
+        self.account.calls_s += self.account.clock() - start_s
+        return works
+
+    def _start(self, messages: Sequence[Message]) -> list[Work]:
         out = sum(one.tensor.nbytes for one in messages if one.is_send and self._far[one.peer])
         self.account.wan_bytes += out
         if self._staging is not None:
             return [self._start_staged(one, self._staging) for one in messages]
         if not self._together:
-            return [self.start_one(one) for one in messages]
+            return [*self._poster.post(messages, self.start_one)] if messages else []
         works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend if one.is_send else dist.irecv, one.tensor, one.peer, tag=one.tag)
@@ -90,13 +99,17 @@ class Exchange:
         A message to another cluster is not waited for: the transport holds its tensor until it has arrived,
         which is a round trip later, and nobody here changes a tensor once it was sent.
         """
-        if isinstance(work, SendWork) and self._staging is None and not work.is_completed():
+        account = self.account
+        start_s, spent = account.clock(), work.is_completed()
+        if isinstance(begun(work), SendWork) and self._staging is None and not work.is_completed():
+            account.calls_s += account.clock() - start_s
             return
-        clock = self.account.clock
-        start_s = clock()
+        spent = spent or (isinstance(work, Posted) and work.message.is_send)
         work.wait()
         self._settle()
-        self.account.waited(start_s, clock(), getattr(work, "under_way", None))
+        end_s = account.clock()
+        account.waited(start_s, end_s, getattr(work, "under_way", None))
+        account.calls_s += end_s - start_s if spent else 0.0
 
     def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` [n] (float64) over all ranks; the wait for the slowest counts as idle.

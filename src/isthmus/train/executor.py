@@ -5,7 +5,6 @@ Shapes: B samples of a micro-batch, S tokens of a sample, H hidden size, V vocab
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from isthmus.core.plan import StageTime
 from isthmus.schedule import Kind, Operation, Schedule, is_last_use, receive_buffers
 from isthmus.train.deferred import DeferredWeights, Key
 from isthmus.train.device import synchronize
+from isthmus.train.exact_sleep import sleep_exactly
 from isthmus.train.exchange import Message, message_tag
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
@@ -62,7 +62,7 @@ class Executor:
         dtype: torch.dtype,
         stage_time: StageTime | None = None,
         again: Recomputation = KEEP_ALL,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = sleep_exactly,
     ) -> None:
         self.pieces, self.stage, self.ranks, self.exchange = pieces, stage, ranks, exchange
         self.dtype, self.stage_time, self.sleep = dtype, stage_time, sleep

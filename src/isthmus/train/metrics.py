@@ -24,7 +24,9 @@ class Account:
 
     Waiting is *exposed communication* while the awaited message was under way, and *idle* otherwise (its
     sender was still computing). Inside a cluster nobody knows when a message was under way: that waiting
-    counts as idle. `overrun_s` is what real computing took beyond the time of the virtual chip.
+    counts as idle. `calls_s` is what the calls took that start exchanges, and those that end sends or what
+    had come: what communication takes from the computing thread, waiting apart. `overrun_s` is what
+    real computing took beyond the time of the virtual chip.
     """
 
     clock: Clock = time.time
@@ -32,6 +34,7 @@ class Account:
     compute_s: float = 0.0
     exposed_communication_s: float = 0.0
     idle_s: float = 0.0
+    calls_s: float = 0.0
     overrun_s: float = 0.0
     wan_bytes: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -65,6 +68,7 @@ class Account:
             "compute_s": self.compute_s,
             "exposed_communication_s": self.exposed_communication_s,
             "idle_s": self.idle_s,
+            "calls_s": self.calls_s,
             "overrun_s": self.overrun_s,
             "wan_bytes": float(self.wan_bytes),
         }

@@ -24,6 +24,7 @@ from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
+from isthmus.train.poster import begun
 from isthmus.train.protection import Guard
 from isthmus.train.virtual_gradients import VirtualGradients, parameters_of
 from isthmus.train.virtual_stage import VirtualStage
@@ -54,7 +55,7 @@ class BlockingExchange(Exchange):
 
     def wait(self, work: Work) -> None:
         """Wait for an exchange; raises `PeerError` where the peer was lost."""
-        if isinstance(work, SendWork):
+        if isinstance(begun(work), SendWork):
             start_s = self.account.clock()
             work.wait()
             self.account.waited(start_s, self.account.clock(), None)

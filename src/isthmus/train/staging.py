@@ -47,6 +47,10 @@ class Landing:
         self._landed = False
         self.under_way: tuple[float, float] | None = None
 
+    def is_completed(self) -> bool:
+        """Tell whether `target` holds the message."""
+        return self._landed
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until `target` holds the message; raises what the receive raises."""
         if self._landed:
