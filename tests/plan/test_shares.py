@@ -34,5 +34,5 @@ def test_a_job_that_is_run_gets_the_degree_it_fixes() -> None:
 
 def test_heads_are_dealt_out_whole() -> None:
     """A degree that does not divide the key and value heads is refused for every pool."""
-    with pytest.raises(PlanError, match="parallel.tp 3 does not divide the 16"):
+    with pytest.raises(PlanError, match="3 does not divide the 16"):
         plans(3)

@@ -1,4 +1,4 @@
-"""`check_shares`: refuse stages whose tensors this runtime cannot deal out to as many ranks as the plan says."""
+"""`check_shares`: refuse stages whose tensors cannot be dealt out to as many ranks as the plan says."""
 
 from __future__ import annotations
 
