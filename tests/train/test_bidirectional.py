@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 def make_training(**changes: object) -> Training:
     """Return hyper-parameters for a model of a few thousand parameters, and eight micro-batches of one."""
     fields = {
-        "steps": 4, "sequence_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 8,
+        "steps": 3, "sequence_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 8,
         "learning_rate": 3e-3, "warmup_steps": 3, "precision": "fp32", "clip_norm": 0.5,
     }  # fmt: skip
     return Training.model_validate(fields | changes)
@@ -52,8 +52,13 @@ def bidirectional(ends: Sequence[int], clusters: str, replicas: int = 1, **chang
     return plan_of_cuts(cuts(ends, clusters, replicas), LENGTH, schedule="dualpipe", **changes)
 
 
-@pytest.mark.parametrize("variant", ["llama-tied", "mixtral"])
-@pytest.mark.parametrize(("ends", "clusters"), [([1, 4], "ab"), ([1, 2, 3, 4], "aabb")])
+@pytest.mark.parametrize(
+    ("variant", "ends", "clusters"),
+    [
+        ("llama-tied", [1, 4], "ab"),
+        pytest.param("mixtral", [1, 2, 3, 4], "aabb", marks=pytest.mark.slow),
+    ],
+)
 def test_both_directions_train_what_one_process_trains(
     variant: str, ends: list[int], clusters: str, tmp_path: Path
 ) -> None:
@@ -75,6 +80,7 @@ def test_both_directions_train_what_one_process_trains(
         assert all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"zero": 1}, {"optimizer_on_host": True}], ids=["zero 1", "host"])
 def test_replicas_of_two_copies_share_as_others_do(changes: dict, tmp_path: Path) -> None:
     """Two replicas of two stages hold each layer four times: still the curve of one process, also in bf16."""

@@ -18,6 +18,7 @@ from isthmus.train.stage_model import StageModel, build_stage
 from tests.train.small_models import write_config
 from tests.train.test_stage_model_memory import LiveBytes
 
+pytestmark = pytest.mark.slow
 SAMPLES, TOKENS = 2, 128
 WIDE = {
     "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 8, "num_key_value_heads": 2,
