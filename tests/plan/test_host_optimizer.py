@@ -39,6 +39,8 @@ def test_a_job_that_asks_gets_plans_that_say_so(tmp_path: Path) -> None:
     host = Job.model_validate(asked.model_dump() | {"training": training})
     for plan in make_plans(host, load_model(file), real_chips()).plans:
         assert plan.optimizer_on_host
+        assert plan.predicted is not None
+        assert any("updates on the host" in note for note in plan.predicted.assumptions)
     assert not any(plan.optimizer_on_host for plan in make_plans(asked, load_model(file), real_chips()).plans)
 
 

@@ -14,6 +14,7 @@ from isthmus.plan.memory.stage import OUTER_BYTES
 from isthmus.plan.search.layout import Layout, Row
 from isthmus.plan.search.seat import Seat, StageCut
 from isthmus.plan.search.task import Task
+from isthmus.plan.time.predict import host_update_note
 from isthmus.schedule import warm_up_counts
 from isthmus.sim import TrainingRun
 
@@ -189,6 +190,8 @@ def _assumptions(layout: Layout, task: Task) -> tuple[str, ...]:
     notes = [f"calibration '{calibration.name}': {calibration.source}", "links otherwise idle"]
     if any(seat.virtual for row in layout.rows for seat in row.shape.seats):
         notes.append("virtual chips: computation is padded to the predicted time")
+    if task.optimizer_on_host:
+        notes.append(host_update_note())
     return tuple(notes)
 
 

@@ -157,10 +157,7 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
     if plan.local_steps > 1:
         notes.append(local_steps_note(plan))
     if plan.optimizer_on_host:
-        notes.append(
-            f"updates on the host: {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s to and from each chip and "
-            f"{HOST_MEMORY_BYTES_PER_S / 1e9:.0f} GB/s of the host's memory for it, assumed and not measured"
-        )
+        notes.append(host_update_note())
     stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]
     for number, (stage, done) in enumerate(zip(stages, run.stages, strict=True)):
         chip = pool.chip(pool.cluster(stage.cluster).group(stage.node_group))
@@ -170,6 +167,14 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
                 f"{chip.memory_bytes / 1e9:.1f} GB of {chip.name}"
             )
     return tuple(notes)
+
+
+def host_update_note() -> str:
+    """Say what the time of an update on the host rests on."""
+    return (
+        f"updates on the host: {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s to and from each chip and "
+        f"{HOST_MEMORY_BYTES_PER_S / 1e9:.0f} GB/s of the host's memory for it, assumed and not measured"
+    )
 
 
 def local_steps_note(plan: Plan) -> str:
