@@ -19,6 +19,7 @@ from isthmus.core.plan import StageTime
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.schedule import Schedule
+from isthmus.train.exact_sleep import sleep_exactly
 from isthmus.train.exchange import Exchange, Work
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account, MetricsLog
@@ -149,4 +150,4 @@ class Rehearsal:
         self._gradients.reduce()
         self.exchange.sum_over_all(torch.zeros(1, dtype=torch.float64))
         with self.exchange.account.computing():
-            time.sleep(self._time.update_s)
+            sleep_exactly(self._time.update_s)
