@@ -113,6 +113,7 @@ def _holds(rank: Rank, segment: Segment) -> bool:
     return one is not None and one.start <= segment.start and segment.stop <= one.stop
 
 
+@settings(deadline=None)
 @given(layouts(), st.sampled_from([1, 16, 64, 4096]))
 def test_buckets_cover_each_row_once(layout: tuple[list[list[Held]], str], bucket_elements: int) -> None:
     """Each row of each parameter is in one segment; owners of a segment hold all of it."""

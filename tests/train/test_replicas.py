@@ -150,6 +150,7 @@ def test_any_replicas_train_alike(data: st.DataObject, tmp_path_factory: pytest.
     close(curve(model, plan, training), curve(model, alone, training), 1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=5), st.integers(1, 99))
 def test_each_sample_is_one_replicas(each: list[tuple[int, int]], num_samples: int) -> None:
     """A step's samples are dealt as the plan says, another batch's in the same shares: each sample once."""

@@ -131,9 +131,9 @@ class Optimizer:
         if self._reducer is not None:
             self._fill_shared()
             self._reducer.reduce(self._gradient_of, everywhere=not self._ownership.shard)
-        squares = self._squares(loss)
-        total = self._sum_over_all(squares).tolist()
-        norm, rate = math.sqrt(math.fsum(total[:-1])), learning_rate(self._training, step)
+        mine = torch.tensor([self._sum_of_squares(), loss], dtype=torch.float64)
+        squares, total_loss = self._sum_over_all(mine).tolist()
+        norm, rate = math.sqrt(squares), learning_rate(self._training, step)
         if math.isfinite(norm):
             self._clip(norm)
             for group in self._adam.param_groups:
@@ -141,7 +141,7 @@ class Optimizer:
             self._adam.step()
             self._refresh()
         self.drop_gradients()
-        return Update(norm, rate, skipped=not math.isfinite(norm), loss=total[-1])
+        return Update(norm, rate, skipped=not math.isfinite(norm), loss=total_loss)
 
     def state(self) -> Tensors:
         """Return weights, moments and update counts, named `kind/name in the whole model`.
@@ -257,18 +257,16 @@ class Optimizer:
                 else:
                     self._gathered[name] = zeros
 
-    def _squares(self, loss: float) -> torch.Tensor:
-        """Return the squared norm (fp64) of each segment of the model that is counted here, then the loss.
+    def _sum_of_squares(self) -> float:
+        """Return the squared norm (fp64) of the segments that are counted here, one by one.
 
-        What another rank counts is 0, so a sum over ranks has the same bits wherever a segment is counted.
+        These do not depend on whether updates are shared, nor do the bits.
         """
-        squares = torch.zeros(self._ownership.num_segments + 1, dtype=torch.float64)
-        squares[-1] = loss
         counted = [one for one in self._ownership.counted if self.gradient(one.name) is not None]
-        if counted:
-            norms = torch._foreach_norm([self._gradient_of(one) for one in counted], 2, dtype=torch.float64)
-            squares[[one.index for one in counted]] = torch.stack(norms).square().cpu()
-        return squares
+        if not counted:
+            return 0.0
+        norms = torch._foreach_norm([self._gradient_of(one) for one in counted], 2, dtype=torch.float64)
+        return float(torch.stack(norms).square().sum())
 
     def _clip(self, norm: float) -> None:
         """Hand each weight its gradient, scaled so that the norm is at most `clip_norm`; 0 is no limit."""

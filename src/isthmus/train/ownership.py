@@ -38,7 +38,6 @@ class Ownership:
     ) -> None:
         self.rank, self.shard = rank, shard
         self.buckets = deal_buckets(held, clusters, bucket_elements)
-        self.num_segments = sum(len(one.segments) for one in self.buckets)
         self.held: dict[str, list[Held]] = {}
         """What this rank holds, by name in the whole model."""
         for one in held[rank]:

@@ -43,9 +43,8 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Rows `[start, stop)` along `dim` of parameter `name` of the whole model; `index` is unique in a run."""
+    """Rows `[start, stop)` along `dim` of parameter `name` of the whole model."""
 
-    index: int
     name: str
     dim: int
     start: int
@@ -111,7 +110,6 @@ Sharers = tuple[tuple[int, ...], tuple[int, ...]]
 
 def _grouped(held: Sequence[Sequence[Held]], bucket_elements: int) -> Iterator[tuple[Sharers, list[Segment]]]:
     """Yield runs of segments with the same sharers that together fill a bucket."""
-    numbers = itertools.count()
     group: list[Segment] = []
     of_group: Sharers = ((), ())
     for sharers, dim, start, stop, row, name in _spans(held):
@@ -122,9 +120,7 @@ def _grouped(held: Sequence[Sequence[Held]], bucket_elements: int) -> Iterator[t
                 yield of_group, group
                 group = []
             of_group = sharers
-            group.append(
-                Segment(index=next(numbers), name=name, dim=dim, start=first, stop=last, num_elements=size)
-            )
+            group.append(Segment(name=name, dim=dim, start=first, stop=last, num_elements=size))
     if group:
         yield of_group, group
 
