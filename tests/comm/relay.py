@@ -44,9 +44,10 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                head = b""
-                while not head.endswith(b"\r\n\r\n"):
-                    head += near.recv(1)
+                head = _head_of(near)
+                if not head:
+                    near.close()
+                    continue
                 host, port = head.split()[1].decode().rsplit(":", 1)
                 try:
                     far = socket.create_connection((host, int(port)))
@@ -68,3 +69,15 @@ class Relay:
                 target.sendall(data)
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
+
+
+def _head_of(near: socket.socket) -> bytes:
+    """Return the request, nothing where the client went away meanwhile."""
+    head = b""
+    with suppress(OSError):
+        while not head.endswith(b"\r\n\r\n"):
+            byte = near.recv(1)
+            if not byte:
+                return b""
+            head += byte
+    return head

@@ -87,6 +87,10 @@ class Exchange:
         )
         return works if len(works) == len(messages) else [works[0]] * len(messages)
 
+    def drain(self) -> None:
+        """Return once nothing that was asked of a group that is no more can be started in the next one."""
+        self._poster.drain()
+
     def start_one(self, message: Message) -> dist.Work:
         """Start one message in the default process group."""
         if message.is_send:

@@ -110,7 +110,11 @@ def train(
             runs.append(_Run(spec, schedule, prepared, folder, recovery))
         _train(runs[0])
 
-    recovery.persist(attempt)
+    def drain() -> None:
+        for run in runs:
+            run.exchange.drain()
+
+    recovery.persist(attempt, drain)
 
 
 def _train(run: _Run) -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -69,8 +70,8 @@ class Membership:
         else:
             _join_plain(self._spec, self._workers, self._listener, self._device)
 
-    def rejoin(self, error: PeerError) -> None:
-        """Meet the others anew after `error`, which told of a loss.
+    def rejoin(self, error: PeerError, drain: Callable[[], None]) -> None:
+        """Meet the others anew after `error`, which told of a loss; between the groups `drain` is called.
 
         Raises it where the lost rank is gone for good: nobody answers at its address, it gave up, or nothing
         has come from it for `peer_timeout_s`.
@@ -83,6 +84,7 @@ class Membership:
         if loss is None:
             self._events.tell("lost", error.message)
         self._abandon()
+        drain()
         self._meet(self._pulse.incarnation + 1, self._spec.peer_timeout_s)
 
     def leave(self, reason: str = "") -> None:

@@ -83,12 +83,23 @@ class Poster(Generic[_Message]):
         self._queue.put((posted, start))
         return posted
 
+    def drain(self) -> None:
+        """Return once all that was handed over has begun, or has failed to."""
+        if self._thread is not None:
+            reached = threading.Event()
+            self._queue.put(reached)
+            reached.wait()
 
-_Queue: TypeAlias = "SimpleQueue[tuple[list[Posted[_Message]], Callable[[_Message], dist.Work]] | None]"
+
+_Handed: TypeAlias = tuple[list[Posted[_Message]], Callable[[_Message], dist.Work]]
+_Queue: TypeAlias = "SimpleQueue[_Handed[_Message] | threading.Event | None]"
 
 
 def _run(queue: _Queue[_Message]) -> None:
     while (item := queue.get()) is not None:
+        if isinstance(item, threading.Event):
+            item.set()
+            continue
         posted, start = item
         for one in posted:
             one.begin(start)

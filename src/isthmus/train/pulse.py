@@ -63,6 +63,13 @@ class Pulse:
         """The incarnation of the group that the rank is in or about to join, -1 before the first."""
         return self.read().incarnation
 
+    def starts(self) -> None:
+        """Note that a process begins: it lives, and no step of it is done."""
+        self._durations.clear()
+        self._set("usual_step_s", 0)
+        self.rest()
+        self.beat(waiting=False)
+
     def joins(self, incarnation: int) -> None:
         """Note which incarnation the rank is about to join."""
         self._set("incarnation", incarnation)

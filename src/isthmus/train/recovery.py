@@ -46,15 +46,18 @@ class Recovery:
         self._keeps = True
         self._figures: dict[str, float | None] = {}
 
-    def persist(self, attempt: Callable[[], None]) -> None:
-        """Call `attempt` until it ends without losing a peer; raises the loss that nothing mends."""
+    def persist(self, attempt: Callable[[], None], drain: Callable[[], None]) -> None:
+        """Call `attempt` until it ends without losing a peer; raises the loss that nothing mends.
+
+        `drain` sees to it that nothing begun before a loss goes on after it.
+        """
         while True:
             try:
                 return attempt()
             except PeerError as error:
                 self._lost_s = self._lost_s or time.monotonic()
                 self._pulse.rest()
-                self._membership.rejoin(error)
+                self._membership.rejoin(error, drain)
 
     def agree(
         self, exchange: Exchange, restore: Callable[[Snapshot], None], durable: Callable[[], int]

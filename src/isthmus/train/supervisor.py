@@ -39,7 +39,11 @@ _GRACE_S = 2.0
 
 
 def supervise(folder: WorkerFolder) -> int:
-    """Run the rank of `folder` to its end, through as many processes as it takes; return its exit status."""
+    """Run the rank of `folder` to its end, through as many processes as it takes; return its exit status.
+
+    A process is replaced where a signal ended it, or an error that is nobody's fault and came after a step:
+    one before any comes again.
+    """
     spec = folder.read_spec()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     with listen(spec.host) as listener, MemoryLease(spec) as lease:
@@ -61,7 +65,7 @@ class _Supervisor:
             status = self._watch(*self._start())
             if self._pulse.read().finished:
                 return 0
-            if status >= 0 and status != BROKEN:
+            if status >= 0 and (status != BROKEN or self._pulse.read().usual_step_s == 0):
                 return status
             how = f"ended by {signal.Signals(-status).name}" if status < 0 else "ended by an error"
             self._events.tell("died", f"its process was {how}")
@@ -87,8 +91,7 @@ class _Supervisor:
         sys.stdout.flush()
         sys.stderr.flush()
         reader, writer = os.pipe()
-        self._pulse.beat(waiting=False)
-        self._pulse.rest()
+        self._pulse.starts()
         child = os.fork()
         if child:
             os.close(reader)
