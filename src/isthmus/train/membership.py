@@ -25,6 +25,7 @@ from isthmus.core.worker import WorkerSpec
 from isthmus.train.device import HOST_BACKENDS
 from isthmus.train.events import EventLog
 from isthmus.train.pulse import Pulse
+from isthmus.train.traffic import lanes_between
 
 __all__ = ["Membership", "listen"]
 
@@ -63,10 +64,13 @@ class Membership:
         self._pulse, self._events = pulse, events
         self._transport: TcpTransport | None = None
 
-    def join(self) -> None:
-        """Make the default process group; a rank that has been in one before comes as a later incarnation."""
+    def join(self, timeout_s: float | None = None) -> None:
+        """Make the default process group; a rank that has been in one before comes as a later incarnation.
+
+        The others may take `timeout_s`, or as long as the spec says.
+        """
         if self._spec.backend == BACKEND:
-            self._meet(self._pulse.incarnation + 1, self._spec.rendezvous_timeout_s)
+            self._meet(self._pulse.incarnation + 1, timeout_s or self._spec.rendezvous_timeout_s)
         else:
             _join_plain(self._spec, self._workers, self._listener, self._device)
 
@@ -203,7 +207,8 @@ def _endpoint(spec: WorkerSpec, worker: WorkerAddress) -> Endpoint:
     if worker.cluster == spec.cluster:
         return Endpoint(worker.host, worker.port)
     route = spec.routes.get(worker.cluster)
-    return Endpoint(worker.host, worker.port, route, spec.lanes, spec.congestion_control)
+    lanes = lanes_between(spec.plan, spec.rank, worker.rank, spec.lanes)
+    return Endpoint(worker.host, worker.port, route, lanes, spec.congestion_control)
 
 
 def _join_plain(
