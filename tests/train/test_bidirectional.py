@@ -96,15 +96,17 @@ def test_replicas_of_two_copies_share_as_others_do(changes: dict, tmp_path: Path
 def test_workers_run_resume_and_export_it(tmp_path: Path) -> None:
     """Real processes in two clusters, one killed: another cut goes on from its checkpoint; the result opens.
 
-    1. One process trains. 2. Two stages, each with both copies, train until the first is killed. 3. Two
-    others go on from the newest checkpoint, which holds each layer once, and export the model.
+    1. One process trains. 2. Two stages, each with both copies, selective recomputation and the optimizer on
+    the host, train until the first is killed. 3. Two others, without either, go on from the newest
+    checkpoint, which holds each layer once, and export the model.
     """
     steps = 8
     training = {"evaluate_every": 4, "evaluate_samples": 5}
     job = make_job(tmp_path, "llama-tied", steps=steps, training=training, checkpoints={"every_steps": 3})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
     cut = moved(job, tmp_path / "cut")
-    plan = make_plan(job, [1, 4], "ab", schedule="dualpipe")
+    plan = make_plan(job, [1, 4], "ab", schedule="dualpipe", stage={"recompute": "selective"})
+    plan = plan.model_copy(update={"optimizer_on_host": True})
     with started(tmp_path / "cut", cut, plan) as first:
         first.wait_for_step(4)
         os.kill(first.processes[0].pid, signal.SIGKILL)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from isthmus.core.errors import PlanError
 from isthmus.core.job import Training
+from isthmus.core.worker import WorkerSpec
+from isthmus.train.executable import check_executable
 from isthmus.train.optimizer import Optimizer
 from isthmus.train.ownership import Ownership
 from isthmus.train.reduce_buckets import Held
+from tests.train.worker_jobs import make_job, make_plan
 
 
 def make(precision: str, seed: int = 0, **options: object) -> tuple[Optimizer, dict[str, nn.Parameter]]:
@@ -70,6 +76,17 @@ def test_its_state_moves_to_and_from_the_device(first: bool, second: bool) -> No
     assert all(torch.equal(one, after[1][name]) for name, one in straight[1].items())
 
 
+def test_a_plan_without_it_is_refused_to_a_job_that_asks(tmp_path: Path) -> None:
+    """A job that needs the room is not started on a plan that takes it; a plan may ask by itself."""
+    job = make_job(tmp_path, training={"optimizer_on_host": True})
+    without = make_plan(job, [1, 4])
+    asks = without.model_copy(update={"optimizer_on_host": True})
+    with pytest.raises(PlanError, match="optimizer_on_host is False in the plan and True in the job"):
+        check_executable(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=without))
+    check_executable(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=asks))
+    check_executable(WorkerSpec(run="r", attempt=1, rank=0, job=make_job(tmp_path), plan=asks))
+
+
 def test_a_share_of_it_is_on_the_host() -> None:
     """With ZeRO 1 the rows that this rank updates are kept there, and no others."""
     held = [[Held.whole("a", (6, 4)), Held.whole("b", (5,))]] * 2
@@ -79,8 +96,5 @@ def test_a_share_of_it_is_on_the_host() -> None:
     run(optimizer, parameters, range(1))
     updated = {name: sum(rows.num_rows for rows in of_name) for name, of_name in ownership.updated.items()}
     assert {name: len(optimizer.state()[f"weight/{name}"]) for name in updated} == updated
-    changed = {
-        name: int((one.detach() != before[name]).flatten(1).any(1).sum() if one.dim() > 1 else 0)
-        for name, one in parameters.items()
-    }
-    assert changed["a"] == updated.get("a", 0)
+    changed = (parameters["a"].detach() != before["a"]).any(1)
+    assert int(changed.sum()) == updated.get("a", 0)
