@@ -6,11 +6,12 @@ that two cores carry six stages.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -23,57 +24,109 @@ from isthmus.comm.mesh import Endpoint, connect, listen
 from isthmus.comm.tcp import TcpTransport
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule
-from isthmus.train.exchange import Exchange
+from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.pieces import StagePieces
 from isthmus.train.virtual_stage import VirtualStage
+from isthmus.wan.netns import NAMESPACES
 
 TIMEOUT_S = 60.0
+PINGS, PAUSE_S = 20, 0.01
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """What one rank is told: all of the pipeline, and which stage it is."""
+    """What one rank is told: all of the pipeline, and which stage it is.
+
+    Rank `r` listens at `hosts[r]`. Another cluster is reached by `routes`, or, in a `namespace` (emulated
+    packets), directly. `congestion_control` None leaves it to the host.
+    """
 
     rank: int
     clusters: tuple[str, ...]
-    routes: dict[str, str]
     schedule: Schedule
-    time: StageTime
+    times: tuple[StageTime, ...]
     shape: tuple[int, int]
     steps: int
+    hosts: tuple[str, ...]
+    routes: dict[str, str] = field(default_factory=dict)
+    namespace: str | None = None
     lanes: int = 4
+    congestion_control: str | None = "bbr"
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step at one rank: epoch seconds, what computing took beyond its time, waiting for messages."""
+    """One step at one rank: epoch seconds; what computing took beyond its time, and communication calls."""
 
     start_s: float
     end_s: float
     overrun_s: float
-    exposed_s: float
+    calls_s: float
 
 
-def take_precedence() -> None:
-    """Ask that this process and its threads run as soon as they can, whatever else the machine does.
+def begin(job: StageJob) -> None:
+    """Go where the job is: its namespace, and before whatever else the machine does.
 
     A chip does not wait for a processor that others use. Where the privilege is missing (CAP_SYS_NICE), the
     steps in which it did are left out.
     """
+    torch.set_num_threads(1)
+    if job.namespace is not None:
+        with (NAMESPACES / job.namespace).open() as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), f"namespace {job.namespace}")
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def run_stage(job: StageJob, pipe: Connection) -> None:
-    """Meet the others by way of `pipe` (own port out, all ports in), run the steps, send the times back."""
-    torch.set_num_threads(1)
-    take_precedence()
-    size = len(job.clusters)
+    """Run the steps among all ranks of the job; send a `StepTime` of each back."""
+    with _joined(job, pipe) as exchange:
+        layers = (job.rank, job.rank + 1)
+        model = VirtualStage(
+            layers, len(job.clusters), job.shape[1], dtype=torch.float32, device=torch.device("cpu")
+        )
+        executor = Executor(
+            StagePieces([model]),
+            job.rank,
+            range(len(job.clusters)),
+            exchange,
+            dtype=torch.float32,
+            stage_time=job.times[job.rank],
+        )
+        pipe.send([_step(executor, exchange, job) for _ in range(job.steps)])
+
+
+def run_ping(job: StageJob, pipe: Connection) -> None:
+    """Send a tensor of the job's shape to and fro between two ranks; send back half of each round trip."""
+    with _joined(job, pipe) as exchange:
+        exchange.account = Account()
+        found, out = [], torch.zeros(job.shape)
+        for number in range(PINGS):
+            back = torch.empty(job.shape)
+            receive = Message(back, 1 - job.rank, 2 * number + job.rank, False)
+            send = Message(out, 1 - job.rank, 2 * number + 1 - job.rank, True)
+            time.sleep(PAUSE_S)
+            start_s = time.perf_counter()
+            for one in (send, receive) if job.rank == 0 else (receive, send):
+                (work,) = exchange.start([one])
+                exchange.wait(work)
+            found.append((time.perf_counter() - start_s) / 2)
+        exchange.meet()
+        pipe.send(found)
+
+
+@contextmanager
+def _joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
+    """Meet the others by way of `pipe` (own port out, all ports in)."""
+    begin(job)
+    size, host = len(job.clusters), job.hosts[job.rank]
     greeting = Greeting("wan-pipeline", 1, job.rank, size)
-    with listen("127.0.0.1") as listener:
+    with listen(host) as listener:
         pipe.send(int(listener.getsockname()[1]))
         endpoints = [_endpoint(job, rank, port) for rank, port in enumerate(pipe.recv())]
         met = connect(greeting, endpoints, listener, TIMEOUT_S)
@@ -85,20 +138,9 @@ def run_stage(job: StageJob, pipe: Connection) -> None:
         rank=job.rank,
         world_size=size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        pg_options=IsthmusOptions(transport, job.clusters),
+        pg_options=IsthmusOptions(transport, job.clusters, host),
     )
-    exchange = Exchange(job.clusters, job.rank)
-    layers = (job.rank, job.rank + 1)
-    model = VirtualStage(layers, size, job.shape[1], dtype=torch.float32, device=torch.device("cpu"))
-    executor = Executor(
-        StagePieces([model]),
-        job.rank,
-        range(size),
-        exchange,
-        dtype=torch.float32,
-        stage_time=job.time,
-    )
-    pipe.send([_step(executor, exchange, job) for _ in range(job.steps)])
+    yield Exchange(job.clusters, job.rank)
     dist.destroy_process_group()
 
 
@@ -109,14 +151,14 @@ def _step(executor: Executor, exchange: Exchange, job: StageJob) -> StepTime:
     exchange.meet()
     start_s = time.time()
     executor.run(job.schedule, batches, account)
-    return StepTime(start_s, time.time(), account.overrun_s, account.exposed_communication_s)
+    return StepTime(start_s, time.time(), account.overrun_s, account.calls_s)
 
 
 def _endpoint(job: StageJob, rank: int, port: int) -> Endpoint:
     mine, theirs = job.clusters[job.rank], job.clusters[rank]
     if mine == theirs:
-        return Endpoint("127.0.0.1", port)
-    return Endpoint("127.0.0.1", port, job.routes[theirs], job.lanes)
+        return Endpoint(job.hosts[rank], port)
+    return Endpoint(job.hosts[rank], port, job.routes.get(theirs), job.lanes, job.congestion_control)
 
 
 def span_s(steps: Sequence[StepTime]) -> float:
