@@ -15,6 +15,9 @@ FEW_SPOTS = 4
 FEW_IN_CHAIN = 3
 """Of many spots every set of up to so many is tried as one chain, too."""
 
+MODEST = 1024
+"""Spots of more chips are not pooled, nor are several of many spots tried as one chain beside others."""
+
 Island = tuple[Spot, ...]
 
 
@@ -28,7 +31,7 @@ def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, .
             for chosen in itertools.combinations(spots, size):
                 yield from _partitioned(chosen)
         if may_pool(space):
-            yield from _pools(spots)
+            yield from _pools(spots, space)
         return
     space.thinned = True
     yield from dict.fromkeys(_many(spots, space))
@@ -36,9 +39,12 @@ def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, .
         yield from _large_pools(spots)
 
 
-def _pools(spots: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
+def _pools(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
     """Yield the sets of few spots with some pooled."""
     for pool, *others in pooled_lists(spots):
+        if pool.chips > MODEST:
+            space.thinned = True
+            continue
         for size in range(len(others) + 1):
             for chosen in itertools.combinations(others, size):
                 yield from _partitioned((pool, *chosen))
@@ -52,7 +58,8 @@ def _many(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
             yield _islands(chosen, partition)
     for size in range(2, FEW_IN_CHAIN + 1):
         for chosen in itertools.combinations(spots, size):
-            yield (chosen,)
+            if sum(spot.chips for spot in chosen) <= MODEST:
+                yield (chosen,)
 
 
 def may_pool(space: Space) -> bool:
@@ -68,6 +75,7 @@ def _partitioned(chosen: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
 def _large_pools(spots: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
     """Yield pools of two spots of a kind, then all of every kind, alone and with those of another kind."""
     kinds = {spot.kind: [one for one in spots if one.kind == spot.kind] for spot in spots}
+    kinds = {kind: some for kind, some in kinds.items() if sum(spot.chips for spot in some) <= MODEST}
     for alike in kinds.values():
         if len(alike) > 2:
             yield from (((pool_of(pair),),) for pair in itertools.combinations(alike, 2))
