@@ -18,7 +18,7 @@ DENSE_REPLICAS = 16
 REPLICA_STEP = 1.1
 COARSE_STEP = 1.5
 
-FEW_BACK = 4
+FEW_BACK = 3
 """Of at most so many stages at a spot any number is put at the end of a chain that returns to it."""
 
 
@@ -63,7 +63,7 @@ class Numbers:
         if stages <= FEW_BACK:
             return tuple(range(1, stages))
         self.thinned = True
-        return (1, 2, stages // 2)
+        return (1,)
 
     def _all(self, room: Sequence[int], coarse: bool) -> Iterator[tuple[int, tuple[int, ...]]]:
         most = [min(one, self.layers) for one in room]
