@@ -28,6 +28,7 @@ Lane = tuple[int, int]
 """A peer's rank and the number of a connection to it."""
 
 _POLL_S = 0.2
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def connect(
     """
     meeting = _Meeting(greeting, endpoints, time.monotonic() + timeout_s, clock)
     lanes = [(rank, lane) for rank in range(greeting.rank) for lane in range(endpoints[rank].lanes)]
-    with ThreadPoolExecutor(len(lanes) + 1, thread_name_prefix="isthmus-meet") as pool:
-        tasks = [pool.submit(meeting.accept, listener)]
+    with ThreadPoolExecutor(len(lanes) + 2, thread_name_prefix="isthmus-meet") as pool:
+        tasks = [pool.submit(meeting.accept, listener), pool.submit(meeting.look)]
         tasks += [pool.submit(meeting.dial, *one) for one in lanes]
         for task in tasks:
             task.add_done_callback(meeting.note)
@@ -153,6 +154,7 @@ class _Meeting:
     connections: dict[Lane, Connection] = field(default_factory=dict)
     errors: list[BaseException] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    accepted: threading.Event = field(default_factory=threading.Event)
     claimed: set[Lane] = field(default_factory=set)
     callers: dict[threading.Thread, socket.socket] = field(default_factory=dict)
     dialled: list[socket.socket] = field(default_factory=list)
@@ -171,6 +173,7 @@ class _Meeting:
         """End the meeting: nobody waits for an answer any longer."""
         self.errors.append(error)
         self.over.set()
+        self.accepted.set()
         with self.lock:
             dialled = list(self.dialled)
         for connection in dialled:
@@ -205,8 +208,7 @@ class _Meeting:
 
     def accept(self, listener: socket.socket) -> None:
         """Answer the higher ranks, all that connect at once, until all are there."""
-        higher = range(self.greeting.rank + 1, self.greeting.size)
-        expected = {(rank, lane) for rank in higher for lane in range(self.endpoints[rank].lanes)}
+        expected = self._expected()
         listener.settimeout(_POLL_S)
         while missing := expected - self.connections.keys():
             if self.over.is_set():
@@ -222,6 +224,22 @@ class _Meeting:
             except TimeoutError:
                 continue
             self._hear(connection)
+        self.accepted.set()
+
+    def look(self) -> None:
+        """Look now and then whether the higher ranks that are missing still listen; raise if one is gone."""
+        while not self.accepted.wait(_LOOK_S):
+            for rank in sorted({rank for rank, _ in self._expected() - self.connections.keys()}):
+                endpoint = self.endpoints[rank]
+                try:
+                    dial((endpoint.host, endpoint.port), endpoint.route, min(DIAL_S, self.left_s)).close()
+                except UnavailableError as error:
+                    if isinstance(error, PeerError) and not may_pass(error):
+                        raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error
+
+    def _expected(self) -> set[Lane]:
+        higher = range(self.greeting.rank + 1, self.greeting.size)
+        return {(rank, lane) for rank in higher for lane in range(self.endpoints[rank].lanes)}
 
     def end(self) -> None:
         """Turn away who has connected without saying who it is; return when nobody is being heard."""

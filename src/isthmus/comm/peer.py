@@ -103,6 +103,11 @@ class Peer:
         lane.start()
         return True
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the peer has taken leave by any lane."""
+        return any(one.peer_left for one in self._lanes.values())
+
     def fail(self, error: PeerError) -> None:
         """Fail everything that waits for this peer, now and from now on."""
         with self._lock:

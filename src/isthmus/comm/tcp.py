@@ -110,6 +110,10 @@ class TcpTransport:
             peer.join(max(deadline_s - time.monotonic(), 0.0))
         self._door.close()
 
+    def stragglers(self) -> list[int]:
+        """Return the ranks that have not taken leave, after `close`."""
+        return [rank for rank, peer in self._peers.items() if not peer.has_left]
+
     def abandon(self) -> None:
         """Cut all connections without a word: the ranks meet anew, or do not, by others."""
         with self._lock:

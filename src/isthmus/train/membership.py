@@ -92,7 +92,10 @@ class Membership:
         self._meet(self._pulse.incarnation + 1, self._spec.peer_timeout_s)
 
     def leave(self, reason: str = "") -> None:
-        """Leave the default process group; a `reason` tells the peers that the run has failed."""
+        """Leave the default process group; a `reason` tells the peers that the run has failed.
+
+        Without one, raises `PeerError` where a peer has not taken leave too: it may need us once more.
+        """
         group = dist.group.WORLD
         if reason and isinstance(group, IsthmusGroup):
             group.give_up(reason)
@@ -100,6 +103,9 @@ class Membership:
             dist.destroy_process_group()
         if self._transport is not None:
             self._transport.close(reason)
+            late = self._transport.stragglers()
+            if late and not reason:
+                raise PeerError(f"rank {', '.join(map(str, late))} ended without taking leave")
 
     def vanish(self) -> None:
         """Leave without a word, as a process that is killed: another one will take this rank's place."""

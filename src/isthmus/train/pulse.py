@@ -91,7 +91,7 @@ class Pulse:
         self._set("step", -1)
 
     def finishes(self) -> None:
-        """Note that nothing of the run is left to do."""
+        """Note that nothing of the run is left to do, though another rank may not know it yet."""
         self._set("finished", 1)
 
     def beat(self, waiting: bool) -> None:

@@ -47,17 +47,25 @@ class Recovery:
         self._figures: dict[str, float | None] = {}
 
     def persist(self, attempt: Callable[[], None], drain: Callable[[], None]) -> None:
-        """Call `attempt` until it ends without losing a peer; raises the loss that nothing mends.
+        """Call `attempt`, then leave, until both end without losing a peer; raises what nothing mends.
 
         `drain` sees to it that nothing begun before a loss goes on after it.
         """
         while True:
             try:
-                return attempt()
+                attempt()
+                self._pulse.finishes()
+                return self._membership.leave()
             except PeerError as error:
                 self._lost_s = self._lost_s or time.monotonic()
                 self._pulse.rest()
-                self._membership.rejoin(error, drain)
+                lost = error
+            try:
+                self._membership.rejoin(lost, drain)
+            except PeerError:
+                if self._pulse.read().finished:  # whoever is gone had all there was to have
+                    return None
+                raise
 
     def agree(
         self, exchange: Exchange, restore: Callable[[Snapshot], None], durable: Callable[[], int]

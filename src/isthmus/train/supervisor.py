@@ -63,14 +63,13 @@ class _Supervisor:
         gc.freeze()
         while True:
             status = self._watch(*self._start())
-            if self._pulse.read().finished:
-                return 0
             if status >= 0 and (status != BROKEN or self._pulse.read().usual_step_s == 0):
                 return status
             how = f"ended by {signal.Signals(-status).name}" if status < 0 else "ended by an error"
             self._events.tell("died", f"its process was {how}")
             if not self._may_restart(how):
-                return 128 - status if status < 0 else status
+                finished = self._pulse.read().finished
+                return 0 if finished else 128 - status if status < 0 else status
             self._events.tell("restarted", f"start {len(self._restarts)} of {MAX_RESTARTS}")
 
     def _may_restart(self, how: str) -> bool:

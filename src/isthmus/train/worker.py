@@ -34,6 +34,9 @@ from isthmus.train.rehearsal import rehearse
 TERMINATED = 128 + signal.SIGTERM
 """The exit status of a worker that was told to end."""
 
+FAREWELL_S = 5.0
+"""How long a rank that has done all it had to waits for others who may need it once more."""
+
 BROKEN = 1
 """The exit status of a worker that ended by an error that is nobody's: a defect, or a device's."""
 
@@ -67,11 +70,13 @@ def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
     folder.write_checkin(_address(spec, kept.listener))
     prepared = None if replaces else _prepared(spec)
     membership = Membership(spec, wait_for_ranks(folder, spec), kept.listener, device, kept.pulse, events)
-    membership.join()
+    if not _join(membership, kept.pulse.read().finished):
+        return
     memory = MemoryCheckpoint(kept.memory, spec.rank)
     try:
         if spec.job.compute == "virtual":
             rehearse(spec, schedule, folder)
+            membership.leave()
         else:
             recovery = Recovery(spec, membership, memory, kept.pulse, events)
             train(spec, schedule, prepared or prepare(spec), folder, recovery)
@@ -81,8 +86,17 @@ def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
         else:
             membership.leave(error.message if isinstance(error, IsthmusError) else one_line(error))
         raise
-    membership.leave()
-    kept.pulse.finishes()
+
+
+def _join(membership: Membership, finished: bool) -> bool:
+    """Meet the others; False where the run had `finished` already, and nobody is there any more."""
+    try:
+        membership.join(FAREWELL_S if finished else None)
+    except PeerError:
+        if finished:
+            return False
+        raise
+    return True
 
 
 def _prepared(spec: WorkerSpec) -> Prepared | None:
