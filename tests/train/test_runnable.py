@@ -1,0 +1,44 @@
+"""Rule: what the planner calls runnable the runtime executes; what it cannot, it refuses before start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.core.errors import PlanError
+from isthmus.core.plan import Plan
+from isthmus.core.worker import WorkerSpec
+from isthmus.plan.profile.model import RECOMPUTE
+from isthmus.plan.search.runnable import RUN_SCHEDULES, why_not_runnable
+from isthmus.schedule import SCHEDULES
+from isthmus.train.executable import check_executable
+from tests.train.worker_jobs import make_job, make_plan
+
+
+def both(folder: Path, fixed: dict[str, Any], **changes: Any) -> tuple[Plan, WorkerSpec]:
+    """Return a plan of two stages for a small job, and what its first worker is told."""
+    job = make_job(folder)
+    plan = make_plan(job, [2, 4], **changes).model_copy(update=fixed)
+    return plan, WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=plan)
+
+
+@pytest.mark.parametrize("schedule", RUN_SCHEDULES)
+def test_every_schedule_is_executed(schedule: str, tmp_path: Path) -> None:
+    """All that there are, with any kind of recomputation, and the optimizer on either side."""
+    assert set(RUN_SCHEDULES) == set(SCHEDULES)
+    for kind, on_host in zip(RECOMPUTE, (False, True) * 2, strict=True):
+        fixed = {"optimizer_on_host": on_host}
+        plan, spec = both(tmp_path, fixed, schedule=schedule, stage={"recompute": kind})
+        assert why_not_runnable(plan) is None
+        assert check_executable(spec).name == schedule
+
+
+@pytest.mark.parametrize("stage", [{"cp": 2}, {"ep": 2}])
+def test_what_is_refused_is_not_called_runnable(stage: dict[str, int], tmp_path: Path) -> None:
+    """Both sides say no, each with its reason."""
+    plan, spec = both(tmp_path, {}, stage=stage)
+    assert why_not_runnable(plan)
+    with pytest.raises(PlanError):
+        check_executable(spec)
