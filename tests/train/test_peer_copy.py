@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from isthmus.comm.memory import MemoryTransport, memory_transports
 from isthmus.train import peer_copy
 from isthmus.train.memory_checkpoint import MemoryCheckpoint
-from isthmus.train.memory_slot import Snapshot
 from isthmus.train.peer_choice import choose_holders
 from isthmus.train.peer_copy import PeerCopies, receive_slot, send_slot
 
@@ -54,23 +53,29 @@ def transports() -> Iterator[list[MemoryTransport]]:
 
 
 class Ranks:
-    """Three ranks with memory, each holding the copy of the one before, all in one folder."""
+    """Three ranks with memory, each holding the copy of the one before."""
 
     def __init__(self, transports: list[MemoryTransport], folder: Path) -> None:
-        self.memory = [MemoryCheckpoint("job-1", rank, folder) for rank in range(3)]
-        self.copies = [PeerCopies(one, "job-1", HOLDERS, folder) for one in transports]
+        self.memory = [MemoryCheckpoint(f"of-{rank}", rank, folder) for rank in range(3)]
+        self.copies = [
+            PeerCopies(one, memory, HOLDERS) for one, memory in zip(transports, self.memory, strict=True)
+        ]
 
     def take(self, step: int) -> None:
         """Let every rank take a snapshot and send it, until all have arrived."""
         for rank, (memory, copies) in enumerate(zip(self.memory, self.copies, strict=True)):
             state = {"weight/a": torch.full((300_000,), float(100 * rank + step))}
-            snapshot: Future[Snapshot] = memory.take(step, step, state)
-            copies.send(snapshot, lambda memory=memory: memory.slot(step))  # type: ignore[misc]
+            memory.take(step, step, state)
+            copies.send(step)
         for copies in self.copies:
             copies.wait()
 
     def clear(self) -> None:
-        for one in (*self.memory, *self.copies):
+        for copies in self.copies:
+            copies.close()
+            for held in copies.held.values():
+                held.clear()
+        for one in self.memory:
             one.clear()
 
 
@@ -90,7 +95,7 @@ def test_the_last_two_snapshots_are_at_the_peer(ranks: Ranks, tmp_path: Path) ->
         ranks.take(step)
         assert not any(copies.busy for copies in ranks.copies)
     assert [list(copies.held) for copies in ranks.copies] == [[2], [0], [1]]
-    held = MemoryCheckpoint("job-1-held-by-1", 0, tmp_path)
+    held = MemoryCheckpoint("of-1", 0, tmp_path)
     assert held.steps() == (2, 3)
     assert held.load(3).tensors["weight/a"][0] == 3.0
 

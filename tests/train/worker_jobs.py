@@ -113,13 +113,23 @@ class Workers:
 
 @contextmanager
 def started(
-    folder: Path, job: Job, plan: Plan, attempt: int = 1, program: str = "worker", **spec: Any
+    folder: Path,
+    job: Job,
+    plan: Plan,
+    attempt: int = 1,
+    program: str = "worker",
+    hosts: Sequence[str] = (),
+    **spec: Any,
 ) -> Iterator[Workers]:
-    """Start one process per rank and give them the rank map; whatever still runs at the end is killed."""
+    """Start one process per rank and give them the rank map; whatever still runs at the end is killed.
+
+    Rank r listens at `hosts[r]`, where given: different addresses stand for different machines.
+    """
     folders = [WorkerFolder(folder / f"{attempt}/rank-{rank}") for rank in range(len(plan.ranks))]
     workers = Workers(folders)
     for rank, place in enumerate(folders):
-        own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **spec)
+        here = {"host": hosts[rank]} if hosts else {}
+        own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
         place.write_spec(own)
         with place.log.open("wb") as log:
             command = [sys.executable, "-W", "error", "-m", f"isthmus.train.{program}", str(place.path)]

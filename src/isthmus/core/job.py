@@ -73,11 +73,16 @@ class Training(Frozen):
 
 
 class Checkpoints(Frozen):
-    """Where and how often the state of training is written; `every_steps` 0 means only at the end."""
+    """Where and how often the state of training is written; `every_steps` 0 means only at the end.
+
+    Besides, after every step each worker keeps its state in memory, and a copy in that of another machine of
+    its cluster; where the cluster has no other, and with `copies_across_clusters`, of another cluster.
+    """
 
     folder: str
     every_steps: Index = 100
     keep: Count = 2
+    copies_across_clusters: bool = False
 
 
 class Placement(Frozen):

@@ -16,6 +16,7 @@ from isthmus.data import Batch, Dataset, open_dataset
 from isthmus.data.tokenizer import tokenizer_file
 from isthmus.schedule import Schedule, forward_only
 from isthmus.train.checkpoint_folder import make_folder
+from isthmus.train.copies import Copies
 from isthmus.train.device import HOST_BACKENDS, choose_device, device_name, synchronize
 from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor
@@ -121,8 +122,10 @@ def _train(run: _Run) -> None:
     """Train from the newest state that all ranks have to the end, unless one is lost (`PeerError`)."""
     spec, recovery = run.spec, run.recovery
     run.saver.meet()
-    first, total = recovery.agree(run.exchange, run.restore, run.resume), spec.job.training.steps
-    recovery.keep(first, run.samples, run.state())
+    run.copies.meet(run.saver)
+    first = recovery.agree(run.exchange, run.restore, run.resume, run.saver.newest_step())
+    total = spec.job.training.steps
+    run.keep(first)
     board = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None
     with MetricsLog(run.folder.metrics, spec, board, first) as log:
         for step in range(first, total):
@@ -139,7 +142,7 @@ def _train(run: _Run) -> None:
             if "loss" in values:
                 print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
             run.stop_if_lost(step)
-            recovery.keep(step + 1, run.samples, run.state())
+            run.keep(step + 1)
     run.export()
 
 
@@ -184,10 +187,11 @@ class _Run:
         self.exchange = _exchange(spec, prepared.pieces.device)
         self.ownership = self._meet()
         self.saver = Saver(spec, folder, self.ownership, self.exchange)
+        self.copies = Copies(spec, folder, recovery, self.exchange)
         self.optimizer = Optimizer(
             prepared.pieces.global_named_parameters(),
             self.training,
-            sum_over_all=self.exchange.sum_over_all,
+            sum_over_all=self.copies.sum_over_all,
             ownership=self.ownership,
             reducer=Reducer(self.ownership.buckets, spec.rank, self.exchange),
             on_host=spec.plan.optimizer_on_host,
@@ -221,6 +225,12 @@ class _Run:
     def state(self) -> dict[str, torch.Tensor]:
         """Return all that this rank needs to go on from here; the tensors are those it trains."""
         return self.optimizer.own_state() | {_GENERATOR: torch.get_rng_state()}
+
+    def keep(self, step: int) -> None:
+        """Keep the state after `step` steps in memory, here and at a peer, unless copies are on their way."""
+        if not self.copies.delayed:
+            self.recovery.keep(step, self.samples, self.state())
+            self.copies.send(step)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to what `state` was."""

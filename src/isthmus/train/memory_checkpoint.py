@@ -36,12 +36,19 @@ class MemoryCheckpoint:
     """
 
     def __init__(self, run: str, rank: int, folder: Path | None = None) -> None:
-        self._folder = (folder or default_folder()) / f"isthmus-{run}"
+        self._run, self._root = run, folder or default_folder()
+        self._folder = self._root / f"isthmus-{run}"
         self._slots = [MemorySlot(self._folder / f"rank-{rank:05d}.{number}") for number in (0, 1)]
         self._steps: list[int | None] | None = None
         self._verified: list[Snapshot | None] = [None, None]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-memory")
         self._copying: Future[Snapshot] | None = None
+        self.last: Future[Snapshot] | None = None
+        """What `take` has returned last."""
+
+    def sibling(self, rank: int) -> MemoryCheckpoint:
+        """Return the snapshots of another rank in the same place: they go when this rank's go."""
+        return MemoryCheckpoint(self._run, rank, self._root)
 
     def take(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> Future[Snapshot]:
         """Begin the snapshot of the state after `step` steps in place of the older one; return what comes.
@@ -55,7 +62,7 @@ class MemoryCheckpoint:
         older = _older(steps)
         steps[older] = self._verified[older] = None
         ready = copy_ready(tensors.values())
-        self._copying = self._pool.submit(self._copy, older, index, dict(tensors), ready)
+        self.last = self._copying = self._pool.submit(self._copy, older, index, dict(tensors), ready)
         return self._copying
 
     def wait(self) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -21,7 +20,7 @@ from isthmus.comm.transport import Transport
 from isthmus.comm.work import payload_of
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.train.memory_checkpoint import MemoryCheckpoint
-from isthmus.train.memory_slot import MemorySlot
+from isthmus.train.memory_slot import MemorySlot, Snapshot
 
 PIECE_BYTES = 2**20
 SHARE = 0.5
@@ -86,22 +85,17 @@ def receive_slot(transport: Transport, peer: int, into: MemoryCheckpoint, *, bac
 
 
 class PeerCopies:
-    """Rank `rank`'s copy at `holders[rank]`, and the copies that it holds for others, below `folder`.
+    """The copy of `memory`, this rank's, at its holder, and the copies that it holds for others.
 
-    `run` names the run as for `MemoryCheckpoint`. Threads end once the transport is closed.
+    `holders` are by rank. Threads end once the transport is closed.
     """
 
-    def __init__(
-        self, transport: Transport, run: str, holders: Sequence[int | None], folder: Path | None = None
-    ) -> None:
-        rank = transport.rank
-        self._transport, self._holder = transport, holders[rank]
+    def __init__(self, transport: Transport, memory: MemoryCheckpoint, holders: Sequence[int | None]) -> None:
+        self._transport, self._memory, self._holder = transport, memory, holders[transport.rank]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-copy")
         self._sending: Future[bool] | None = None
         self.held = {
-            other: MemoryCheckpoint(f"{run}-held-by-{rank}", other, folder)
-            for other, holder in enumerate(holders)
-            if holder == rank
+            other: memory.sibling(other) for other, holder in enumerate(holders) if holder == transport.rank
         }
 
     def start(self) -> None:
@@ -111,10 +105,11 @@ class PeerCopies:
                 target=self._hold, args=(other, held), name=f"isthmus-hold-{other}", daemon=True
             ).start()
 
-    def send(self, snapshot: Future[object], slot: Callable[[], MemorySlot | None]) -> None:
-        """Begin to send what `slot` names once `snapshot` is whole; it is not to change while `busy`."""
-        if self._holder is not None:
-            self._sending = self._pool.submit(self._send, self._holder, snapshot, slot)
+    def send(self, step: int) -> None:
+        """Begin to send the snapshot after `step` steps, once it is whole; it stays while `busy`."""
+        last = self._memory.last
+        if self._holder is not None and last is not None:
+            self._sending = self._pool.submit(self._send, self._holder, step, last)
 
     @property
     def busy(self) -> bool:
@@ -127,18 +122,16 @@ class PeerCopies:
             with suppress(UnavailableError):
                 self._sending.result()
 
-    def clear(self) -> None:
-        """Remove what is held for others; nobody sends any more."""
+    def close(self) -> None:
+        """Send no more; what is held stays."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for held in self.held.values():
-            held.clear()
 
-    def _send(self, holder: int, snapshot: Future[object], slot: Callable[[], MemorySlot | None]) -> bool:
-        snapshot.result()
-        mine = slot()
-        whole = mine is not None and send_slot(self._transport, holder, mine, share=SHARE)
+    def _send(self, holder: int, step: int, last: Future[Snapshot]) -> bool:
+        last.result()
+        slot = self._memory.slot(step)
+        whole = slot is not None and send_slot(self._transport, holder, slot, share=SHARE)
         if not whole:
-            print(f"warning: rank {holder} holds no copy of the last snapshot", flush=True)
+            print(f"warning: rank {holder} holds no copy of the state after step {step}", flush=True)
         return whole
 
     def _hold(self, other: int, held: MemoryCheckpoint) -> None:

@@ -39,7 +39,7 @@ class Recovery:
         pulse: Pulse,
         events: EventLog,
     ) -> None:
-        self._membership, self._memory, self._pulse, self._events = membership, memory, pulse, events
+        self._membership, self.memory, self._pulse, self._events = membership, memory, pulse, events
         self._pace = Pace(_planned_s(spec))
         self._lost_s: float | None = None
         self._done = 0
@@ -67,41 +67,47 @@ class Recovery:
                     return None
                 raise
 
+    @property
+    def met_before(self) -> bool:
+        """Whether the ranks of this attempt have met before, and a rank was lost since."""
+        return self._pulse.incarnation > 0
+
     def agree(
-        self, exchange: Exchange, restore: Callable[[Snapshot], None], durable: Callable[[], int]
+        self, exchange: Exchange, restore: Callable[[Snapshot], None], durable: Callable[[], int], saved: int
     ) -> int:
         """Go to the newest state that every rank has, and return how many steps it is after.
 
-        `restore` takes over a snapshot; where there is none that all have, `durable` loads the newest
-        checkpoint. Raises `UnavailableError` where that is none, and this rank has trained already.
+        `restore` takes over a snapshot; where there is none that all have, or none as new as the checkpoint
+        after `saved` steps, `durable` loads the newest checkpoint. Raises `UnavailableError` where that is
+        none, and this rank has trained already.
         """
-        mine = self._memory.steps()
+        mine = self.memory.steps()
         padded = [*mine, *[_NONE] * (_SLOTS - len(mine))]
         known = exchange.gather(torch.tensor(padded, dtype=torch.int64))
         common = set.intersection(*({int(step) for step in of_rank} for of_rank in known)) - {_NONE}
-        if common:
-            step = max(common)
-            restore(self._memory.load(step))
+        if common and (step := max(common)) >= saved:
+            restore(self.memory.load(step))
         elif (step := durable()) == 0:
             self._begin_again(restore)
-        self._memory.forget_after(step)
+        self.memory.forget_after(step)
         self._resumed(step)
         return step
 
     def begins(self, step: int) -> None:
         """Take note that `step` begins."""
+        self._done = step
         self._pulse.begins(step)
 
     def settle(self) -> None:
         """Return once the last snapshot is whole: before weights change, here or elsewhere."""
         if self._keeps:
-            self._unless_full(self._memory.wait)
+            self._unless_full(self.memory.wait)
 
     def keep(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Begin the snapshot of the state after `step` steps."""
         self._done = step
-        if self._keeps and step not in self._memory.steps():
-            self._unless_full(lambda: self._memory.take(step, samples, tensors))
+        if self._keeps and step not in self.memory.steps():
+            self._unless_full(lambda: self.memory.take(step, samples, tensors))
 
     def ends(self, compute_s: float) -> dict[str, float | None]:
         """Take note that the step is done and computed for `compute_s`; return what a recovery has cost."""
@@ -113,8 +119,8 @@ class Recovery:
 
     def _begin_again(self, restore: Callable[[Snapshot], None]) -> None:
         """Go back to the state before the first step: a rank had none when it was lost, and none is saved."""
-        if 0 in self._memory.steps():
-            restore(self._memory.load(0))
+        if 0 in self.memory.steps():
+            restore(self.memory.load(0))
         elif self._done > 0:
             raise UnavailableError(
                 "a rank has lost its snapshots, and there is no checkpoint",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from isthmus.comm.group import IsthmusGroup
 from isthmus.core.errors import PeerError
 from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
-from isthmus.train.checkpoint_folder import clear_unfinished, load, read_back
+from isthmus.train.checkpoint_folder import clear_unfinished, load, manifests, read_back
 from isthmus.train.dcp_layout import Piece
 from isthmus.train.durable import DurableWriter
 from isthmus.train.exchange import Exchange
@@ -65,6 +65,11 @@ class Saver:
         torch.set_rng_state(random_state.tensor)
         print(f"rank {rank}: resumed from {self._folder} after step {manifest.step}", flush=True)
         return Snapshot(manifest.step, manifest.samples, tensors)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint on disk that rank 0 sees, whole or not; 0 without one."""
+        mine = next(manifests(self._folder), None) if self._spec.rank == 0 else None
+        return self._exchange.from_first([0 if mine is None else mine.step])[0]
 
     def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
         """Begin to write the checkpoint after `step` steps; the run's last one is waited for.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from isthmus.comm.group import BACKEND
 from isthmus.comm.mesh import listen
-from isthmus.core.errors import InputError, IsthmusError
+from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.train.events import EventLog
@@ -47,7 +47,10 @@ def supervise(folder: WorkerFolder) -> int:
     spec = folder.read_spec()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     with listen(spec.host) as listener, MemoryLease(spec) as lease:
-        return _Supervisor(folder, spec, Kept(listener, lease.run, Pulse(), is_supervised=True)).run()
+        status = _Supervisor(folder, spec, Kept(listener, lease.run, Pulse(), is_supervised=True)).run()
+        if status == PeerError.exit_code:
+            lease.leave()
+        return status
 
 
 class _Supervisor:

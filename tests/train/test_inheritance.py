@@ -1,0 +1,113 @@
+"""Rules of what an attempt takes over from the memory that the one before has left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.core.errors import PeerError
+from isthmus.core.worker import WorkerSpec
+from isthmus.train.inheritance import givers_of
+from isthmus.train.memory_checkpoint import default_folder
+from isthmus.train.memory_lease import MemoryLease, left_behind, told_of
+from tests.train.worker_jobs import make_job, make_plan, run_job, started
+
+places = st.lists(
+    st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=2)), min_size=3, max_size=3
+)
+
+
+@settings(deadline=None)
+@given(told=places, after=st.integers(-1, 5), may_send=st.booleans())
+def test_the_newest_state_that_all_ranks_have_somewhere(
+    told: list[dict[int, list[int]]], after: int, may_send: bool
+) -> None:
+    """Each giver has what it gives, a rank that has its own gives it itself, and no newer step would do."""
+
+    def seen(rank: int, step: int) -> list[int]:
+        return [one for one in range(3) if step in told[one].get(rank, ()) and (may_send or one == rank)]
+
+    found = givers_of(told, after, may_send=may_send)
+    possible = [step for step in range(after + 1, 6) if all(seen(rank, step) for rank in range(3))]
+    assert (found is None) == (not possible)
+    if found is not None:
+        step, givers = found
+        assert step == max(possible)
+        for rank, giver in enumerate(givers):
+            assert giver in seen(rank, step)
+            assert giver == rank or rank not in seen(rank, step)
+
+
+def spec_of(folder: Path) -> WorkerSpec:
+    job = make_job(folder)
+    return WorkerSpec(run="job-1", attempt=1, rank=0, job=job, plan=make_plan(job, [4]))
+
+
+def test_a_lease_is_left_only_where_it_is_said_so(tmp_path: Path) -> None:
+    """What was left is found by the same run alone, and only once nobody holds it."""
+    spec, shared = spec_of(tmp_path), tmp_path / "shm"
+    shared.mkdir()
+    with MemoryLease(spec, shared):
+        assert list(left_behind(told_of(spec), shared)) == []
+    assert list(shared.iterdir()) == []
+    with MemoryLease(spec, shared) as lease:
+        lease.leave()
+    assert list(left_behind(told_of(spec), shared)) == [lease.run]
+    checkpoints = spec.job.checkpoints.model_copy(update={"folder": "/elsewhere"})
+    other = spec.model_copy(update={"job": spec.job.model_copy(update={"checkpoints": checkpoints})})
+    assert list(left_behind(told_of(other), shared)) == []
+
+
+def test_what_was_left_and_not_taken_up_is_removed(tmp_path: Path) -> None:
+    """The next lease on the machine removes it, once the time for another attempt is over."""
+    spec, shared = spec_of(tmp_path), tmp_path / "shm"
+    shared.mkdir()
+    with MemoryLease(spec, shared) as lease:
+        lease.leave()
+    with MemoryLease(spec, shared):
+        assert list(left_behind(told_of(spec), shared)) == [lease.run]
+    for file in (shared / f"isthmus-{lease.run}").iterdir():
+        os.utime(file, (0, 0))
+    with MemoryLease(spec, shared):
+        assert list(left_behind(told_of(spec), shared)) == []
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> None:
+    """A machine is lost; the next attempt goes on from memory, with the bits of a run that nothing befell.
+
+    1. Three ranks on three machines of a cluster, no checkpoint on disk. 2. One machine is gone, its memory
+    too: the others end, and leave theirs. 3. The next attempt begins after a step that all had done.
+    """
+    job = make_job(tmp_path, steps=40)
+    plan = make_plan(job, [1, 3, 4], "aaa")
+    straight_job = job.model_copy(
+        update={"checkpoints": job.checkpoints.model_copy(update={"folder": str(tmp_path / "straight")})}
+    )
+    straight = run_job(tmp_path / "straight", straight_job, plan)
+    hosts = [f"127.0.0.{number}" for number in (1, 2, 3)]
+    with started(tmp_path, job, plan, program="supervisor", hosts=hosts) as first:
+        first.wait_for_step(6)
+        os.killpg(first.processes[1].pid, signal.SIGKILL)
+        for run in left_by(first.folders[1].read_spec()):
+            shutil.rmtree(default_folder() / f"isthmus-{run}")
+        assert first.wait() == [PeerError.exit_code, -signal.SIGKILL, PeerError.exit_code]
+    second = run_job(tmp_path, job, plan, attempt=2, program="supervisor", hosts=hosts)
+    begun = 40 - len(second.losses())
+    assert begun >= 3
+    assert "the last attempt left the state after step" in second.log(1)
+    assert second.losses() == straight.losses()[begun:]
+    assert left_by(second.folders[0].read_spec()) == []
+
+
+def left_by(spec: WorkerSpec) -> list[str]:
+    """The leases that a rank of a spec's attempt has left."""
+    begin = f"{spec.run}-{spec.attempt}-{spec.rank}-"
+    return [run for run in left_behind(told_of(spec)) if run.startswith(begin)]
