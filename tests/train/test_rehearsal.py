@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.work import SendWork
@@ -48,6 +48,7 @@ def stage_of(layers: tuple[int, int]) -> VirtualStage:
     return VirtualStage(layers, 6, 8, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
+@settings(max_examples=30, deadline=None)
 @given(first=st.integers(0, 4), size=st.integers(1, 3), tokens=st.integers(1, 9))
 def test_a_stage_keeps_shapes_and_allocates_once(first: int, size: int, tokens: int) -> None:
     """[B, S] or [B, S, H] in, [B, S, H] out and back, all in one piece of memory whatever the micro-batch."""
@@ -144,6 +145,7 @@ def names_by_rank(plan: Plan, tied: bool = False) -> list[set[str]]:
     return [{one.name for one in of_rank} for of_rank in held_by(plan, lambda _: 1, tied)]
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     cuts=st.lists(
         st.tuples(st.integers(1, 4), st.text("abc", min_size=2, max_size=2)), min_size=2, max_size=4
