@@ -2,10 +2,10 @@
 
 Three stages of a tiny model train in two clusters joined by a proxy, each supervised. `detected` is
 until the first rank tells of it, `resumed` until all train on (after a cut: once the line is back), `lost`
-the steps done again. A faulted run must end with the undisturbed run's losses, bit by bit; where a supervisor is
-killed, for which nothing takes its place, with the reason, and the next attempt with those losses.
-Options: `--quick` (a short cut, ten seeds), `--runs N`, `--seed S` (the first of N seeds; with `--runs 1`
-that one alone, to look into it), `--json`.
+the steps done again. A faulted run must end with the undisturbed run's losses, bit by bit; where a supervisor
+is killed, for which nothing takes its place, with the reason, and the next attempt with those losses.
+Options: `--quick` (a short cut, ten seeds), `--runs N` faults from `--seed S` on, `--only SEED...` (these
+and nothing else), `--json`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._fault_kinds import STEPS, Fault, outcome
@@ -69,10 +70,10 @@ def cut(job: Job, folder: Path, cut_s: float) -> list[Row]:
     return _rows(f"a WAN cut of {cut_s:g} s", [detected_s], [resumed_s], [repeated], same)
 
 
-def seeds(job: Job, folder: Path, undisturbed: dict[int, float], first: int, count: int) -> list[Row]:
-    """Run `count` faults by seed; tell on standard error of each, and what is wrong with any."""
+def seeds(job: Job, folder: Path, undisturbed: dict[int, float], chosen: Sequence[int]) -> list[Row]:
+    """Run faults by seed; tell on standard error of each, and what is wrong with any."""
     good = 0
-    for seed in range(first, first + count):
+    for seed in chosen:
         fault = Fault.of(seed)
         try:
             wrong = outcome(fault, job, folder / f"seed-{seed}", undisturbed)
@@ -80,7 +81,8 @@ def seeds(job: Job, folder: Path, undisturbed: dict[int, float], first: int, cou
             wrong = str(error)
         good += not wrong
         print(f"{fault}: {wrong or 'as undisturbed'}", file=sys.stderr, flush=True)
-    what = f"{count} faults by seed from {first} on: share that ends as it must"
+    count = len(chosen)
+    what = f"{count} faults by seed: share that ends as it must"
     return [Row(what=what, ours=good / count, unit="", target="1", met=good == count)]
 
 
@@ -121,18 +123,22 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a short cut, and ten seeds")
     parser.add_argument("--runs", type=int, help=f"faults by seed (default {RUNS})")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these faults, and nothing else")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     runs = options.runs if options.runs is not None else QUICK_RUNS if options.quick else RUNS
+    chosen = options.only or range(options.seed, options.seed + runs)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = small_job(folder, STEPS)
         with run_of(folder / "undisturbed", below(job, folder / "undisturbed")) as run:
             run.end()
             undisturbed = run.losses()
-        rows = kills(job, folder, undisturbed, RANKS if options.quick else KILLS)
-        rows += cut(job, folder, QUICK_CUT_S if options.quick else CUT_S)
-        rows += seeds(job, folder, undisturbed, options.seed, runs)
+        rows = []
+        if not options.only:
+            rows += kills(job, folder, undisturbed, RANKS if options.quick else KILLS)
+            rows += cut(job, folder, QUICK_CUT_S if options.quick else CUT_S)
+        rows += seeds(job, folder, undisturbed, chosen)
     print_rows(rows, options.json)
     return 0
 
