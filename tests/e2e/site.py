@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -38,9 +39,8 @@ CONFIG = {
 }
 
 
-def three_clusters() -> dict[str, Any]:
-    """Three owners with one core of 800 kB each: `CONFIG` needs all three. 2 ms and 1 Gbit/s apart."""
-    names = ("north", "south", "west")
+def clusters_of(cores: dict[str, int], memory_scale: float) -> dict[str, Any]:
+    """Clusters of so many cores each, of that part of a core's memory, 2 ms and 1 Gbit/s apart."""
     return {
         "clusters": [
             {
@@ -51,23 +51,28 @@ def three_clusters() -> dict[str, Any]:
                         "name": "cpu",
                         "chip": "CPU-core",
                         "nodes": 1,
-                        "chips_per_node": 1,
-                        "virtual": {"memory_scale": 2e-4},
+                        "chips_per_node": count,
+                        "virtual": {"memory_scale": memory_scale},
                     }
                 ],
             }
-            for name in names
+            for name, count in cores.items()
         ],
         "links": [
             {"between": [a, b], "bandwidth_gbps": 1, "round_trip_ms": 2}
-            for a, b in (("north", "south"), ("south", "west"), ("north", "west"))
+            for a, b in itertools.combinations(cores, 2)
         ],
     }
 
 
-def make_folder(folder: Path) -> Pool:
-    """Fill `folder` with the pool file, a model and a text; return the pool."""
-    pool = three_clusters()
+def three_clusters() -> dict[str, Any]:
+    """Three owners with one core of 800 kB each: `CONFIG` needs all three."""
+    return clusters_of({"north": 1, "south": 1, "west": 1}, 2e-4)
+
+
+def make_folder(folder: Path, pool: dict[str, Any] | None = None) -> Pool:
+    """Fill `folder` with the file of `pool` (of `three_clusters`), a model and a text; return the pool."""
+    pool = pool or three_clusters()
     (folder / "pool.yaml").write_text(yaml.safe_dump(pool))
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(CONFIG))

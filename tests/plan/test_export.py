@@ -260,12 +260,14 @@ def test_the_runtimes_plan_is_a_plan_file(tmp_path):
     file.write_text(to_runtime(plan, model_of(8)).text)
     read = load_plan(file)
     assert (read.stages, read.schedule, read.zero) == (plan.stages, "overlapped", 0)
-    with pytest.raises(PlanError, match="2 replicas"):
-        to_runtime(staged((5, 3), dp=2), model_of(8))
+    file.write_text(to_runtime(staged((5, 3), dp=2, zero=1), model_of(8)).text)
+    assert (load_plan(file).dp, load_plan(file).zero) == (2, 1)
+    with pytest.raises(PlanError, match="ZeRO stage 2"):
+        to_runtime(staged((5, 3), dp=2, zero=2), model_of(8))
 
 
-def test_local_steps_and_sizes_by_replica_are_refused_everywhere():
-    """Neither framework averages every few steps or takes unlike micro-batches; nor does our runtime."""
+def test_local_steps_and_sizes_by_replica_are_refused_elsewhere():
+    """Neither framework averages every few steps or takes unlike micro-batches; ours takes these."""
     plan = staged((8,), dp=2, micro_batches=4)
     apart = with_stages(plan, (plan.stages[0], plan.stages[1].model_copy(update={"cluster": "b"})))
     local = apart.model_copy(update={"local_steps": 20})
@@ -277,5 +279,4 @@ def test_local_steps_and_sizes_by_replica_are_refused_everywhere():
             assert caught.value.hint
     with pytest.raises(PlanError, match="20 local steps between averages"):
         to_runtime(local, model_of(8))
-    with pytest.raises(PlanError, match="micro-batch sizes by replica"):
-        to_runtime(sized, model_of(8))
+    assert "replica_micro_batch_sizes: [1, 2]" in to_runtime(sized, model_of(8)).text

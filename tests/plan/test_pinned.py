@@ -8,6 +8,7 @@ from benchmarks._planning import TOY, job, pool
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.plan import Answer, Limits, Question, search_plans
+from isthmus.plan.search.runnable import why_not_runnable
 
 TWO_SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 
@@ -55,11 +56,22 @@ def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], r
         ask(parallel=parallel)
 
 
-@pytest.mark.parametrize("name", ["cp", "ep", "dp"])
+@pytest.mark.parametrize("name", ["cp", "ep"])
 def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
-    """The runtime has one chip per stage and one replica: a job that fixes more is told so."""
+    """The runtime has one chip per stage: a job that fixes more is told so."""
     with pytest.raises(PlanError, match=f"parallel.{name} 2: the runtime"):
         ask(Limits(executable=True), parallel={name: 2})
+
+
+def test_the_runtime_gets_plans_with_replicas() -> None:
+    """Where chips are left over, a job to be run gets replicas, of like pipelines; and the number it fixes."""
+    executable = Limits(executable=True)
+    assert max(plan.dp for plan in ask(executable).plans) > 1
+    fixed = ask(executable, parallel={"dp": 2}).plans
+    assert {plan.dp for plan in fixed} == {2}
+    for plan in fixed:
+        assert why_not_runnable(plan) is None
+        assert plan.pipeline(0)[0].layers == plan.pipeline(1)[0].layers
 
 
 def test_degrees_that_this_pool_cannot_keep_are_named_in_the_refusals() -> None:

@@ -63,14 +63,14 @@ def test_unlike_replicas_train_what_one_process_trains(variant: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["llama", "qwen3-tied-window", "mixtral", "qwen3-moe-tied-sparse"])
+@pytest.mark.parametrize("variant", ["qwen3-tied-window", "qwen3-moe-tied-sparse"])
 def test_the_curves_of_200_steps_agree(variant: str, tmp_path: Path) -> None:
-    """Even, uneven and unlike replicas agree with one process to 1e-4 at each of 200 steps."""
+    """Even replicas, and unlike ones with ZeRO-1, agree with one process to 1e-4 at each of 200 steps."""
     model, training = write_config(tmp_path, variant), make_training(steps=200)
     alone = curve(model, make_plan([ONE], LENGTH), training)
     even = [Cut(ends=[2, 4], clusters=two, micro_batches=2, size=2) for two in ("ab", "ab")]
-    for cuts, schedule in ((even, "1f1b"), (UNLIKE, "1f1b"), (UNLIKE, "overlapped")):
-        close(curve(model, make_plan(cuts, LENGTH, schedule=schedule), training), alone, 1e-4)
+    for cuts, zero in ((even, 0), (UNLIKE, 1)):
+        close(curve(model, make_plan(cuts, LENGTH, zero=zero), training), alone, 1e-4)
 
 
 @pytest.mark.slow

@@ -52,11 +52,10 @@ class Numbers:
     def replicas(self, room: int, micro_batches: int) -> tuple[int, ...]:
         """Return the numbers of replicas to try where at most `room` fit, for so many micro-batches."""
         most = min(room, micro_batches)
-        if self.limits.executable:
-            return (1,)
         if self.limits.dp:
             return (self.limits.dp,) if self.limits.dp <= most else ()
-        return _fewer(most) if self.thrifty or self.limits.max_chips else (most,)
+        fewer = self.thrifty or self.limits.max_chips or self.limits.executable
+        return _fewer(most) if fewer else (most,)
 
     def back(self, stages: int) -> tuple[int, ...]:
         """Return how many of a spot's stages to put at the end of a chain that returns to it."""

@@ -51,8 +51,6 @@ def _impossible(limits: Limits, job: Job, task: Task) -> str:
         if limits.tp and attention and attention.num_kv_heads % limits.tp:
             heads = attention.num_kv_heads
             return f"parallel.tp {limits.tp} does not divide the {heads} key and value heads"
-        if limits.dp and limits.dp > 1:
-            return f"parallel.dp {limits.dp}: the runtime runs one replica"
     if limits.pp and limits.pp > layers:
         return f"parallel.pp {limits.pp}: the model has {layers} layers"
     if limits.tp and attention and attention.num_heads % limits.tp:

@@ -15,10 +15,10 @@ def why_not_runnable(plan: Plan) -> str | None:
     """
     if plan.local_steps > 1:
         return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
-    if plan.replica_micro_batch_sizes:
-        return "micro-batch sizes by replica: the runtime has one size"
-    if plan.dp > 1:
-        return f"{plan.dp} replicas: the runtime runs one"
+    if plan.zero > 1:
+        return f"ZeRO stage {plan.zero}: the runtime deals out the optimizer's state alone, stage 1"
+    if plan.overlap_gradients:
+        return "gradients reduced during the backward: the runtime reduces them after it"
     for name in ("cp", "ep"):
         most = max(getattr(stage, name) for stage in plan.stages)
         if most > 1:
