@@ -64,7 +64,7 @@ def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
 
 
 def test_the_runtime_gets_plans_with_replicas() -> None:
-    """Where chips are left over, a job to be run gets replicas, of like pipelines; and the number it fixes."""
+    """Where chips are left over, a job to be run gets replicas of like pipelines; or the number it fixes."""
     executable = Limits(executable=True)
     assert max(plan.dp for plan in ask(executable).plans) > 1
     fixed = ask(executable, parallel={"dp": 2}).plans
