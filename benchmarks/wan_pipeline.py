@@ -11,8 +11,8 @@ of 2 MiB over emulated links of 1 Gbit/s. Parts:
 - `uneven`: chips of speed 1 : 2 : 4 with layers to match, beside the sum of the three alone;
 - `simulator`: random plans beside `isthmus.sim`, which is told of messages what two ranks alone measured.
 Stages, ours and the peer's, take precedence over other work where they may (real-time priority). A step
-counts unless computing overran its time by more than 1 % of the step at some stage: then the machine was busy with
-something else.
+counts unless computing overran its time by more than 1 % of the step at some stage: then the machine was
+busy with something else.
 """
 
 from __future__ import annotations
