@@ -13,11 +13,26 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from isthmus.plan.search.shape import Chain, Cost, Shape
 
 PRECISION = 1e-5
 """Relative precision of the time that is bisected for."""
+
+
+class Choice(Protocol):
+    """What an island may be: what it ends within a time, and whether its cost is exact."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether its cost is exact."""
+
+    def taken(self, time_s: float) -> int:
+        """Return what its replicas can end within `time_s`."""
+
+
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 
 @dataclass(eq=False, slots=True)
@@ -75,11 +90,28 @@ def compose(
     proven is returned alone (infinite: infeasible). Options that turn out infeasible lose their place for
     good. `islands` may share lists.
     """
+
+    def cut_one(one: Option, time_s: float) -> bool:
+        return cut(one, max(1, one.taken(time_s) // one.shape.dp))
+
+    return settle(islands, lambda from_s: _least_s(islands, total, from_s), cut_one, Options.lose, give_up_s)
+
+
+def settle(
+    islands: Sequence[list[ChoiceT]],
+    least_s: Callable[[float], float],
+    cut: Callable[[ChoiceT, float], bool],
+    lose: Callable[[Any, ChoiceT], None],
+    give_up_s: float,
+) -> tuple[float, tuple[ChoiceT, ...]] | float:
+    """Return the least time and the option per island that it rests on, all of them cut; else a proven time.
+
+    `least_s(from_s)` is the least time, from `from_s` on, in which the best options together end the batch.
+    `cut(option, time_s)` makes an option's cost exact, False where it is infeasible: its list loses it.
+    """
     time_s = 0.0
-    while True:
-        if not all(islands):
-            return math.inf
-        time_s = _least_s(islands, total, time_s)
+    while all(islands):
+        time_s = least_s(time_s)
         if time_s >= give_up_s:
             return time_s
         chosen = [max(options, key=lambda one: one.taken(time_s)) for options in islands]
@@ -87,8 +119,24 @@ def compose(
         if not loose:
             return time_s, tuple(chosen)
         for one, options in loose.values():
-            if not cut(one, max(1, one.taken(time_s) // one.shape.dp)):
-                options.lose(one)
+            if not cut(one, time_s):
+                lose(options, one)
+    return math.inf
+
+
+def earliest_s(low_s: float, done: Callable[[float], bool]) -> float:
+    """Return the least time from `low_s` on by which something is `done`, to `PRECISION`."""
+    if done(low_s):
+        return low_s
+    step_s = max(low_s * 1e-3, 1e-9)
+    high_s = low_s + step_s
+    while not done(high_s):
+        low_s, step_s = high_s, 2 * step_s
+        high_s = low_s + step_s
+    while high_s - low_s > PRECISION * high_s:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
+    return high_s
 
 
 def _least_s(islands: Sequence[Options], total: int, from_s: float) -> float:
@@ -114,14 +162,4 @@ def _least_s(islands: Sequence[Options], total: int, from_s: float) -> float:
             left -= weight * most
         return left <= 0
 
-    if done(low_s):
-        return low_s
-    step_s = max(low_s * 1e-3, 1e-9)
-    high_s = low_s + step_s
-    while not done(high_s):
-        low_s, step_s = high_s, 2 * step_s
-        high_s = low_s + step_s
-    while high_s - low_s > PRECISION * high_s:
-        middle_s = (low_s + high_s) / 2
-        low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
-    return high_s
+    return earliest_s(low_s, done)

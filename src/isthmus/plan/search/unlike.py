@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from isthmus.plan.search.compose import PRECISION, Option
+from isthmus.plan.search.compose import Option, earliest_s, settle
 from isthmus.plan.search.deal import Pace
 from isthmus.plan.search.explore import Branch, Explorer
 from isthmus.plan.search.islands import Island
@@ -27,6 +27,11 @@ class SizedOption:
 
     option: Option
     size: int
+
+    @property
+    def cut(self) -> bool:
+        """Whether its cost is exact."""
+        return self.option.cut
 
     def taken(self, time_s: float) -> int:
         """Return the samples that its replicas can end within `time_s`."""
@@ -102,23 +107,14 @@ def compose_samples(
     As `compose`, which counts micro-batches: lazily exact, and a proven time alone where no choice is
     feasible or ends before `give_up_s`. Options that turn out infeasible are taken out.
     """
-    time_s = 0.0
-    while all(islands):
-        time_s = _least_s(islands, samples, time_s)
-        if time_s >= give_up_s:
-            return time_s
-        chosen = [max(options, key=lambda one: one.taken(time_s)) for options in islands]
-        loose = {
-            id(one): (one, options)
-            for one, options in zip(chosen, islands, strict=True)
-            if not one.option.cut
-        }
-        if not loose:
-            return tuple(chosen)
-        for one, options in loose.values():
-            if not cut(one, one.taken(time_s)):
-                options.remove(one)
-    return math.inf
+
+    def cut_one(one: SizedOption, time_s: float) -> bool:
+        return cut(one, one.taken(time_s))
+
+    found = settle(
+        islands, lambda from_s: _least_s(islands, samples, from_s), cut_one, list.remove, give_up_s
+    )
+    return found if isinstance(found, float) else found[1]
 
 
 def _least_s(islands: Sequence[Sequence[SizedOption]], samples: int, from_s: float) -> float:
@@ -128,17 +124,7 @@ def _least_s(islands: Sequence[Sequence[SizedOption]], samples: int, from_s: flo
     def done(time_s: float) -> bool:
         return sum(max(one.taken(time_s) for one in options) for options in islands) >= samples
 
-    if done(low_s):
-        return low_s
-    step_s = max(low_s * 1e-3, 1e-9)
-    high_s = low_s + step_s
-    while not done(high_s):
-        low_s, step_s = high_s, 2 * step_s
-        high_s = low_s + step_s
-    while high_s - low_s > PRECISION * high_s:
-        middle_s = (low_s + high_s) / 2
-        low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
-    return high_s
+    return earliest_s(low_s, done)
 
 
 def deal_unlike(chosen: Sequence[tuple[Shape, Chain]], samples: int, ring_s: float) -> Layout | None:
