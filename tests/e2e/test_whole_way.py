@@ -51,10 +51,14 @@ def processes_in(folder):
 
 
 def workers_of(site, job_id):
+    """The supervisors of a job's ranks: what their wrappers have started."""
     return [
         process
         for process in processes_in(site.folder)
-        if "isthmus.train.worker" in " ".join(process.cmdline()) and job_id in " ".join(process.cmdline())
+        if "isthmus.train.supervisor" in " ".join(process.cmdline())
+        and job_id in " ".join(process.cmdline())
+        and process.name() != "sh"
+        and process.parent().name() == "sh"
     ]
 
 
@@ -62,7 +66,7 @@ def nothing_is_held(site):
     """Every card is free, and no worker runs."""
     pool = site.client.pool()
     free = all(c.free_chips == {g.name: g.chips for g in c.cluster.node_groups} for c in pool.clusters)
-    return free and not [p for p in processes_in(site.folder) if "train.worker" in " ".join(p.cmdline())]
+    return free and not [p for p in processes_in(site.folder) if "isthmus.train." in " ".join(p.cmdline())]
 
 
 def ended(site, job_id):
@@ -93,13 +97,21 @@ def choose_three_clusters(site, view):
 
 
 def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(site):
-    """Three clusters, uneven layers, tied embeddings, a kill: the loss curve is that of one process."""
+    """Three clusters, uneven layers, tied embeddings, two kills: the loss curve is that of one process.
+
+    A rank's process is replaced in place, and the attempt goes on; without its supervisor the attempt ends.
+    """
     job = make_job(site.folder, "killed", steps=120, policy="manual")
     view = submit(site.client, job)
     plan = choose_three_clusters(site, view)
     assert len({stage.num_layers for stage in plan.stages}) > 1, "an uneven split was wanted"
     at_step(site, view.id, 10)
     first = workers_of(site, view.id)
+    process = first[-1].children()[0]
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until("another process has taken its place", lambda: first[-1].children() not in ([], [process]))
+    at_step(site, view.id, 30)
+    assert site.client.job(view.id).attempt == 1
     os.kill(first[0].pid, signal.SIGKILL)
     killed_s = time.monotonic()
     wait_until("the first attempt is gone at all sites", lambda: not any(p.is_running() for p in first), 10)

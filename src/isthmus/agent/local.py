@@ -23,8 +23,8 @@ from isthmus.core.messages import QueueEntry
 from isthmus.core.pool import Cluster
 from isthmus.core.worker import WorkerFolder
 
-WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.worker")
-"""The training program; it is given its folder as the last argument."""
+WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.supervisor")
+"""The training program, which keeps its rank alive; it is given its folder as the last argument."""
 
 _WRAPPER = """
 folder=$1; shift
