@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
     try:
         if spec.job.compute == "virtual":
             rehearse(spec, schedule, folder)
-            membership.leave()
+            with suppress(PeerError):  # nothing is left that a rank which ended otherwise might need
+                membership.leave()
         else:
             recovery = Recovery(spec, membership, memory, kept.pulse, events)
             train(spec, schedule, prepared or prepare(spec), folder, recovery)
