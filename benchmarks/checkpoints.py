@@ -194,7 +194,7 @@ NAMES = {
 
 
 def costs(ways: Ways, rounds: int) -> tuple[dict[str, Cost], int]:
-    """Return what each way costs, and how many rounds were discarded; up to twice as many are tried."""
+    """Return what each way costs, and how many rounds were discarded; half as many more are tried."""
     found, discarded = {name: Cost() for name in NAMES}, 0
     measure: dict[str, Callable[[], tuple[Measured, float, int]]] = {
         "memory": ways.into_memory,
@@ -205,7 +205,7 @@ def costs(ways: Ways, rounds: int) -> tuple[dict[str, Cost], int]:
     for way in measure.values():  # files, mappings and buffers are there from then on
         way()
     size = ways.training.gigabytes
-    for number in range(2 * rounds):
+    for number in range(rounds + rounds // 2):
         print(f"round {number + 1}: {discarded} discarded", file=sys.stderr, flush=True)
         before = measured(ways.training, nothing, nothing)
         of_round = {name: way() for name, way in measure.items()}
