@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from benchmarks._wan_stage import TIMEOUT_S, StageJob, StepTime, begin
+from benchmarks._wan_stage import TIMEOUT_S, StageJob, StepTime, begin, start_ns, together_s
 from isthmus.comm.mesh import listen
 from isthmus.core.plan import StageTime
 from isthmus.train.exact_sleep import sleep_exactly
@@ -77,12 +77,13 @@ def run_peer(job: StageJob, pipe: Connection) -> None:
     schedule = Schedule1F1B(stage, count, loss_fn=lambda out, _: out.sum())
     whole = torch.zeros(1, *job.shape).expand(count, *job.shape)
     given = (whole,) if rank == 0 else ()
-    wanted = {"target": torch.zeros(count, 1)} if rank == size - 1 else {}
+    labels = {"target": torch.zeros(count, 1)} if rank == size - 1 else {}
     steps = []
     for _ in range(job.steps):
-        dist.barrier()
-        start_s = time.time()
-        schedule.step(*given, **wanted, return_outputs=False)
+        wanted = torch.tensor([start_ns()])
+        dist.broadcast(wanted, 0)
+        start_s = together_s(int(wanted))
+        schedule.step(*given, **labels, return_outputs=False)
         steps.append(StepTime(start_s, time.time(), 0.0, 0.0))
     pipe.send(steps)
     dist.barrier()

@@ -24,6 +24,7 @@ from isthmus.comm.mesh import Endpoint, connect, listen
 from isthmus.comm.tcp import TcpTransport
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule
+from isthmus.train.exact_sleep import sleep_exactly
 from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
@@ -34,6 +35,9 @@ from isthmus.wan.netns import NAMESPACES
 
 TIMEOUT_S = 60.0
 PINGS, PAUSE_S = 20, 0.01
+HEARD_S = 0.4
+"""Longer than word from the first rank takes to any other."""
+
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
@@ -148,8 +152,7 @@ def _step(executor: Executor, exchange: Exchange, job: StageJob) -> StepTime:
     count, account = job.schedule.num_micro_batches, Account()
     ids = torch.zeros(count, job.shape[0], dtype=torch.int64)
     batches = MicroBatches.cut(count, 1, job.shape[0], ids, ids[:, :1])
-    exchange.meet()
-    start_s = time.time()
+    start_s = together_s(exchange.from_first([start_ns()])[0])
     executor.run(job.schedule, batches, account)
     return StepTime(start_s, time.time(), account.overrun_s, account.calls_s)
 
@@ -161,6 +164,17 @@ def _endpoint(job: StageJob, rank: int, port: int) -> Endpoint:
     return Endpoint(job.hosts[rank], port, job.routes.get(theirs), job.lanes, job.congestion_control)
 
 
+def start_ns() -> int:
+    """Return when the first rank wants all to start, who will have heard of it (epoch nanoseconds)."""
+    return time.time_ns() + int(HEARD_S * 1e9)
+
+
+def together_s(wanted_ns: int) -> float:
+    """Wait until it is `wanted_ns`, and return that in seconds: all stages start together, as simulated."""
+    sleep_exactly(max(wanted_ns - time.time_ns(), 0) / 1e9)
+    return wanted_ns / 1e9
+
+
 def span_s(steps: Sequence[StepTime]) -> float:
-    """Return the seconds of one step, given those of all ranks: from the last to start to the last to end."""
-    return max(one.end_s for one in steps) - max(one.start_s for one in steps)
+    """Return the seconds of one step, given those of all ranks: from the common start to the last end."""
+    return max(one.end_s for one in steps) - min(one.start_s for one in steps)
