@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,23 @@ def test_a_shared_moe_trains_on_plain_gloo(tmp_path: Path) -> None:
     plan = shared_plan(job, [3, 4], [{"tp": 2}, {}], "aa")
     workers = run_job(tmp_path / "cut", moved(job, tmp_path / "cut"), plan, backend="gloo")
     assert told(workers) == pytest.approx(alone.losses(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_that_shares_a_stage_is_replaced_in_place(tmp_path: Path) -> None:
+    """Its process is killed, another takes its place, the others keep theirs: the losses are undisturbed."""
+    job = make_job(tmp_path, "qwen3", steps=30)
+    plan = shared_plan(job, [2, 4], [{"tp": 2, "sp": True}, {}])
+    straight = run_job(tmp_path / "straight", moved(job, tmp_path / "straight"), plan)
+    with started(tmp_path / "hit", moved(job, tmp_path / "hit"), plan, program="supervisor") as workers:
+        workers.wait_for_step(3)
+        supervisor = str(workers.processes[1].pid)
+        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
+        os.kill(int(listed.stdout), signal.SIGKILL)
+        assert workers.wait() == [0, 0, 0]
+    assert "rank 1 restarted: start 1" in workers.log(1)
+    steps = {one.step: one.values["loss"] for one in workers.metrics(2)}
+    assert [steps[step] for step in range(30)] == told(straight)
 
 
 def check(tmp_path: Path, **stage: Any) -> None:
