@@ -78,14 +78,15 @@ class Recovery:
         """Go to the newest state that every rank has, and return how many steps it is after.
 
         `restore` takes over a snapshot; where there is none that all have, or none as new as the checkpoint
-        after `saved` steps, `durable` loads the newest checkpoint. Raises `UnavailableError` where that is
-        none, and this rank has trained already.
+        after `saved` steps, `durable` loads the newest checkpoint. After a loss memory goes before the disk:
+        a checkpoint may be newer than what a lost rank has reported, and no step's figures may be missing.
+        Raises `UnavailableError` where there is no checkpoint, and this rank has trained already.
         """
         mine = self.memory.steps()
         padded = [*mine, *[_NONE] * (_SLOTS - len(mine))]
         known = exchange.gather(torch.tensor(padded, dtype=torch.int64))
         common = set.intersection(*({int(step) for step in of_rank} for of_rank in known)) - {_NONE}
-        if common and (step := max(common)) >= saved:
+        if common and ((step := max(common)) >= saved or self.met_before):
             restore(self.memory.load(step))
         elif (step := durable()) == 0:
             self._begin_again(restore)
