@@ -96,7 +96,7 @@ def test_plans_come_fastest_first_and_say_what_bounds_them(model):
     for plan in plans:
         assert "is the slowest" in plan.why
         assert len(plan.predicted.peak_memory_bytes) == len(plan.stages)
-        assert len(plan.predicted.wan_gbps) == len(plan.hops())
+        assert len(plan.predicted.wan_gbps) == len(plan.all_hops())
         assert plan.predicted.assumptions
 
 

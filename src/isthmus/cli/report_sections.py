@@ -210,9 +210,10 @@ def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:
     """Return the demand that the plan foresaw for each link; a hop's figure holds for both directions."""
     if plan_.predicted is None:
         return {}
-    found = {}
-    for (source, target), gbps in zip(plan_.hops(), plan_.predicted.wan_gbps, strict=False):
-        found[source, target] = found[target, source] = gbps * 1e3
+    found: dict[tuple[str, str], float] = {}
+    for (source, target), gbps in zip(plan_.all_hops(), plan_.predicted.wan_gbps, strict=False):
+        for ends in ((source, target), (target, source)):
+            found[ends] = found.get(ends, 0.0) + gbps * 1e3
     return found
 
 

@@ -246,9 +246,8 @@ def _storage(plan: Plan) -> dict[str, int]:
 def _bandwidth(state: State, plan: Plan) -> dict[str, int]:
     """Return what a plan sends over each link in kbit/s, no more than the link has: both ways at a hop."""
     gbps = plan.predicted.wan_gbps if plan.predicted else ()
-    hops = [hop for replica in range(plan.dp) for hop in plan.hops(replica)] if gbps else []
     found: dict[str, int] = {}
-    for (one, other), rate in zip(hops, gbps, strict=False):
+    for (one, other), rate in zip(plan.all_hops(), gbps, strict=False):
         for key in (f"{one}>{other}", f"{other}>{one}"):
             if key in state.links and rate:
                 found[key] = found.get(key, 0) + math.ceil(rate * _KBPS)

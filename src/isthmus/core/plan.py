@@ -66,7 +66,7 @@ class StageTime(Frozen):
 
 
 class Prediction(Frozen):
-    """What the planner expects of a plan and on what basis. Lists are by stage, `wan_gbps` by hop.
+    """What the planner expects of a plan and on what basis. Lists are by stage, `wan_gbps` by hop of all replicas.
 
     `storage_bytes` is what a stage adds to what its cluster stores; what stages there share is counted once.
     """
@@ -271,6 +271,10 @@ class Plan(Frozen):
         stages = self.pipeline(replica)
         pairs = itertools.pairwise(stages)
         return tuple((a.cluster, b.cluster) for a, b in pairs if a.cluster != b.cluster)
+
+    def all_hops(self) -> tuple[tuple[str, str], ...]:
+        """Return the hops of every replica, those of the first first: what `Prediction.wan_gbps` is for."""
+        return tuple(hop for replica in range(self.dp) for hop in self.hops(replica))
 
     def parts(self) -> tuple[Part, ...]:
         """Cut the plan into its parts, one per cluster."""

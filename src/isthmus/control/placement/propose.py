@@ -26,8 +26,8 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile, make_plans, profile_model
-from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.plans import Question, search_plans
 
 TRIES, FEW = 4, 256
 """How often fewer chips are tried for what a job needs, and the number of them above which none are."""
