@@ -20,8 +20,8 @@ import psutil
 from isthmus.core.job import Job
 from isthmus.core.messages import RankMap, StepMetrics
 from isthmus.core.worker import WorkerEvent, WorkerFolder, WorkerSpec
-from isthmus.train.events import read_events
-from isthmus.train.supervisor import supervise
+from isthmus.train.faults.events import read_events
+from isthmus.train.faults.supervisor import supervise
 from tests.comm.relay import Relay
 from tests.train.worker_jobs import make_job, make_plan
 

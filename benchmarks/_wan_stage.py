@@ -29,8 +29,8 @@ from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.pieces import StagePieces
-from isthmus.train.virtual_stage import VirtualStage
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.virtual import VirtualStage
 from isthmus.wan.netns import NAMESPACES
 
 TIMEOUT_S = 60.0

@@ -31,10 +31,10 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.table import Row, compared, print_rows
-from isthmus.train.checkpoint_folder import load, newest
-from isthmus.train.dcp_layout import Piece
-from isthmus.train.durable import DurableWriter
-from isthmus.train.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.durable import DurableWriter
+from isthmus.train.checkpoint.folder import load, newest
+from isthmus.train.checkpoint.memory import MemoryCheckpoint
 
 PEER = "torch.distributed.checkpoint"
 NUM_STEPS = 3

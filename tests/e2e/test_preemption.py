@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.demo_site import DemoPool
-from isthmus.train.checkpoint_folder import newest
+from isthmus.train.checkpoint.folder import newest
 from tests.e2e.site import (
     CONFIG,
     all_metrics,

@@ -55,7 +55,7 @@ def workers_of(site, job_id):
     return [
         process
         for process in processes_in(site.folder)
-        if "isthmus.train.supervisor" in " ".join(process.cmdline())
+        if "isthmus.train.faults.supervisor" in " ".join(process.cmdline())
         and job_id in " ".join(process.cmdline())
         and process.name() != "sh"
         and process.parent().name() == "sh"

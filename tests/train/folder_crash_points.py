@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from isthmus.train.checkpoint_folder import clear_unfinished, load, newest, publish, write_part
-from isthmus.train.dcp_layout import Piece
+from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.folder import clear_unfinished, load, newest, publish, write_part
 
 STEPS = 3
 _BY_PATH = {"open", "os.mkdir", "os.rename"}

@@ -18,9 +18,9 @@ from isthmus.schedule import make_schedule
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.optimizer import Optimizer, Update
-from isthmus.train.pieces import StagePieces
+from isthmus.train.model.pieces import StagePieces
 from isthmus.train.replicas import Place, rows_of
+from isthmus.train.update.optimizer import Optimizer, Update
 from tests.train.threads import build_pieces, meet, random_batch
 
 LIMIT_S = 900.0

@@ -11,11 +11,11 @@ from isthmus.comm.group import IsthmusGroup
 from isthmus.comm.memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.train.executor import Executor
-from isthmus.train.pieces import StagePieces
-from isthmus.train.stage_model import build_stage
-from isthmus.train.tensor_exchange import SharedExchange
-from isthmus.train.tensor_group import TensorGroup
-from isthmus.train.tensor_whole import whole_parameters
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.stage import build_stage
+from isthmus.train.shares.exchange import SharedExchange
+from isthmus.train.shares.group import TensorGroup
+from isthmus.train.shares.whole import whole_parameters
 from tests.train.tensor_groups import each, tensor_groups
 from tests.train.threads import Pipeline, Stage, meet
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from isthmus.core.errors import ProtocolError, UnavailableError
-from isthmus.train.checkpoint_folder import (
+from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.folder import (
     Manifest,
     clear_unfinished,
     is_published,
@@ -25,7 +26,6 @@ from isthmus.train.checkpoint_folder import (
     read_back,
     write_part,
 )
-from isthmus.train.dcp_layout import Piece
 
 
 def piece(rank: int, step: int, elements: int = 4) -> Piece:

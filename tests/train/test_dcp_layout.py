@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from isthmus.core.errors import UnavailableError
-from isthmus.train.dcp_layout import Piece, file_name, read_into, write_metadata, write_part
+from isthmus.train.checkpoint.dcp_layout import Piece, file_name, read_into, write_metadata, write_part
 
 Model = dict[str, torch.Tensor]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.train.deferred import DeferredWeights
-from isthmus.train.recompute import Kind, Recomputation
-from isthmus.train.stage_model import StageModel, build_stage
+from isthmus.train.model.deferred import DeferredWeights
+from isthmus.train.model.recompute import Kind, Recomputation
+from isthmus.train.model.stage import StageModel, build_stage
 from tests.train.small_models import write_config
 
 PUT_OFF = ("proj", "lm_head")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint_folder import load, newest
-from isthmus.train.dcp_layout import Piece
-from isthmus.train.durable import DurableWriter
-from isthmus.train.find_checkpoint import find_whole
+from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.durable import DurableWriter
+from isthmus.train.checkpoint.find import find_whole
+from isthmus.train.checkpoint.folder import load, newest
 
 
 def writers(folder: Path, size: int = 2, writing: str = "1") -> list[DurableWriter]:

@@ -13,7 +13,7 @@ from isthmus.core.plan import StageTime
 from isthmus.schedule import gpipe
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.recompute import Kind, Recomputation
+from isthmus.train.model.recompute import Kind, Recomputation
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
 

@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks._fault_kinds import STEPS, Fault
 from isthmus.core.worker import WorkerFolder
-from isthmus.train.events import EventLog, read_events
-from isthmus.train.pace import IN_A_ROW, Pace
-from isthmus.train.pulse import Pulse, Reading
-from isthmus.train.stall import FROZEN_S, stall_of
+from isthmus.train.faults.events import EventLog, read_events
+from isthmus.train.faults.pace import IN_A_ROW, Pace
+from isthmus.train.faults.pulse import Pulse, Reading
+from isthmus.train.faults.stall import FROZEN_S, stall_of
 
 SAMPLED = [0, 6, 8, 12, 18, 33]
 """Killed at the end, all killed, a supervisor killed, killed while a checkpoint is written, killed twice as

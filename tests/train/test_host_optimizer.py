@@ -12,9 +12,9 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job import Training
 from isthmus.core.worker import WorkerSpec
 from isthmus.train.executable import check_executable
-from isthmus.train.optimizer import Optimizer
-from isthmus.train.ownership import Ownership
-from isthmus.train.reduce_buckets import Held
+from isthmus.train.update.buckets import Held
+from isthmus.train.update.optimizer import Optimizer
+from isthmus.train.update.ownership import Ownership
 from tests.train.worker_jobs import make_job, make_plan
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import PeerError
 from isthmus.core.worker import WorkerSpec
-from isthmus.train.inheritance import givers_of
-from isthmus.train.memory_checkpoint import default_folder
-from isthmus.train.memory_lease import MemoryLease, left_behind, told_of
+from isthmus.train.checkpoint.lease import MemoryLease, left_behind, told_of
+from isthmus.train.checkpoint.memory import default_folder
+from isthmus.train.faults.inheritance import givers_of
 from tests.train.worker_jobs import make_job, make_plan, run_job, started
 
 places = st.lists(

@@ -12,7 +12,7 @@ from torch import nn
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.job import Training
-from isthmus.train.optimizer import Optimizer, learning_rate
+from isthmus.train.update.optimizer import Optimizer, learning_rate
 
 
 def make_training(**changes: object) -> Training:

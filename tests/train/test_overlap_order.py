@@ -17,8 +17,8 @@ from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.pieces import StagePieces
-from isthmus.train.stage_model import build_stage
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.stage import build_stage
 from tests.train.small_models import write_config
 
 STAGES, TOTAL, WARM_UP = 3, 6, (4, 2, 0)

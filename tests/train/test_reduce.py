@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from isthmus.comm.group import IsthmusGroup
 from isthmus.comm.memory import memory_transports
-from isthmus.train.reduce import Reducer
-from isthmus.train.reduce_buckets import Bucket, Held, Segment, deal_buckets
+from isthmus.train.update.buckets import Bucket, Held, Segment, deal_buckets
+from isthmus.train.update.reduce import Reducer
 from tests.train.threads import GroupExchange
 
 Tensors = dict[str, torch.Tensor]

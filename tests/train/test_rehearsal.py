@@ -23,9 +23,9 @@ from isthmus.plan import profile_model
 from isthmus.schedule import make_schedule
 from isthmus.train.exchange import Exchange
 from isthmus.train.executable import check_executable
+from isthmus.train.model.virtual import VirtualStage
 from isthmus.train.rehearsal import BlockingExchange
-from isthmus.train.virtual_gradients import held_by
-from isthmus.train.virtual_stage import VirtualStage
+from isthmus.train.update.virtual import held_by
 from tests.comm.relay import Relay
 from tests.train.small_models import NUM_LAYERS
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isthmus.train.checkpoint_folder import manifests
+from isthmus.train.checkpoint.folder import manifests
 from tests.train.worker_jobs import make_job, make_plan, started
 
 

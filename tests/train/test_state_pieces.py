@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.train.dcp_layout import read_into, write_metadata, write_part
-from isthmus.train.ownership import Ownership, Rows
-from isthmus.train.reduce_buckets import Held
-from isthmus.train.state_pieces import saved_pieces, wanted_state
+from isthmus.train.checkpoint.dcp_layout import read_into, write_metadata, write_part
+from isthmus.train.checkpoint.pieces import saved_pieces, wanted_state
+from isthmus.train.update.buckets import Held
+from isthmus.train.update.ownership import Ownership, Rows
 
 SHAPES = {"wide": (7, 3), "long": (40,), "deep": (5, 2, 4)}
 KINDS = ("weight", "exp_avg", "exp_avg_sq")

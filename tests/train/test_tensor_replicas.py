@@ -12,10 +12,10 @@ from isthmus.comm.memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.core.plan import Plan
 from isthmus.train.executor import Executor
-from isthmus.train.pieces import StagePieces
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.stage import build_stage
 from isthmus.train.replicas import Place
-from isthmus.train.stage_model import build_stage
-from isthmus.train.tensor_exchange import SharedExchange
+from isthmus.train.shares.exchange import SharedExchange
 from tests.train.replica_threads import Cut, Rank, Replicas, make_plan
 from tests.train.small_models import write_config
 from tests.train.tensor_groups import tensor_groups

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from isthmus.core.job import Training
-from isthmus.train.recompute import Recomputation
+from isthmus.train.model.recompute import Recomputation
 from tests.train.small_models import write_config
 from tests.train.tensor_threads import SharedPipeline
 from tests.train.test_executor import make_training

@@ -20,14 +20,14 @@ from isthmus.train.exchange import Exchange, Message
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.optimizer import Optimizer, Update
-from isthmus.train.ownership import Ownership
-from isthmus.train.pieces import StagePieces
-from isthmus.train.reduce import Reducer
-from isthmus.train.reduce_buckets import BUCKET_ELEMENTS
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.stage import build_stage
 from isthmus.train.replicas import held_by
-from isthmus.train.stage_model import build_stage
 from isthmus.train.staging import HostStaging
+from isthmus.train.update.buckets import BUCKET_ELEMENTS
+from isthmus.train.update.optimizer import Optimizer, Update
+from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.reduce import Reducer
 
 
 class GroupExchange(Exchange):

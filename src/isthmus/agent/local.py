@@ -23,7 +23,7 @@ from isthmus.core.messages import QueueEntry
 from isthmus.core.pool import Cluster
 from isthmus.core.worker import WorkerFolder
 
-WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.supervisor")
+WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.faults.supervisor")
 """The training program, which keeps its rank alive; it is given its folder as the last argument."""
 
 _WRAPPER = """

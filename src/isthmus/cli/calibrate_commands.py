@@ -157,7 +157,7 @@ def _measured(
 
 def _measurements(copies: int, options: Sequence[str]) -> list[Measurement]:
     """Run the micro-benchmarks `copies` times at once; several have a core each."""
-    command = [sys.executable, "-m", "isthmus.train.micro_benchmark", *options]
+    command = [sys.executable, "-m", "isthmus.train.measure.chip", *options]
     pinned = [["--core", str(core)] if copies > 1 else [] for core in range(copies)]
     processes = [
         subprocess.Popen([*command, *own], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

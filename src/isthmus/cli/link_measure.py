@@ -80,7 +80,7 @@ def _message_times(route: str, num_bytes: int) -> list[float]:
 
     The quicker half of them: the others met whatever else is at work on this machine.
     """
-    command = [sys.executable, "-m", "isthmus.train.message_benchmark", "--cores", "--route", route]
+    command = [sys.executable, "-m", "isthmus.train.measure.message", "--cores", "--route", route]
     done = subprocess.run([*command, "--bytes", str(num_bytes)], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

@@ -24,10 +24,10 @@ from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan.search.explore import Tally
 from isthmus.plan.search.layout import Layout
+from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.picture import plan_picture
 from isthmus.plan.search.plans import Answer, Question, search_plans
 from isthmus.plan.search.runnable import why_not_runnable
-from isthmus.plan.search.limits import Limits
 from isthmus.plan.time.predict import Forecast, predict
 
 commands = typer.Typer()

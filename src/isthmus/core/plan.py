@@ -66,7 +66,7 @@ class StageTime(Frozen):
 
 
 class Prediction(Frozen):
-    """What the planner expects of a plan and on what basis. Lists are by stage, `wan_gbps` by hop of all replicas.
+    """What the planner expects of a plan, and why. Lists are by stage, `wan_gbps` by hop (`all_hops`).
 
     `storage_bytes` is what a stage adds to what its cluster stores; what stages there share is counted once.
     """

@@ -80,7 +80,17 @@ class ProtectRequest(Frozen):
 
 
 EventKind = Literal[
-    "died", "restarted", "gave_up", "frozen", "stalled", "going_on", "slow", "cut", "mended", "lost", "resumed"
+    "died",
+    "restarted",
+    "gave_up",
+    "frozen",
+    "stalled",
+    "going_on",
+    "slow",
+    "cut",
+    "mended",
+    "lost",
+    "resumed",
 ]
 """What befalls a rank. Told by its supervisor: its process `died`, was `restarted`, or it `gave_up`; it is
 `frozen` (no sign of life), `stalled` (at work in one step for long), and then `going_on`. By itself: it is

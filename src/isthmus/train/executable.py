@@ -12,9 +12,9 @@ from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.device import HOST_BACKENDS, usable_backends
 from isthmus.train.loop import device_of
+from isthmus.train.model.weights import check_output
 from isthmus.train.rehearsable import check_rehearsable
-from isthmus.train.tensor_checks import check_shares
-from isthmus.train.weights import check_output
+from isthmus.train.shares.checks import check_shares
 
 
 def check_executable(spec: WorkerSpec) -> Schedule:

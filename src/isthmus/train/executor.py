@@ -15,16 +15,16 @@ import torch
 
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Kind, Operation, Schedule, is_last_use, receive_buffers
-from isthmus.train.deferred import DeferredWeights, Key
 from isthmus.train.device import synchronize
 from isthmus.train.exact_sleep import sleep_exactly
 from isthmus.train.exchange import Message, message_tag
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.pieces import StagePieces
+from isthmus.train.model.deferred import DeferredWeights, Key
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.recompute import KEEP_ALL, Recomputation
 from isthmus.train.receive_buffers import ReceiveBuffers
-from isthmus.train.recompute import KEEP_ALL, Recomputation
-from isthmus.train.tensor_exchange import Messenger
+from isthmus.train.shares.exchange import Messenger
 
 _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
 _STARTED: dict[Kind, Kind] = {
@@ -36,7 +36,7 @@ _STARTED: dict[Kind, Kind] = {
 @dataclass(frozen=True)
 class Losses:
     """What a step cost: `loss` in nats per counted token on the last stage, else None; `balance_loss` is the
-    stage's part of the loss that balances experts (`isthmus.train.balance`), None where there is none.
+    stage's part of the loss that balances experts (`isthmus.train.model.balance`), None where there is none.
     """
 
     loss: float | None

@@ -15,28 +15,28 @@ from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.data import Batch, Dataset, open_dataset
 from isthmus.data.tokenizer import tokenizer_file
 from isthmus.schedule import Schedule, forward_only
-from isthmus.train.checkpoint_folder import make_folder
-from isthmus.train.copies import Copies
+from isthmus.train.checkpoint.copies import Copies
+from isthmus.train.checkpoint.folder import make_folder
+from isthmus.train.checkpoint.saver import Saver
+from isthmus.train.checkpoint.slot import Snapshot
 from isthmus.train.device import HOST_BACKENDS, choose_device, device_name, synchronize
 from isthmus.train.exchange import Exchange
 from isthmus.train.executor import Executor
-from isthmus.train.memory_slot import Snapshot
+from isthmus.train.faults.recovery import Recovery
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.optimizer import Optimizer, Update
-from isthmus.train.ownership import Ownership
-from isthmus.train.pieces import StagePieces
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.recompute import Recomputation
+from isthmus.train.model.stage import build_stage
+from isthmus.train.model.weights import export_shard, finish_export, make_output
 from isthmus.train.protection import Guard
-from isthmus.train.recompute import Recomputation
-from isthmus.train.recovery import Recovery
-from isthmus.train.reduce import Reducer
 from isthmus.train.replicas import Place, meet_owners, rows_of
-from isthmus.train.saver import Saver
-from isthmus.train.stage_model import build_stage
+from isthmus.train.shares.exchange import SharedExchange
+from isthmus.train.shares.meeting import meet_sharers, sharers_of
 from isthmus.train.staging import HostStaging
-from isthmus.train.tensor_exchange import SharedExchange
-from isthmus.train.tensor_meeting import meet_sharers, sharers_of
-from isthmus.train.weights import export_shard, finish_export, make_output
+from isthmus.train.update.optimizer import Optimizer, Update
+from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.reduce import Reducer
 
 _GENERATOR = "generator"
 """Name in a snapshot of the state of torch's random numbers."""

@@ -23,8 +23,8 @@ from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerSpec
 from isthmus.train.device import HOST_BACKENDS
-from isthmus.train.events import EventLog
-from isthmus.train.pulse import Pulse
+from isthmus.train.faults.events import EventLog
+from isthmus.train.faults.pulse import Pulse
 from isthmus.train.traffic import lanes_between
 
 __all__ = ["Membership", "listen"]

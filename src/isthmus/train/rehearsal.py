@@ -24,11 +24,11 @@ from isthmus.train.exchange import Exchange, Work
 from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account, MetricsLog
 from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.pieces import StagePieces
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.virtual import VirtualStage
 from isthmus.train.poster import begun
 from isthmus.train.protection import Guard
-from isthmus.train.virtual_gradients import VirtualGradients, parameters_of
-from isthmus.train.virtual_stage import VirtualStage
+from isthmus.train.update.virtual import VirtualGradients, parameters_of
 
 
 def rehearse(spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder) -> None:

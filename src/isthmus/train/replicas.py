@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 
 from isthmus.core.plan import Plan
 from isthmus.train.exchange import Exchange
-from isthmus.train.ownership import Ownership
-from isthmus.train.pieces import StagePieces
-from isthmus.train.reduce_buckets import Held
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.update.buckets import Held
+from isthmus.train.update.ownership import Ownership
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 The folder is the whole interface (`isthmus.core.worker`). Nothing here depends on who started the process: it
 goes on where that one dies, and ends at once on SIGTERM (143), or when a peer is lost for good. Run so, a
-rank that dies is gone; under `isthmus.train.supervisor`, as agents run it, another process takes its place.
+rank that dies is gone; under `isthmus.train.faults.supervisor`, as agents run it, another process takes its
+place.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from pathlib import Path
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.worker import WorkerFolder, WorkerSpec
+from isthmus.train.checkpoint.lease import MemoryLease
+from isthmus.train.checkpoint.memory import MemoryCheckpoint
 from isthmus.train.device import set_up
-from isthmus.train.events import EventLog
 from isthmus.train.executable import check_executable
+from isthmus.train.faults.events import EventLog
+from isthmus.train.faults.pulse import Pulse, start_beating
+from isthmus.train.faults.recovery import Recovery
 from isthmus.train.loop import Prepared, device_of, prepare, train
 from isthmus.train.membership import Membership, listen
-from isthmus.train.memory_checkpoint import MemoryCheckpoint
-from isthmus.train.memory_lease import MemoryLease
-from isthmus.train.pulse import Pulse, start_beating
-from isthmus.train.recovery import Recovery
 from isthmus.train.rehearsal import rehearse
 
 TERMINATED = 128 + signal.SIGTERM

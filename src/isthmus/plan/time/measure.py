@@ -1,6 +1,6 @@
 """What micro-benchmarks of a chip say of its parameters. The measuring is done elsewhere, by a worker.
 
-`Measurement` is what `python -m isthmus.train.micro_benchmark` prints; `calibrate_chip` turns it into a
+`Measurement` is what `python -m isthmus.train.measure.chip` prints; `calibrate_chip` turns it into a
 calibration. Each parameter is the median over sizes of what was reached, its uncertainty their scatter.
 """
 

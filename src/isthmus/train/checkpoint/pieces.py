@@ -1,0 +1,72 @@
+"""Which boxes of the whole model's state a rank writes into a checkpoint, and which it wants from one.
+
+State is named `kind/name in the whole model`: the weight of a parameter, its two moments, its update count
+(a number). A rank's own tensor may hold several ranges of a parameter's rows, and rows that others save.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.update.buckets import Held
+from isthmus.train.update.ownership import Ownership, Rows
+
+_KINDS = ("weight", "exp_avg", "exp_avg_sq")
+_COUNT = "step"
+
+
+def saved_pieces(state: Mapping[str, torch.Tensor], ownership: Ownership) -> Iterator[Piece]:
+    """Yield what this rank writes of its `state`: of the rows that it updates, one behind the other."""
+    for name, saved in ownership.saved.items():
+        held_here = ownership.held[name]
+        if any(one.start == 0 and rows.at <= one.at < _end(rows) for rows in saved for one in held_here):
+            yield Piece.whole(f"{_COUNT}/{name}", state[f"{_COUNT}/{name}"])
+        before = 0
+        for updated in ownership.updated[name]:
+            for rows, held in itertools.product(saved, held_here):
+                start = max(rows.at, updated.at, held.at)
+                stop = min(_end(rows), _end(updated), held.at + held.stop - held.start)
+                if start < stop:
+                    for kind in _KINDS:
+                        whole = state[f"{kind}/{name}"]
+                        tensor = whole.narrow(held.dim, before + start - updated.at, stop - start)
+                        offset, num_rows = held.start + start - held.at, ownership.num_rows[name]
+                        yield _piece(f"{kind}/{name}", tensor, held.dim, offset, num_rows)
+            before += updated.num_rows
+
+
+def wanted_state(
+    shapes: Mapping[str, torch.Size], ownership: Ownership
+) -> tuple[dict[str, torch.Tensor], list[Piece]]:
+    """Return room for the state of all that this rank holds, and the pieces that fill it.
+
+    `shapes` are those of its own tensors, by name in the whole model; all is fp32, in host memory.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    pieces: list[Piece] = []
+    for name, shape in shapes.items():
+        tensors[f"{_COUNT}/{name}"] = torch.zeros(())
+        pieces.append(Piece.whole(f"{_COUNT}/{name}", tensors[f"{_COUNT}/{name}"]))
+        for kind in _KINDS:
+            tensor = tensors[f"{kind}/{name}"] = torch.empty(shape)
+            pieces += [_held_piece(f"{kind}/{name}", tensor, one, ownership) for one in ownership.held[name]]
+    return tensors, pieces
+
+
+def _end(rows: Rows) -> int:
+    return rows.at + rows.num_rows
+
+
+def _held_piece(key: str, tensor: torch.Tensor, held: Held, ownership: Ownership) -> Piece:
+    part = tensor.narrow(held.dim, held.at, held.stop - held.start)
+    return _piece(key, part, held.dim, held.start, ownership.num_rows[held.name])
+
+
+def _piece(key: str, tensor: torch.Tensor, dim: int, offset: int, num_rows: int) -> Piece:
+    shape, offsets = list(tensor.shape), [0] * tensor.dim()
+    shape[dim], offsets[dim] = num_rows, offset
+    return Piece(key, tuple(shape), tuple(offsets), tensor)

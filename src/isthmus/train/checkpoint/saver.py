@@ -1,0 +1,121 @@
+"""`Saver`: a rank's part in the checkpoints of its run on disk: what to begin from, and writing new ones."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group import IsthmusGroup
+from isthmus.core.errors import PeerError
+from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.durable import DurableWriter
+from isthmus.train.checkpoint.find import find_whole
+from isthmus.train.checkpoint.folder import clear_unfinished, load, manifests, read_back
+from isthmus.train.checkpoint.pieces import saved_pieces, wanted_state
+from isthmus.train.checkpoint.slot import Snapshot
+from isthmus.train.exchange import Exchange
+from isthmus.train.update.ownership import Ownership
+
+
+class Saver:
+    """The checkpoints of `spec`'s run, whose state is shared among ranks as `ownership` says.
+
+    All ranks begin with `meet`, each time that they have met.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, folder: WorkerFolder, ownership: Ownership, exchange: Exchange
+    ) -> None:
+        self._spec, self._worker_folder, self._ownership, self._exchange = spec, folder, ownership, exchange
+        self._folder, self._num_ranks = Path(spec.job.checkpoints.folder), len(spec.plan.ranks)
+        self._durable = self._writer("")
+
+    def meet(self) -> None:
+        """Give up what was being written when a rank was lost, and agree on a name for what comes."""
+        self._durable.close()
+        if self._spec.rank == 0:
+            clear_unfinished(self._folder)
+        (writing,) = self._exchange.from_first([secrets.randbits(62)])
+        self._durable = self._writer(f"{writing:x}")
+
+    def load(self, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
+        """Return the state in the newest checkpoint that all ranks find whole, None without one.
+
+        It is that of this rank's parameters of `shapes`, by name in the whole model, each tensor whole. The
+        random state is set where as many ranks had written theirs.
+        """
+        rank = self._spec.rank
+        manifest = find_whole(
+            self._folder, rank, self._num_ranks, self._exchange.from_first, self._exchange.gather
+        )
+        if manifest is None:
+            return None
+        tensors, pieces = wanted_state(shapes, self._ownership)
+        random_state = self._random_state()
+        if manifest.num_ranks == self._num_ranks:
+            pieces.append(random_state)
+        load(self._folder, manifest.step, pieces)
+        torch.set_rng_state(random_state.tensor)
+        print(f"rank {rank}: resumed from {self._folder} after step {manifest.step}", flush=True)
+        return Snapshot(manifest.step, manifest.samples, tensors)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint on disk that rank 0 sees, whole or not; 0 without one."""
+        mine = next(manifests(self._folder), None) if self._spec.rank == 0 else None
+        return self._exchange.from_first([0 if mine is None else mine.step])[0]
+
+    def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin to write the checkpoint after `step` steps; the run's last one is waited for.
+
+        The tensors of `state` are read until `settle` returns. Raises `UnavailableError` where the one before
+        could not be written.
+        """
+        pieces = [*saved_pieces(state, self._ownership), self._random_state()]
+        self._durable.begin(step, samples, pieces, partial(self._tell_saved, step))
+        if step == self._spec.job.training.steps:
+            self._durable.wait()
+
+    def settle(self) -> None:
+        """Return once what is being saved may change."""
+        self._durable.settle()
+
+    def wait(self) -> None:
+        """Return once all that was saved is complete on disk. Raises `UnavailableError` where it is not."""
+        self._durable.wait()
+
+    def read_back(self, step: int) -> int:
+        """Return the size in bytes of this rank's file of the checkpoint after `step` steps, read anew.
+
+        Raises `UnavailableError` where it is not what was written.
+        """
+        return read_back(self._folder, step, self._spec.rank)
+
+    def _writer(self, writing: str) -> DurableWriter:
+        return DurableWriter(
+            self._folder,
+            rank=self._spec.rank,
+            num_ranks=self._num_ranks,
+            writing=writing,
+            keep=self._spec.job.checkpoints.keep,
+            lost=_loss,
+        )
+
+    def _random_state(self) -> Piece:
+        return Piece.whole(f"rng/rank-{self._spec.rank:05d}", torch.get_rng_state())
+
+    def _tell_saved(self, step: int) -> None:
+        with suppress(OSError):  # the agent then takes more for unsaved than is
+            write_atomically(self._worker_folder.saved, f"{step}\n")
+
+
+def _loss() -> PeerError | None:
+    """Return the loss of a rank, where the process group tells of it unasked."""
+    group = dist.group.WORLD
+    return group.transport.loss() if isinstance(group, IsthmusGroup) else None

@@ -1,0 +1,1 @@
+"""A stage's part of a transformers model: built, loaded, computed, recomputed, exported."""

@@ -1,0 +1,119 @@
+"""Reading a stage's own tensors from a Hugging Face folder: one safetensors file or several with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from isthmus.core.errors import ModelError
+from isthmus.core.model import config_path, load_model
+from isthmus.train.model.tensor_names import Piece, alternatives
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """What the header of a safetensors file says of a tensor; `dtype` in the format's words (`BF16`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Path) -> None:
+    """Fill `parameters` (name in the whole model, tensor) in place from the folder of `model`.
+
+    Reads the published layout and the fused one; values are converted to each parameter's dtype and device.
+    Files that hold nothing of the stage are not opened. Raises `ModelError` that names tensor and file where
+    one is missing, has another shape or cannot be read.
+    """
+    described = load_model(model)
+    with ExitStack() as files:
+        source = _Source(config_path(model).parent, files)
+        for name, parameter in parameters:
+            ways = alternatives(
+                described.architecture, name, tuple(parameter.shape), tied=described.tied_embeddings
+            )
+            pieces = next((way for way in ways if way[0].name in source.file_of), ways[0])
+            for piece in pieces:
+                piece.part_of(parameter.detach()).copy_(source.tensor(piece))
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Return the file of every tensor in `folder`; raise `ModelError` where it has no safetensors weights."""
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.is_file():
+        with _open(single) as file:
+            return dict.fromkeys(file.keys(), single)
+    if not index.is_file():
+        raise ModelError(
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}",
+            hint="start from scratch (task: pretrain), or save the model with save_pretrained as safetensors",
+        )
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is no index of safetensors files: {error!r}") from error
+
+
+def shard_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file by name, read from its header alone."""
+    with _open(file) as opened:
+        return {name: _stored(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+
+
+def _stored(header: Any) -> StoredTensor:
+    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+    return StoredTensor(shape=shape, dtype=dtype, num_bytes=prod(shape) * _DTYPE_BYTES[dtype])
+
+
+class _Source:
+    """The weight files of a folder, each opened when its first tensor is read and closed by `files`."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self.folder = folder
+        self._files = files
+        self.file_of = weight_files(folder)
+        self._open: dict[Path, Any] = {}
+
+    def tensor(self, piece: Piece) -> torch.Tensor:
+        """Return the stored tensor of `piece`, of its shape, on the CPU."""
+        if piece.name not in self.file_of:
+            raise ModelError(
+                f"{self.folder} has no tensor '{piece.name}' (it has {len(self.file_of)} tensors)",
+                hint="check that config.json and the weights belong to the same model and no file is missing",
+            )
+        file = self.file_of[piece.name]
+        if file not in self._open:
+            self._open[file] = self._files.enter_context(_open(file))
+        try:
+            tensor: torch.Tensor = self._open[file].get_tensor(piece.name)
+        except SafetensorError as error:
+            raise ModelError(f"{file}: tensor '{piece.name}' cannot be read: {error}") from error
+        if tuple(tensor.shape) != piece.shape:
+            raise ModelError(
+                f"{file}: tensor '{piece.name}' has shape {list(tensor.shape)}, "
+                f"config.json says {list(piece.shape)}",
+                hint="check that config.json and the weights belong to the same model",
+            )
+        return tensor
+
+
+def _open(file: Path) -> Any:
+    """Return `file` opened for reading tensors, as a context manager."""
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be read: {error}", hint="is the download complete?") from error

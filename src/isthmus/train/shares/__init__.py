@@ -1,0 +1,1 @@
+"""Stages that several ranks share: tensors cut among them (tensor and sequence parallelism)."""
