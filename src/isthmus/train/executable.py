@@ -11,8 +11,8 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.worker import WorkerSpec
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.device import HOST_BACKENDS, usable_backends
-from isthmus.train.loop import device_of
 from isthmus.train.model.weights import check_output
+from isthmus.train.prepare import device_of
 from isthmus.train.rehearsable import check_rehearsable
 from isthmus.train.shares.checks import check_shares
 

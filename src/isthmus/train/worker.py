@@ -29,8 +29,9 @@ from isthmus.train.executable import check_executable
 from isthmus.train.faults.events import EventLog
 from isthmus.train.faults.pulse import Pulse, start_beating
 from isthmus.train.faults.recovery import Recovery
-from isthmus.train.loop import Prepared, device_of, prepare, train
+from isthmus.train.loop import train
 from isthmus.train.membership import Membership, listen
+from isthmus.train.prepare import Prepared, device_of, prepare
 from isthmus.train.rehearsal import rehearse
 
 TERMINATED = 128 + signal.SIGTERM

@@ -1,0 +1,256 @@
+"""`Run`: one rank's state of a run: its steps, evaluations, checkpoints and export."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.worker import WorkerFolder, WorkerSpec
+from isthmus.data import Batch, Dataset
+from isthmus.data.tokenizer import tokenizer_file
+from isthmus.schedule import Schedule, forward_only
+from isthmus.train.checkpoint.copies import Copies
+from isthmus.train.checkpoint.saver import Saver
+from isthmus.train.checkpoint.slot import Snapshot
+from isthmus.train.device import HOST_BACKENDS, synchronize
+from isthmus.train.exchange import Exchange
+from isthmus.train.executor import Executor
+from isthmus.train.faults.recovery import Recovery
+from isthmus.train.metrics import Account
+from isthmus.train.micro_batches import MicroBatches
+from isthmus.train.model.pieces import StagePieces
+from isthmus.train.model.recompute import Recomputation
+from isthmus.train.model.weights import export_shard, finish_export
+from isthmus.train.prepare import Prepared
+from isthmus.train.protection import Guard
+from isthmus.train.replicas import Place, meet_owners, rows_of
+from isthmus.train.shares.exchange import SharedExchange
+from isthmus.train.shares.meeting import meet_sharers
+from isthmus.train.staging import HostStaging
+from isthmus.train.update.optimizer import Optimizer, Update
+from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.reduce import Reducer
+
+_GENERATOR = "generator"
+"""Name in a snapshot of the state of torch's random numbers."""
+
+MAX_SKIPPED = 10
+"""Updates in a row that may be skipped because the gradient is not finite."""
+
+
+class Run:
+    """One rank's state of the run."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        schedule: Schedule,
+        prepared: Prepared,
+        folder: WorkerFolder,
+        recovery: Recovery,
+    ) -> None:
+        self.spec, self.schedule, self.prepared = spec, schedule, prepared
+        self.folder, self.guard, self.recovery = folder, Guard(folder), recovery
+        self.training, self.place = spec.job.training, Place.of(spec.plan, spec.rank)
+        self.group = prepared.pieces.group
+        self.tells_loss = prepared.pieces.tells_loss and self.place.replica == 0 and self.group.index == 0
+        self.samples = self.num_skipped = 0
+        self.exchange = _exchange(spec, prepared.pieces.device)
+        self.ownership = self._meet()
+        self.saver = Saver(spec, folder, self.ownership, self.exchange)
+        self.copies = Copies(spec, folder, recovery, self.exchange)
+        self.optimizer = Optimizer(
+            prepared.pieces.global_named_parameters(),
+            self.training,
+            sum_over_all=self.copies.sum_over_all,
+            ownership=self.ownership,
+            reducer=Reducer(self.ownership.buckets, spec.rank, self.exchange),
+            on_host=spec.plan.optimizer_on_host,
+        )
+        self.executor = Executor(
+            prepared.pieces,
+            self.place.stage,
+            self.place.ranks,
+            SharedExchange(self.exchange, self.group) if self.group.size > 1 else self.exchange,
+            dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
+            stage_time=spec.stage_time,
+            again=Recomputation(spec.stage.recompute, spec.stage.recompute_layers),
+        )
+
+    def _meet(self) -> Ownership:
+        """Meet the ranks that share the stage, and learn what all hold."""
+        spec, shard = self.spec, self.spec.plan.zero == 1
+        meet_sharers(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
+        return meet_owners(self.prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=shard)
+
+    def resume(self) -> int:
+        """Load the newest checkpoint that the ranks find whole; return the number of steps done."""
+        shapes = {name: one.shape for name, one in self.prepared.pieces.global_named_parameters()}
+        found = self.saver.load(shapes)
+        if found is None:
+            return 0
+        self.samples = found.samples
+        self.optimizer.load(found.tensors)
+        return found.step
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return all that this rank needs to go on from here; the tensors are those it trains."""
+        return self.optimizer.own_state() | {_GENERATOR: torch.get_rng_state()}
+
+    def keep(self, step: int) -> None:
+        """Keep the state after `step` steps in memory, here and at a peer, unless copies are on their way."""
+        if not self.copies.delayed:
+            self.recovery.keep(step, self.samples, self.state())
+            self.copies.send(step)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to what `state` was."""
+        self.samples = snapshot.samples
+        self.optimizer.load_own(snapshot.tensors)
+        torch.set_rng_state(snapshot.tensors[_GENERATOR].clone())
+
+    def begin_again(self) -> None:
+        """Drop what a step that was given up has left behind, and meet the others as `__init__` does."""
+        self.num_skipped = 0
+        self.optimizer.drop_gradients()
+        self._meet()
+
+    def step(self, step: int) -> tuple[dict[str, float | None], Account]:
+        """Train on one global batch; return this rank's figures."""
+        start_s = time.time()
+        account = Account(traced=step in self.spec.trace_steps)
+        batch_size = self.training.global_batch_size
+        batches = self._cut(partial(Dataset.train_batch, first_sample=self.samples, num_samples=batch_size))
+        done: list[Update] = []
+        shared_s = self.group.waited_s
+        losses = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
+        shared_s = self.group.waited_s - shared_s
+        account.compute_s -= shared_s
+        account.exposed_communication_s += shared_s
+        self.samples += batch_size
+        step_s = time.time() - start_s
+        samples_per_s = batch_size / step_s
+        values = account.values()
+        values |= {
+            "step_s": step_s,
+            "samples_per_s": samples_per_s,
+            "tokens_per_s": samples_per_s * self.training.sequence_length,
+            "learning_rate": done[0].learning_rate,
+            "gradient_norm": done[0].gradient_norm,
+            "update_skipped": float(done[0].skipped),
+        }
+        self.num_skipped = self.num_skipped + 1 if done[0].skipped else 0
+        if self.tells_loss:
+            values["loss"] = done[0].loss
+        if losses.balance_loss is not None and self.group.index == 0:
+            values["balance_loss"] = losses.balance_loss
+        return values, account
+
+    def stop_if_lost(self, step: int) -> None:
+        """Raise `InputError` where so many updates in a row were skipped that no later batch will mend it."""
+        if self.num_skipped >= MAX_SKIPPED:
+            raise InputError(
+                f"step {step + 1}: the gradient was not finite in {MAX_SKIPPED} steps in a row",
+                hint="lower training.learning_rate, lengthen warmup_steps, or look at the weights",
+            )
+
+    def evaluate(self) -> dict[str, float | None]:
+        """Measure the loss on the held-out samples; the last stage of the first replica tells it."""
+        start_s, count = time.time(), self.training.evaluate_samples
+        batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
+        loss = None
+        if batches.sizes:
+            chunks = len(self.prepared.pieces.own)
+            schedule = forward_only(len(self.place.ranks), len(batches.sizes), chunks)
+            loss = self.executor.run(schedule, batches, Account()).loss
+        if self.spec.plan.dp > 1:
+            parts = torch.tensor([self._counted(loss)], dtype=torch.float64)
+            loss = float(self.exchange.sum_over_all(parts))
+        values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
+        if self.tells_loss:
+            values["validation_loss"] = loss
+        return values
+
+    def save(self, step: int) -> dict[str, float | None]:
+        """Begin to write a checkpoint after `step` steps."""
+        start_s = time.time()
+        self.saver.save(step, self.samples, self.optimizer.state())
+        return {"checkpoint_s": time.time() - start_s}
+
+    def protect(self, step: int) -> dict[str, float | None]:
+        """Read the checkpoint after `step` steps back; tell the agent if all ranks found it whole.
+
+        Training goes on in any case: a damaged checkpoint is one that the run does not resume from.
+        """
+        start_s, num_bytes = time.time(), 0
+        self.saver.wait()
+        try:
+            num_bytes = self.saver.read_back(step)
+        except UnavailableError as error:
+            print(f"warning: {error}", flush=True)
+        found = self.exchange.gather(torch.tensor([num_bytes], dtype=torch.int64))
+        if all(int(one) > 0 for one in found):
+            self.guard.protected(step, num_bytes)
+        else:
+            self.guard.failed(step)
+        return {"protect_s": time.time() - start_s}
+
+    def export(self) -> None:
+        """Write the model of the first replica as a Hugging Face folder."""
+        job, place = self.spec.job, self.place
+        if place.replica == 0:
+            export_shard(StagePieces(self.prepared.pieces.own), Path(job.output), place.stage)
+        self.exchange.meet()
+        if place.replica == 0 and place.stage == 0 and self.group.index == 0:
+            own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
+            finish_export(Path(job.output), job.model, len(place.ranks), tokenizer_folder=own)
+        self.exchange.meet()
+
+    def _update(self, step: int) -> Update:
+        account = self.exchange.account
+        self.saver.settle()
+        self.exchange.wish = self.guard.asked(step)
+        self.recovery.settle()
+        waited_s = account.exposed_communication_s + account.idle_s
+        with account.computing():
+            update = self.optimizer.apply(step, self._counted(self.executor.losses.loss))
+            synchronize(self.prepared.pieces.device)
+        account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
+        return update
+
+    def _counted(self, loss: float | None) -> float:
+        """Return this rank's part of a loss; of those that share a stage all know it, the first counts."""
+        return loss or 0.0 if self.group.index == 0 else 0.0
+
+    def _cut(self, read: partial[Batch], size: int | None = None) -> MicroBatches:
+        """Read a batch where this stage needs one, and cut the replica's part into its micro-batches."""
+        pieces, dataset, plan = self.prepared.pieces, self.prepared.dataset, self.spec.plan
+        size = size or self.training.global_batch_size
+        batch = None if dataset is None else read(dataset)
+        return MicroBatches.cut(
+            size,
+            plan.micro_batch_size_of(self.place.replica),
+            self.training.sequence_length,
+            batch.input_ids if batch and pieces.is_first else None,
+            batch.labels if batch and pieces.is_last else None,
+            rows=rows_of(plan, self.place.replica, size),
+        )
+
+
+def _exchange(spec: WorkerSpec, device: torch.device) -> Exchange:
+    """Return the exchange for a stage on `device`: direct, or by way of host memory."""
+    clusters = _clusters(spec)
+    if spec.backend in HOST_BACKENDS:
+        staging = None if device.type == "cpu" else HostStaging(pinned=True)
+        return Exchange(clusters, spec.rank, staging=staging)
+    settle = partial(synchronize, device)
+    return Exchange(clusters, spec.rank, together=True, device=device, settle=settle)
+
+
+def _clusters(spec: WorkerSpec) -> list[str]:
+    """Return the cluster of every rank."""
+    return [spec.plan.stage_of(rank).cluster for rank in range(len(spec.plan.ranks))]
