@@ -17,7 +17,7 @@ import torch
 from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, shard_tensors
 from isthmus.train.model.stage import StageModel, build_stage
 from isthmus.train.model.weights import export_shard, finish_export
-from tests.train.crash_points import cut_off
+from tests.train.folder_crash_points import cut_off
 from tests.train.small_models import NUM_LAYERS, save_model
 
 

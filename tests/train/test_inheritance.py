@@ -93,13 +93,13 @@ def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> Non
     )
     straight = run_job(tmp_path / "straight", straight_job, plan)
     hosts = [f"127.0.0.{number}" for number in (1, 2, 3)]
-    with started(tmp_path, job, plan, program="supervisor", hosts=hosts) as first:
+    with started(tmp_path, job, plan, program="faults.supervisor", hosts=hosts) as first:
         first.wait_for_step(6)
         os.killpg(first.processes[1].pid, signal.SIGKILL)
         for run in left_by(first.folders[1].read_spec()):
             shutil.rmtree(default_folder() / f"isthmus-{run}")
         assert first.wait() == [PeerError.exit_code, -signal.SIGKILL, PeerError.exit_code]
-    second = run_job(tmp_path, job, plan, attempt=2, program="supervisor", hosts=hosts)
+    second = run_job(tmp_path, job, plan, attempt=2, program="faults.supervisor", hosts=hosts)
     begun = 40 - len(second.losses())
     assert begun >= 3
     assert "the last attempt left the state after step" in second.log(1)

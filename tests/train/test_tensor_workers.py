@@ -89,7 +89,8 @@ def test_a_rank_that_shares_a_stage_is_replaced_in_place(tmp_path: Path) -> None
     job = make_job(tmp_path, "qwen3", steps=30)
     plan = shared_plan(job, [2, 4], [{"tp": 2, "sp": True}, {}])
     straight = run_job(tmp_path / "straight", moved(job, tmp_path / "straight"), plan)
-    with started(tmp_path / "hit", moved(job, tmp_path / "hit"), plan, program="supervisor") as workers:
+    hit = tmp_path / "hit"
+    with started(hit, moved(job, hit), plan, program="faults.supervisor") as workers:
         workers.wait_for_step(3)
         supervisor = str(workers.processes[1].pid)
         listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
