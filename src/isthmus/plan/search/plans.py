@@ -48,7 +48,7 @@ class Effort:
     refined: int
 
 
-PROOF = 400_000
+PROOF = 800_000
 """Stages that the proof of `bound_s` looks at, at most."""
 
 LARGE, SMALL = Effort(8, 2000, 1.1, 2), Effort(64, 5000, 1.25, 16)
