@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.agent.parts import HeldPart
 from isthmus.core.errors import FileError
-from isthmus.core.state_folder import sync_folder, unwritable
+from isthmus.core.state_folder import sync_path, unwritable
 from isthmus.core.worker import write_atomically
 
 
@@ -63,7 +63,7 @@ class PartTable:
             return
         try:
             write_atomically(self.path, data.decode())
-            sync_folder(self.path.parent)
+            sync_path(self.path.parent)
         except OSError as error:
             raise unwritable(self.path.parent, error) from error
         self._written = data

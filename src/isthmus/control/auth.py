@@ -17,7 +17,7 @@ from typing import Literal, cast
 from isthmus.control.store import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
 from isthmus.core.pool import Cluster
-from isthmus.core.state_folder import sync_folder, unwritable
+from isthmus.core.state_folder import sync_path, unwritable
 from isthmus.core.views import JobView, PoolView, TokenRequest, TokenView
 
 Role = Literal["admin", "owner", "user"]
@@ -76,7 +76,7 @@ def ensure_admin(store: Store, state: Path, now_s: float) -> None:
             stream.write(token + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        sync_folder(state)
+        sync_path(state)
     except OSError as error:
         raise unwritable(state, error) from error
     _keep(store, "admin", "admin", token, now_s)

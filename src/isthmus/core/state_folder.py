@@ -42,9 +42,9 @@ def unwritable(folder: Path, error: OSError) -> UnavailableError:
     return UnavailableError(f"cannot write to {folder}: {error.strerror or error}", hint=hint)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable, after a file was renamed into it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Make what is in a file durable, or the names in a folder after a file was renamed into it."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -13,7 +13,7 @@ from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.train.device import HOST_BACKENDS, usable_backends
 from isthmus.train.model.weights import check_output
 from isthmus.train.prepare import device_of
-from isthmus.train.rehearsable import check_rehearsable
+from isthmus.train.rehearsable import check_rehearsable, check_routes
 from isthmus.train.shares.checks import check_shares
 
 
@@ -130,10 +130,7 @@ def _check_backend(spec: WorkerSpec) -> None:
             f"backend '{spec.backend}' is not supported by this worker's torch and device",
             hint="supported here: " + ", ".join(usable),
         )
-    if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
-        raise PlanError(
-            f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"
-        )
+    check_routes(spec)
 
 
 def check_meetings(schedule: Schedule) -> None:

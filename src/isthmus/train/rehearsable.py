@@ -61,6 +61,11 @@ def _check_place(spec: WorkerSpec) -> None:
             f"backend '{spec.backend}' carries tensors of a device; a rehearsal has them in host memory",
             hint="use " + " or ".join(HOST_BACKENDS),
         )
+    check_routes(spec)
+
+
+def check_routes(spec: WorkerSpec) -> None:
+    """Refuse a backend that cannot reach other clusters where the plan has several."""
     if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
         raise PlanError(
             f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from isthmus.core.base import Count, Frozen, Index
 from isthmus.core.errors import ProtocolError, UnavailableError
+from isthmus.core.state_folder import sync_path
 from isthmus.core.worker import write_atomically
 from isthmus.train.checkpoint import dcp_layout
 from isthmus.train.checkpoint.dcp_layout import Piece
@@ -83,7 +84,7 @@ def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, w
         layout = dcp_layout.write_part(work, rank, pieces)
         part = _Part(file=_described(file), layout=layout)
         write_atomically(work / f"{rank}.part", part.model_dump_json())
-        _flush(work)
+        sync_path(work)
     except OSError as error:
         with suppress(OSError):
             file.unlink(missing_ok=True)
@@ -108,12 +109,12 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: s
         write_atomically(work / MANIFEST, manifest.model_dump_json(indent=1))
         for name in names:
             (work / name).unlink()
-        _flush(work)
+        sync_path(work)
         place = folder / _NAME.format(step)
         if place.exists():
             shutil.rmtree(place)
         work.rename(place)
-        _flush(folder)
+        sync_path(folder)
         for old in sorted(one for one in _complete(folder) if one.name <= place.name)[:-keep]:
             shutil.rmtree(old)
     except OSError as error:
@@ -231,14 +232,6 @@ def _described(file: Path) -> CheckpointFile:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return CheckpointFile(name=file.name, num_bytes=file.stat().st_size, sha256=digest)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(folder: Path, error: Exception) -> UnavailableError:

@@ -7,7 +7,6 @@ index last: a reader finds the complete model or none, also where the folder hel
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 
 from isthmus.core.errors import ModelError, UnavailableError
 from isthmus.core.model import config_path, read_config
+from isthmus.core.state_folder import sync_path
 from isthmus.core.worker import write_atomically
 from isthmus.train.model.architecture import meta_model, model_class
 from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, StoredTensor, shard_tensors
@@ -62,7 +62,7 @@ def export_shard(
         for part, tensors in enumerate(_shards(stage, dtype, shard_bytes)):
             file = folder / _pending_name(rank, f"{part:05d}")
             save_file(tensors, file, metadata={"format": "pt"})
-            _flush(file)
+            sync_path(file)
     except (OSError, SafetensorError) as error:
         raise _unwritable(output, error) from error
 
@@ -211,14 +211,6 @@ def _copy_kept(source: Path, output: Path) -> None:
 
 def _json(value: dict[str, object]) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def _flush(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(output: Path, error: Exception) -> UnavailableError:
