@@ -17,6 +17,7 @@ def pool_of(*links: dict) -> Pool:
     )
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_a_flow_reaches_what_an_emulated_link_offers():
     """On 100 Mbit/s at 10 ms, both ways, the share of the goodput is within 15 % of 1, kept by link."""

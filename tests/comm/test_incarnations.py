@@ -52,6 +52,7 @@ def receive(transport: TcpTransport, peer: int, tag: int = 1) -> tuple[Future[ob
     return transport.receive(peer, tag, "x", memoryview(buffer)), buffer
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.parametrize(
     "killed", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
 )
@@ -129,6 +130,7 @@ def test_a_place_that_nobody_keeps_is_lost_for_good() -> None:
     places.close(first[1:])
 
 
+@pytest.mark.on_the_clock
 def test_abandoning_ends_every_thread_at_once() -> None:
     """What was begun fails, and nothing goes on behind the back of the next incarnation."""
     places, before = Places(2), threading.active_count()

@@ -135,6 +135,7 @@ def test_cuts_and_silences_lose_and_double_nothing(seed: int) -> None:
             one.close()
 
 
+@pytest.mark.on_the_clock
 def test_a_worker_that_is_gone_is_lost_at_once() -> None:
     """Who no longer listens is not waited for: every waiter wakes, and the error names peer and reason."""
     transports = tcp_transports(2, heartbeat_s=5)
@@ -253,6 +254,7 @@ def test_a_stranger_does_not_disturb_the_meeting() -> None:
                     connection.close()
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.parametrize(
     "words", [b"[" * 4000 + b"\n", b"\xff\xfe\n", b"7\n", b"{}\n", b"x" * 5000, b"", b"\n"]
 )

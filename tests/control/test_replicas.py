@@ -63,6 +63,7 @@ def test_whichever_server_is_killed_every_acknowledged_job_ends_once(pool: Repli
     assert not any(runs(int(pid)) for *_, pid in pool.starts())
 
 
+@pytest.mark.on_the_clock
 def test_another_leads_within_seconds_of_the_leaders_death(pool: Replicas) -> None:
     """Killed: the lock goes with its session. Hung: its session is ended by whoever sees its silence."""
     until(pool.leader, "somebody leads", 10)

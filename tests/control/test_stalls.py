@@ -51,6 +51,7 @@ def exchange_s(server: Streaming) -> float:
     return slowest_s
 
 
+@pytest.mark.on_the_clock
 def test_agents_that_stall_in_mid_body_delay_nobody(server: Streaming) -> None:
     """The script: 1. a hundred reports of east stop half way; 2. west's are answered as ever."""
     body = report(EAST).model_dump_json(by_alias=True).encode()
@@ -65,6 +66,7 @@ def test_agents_that_stall_in_mid_body_delay_nobody(server: Streaming) -> None:
         assert stalled[0].recv(15) == b"HTTP/1.1 200 OK", "one that goes on is answered"
 
 
+@pytest.mark.on_the_clock
 def test_clients_that_read_no_answer_delay_nobody(server: Streaming) -> None:
     """The script: 1. a hundred ask for a long list and read nothing; 2. west is answered as ever."""
     wish = {"submissions": [_wish(i) for i in range(50)]}

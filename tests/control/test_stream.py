@@ -158,6 +158,7 @@ def test_who_may_not_see_jobs_has_no_stream(server: Streaming) -> None:
     assert httpx.get(f"{server.url}/v1/events", headers=headers).status_code == 422
 
 
+@pytest.mark.on_the_clock
 def test_a_server_that_ends_waits_for_no_stream(tmp_path: Path) -> None:
     """Open streams end with it, at once."""
     server = Streaming(tmp_path)
@@ -171,6 +172,7 @@ def test_a_server_that_ends_waits_for_no_stream(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 2.5
 
 
+@pytest.mark.on_the_clock
 def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
     server: Streaming, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,6 +268,7 @@ def test_fine_tuning_needs_conversations_and_they_need_fine_tuning(tmp_path):
         opened(chat, format="chat")
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_thirty_megabytes_open_in_about_a_second(tmp_path):
     """30 MB of text in a thousand files open within 3 s on a busy core (0.3 s on a free one)."""

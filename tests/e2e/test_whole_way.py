@@ -96,6 +96,7 @@ def choose_three_clusters(site, view):
     return plan
 
 
+@pytest.mark.on_the_clock
 def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(site):
     """Three clusters, uneven layers, tied embeddings, two kills: the loss curve is that of one process.
 

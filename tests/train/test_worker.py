@@ -30,6 +30,7 @@ def moved(job: Job, folder: Path) -> Job:
     return job.model_copy(update={"checkpoints": checkpoints, "output": str(folder / "output")})
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_clusters_train_what_one_process_trains(tmp_path: Path) -> None:
     """Uneven stages in two clusters give the loss of one process to 1e-4, also killed and resumed otherwise.
@@ -113,6 +114,7 @@ def test_schedules_of_a_plan_are_followed(tmp_path: Path, fixed: dict) -> None:
     assert verify(cut)["loss"] == pytest.approx(workers.losses("validation_loss")[-1], rel=1e-4)
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_sigterm_ends_a_worker_at_once(tmp_path: Path) -> None:
     """SIGTERM ends a worker with 143, whatever it does; the others follow with `PeerError`."""

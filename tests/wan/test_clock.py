@@ -12,6 +12,7 @@ import pytest
 from isthmus.wan.clock import precise_event_loop
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_timers_are_better_than_a_millisecond() -> None:
     """A timer never fires early, and typically less than half a millisecond late."""

@@ -21,6 +21,7 @@ from tests.wan.lab import a_worker, pool_of, round_trips_s, wait_until
 LINK = {"between": ["a", "b"], "bandwidth_gbps": 0.5, "round_trip_ms": 8, "loss": 0.0}
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: signal.Signals) -> None:

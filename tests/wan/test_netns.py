@@ -85,6 +85,7 @@ class TestAsRoot:
 
     pytestmark = needs_root
 
+    @pytest.mark.on_the_clock
     def test_the_round_trip_is_the_stated_one_and_nothing_is_lost_without_loss(self) -> None:
         """Within 2 ms; every datagram is echoed; the counters agree."""
         with emulated_namespaces(joined()) as namespaces:
@@ -95,6 +96,7 @@ class TestAsRoot:
             assert counted(namespaces, "packets") == {"a": 30, "b": 30}
             assert counted(namespaces, "lost") == {"a": 0, "b": 0}
 
+    @pytest.mark.on_the_clock
     def test_packets_are_really_lost(self) -> None:
         """What is not echoed is exactly what the relay counted as lost, on the way there or back."""
         with emulated_namespaces(joined(loss=0.1, round_trip_ms=2), seed=3) as namespaces:

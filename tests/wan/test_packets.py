@@ -78,6 +78,7 @@ def test_a_device_that_is_down_costs_the_packet_and_not_the_relay() -> None:
     assert (link.packets, link.dropped) == (0, 1)
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.slow
 def test_the_relay_routes_by_address_and_ends_with_its_control() -> None:
     """Packets for a joined site arrive after the delay, others vanish; a line on control gets counters."""

@@ -58,6 +58,7 @@ def a_to_b(links: BackgroundLinks, worker: Worker) -> socket.socket:
     return connection
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.parametrize("gbps", [0.05, 0.2, 0.6])
 def test_a_transfer_reaches_the_stated_rate_and_not_more(worker: Worker, gbps: float) -> None:
     """Goodput with its headers is within 5 % of the bandwidth."""
@@ -68,6 +69,7 @@ def test_a_transfer_reaches_the_stated_rate_and_not_more(worker: Worker, gbps: f
     assert took_s == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.on_the_clock
 def test_a_small_message_takes_the_stated_round_trip(worker: Worker) -> None:
     """Within 2 ms, dialling too; unequal directions add up."""
     there = {"from": "a", "to": "b", "bandwidth_gbps": 1, "delay_ms": 30}
@@ -81,6 +83,7 @@ def test_a_small_message_takes_the_stated_round_trip(worker: Worker) -> None:
     assert dialled_ms == pytest.approx(35, abs=2)
 
 
+@pytest.mark.on_the_clock
 def test_what_is_in_flight_holds_back_nothing(worker: Worker) -> None:
     """Twenty messages sent at once come back one round trip later, not twenty."""
     with links_in_background(joined(1, 40)) as links, a_to_b(links, worker) as connection:
@@ -92,6 +95,7 @@ def test_what_is_in_flight_holds_back_nothing(worker: Worker) -> None:
         assert time.monotonic() - start_s < 0.060
 
 
+@pytest.mark.on_the_clock
 def test_two_flows_share_a_link_whichever_side_dialled(worker: Worker) -> None:
     """A flow dialled from a and one dialled from b, both sending a to b, get half the link each."""
     with (
@@ -107,6 +111,7 @@ def test_two_flows_share_a_link_whichever_side_dialled(worker: Worker) -> None:
         assert by_b["a"] == 16
 
 
+@pytest.mark.on_the_clock
 def test_a_peer_that_does_not_read_stops_its_sender_and_nobody_else(worker: Worker) -> None:
     """Back-pressure: what is taken from a flow is bounded; another flow on the link is not held up."""
     with (
@@ -228,6 +233,7 @@ def test_a_link_cut_with_reset_breaks_its_connections_and_no_others(worker: Work
             links.cut("b", "c")
 
 
+@pytest.mark.on_the_clock
 def test_a_pair_with_one_link_gets_the_same_back(worker: Worker) -> None:
     """TCP needs both directions: a missing one mirrors the given one."""
     with links_in_background(pool_of({"from": "b", "to": "a", "bandwidth_gbps": 1, "delay_ms": 12})) as links:
@@ -293,6 +299,7 @@ def test_churn_leaves_no_descriptor_behind(worker: Worker) -> None:
             round_trips_s(last, 3)
 
 
+@pytest.mark.on_the_clock
 @pytest.mark.parametrize("runs_first", [False, True])
 def test_other_traffic_takes_its_share_or_what_runs_leave(worker: Worker, runs_first: bool) -> None:
     """A run's transfer beside seven others: an eighth of the link where all take turns, else all of it."""
