@@ -284,6 +284,10 @@ class SailorSpace(Space):
             self._seats[key] = SailorSeat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
+    def alike(self, spot: Spot) -> tuple[object, ...]:
+        """Return what tells the chains of a spot that trains alone: links inside a zone differ by zone."""
+        return *super().alike(spot), spot.cluster
+
     def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> SailorShape:
         """Return a chain at Sailor's costs."""
         return SailorShape(self.task, segments, dp, schedule, 0, self.ways)

@@ -184,3 +184,16 @@ def test_no_chain_is_better_by_sailors_formula(memory_gb):
     ours = [one.as_dict() for one in search(case, known, TRAINING)]
     single = [one for one in ours if len(one["pipeline_list"]) == 1]
     assert min(seconds(one, known, case.samples) for one in single) <= best * (1 + 1e-9)
+
+
+def test_a_zone_whose_own_links_are_not_measured_does_not_hide_one_with_as_many_chips():
+    """Replicas in one zone are found where these were measured, whichever zone comes first."""
+    known = tables()
+    for row in known.network[FAR]["fast"].values():
+        del row[FAR]["fast"]
+    near = {("fast", ZONE): 4}
+    alone, both = (
+        search(Case("one", "made-up", 12, chips), known, TRAINING)
+        for chips in (near, {("fast", FAR): 4, **near})
+    )
+    assert alone[0] in both

@@ -152,7 +152,7 @@ class Explorer:
         for island in islands:
             key: tuple[object, ...] = (size, schedule, alone, *(id(spot) for spot in island))
             if len(island) == 1 and not island[0].members:
-                key = (size, schedule, alone, island[0].kind, island[0].chips, island[0].reads_data)
+                key = (size, schedule, alone, *self.space.alike(island[0]))
             if key not in self._options:
                 limit_s = self.limit_s() if alone and len(island) > 1 else math.inf
                 coarse = not alone and len(island) > 1 and sum(s.chips for s in island) > MANY_CHIPS

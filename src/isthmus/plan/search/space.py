@@ -117,8 +117,12 @@ class Space:
             self._seats[key] = Seat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
+    def alike(self, spot: Spot) -> tuple[object, ...]:
+        """Return what tells the chains of a spot that trains alone from those of other spots."""
+        return spot.kind, spot.chips, spot.reads_data
+
     def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
-        """Return a chain. A space with costs of its own has its own `seat`, `shape` and `ring_s`."""
+        """Return a chain. A space with costs of its own has its own `seat`, `alike`, `shape` and `ring_s`."""
         return Shape(self.task, segments, dp, schedule, self.limits.zero, self.ways)
 
     def ring_s(self, islands: Sequence[Sequence[Spot]]) -> float:
