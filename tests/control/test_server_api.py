@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from isthmus.control.api import MAX_BODY_BYTES, create_app
+from isthmus.control.app import MAX_BODY_BYTES, create_app
 from isthmus.control.auth import digest
 from isthmus.control.events import JobCancelled
 from isthmus.control.shell import ControlShell

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.api import create_app
+from isthmus.control.app import create_app
 from isthmus.control.shell import ControlShell
 from isthmus.control.store import MemoryStore
 from isthmus.core.messages import LogChunk, ObservedPart, StepMetrics

@@ -1,43 +1,27 @@
-"""The REST interface as a FastAPI application: `create_app(shell)`. Bodies are those of `isthmus.core`.
-
-Every error, FastAPI's own included, is answered as `IsthmusError.as_dict()` with the error's HTTP status.
-"""
+"""The endpoints of the REST interface. Bodies are those of `isthmus.core`, and of `control/api_bodies.py`."""
 
 from __future__ import annotations
 
-import functools
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import Field, TypeAdapter
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
 import isthmus
 from isthmus.control import auth
-from isthmus.control.auth import Caller, UnknownCallerError
+from isthmus.control.api_bodies import OUTCOMES, Agreement, Bulk, Choice, Submitted, documented, submitted
+from isthmus.control.auth import Caller
 from isthmus.control.bodies import JsonRoute
-from isthmus.control.events import VictimNamed
-from isthmus.control.gate import METRICS, BodyLimit, TokenGate, as_json
+from isthmus.control.gate import METRICS
 from isthmus.control.metrics import CONTENT_TYPE, exposition
 from isthmus.control.placement import NOT_FIXED
 from isthmus.control.shell import ControlShell
 from isthmus.control.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
 from isthmus.control.together import Together
-from isthmus.core.base import Frozen, Index, Name
-from isthmus.core.errors import (
-    AuthError,
-    ConflictError,
-    InputError,
-    IsthmusError,
-    NotFoundError,
-    PlanError,
-    ProtocolError,
-    UnavailableError,
-)
-from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
+from isthmus.core.base import Index
+from isthmus.core.errors import ConflictError, NotFoundError, PlanError, ProtocolError, UnavailableError
+from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport
 from isthmus.core.plan import PlanSet
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import (
@@ -50,49 +34,6 @@ from isthmus.core.views import (
     TokenRequest,
     TokenView,
 )
-
-MAX_BODY_BYTES = 16 * 2**20
-"""Largest body of a request."""
-
-
-LARGEST_BULK = 1000
-"""Most jobs submitted by one request."""
-
-
-class Choice(Frozen):
-    """The candidate plan that a job shall run by."""
-
-    plan: Name
-
-
-class Agreement(Frozen):
-    """The victims whose chips a job shall have: those that `offer` of its view names."""
-
-    victims: Annotated[tuple[VictimNamed, ...], Field(min_length=1, max_length=LARGEST_BULK)]
-
-
-class Bulk(Frozen):
-    """Many jobs to be taken in, with one flush for all."""
-
-    submissions: Annotated[tuple[Submission, ...], Field(max_length=LARGEST_BULK)]
-
-
-class ErrorBody(Frozen):
-    """How every error is answered: its name in the tree of `isthmus.core.errors`, and what to do next."""
-
-    error: str
-    message: str
-    hint: str | None = None
-
-
-class Submitted(Frozen):
-    """What became of one of many submissions: its job's id, or why it was refused."""
-
-    id: Name | None = None
-    error: ErrorBody | None = None
-
-
-OUTCOMES = TypeAdapter(list[Submitted])
 
 
 async def caller_of(request: Request) -> Caller:
@@ -132,15 +73,6 @@ LastEvent = Annotated[Index | None, Header(le=LARGEST, description="the last eve
 Limit = Annotated[int, Query(ge=1, le=10_000, description="most entries of a page")]
 
 
-def _documented(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]]:
-    found: dict[int | str, dict[str, Any]] = {}
-    errors: tuple[type[IsthmusError], ...] = (*more, UnknownCallerError, AuthError, InputError)
-    for error in errors:
-        name = "AuthError" if issubclass(error, AuthError) else error.__name__
-        found[error.http_status] = {"model": ErrorBody, "description": name}
-    return found
-
-
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 own_metrics = APIRouter(default_response_class=Response)
 
@@ -151,7 +83,7 @@ def health() -> Health:
     return Health(protocol=PROTOCOL_VERSION, version=isthmus.__version__)
 
 
-@router.post("/jobs", status_code=201, responses=_documented(ConflictError))
+@router.post("/jobs", status_code=201, responses=documented(ConflictError))
 async def submit(submission: Submission, caller: By, shell: Shell, together: AllTogether) -> JobView:
     """Submit a job; answered once it is on disk. The same key again returns the same job."""
     auth.require(caller, "user")
@@ -163,22 +95,22 @@ async def submit(submission: Submission, caller: By, shell: Shell, together: All
     return job
 
 
-@router.post("/jobs:bulk", response_model=list[Submitted], responses=_documented())
+@router.post("/jobs:bulk", response_model=list[Submitted], responses=documented())
 def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> Response:
     """Submit many jobs, each as if it came alone; answered in their order once all are on disk."""
     auth.require(caller, "user")
-    outcomes = [_submitted(outcome) for outcome in shell.intake.submit_all(caller.name, bulk.submissions)]
+    outcomes = [submitted(outcome) for outcome in shell.intake.submit_all(caller.name, bulk.submissions)]
     return Response(OUTCOMES.dump_json(outcomes), media_type="application/json")
 
 
-@router.post("/jobs:dry-run", responses=_documented(PlanError, ConflictError))
+@router.post("/jobs:dry-run", responses=documented(PlanError, ConflictError))
 def dry_run(submission: Submission, caller: By, shell: Shell) -> DryRun:
     """Say what would become of a job: plans, place in the queue, expected start. Nothing is submitted."""
     auth.require(caller, "user")
     return shell.dry_run(caller.name, submission)
 
 
-@router.get("/jobs", responses=_documented(NotFoundError))
+@router.get("/jobs", responses=documented(NotFoundError))
 def list_jobs(
     caller: By,
     shell: Shell,
@@ -192,7 +124,7 @@ def list_jobs(
     return list(shell.jobs(None if caller.role == "admin" else caller.name, after, limit))
 
 
-@router.get("/jobs/{job_id}", responses=_documented(NotFoundError))
+@router.get("/jobs/{job_id}", responses=documented(NotFoundError))
 def get_job(job_id: str, caller: By, shell: Shell) -> JobView:
     """Return a job with its candidate plans and the state of its parts."""
     return _own_job(shell, caller, job_id)
@@ -201,7 +133,7 @@ def get_job(job_id: str, caller: By, shell: Shell) -> JobView:
 @router.get(
     "/events",
     response_class=StreamingResponse,
-    responses=_documented(NotFoundError, UnavailableError) | {200: {"content": {MEDIA_TYPE: {}}}},
+    responses=documented(NotFoundError, UnavailableError) | {200: {"content": {MEDIA_TYPE: {}}}},
 )
 async def get_events(
     caller: By, shell: Shell, streams: Streams, job: JobQuery = None, last_event_id: LastEvent = None
@@ -218,62 +150,62 @@ async def get_events(
     return streams.open(Follower(shell, user=user, job_id=job, after=last_event_id))
 
 
-@router.get("/jobs/{job_id}/plans", responses=_documented(NotFoundError))
+@router.get("/jobs/{job_id}/plans", responses=documented(NotFoundError))
 def get_plans(job_id: str, caller: By, shell: Shell) -> PlanSet:
     """Return a job's candidate plans, and why other combinations of clusters were refused."""
     return _own_job(shell, caller, job_id).plans or PlanSet(plans=())
 
 
-@router.get("/jobs/{job_id}/queue", responses=_documented(NotFoundError))
+@router.get("/jobs/{job_id}/queue", responses=documented(NotFoundError))
 def get_standing(job_id: str, caller: By, shell: Shell) -> Standing:
     """Return why a job does not run yet: what it lacks where, who goes first, when it should start."""
     _own_job(shell, caller, job_id)
     return shell.standing(job_id, None if caller.role == "admin" else caller.name)
 
 
-@router.get("/queue", responses=_documented())
+@router.get("/queue", responses=documented())
 def get_queue(caller: By, shell: Shell) -> list[Standing]:
     """Return where the caller's jobs (an admin: all) stand that do not run yet, first to start first."""
     auth.require(caller, "user")
     return list(shell.queue(None if caller.role == "admin" else caller.name))
 
 
-@router.post("/jobs/{job_id}/choose", responses=_documented(NotFoundError, ConflictError))
+@router.post("/jobs/{job_id}/choose", responses=documented(NotFoundError, ConflictError))
 def choose(job_id: str, choice: Choice, caller: By, shell: Shell) -> JobView:
     """Let the job run by one of its candidate plans."""
     _own_job(shell, caller, job_id)
     return shell.choose(job_id, choice.plan)
 
 
-@router.post("/jobs/{job_id}/preempt", responses=_documented(NotFoundError, ConflictError))
+@router.post("/jobs/{job_id}/preempt", responses=documented(NotFoundError, ConflictError))
 def preempt(job_id: str, agreement: Agreement, caller: By, shell: Shell) -> JobView:
     """Let the job take the chips of the victims named: at all sites or none, once they are protected."""
     _own_job(shell, caller, job_id)
     return shell.preempt(job_id, agreement.victims)
 
 
-@router.post("/jobs/{job_id}/cancel", responses=_documented(NotFoundError, ConflictError))
+@router.post("/jobs/{job_id}/cancel", responses=documented(NotFoundError, ConflictError))
 def cancel(job_id: str, caller: By, shell: Shell) -> JobView:
     """Stop the job at all sites."""
     _own_job(shell, caller, job_id)
     return shell.cancel(job_id)
 
 
-@router.delete("/jobs/{job_id}", status_code=204, responses=_documented(NotFoundError, ConflictError))
+@router.delete("/jobs/{job_id}", status_code=204, responses=documented(NotFoundError, ConflictError))
 def delete(job_id: str, caller: By, shell: Shell) -> None:
     """Forget an ended job with its metrics and logs."""
     _own_job(shell, caller, job_id)
     shell.delete(job_id)
 
 
-@router.get("/jobs/{job_id}/metrics", responses=_documented(NotFoundError))
+@router.get("/jobs/{job_id}/metrics", responses=documented(NotFoundError))
 def get_metrics(job_id: str, caller: By, shell: Shell, after: After = 0, limit: Limit = 1000) -> MetricsPage:
     """Return step metrics of all ranks, in the order in which they arrived."""
     _own_job(shell, caller, job_id)
     return shell.metrics(job_id, after, limit)
 
 
-@router.get("/jobs/{job_id}/logs", responses=_documented(NotFoundError))
+@router.get("/jobs/{job_id}/logs", responses=documented(NotFoundError))
 def get_logs(
     job_id: str,
     caller: By,
@@ -287,40 +219,33 @@ def get_logs(
     return shell.logs(job_id, after, rank, limit)
 
 
-@router.get("/pool", responses=_documented())
+@router.get("/pool", responses=documented())
 def get_pool(caller: By, shell: Shell) -> PoolView:
     """Return clusters, free chips and links; an owner sees its own clusters only."""
     return auth.visible_pool(caller, shell.pool())
 
 
-@router.post("/agents/{cluster}/sync", responses=_documented(ConflictError, ProtocolError))
+@router.post("/agents/{cluster}/sync", responses=documented(ConflictError, ProtocolError))
 def sync(cluster: str, report: AgentReport, caller: By, shell: Shell) -> AgentOrders:
     """One exchange with a site's agent: what it has, against what it should have."""
-    _check_protocol(report.protocol)
+    check_protocol(report.protocol)
     auth.require_own_cluster(caller, cluster, report.cluster, shell.sites.owner_of(cluster))
     return shell.sites.sync(report)
 
 
-@router.post("/tokens", status_code=201, responses=_documented())
+@router.post("/tokens", status_code=201, responses=documented())
 def make_token(request: TokenRequest, caller: By, shell: Shell) -> TokenView:
     """Make a token of an owner, a user or an admin. It is shown this once."""
     auth.require(caller)
     return auth.make_token(shell.store, request, shell.clock())
 
 
-@own_metrics.get(METRICS, responses=_documented() | {200: {"content": {"text/plain": {}}}})
+@own_metrics.get(METRICS, responses=documented() | {200: {"content": {"text/plain": {}}}})
 def get_process_metrics(caller: By, shell: Shell) -> Response:
     """Return the server's metrics in Prometheus' text format: an admin all, an owner its own clusters'."""
     auth.require(caller, "owner")
     seen = auth.visible_pool(caller, shell.pool())
     return Response(exposition(caller, shell.meters, seen, shell.gauges()), media_type=CONTENT_TYPE)
-
-
-def _submitted(outcome: str | IsthmusError) -> Submitted:
-    if isinstance(outcome, IsthmusError):
-        told = outcome.as_dict()
-        return Submitted(error=ErrorBody(error=told["error"], message=told["message"], hint=told["hint"]))
-    return Submitted(id=outcome)
 
 
 def _own_job(shell: ControlShell, caller: Caller, job_id: str) -> JobView:
@@ -330,70 +255,10 @@ def _own_job(shell: ControlShell, caller: Caller, job_id: str) -> JobView:
     return job
 
 
-def _check_protocol(theirs: int) -> None:
+def check_protocol(theirs: int) -> None:
+    """Refuse an agent that speaks another protocol."""
     if theirs != PROTOCOL_VERSION:
         raise ProtocolError(
             f"the agent speaks protocol {theirs}, this server {PROTOCOL_VERSION}",
             hint="run agent and server of one release; running workers go on meanwhile",
         )
-
-
-def create_app(shell: ControlShell) -> FastAPI:
-    """Return the application that answers for `shell` (whose life is the caller's business)."""
-    app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
-    app.state.shell = shell
-    app.state.streams = OpenStreams()
-    app.state.together = Together(shell.settle)
-    app.include_router(router)
-    app.include_router(own_metrics)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
-    app.add_middleware(TokenGate, identify=functools.partial(auth.identify, shell.store))
-    app.add_exception_handler(IsthmusError, _answer_error)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer_bug)
-    return app
-
-
-async def _answer_error(_request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, IsthmusError):
-        raise error
-    return as_json(error, error.http_status)
-
-
-async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Answer what pydantic refused: the first field that is wrong, or another protocol version."""
-    if not isinstance(error, RequestValidationError):
-        raise error
-    try:
-        if request.url.path.endswith("/sync") and isinstance(error.body, dict):
-            _check_protocol(parse_protocol(error.body))
-    except ProtocolError as other:
-        return as_json(other, other.http_status)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        ours = f"version {isthmus.__version__}, protocol {PROTOCOL_VERSION}"
-        unknown = InputError(
-            f"{where}: this server ({ours}) knows no such field",
-            hint="mend the name, or have client and server of one version",
-        )
-        return as_json(unknown, 422)
-    return as_json(InputError(f"{where}: {first['msg']}", hint="/docs describes every body"), 422)
-
-
-async def _answer_http(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, HTTPException):
-        raise error
-    kind = NotFoundError if error.status_code == 404 else InputError
-    unreadable = error.status_code == 400  # a body that is no JSON: a mistake like any other in it
-    status = 422 if unreadable else error.status_code
-    answer = as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), status)
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _answer_bug(request: Request, _error: Exception) -> JSONResponse:
-    """Answer what nobody foresaw without its inner words; the traceback goes to the server's log."""
-    what = f"{request.method} {request.url.path}: the server met a bug"
-    return as_json(IsthmusError(what, hint="the server's log has its story; please report it"), 500)

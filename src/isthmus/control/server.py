@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
-from isthmus.control.api import create_app
+from isthmus.control.app import create_app
 from isthmus.control.auth import ADMIN_FILE, ensure_admin
 from isthmus.control.collector import spare_collector
 from isthmus.control.coordinator import Rules
