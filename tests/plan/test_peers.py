@@ -5,9 +5,11 @@ The tables are made up here in the form in which Sailor keeps its measurements.
 
 import itertools
 import math
+import os
 
 import pytest
 
+from benchmarks._random_cases import apart, random_cases
 from benchmarks._sailor import Case, SailorPlan, StageUse, Tables, used_chips
 from benchmarks._sailor_space import search
 
@@ -197,3 +199,19 @@ def test_a_zone_whose_own_links_are_not_measured_does_not_hide_one_with_as_many_
         for chips in (near, {("fast", FAR): 4, **near})
     )
     assert alone[0] in both
+
+
+def test_a_case_that_ends_its_process_is_asked_again_and_then_left_out():
+    """What others reply does not depend on it, and random cases are the same from wherever they begin."""
+    cases = list(random_cases(18, 5))
+    assert cases == list(random_cases(0, 40))[18:23]
+    asked = []
+
+    def ask(case):
+        asked.append(case.name)
+        if case is cases[2] or (case is cases[1] and len(asked) > 1):
+            os._exit(1)
+        return case.name
+
+    replies = {case.name: reply for case, reply in apart(ask, cases)}
+    assert replies == {one.name: None if one is cases[2] else one.name for one in cases}
