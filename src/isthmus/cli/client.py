@@ -15,13 +15,9 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from pydantic import TypeAdapter, ValidationError
 
-from isthmus.core import errors
+from isthmus.cli.server_address import authority, parse_server, require_private
+from isthmus.cli.server_errors import named_error, unreachable
 from isthmus.core.errors import (
-    AuthError,
-    ConflictError,
-    InputError,
-    IsthmusError,
-    NotFoundError,
     ProtocolError,
     UnavailableError,
 )
@@ -50,10 +46,6 @@ RETRY_DELAYS_S = (0.1, 0.3, 0.9)
 """Waits between the attempts at a server that cannot be reached: a server being restarted is back by then."""
 
 _Answer = TypeVar("_Answer")
-_BY_STATUS: dict[int, type[IsthmusError]] = {
-    401: AuthError, 403: AuthError, 404: NotFoundError, 409: ConflictError, 422: InputError,
-    426: ProtocolError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
-}  # fmt: skip
 
 
 class Client:
@@ -74,7 +66,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.server = server.rstrip("/")
-        url = _parse(self.server)
+        url = parse_server(self.server)
         local = is_loopback(url.host)
         if token:
             require_private(self.server)
@@ -83,7 +75,7 @@ class Client:
         self._http = httpx.Client(
             base_url=self.server,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            verify=_authority(ca) if url.scheme == "https" else False,
+            verify=authority(ca) if url.scheme == "https" else False,
             timeout=httpx.Timeout(30, connect=5),
             transport=transport,
             trust_env=not local,  # a proxy of the environment cannot reach this machine's loopback
@@ -188,7 +180,7 @@ class Client:
         ):
             if source.response.is_error:
                 source.response.read()
-                raise _named_error(source.response, self.server)
+                raise named_error(source.response, self.server)
             yield self._in_turn(source)
 
     def pool(self) -> PoolView:
@@ -207,7 +199,7 @@ class Client:
             self._greeted = True
         response = self._send(method, path, arguments)
         if response.is_error:
-            raise _named_error(response, self.server)
+            raise named_error(response, self.server)
         try:
             return TypeAdapter(kind).validate_json(response.content or b"null")
         except ValidationError as error:
@@ -247,36 +239,9 @@ class Client:
                         f"{self.server}: {error}", hint="name the authority's certificate with --ca FILE"
                     ) from error
                 if delay_s is None or (method == "DELETE" and not unsent):
-                    raise _unreachable(self.server, error, unsent=unsent) from error
+                    raise unreachable(self.server, error, unsent=unsent) from error
                 self._sleep(delay_s)
         raise AssertionError("the last delay is None")  # pragma: no cover
-
-
-def require_private(server: str) -> None:
-    """Raise `InputError` where a token sent to URL `server` could be read on its way."""
-    url = _parse(server)
-    if url.scheme == "http" and not is_loopback(url.host):
-        raise InputError(
-            f"{server} would receive the token unencrypted",
-            hint="use https (`isthmus serve --tls-cert … --tls-key …`), or a tunnel to a loopback address",
-        )
-
-
-def _parse(server: str) -> httpx.URL:
-    try:
-        url = httpx.URL(server)
-    except (httpx.InvalidURL, ValueError) as error:
-        raise InputError(f"'{server}' is not a server address: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise InputError(f"'{server}' is not a server address", hint="for example http://127.0.0.1:8470")
-    return url
-
-
-def _authority(ca: Path | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"the certificate file {ca} cannot be used: {error}") from error
 
 
 def _segment(text: str) -> str:
@@ -285,35 +250,3 @@ def _segment(text: str) -> str:
 
 def _body(model: Submission | TokenRequest) -> Any:
     return model.model_dump(mode="json", by_alias=True)
-
-
-def _unreachable(server: str, error: httpx.TransportError, *, unsent: bool) -> UnavailableError:
-    if unsent:
-        return UnavailableError(
-            f"no server at {server}: {error}",
-            hint="start one with `isthmus serve`, or name another with --server or ISTHMUS_SERVER",
-        )
-    return UnavailableError(
-        f"the server at {server} did not answer: {error or type(error).__name__}",
-        hint="it may be restarting; the same command can be given again",
-    )
-
-
-def _named_error(response: httpx.Response, server: str) -> IsthmusError:
-    """Return the error that a response's body names, or the one nearest to its status."""
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict) or not isinstance(body.get("message"), str):
-        kind = _BY_STATUS.get(response.status_code, IsthmusError)
-        return kind(f"{server} answered {response.status_code} {response.reason_phrase}")
-    named = getattr(errors, str(body.get("error")), None)
-    if not (isinstance(named, type) and issubclass(named, IsthmusError)):
-        named = _BY_STATUS.get(response.status_code, IsthmusError)
-    if issubclass(named, errors.FileError):  # its message already names the place
-        named = InputError
-    hint = body.get("hint")
-    if issubclass(named, AuthError) and not hint and response.status_code == 401:
-        hint = "set ISTHMUS_TOKEN_FILE, or give --token-file"
-    return named(body["message"], hint=hint if isinstance(hint, str) else None)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.client import require_private
 from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
 from isthmus.cli.json_log import JsonLines
+from isthmus.cli.server_address import require_private
 from isthmus.cli.settings import DEFAULT_PORT, resolve
 from isthmus.cli.shell import Shell
 from isthmus.control.order import Objective

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from html import escape
 from pathlib import PurePath
 from statistics import fmean
 from typing import Any
 
+from isthmus.cli import report_html as html
 from isthmus.cli.figures import Figures, predicted_tokens_per_s
 from isthmus.cli.finding import ENDED
 from isthmus.core.plan import Plan
@@ -29,9 +29,9 @@ def header(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         owners = _owners(view, pool)
         sites = (f"{name} ({owners[name]})" if name in owners else name for name in view.plan.clusters)
         facts.append(("clusters", ", ".join(sites)))
-    facts.append(("submitted", _moment(view.submitted_s)))
+    facts.append(("submitted", html.moment(view.submitted_s)))
     if view.state in ENDED:
-        facts.append(("ended", _moment(view.changed_s)))
+        facts.append(("ended", html.moment(view.changed_s)))
     listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
     reason = f'<p class="reason">{escape(view.reason)}</p>' if view.reason else ""
     return (
@@ -72,7 +72,7 @@ def tiles(view: JobView, figures: Figures) -> str:
 def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
     """Return the table of stages: where, what, and how each spent a step."""
     if view.plan is None:
-        return _none("No plan has been chosen.")
+        return html.none("No plan has been chosen.")
     groups = _groups(pool)
     rows = []
     for rank, place in enumerate(one.stage for one in view.plan.ranks):
@@ -81,7 +81,7 @@ def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         cells = ["–", "–", "–", ""]
         if share is not None:
             parts = (share.compute_s, share.exposed_communication_s, share.idle_s)
-            cells = [*map(format_seconds, parts), _share_bar(parts)]
+            cells = [*map(format_seconds, parts), html.share_bar(parts)]
         group = groups.get((stage.cluster, stage.node_group))
         chip = group.chip + (" (virtual)" if group.virtual else "") if group else stage.node_group
         memory = view.plan.predicted.peak_memory_bytes if view.plan.predicted else ()
@@ -98,14 +98,14 @@ def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         "idle",
         "memory predicted",
     )
-    return _table((*columns, "share of a step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
+    return html.table((*columns, "share of a step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
 
 
 def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
     """Return the table of links: traffic, capacity, what the plan foresaw."""
     traffic = figures.link_mbps(view.plan) if view.plan else {}
     if not traffic:
-        return _none("The job crosses no wide-area link.")
+        return html.none("The job crosses no wide-area link.")
     known = {(link.source, link.target): link for link in (pool.links if pool else ())}
     foreseen = _predicted_mbps(view.plan) if view.plan else {}
     rows = []
@@ -134,7 +134,7 @@ def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         "jitter",
         "loss",
     )
-    return _table(columns, rows, numbers=range(1, 8))
+    return html.table(columns, rows, numbers=range(1, 8))
 
 
 def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
@@ -150,12 +150,12 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
         )
         pieces.append(_compared(chosen, figures))
     if extra:
-        lines = [[str(label), _value(value)] for label, value in extra.items()]
-        pieces.append("<h3>Also measured</h3>" + _table(("what", "value"), lines, numbers=(1,)))
+        lines = [[str(label), html.setting(value)] for label, value in extra.items()]
+        pieces.append("<h3>Also measured</h3>" + html.table(("what", "value"), lines, numbers=(1,)))
     if view.plan is not None and view.plan.predicted and view.plan.predicted.assumptions:
         items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
         pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
-    return "".join(pieces) or _none("No plan has been chosen.")
+    return "".join(pieces) or html.none("No plan has been chosen.")
 
 
 def _sizes(chosen: Plan) -> str:
@@ -166,7 +166,7 @@ def _sizes(chosen: Plan) -> str:
 def refused(view: JobView) -> str:
     """Return the other candidates and the combinations that were refused, with the reasons."""
     if view.plans is None:
-        return _none("Not recorded.")
+        return html.none("Not recorded.")
     pieces = []
     others = [one for one in view.plans.plans if view.plan is None or one.id != view.plan.id]
     if others:
@@ -174,25 +174,26 @@ def refused(view: JobView) -> str:
             [
                 one.id,
                 " + ".join(one.clusters),
-                _seconds(one.predicted.iteration_s if one.predicted else None),
+                html.seconds(one.predicted.iteration_s if one.predicted else None),
                 one.why,
             ]
             for one in others
         ]
         pieces.append(
-            "<h3>Other candidates</h3>" + _table(("plan", "clusters", "step predicted", "why"), rows, (2,))
+            "<h3>Other candidates</h3>"
+            + html.table(("plan", "clusters", "step predicted", "why"), rows, (2,))
         )
     if view.plans.refused:
         rows = [[" + ".join(one.clusters), one.reason] for one in view.plans.refused]
-        pieces.append("<h3>Refused</h3>" + _table(("clusters", "reason"), rows))
-    return "".join(pieces) or _none("Nothing was refused, and there was no other candidate.")
+        pieces.append("<h3>Refused</h3>" + html.table(("clusters", "reason"), rows))
+    return "".join(pieces) or html.none("Nothing was refused, and there was no other candidate.")
 
 
 def settings(view: JobView) -> str:
     """Return what the user asked for."""
     asked = view.job.training.model_dump(mode="json")
-    rows = [[key.replace("_", " "), _value(value)] for key, value in asked.items()]
-    return _table(("training", "value"), rows, numbers=(1,))
+    rows = [[key.replace("_", " "), html.setting(value)] for key, value in asked.items()]
+    return html.table(("training", "value"), rows, numbers=(1,))
 
 
 def _compared(chosen: Plan, figures: Figures) -> str:
@@ -200,10 +201,10 @@ def _compared(chosen: Plan, figures: Figures) -> str:
     foreseen_rate = predicted_tokens_per_s(chosen)
     pace_s, rate = figures.iteration_s(), figures.tokens_per_s()
     rows = [
-        ["time of a step", _seconds(foreseen_s), _seconds(pace_s), _ratio(pace_s, foreseen_s)],
-        ["tokens a second", _rate(foreseen_rate), _rate(rate), _ratio(rate, foreseen_rate)],
+        ["time of a step", html.seconds(foreseen_s), html.seconds(pace_s), html.ratio(pace_s, foreseen_s)],
+        ["tokens a second", html.rate(foreseen_rate), html.rate(rate), html.ratio(rate, foreseen_rate)],
     ]
-    return _table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
+    return html.table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
 
 
 def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:
@@ -257,59 +258,7 @@ def _overrun_note(figures: Figures) -> str:
     )
 
 
-def _share_bar(parts: Sequence[float]) -> str:
-    total = sum(parts) or 1.0
-    kinds = ("compute", "exposed", "idle")
-    pieces = "".join(
-        f'<i class="{kind}" style="width:{100 * part / total:.2f}%" title="{kind} {part / total:.0%}"></i>'
-        for kind, part in zip(kinds, parts, strict=True)
-    )
-    return f'<span class="share">{pieces}</span>'
-
-
-def _table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: Iterable[int] = (),
-    raw: Sequence[int] = (),
-) -> str:
-    """Return a table; columns in `numbers` align right, those in `raw` are HTML already."""
-    right = set(numbers)
-
-    def cell(tag: str, index: int, text: str) -> str:
-        kind = ' class="number"' if index in right else ""
-        return f"<{tag}{kind}>{text if tag == 'td' and index in raw else escape(text)}</{tag}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(columns))
-    body = "".join("<tr>" + "".join(cell("td", i, x) for i, x in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _none(text: str) -> str:
-    return f'<p class="none">{escape(text)}</p>'
-
-
 def _model_name(path: str) -> str:
     """Return the folder's name, also where the path names the `config.json` in it."""
     pure = PurePath(path)
     return pure.parent.name if pure.name == "config.json" and pure.parent.name else pure.name
-
-
-def _moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else format_seconds(value)
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def _ratio(measured: float | None, foreseen: float | None) -> str:
-    return f"{measured / foreseen:.2f}" if measured is not None and foreseen else "–"
-
-
-def _value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,54 @@
+"""What a server's refusal, or its silence, becomes for whoever asked."""
+
+from __future__ import annotations
+
+import httpx
+
+from isthmus.core import errors
+from isthmus.core.errors import (
+    AuthError,
+    ConflictError,
+    InputError,
+    IsthmusError,
+    NotFoundError,
+    ProtocolError,
+    UnavailableError,
+)
+
+_BY_STATUS: dict[int, type[IsthmusError]] = {
+    401: AuthError, 403: AuthError, 404: NotFoundError, 409: ConflictError, 422: InputError,
+    426: ProtocolError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
+}  # fmt: skip
+
+
+def unreachable(server: str, error: httpx.TransportError, *, unsent: bool) -> UnavailableError:
+    """Return the error of a server that did not answer; `unsent`: no connection was made."""
+    if unsent:
+        return UnavailableError(
+            f"no server at {server}: {error}",
+            hint="start one with `isthmus serve`, or name another with --server or ISTHMUS_SERVER",
+        )
+    return UnavailableError(
+        f"the server at {server} did not answer: {error or type(error).__name__}",
+        hint="it may be restarting; the same command can be given again",
+    )
+
+
+def named_error(response: httpx.Response, server: str) -> IsthmusError:
+    """Return the error that a response's body names, or the one nearest to its status."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("message"), str):
+        kind = _BY_STATUS.get(response.status_code, IsthmusError)
+        return kind(f"{server} answered {response.status_code} {response.reason_phrase}")
+    named = getattr(errors, str(body.get("error")), None)
+    if not (isinstance(named, type) and issubclass(named, IsthmusError)):
+        named = _BY_STATUS.get(response.status_code, IsthmusError)
+    if issubclass(named, errors.FileError):  # its message already names the place
+        named = InputError
+    hint = body.get("hint")
+    if issubclass(named, AuthError) and not hint and response.status_code == 401:
+        hint = "set ISTHMUS_TOKEN_FILE, or give --token-file"
+    return named(body["message"], hint=hint if isinstance(hint, str) else None)
