@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.core.errors import PeerError, PlanError
+from isthmus.core.errors import PlanError
 from isthmus.schedule import SCHEDULES, make_schedule
 from isthmus.train.device import choose_device, set_up, usable_backends
 from isthmus.train.executable import check_meetings
-from isthmus.train.staging import HostStaging, Landing
-from tests.train.small_models import write_config
-from tests.train.test_executor import losses, make_training
 from tests.train.worker_jobs import make_job, make_plan, run_job
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -62,61 +59,6 @@ def test_schedules_that_post_ahead_do_not_suit_them() -> None:
     for name in sorted(SCHEDULES.keys() - {"1f1b", "gpipe"}):
         with pytest.raises(PlanError, match="start exchanges in other orders"):
             check_meetings(make_schedule(name, 4, 8))
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "overlapped"])
-def test_staging_changes_no_bit(tmp_path: Path, schedule: str) -> None:
-    """Activations, gradients and a tied embedding that go through copies give the same curve."""
-    model, training = write_config(tmp_path, "llama-tied"), make_training(steps=4)
-    straight = losses(model, [1, 2, 4], training, schedule)
-    assert losses(model, [1, 2, 4], training, schedule, staging=HostStaging(pinned=False)) == straight
-
-
-class Arriving:
-    """A receive that is over when waited for, or fails."""
-
-    under_way = (1.0, 2.0)
-
-    def __init__(self, host: torch.Tensor, error: PeerError | None = None) -> None:
-        self.host, self.error, self.waits = host, error, 0
-
-    def wait(self) -> bool:
-        self.waits += 1
-        if self.error:
-            raise self.error
-        self.host.fill_(7.0)
-        return True
-
-
-def test_a_landing_fills_its_target_once() -> None:
-    """The target holds the message after the first wait; the second copies nothing over what came since."""
-    staging, target = HostStaging(pinned=False), torch.zeros(2, 3)
-    host = staging.room_for(target)
-    landing = Landing(Arriving(host), host, target, clock=lambda: 2.5)
-    assert landing.wait()
-    assert target.eq(7).all()
-    assert landing.under_way == (1.0, 2.5)
-    target.zero_()
-    assert landing.wait()
-    assert target.eq(0).all()
-
-
-def test_a_landing_that_fails_leaves_its_target() -> None:
-    """A lost peer surfaces as what it is, and nothing is copied."""
-    target, host = torch.zeros(2), torch.ones(2)
-    with pytest.raises(PeerError):
-        Landing(Arriving(host, PeerError("gone")), host, target).wait()
-    assert target.eq(0).all()
-
-
-def test_what_is_sent_is_a_copy() -> None:
-    """The sender may overwrite its tensor once the send has begun; strides are laid straight."""
-    tensor = torch.arange(6.0).reshape(2, 3).t()
-    copy = HostStaging(pinned=False).outgoing(tensor)
-    assert copy.is_contiguous()
-    before = tensor.clone()
-    tensor.zero_()
-    assert torch.equal(copy, before)
 
 
 _TOGETHER = """

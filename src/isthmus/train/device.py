@@ -33,22 +33,28 @@ def choose_device(wish: DeviceWish, *, virtual: bool, num_cuda: int) -> torch.de
 
 
 def set_up(device: torch.device, num_threads: int) -> None:
-    """Choose threads and, on an accelerator, repeatable kernels where it has them.
+    """Choose threads and, on an accelerator, kernels that repeat their bits; an operation without one raises.
 
-    The workspace setting is what cuBLAS needs to repeat its bits, and is read at its first use.
+    With `warn_only` the backward of attention would stay with a faster kernel, whose bits differ from run to
+    run. The workspace setting is what cuBLAS needs to repeat its bits, and is read at its first use. A
+    backward runs in the thread that asks for it, as on a CPU: what it waits for is seen there.
     """
     torch.set_num_threads(num_threads)
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(device)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # all of it is written before it is read
+        torch.autograd.set_multithreading_enabled(False)
 
 
 def synchronize(device: torch.device) -> None:
-    """Return once everything asked of `device` is done, so that clocks measure work and not the asking."""
+    """Return once all that this thread has asked `device` to compute is done, so that clocks measure work.
+
+    Copies on streams of their own go on meanwhile: messages, snapshots.
+    """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
 
 
 def usable_backends(device: torch.device) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -105,7 +105,7 @@ class Exchange:
         """
         account = self.account
         start_s, spent = account.clock(), work.is_completed()
-        if isinstance(begun(work), SendWork) and self._staging is None and not work.is_completed():
+        if isinstance(begun(work), SendWork) and not work.is_completed():
             account.calls_s += account.clock() - start_s
             return
         spent = spent or (isinstance(work, Posted) and work.message.is_send)
@@ -157,12 +157,19 @@ class Exchange:
         dist.all_reduce(tensor)
 
     def _start_staged(self, message: Message, staging: HostStaging) -> Work:
-        """Send a copy, which counts as exposed communication, or receive into one."""
-        if not message.is_send:
-            host = staging.room_for(message.tensor)
-            work = self.start_one(Message(host, message.peer, message.tag, False))
-            return Landing(work, host, message.tensor, self.account.clock)
-        start_s = self.account.clock()
-        host = staging.outgoing(message.tensor)
-        self.account.exposed_communication_s += self.account.clock() - start_s
-        return self.start_one(Message(host, message.peer, message.tag, True))
+        """Start one message by way of host memory: what is sent begins once it has left the device."""
+        if message.is_send:
+            return self._post(message, *staging.leave(message.tensor))
+        return staging.land(message.tensor, lambda host: self._post(message, host), self.account.clock)
+
+    def _post(
+        self, message: Message, host: torch.Tensor, ready: Callable[[], None] = lambda: None
+    ) -> Posted[Message]:
+        """Hand over a message that is in host memory once `ready` has returned."""
+
+        def start(one: Message) -> dist.Work:
+            ready()
+            return self.start_one(one)
+
+        (posted,) = self._poster.post([replace(message, tensor=host)], start)
+        return posted

@@ -30,7 +30,7 @@ from isthmus.train.protection import Guard
 from isthmus.train.replicas import Place, meet_owners, rows_of
 from isthmus.train.shares.exchange import SharedExchange
 from isthmus.train.shares.meeting import meet_sharers
-from isthmus.train.staging import HostStaging
+from isthmus.train.staging import DeviceCopies, HostStaging
 from isthmus.train.update.optimizer import Optimizer, Update
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.reduce import Reducer
@@ -245,7 +245,7 @@ def _exchange(spec: WorkerSpec, device: torch.device) -> Exchange:
     """Return the exchange for a stage on `device`: direct, or by way of host memory."""
     clusters = _clusters(spec)
     if spec.backend in HOST_BACKENDS:
-        staging = None if device.type == "cpu" else HostStaging(pinned=True)
+        staging = None if device.type == "cpu" else HostStaging(DeviceCopies(device))
         return Exchange(clusters, spec.rank, staging=staging)
     settle = partial(synchronize, device)
     return Exchange(clusters, spec.rank, together=True, device=device, settle=settle)

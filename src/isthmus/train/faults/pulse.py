@@ -20,8 +20,10 @@ BEAT_S = 0.2
 
 _KEPT_STEPS = 15
 _NAMES = ("incarnation", "beat_s", "step", "busy_since_s", "usual_step_s", "finished")
-_WAITING_IN = ("/isthmus/comm/", "/torch/distributed/")
-"""Where the main thread is while it waits for a peer."""
+_WAITING_IN = (
+    "/isthmus/comm/", "/torch/distributed/", "/isthmus/train/exchange.py", "/isthmus/train/shares/group.py",
+)  # fmt: skip
+"""Where the main thread is while it waits for a peer, or for what another thread waits for."""
 
 
 @dataclass(frozen=True)

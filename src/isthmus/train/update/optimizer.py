@@ -16,7 +16,7 @@ from torch import nn
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.job import Training
-from isthmus.train.staging import HostStaging
+from isthmus.train.pinned import host_copies, host_room
 from isthmus.train.update.buckets import Segment
 from isthmus.train.update.ownership import Ownership, Rows
 from isthmus.train.update.reduce import Reducer
@@ -85,8 +85,7 @@ class Optimizer:
     ) -> None:
         self._training, self._sum_over_all, self._reducer = training, sum_over_all, reducer
         self._working = dict(parameters)
-        pinned = any(parameter.is_cuda for parameter in self._working.values())
-        self._host = HostStaging(pinned=pinned) if on_host else None
+        self._on_host = on_host
         shapes = {name: parameter.shape for name, parameter in self._working.items()}
         self._ownership = ownership or Ownership.alone(shapes)
         self._gathered: Tensors = {}
@@ -205,8 +204,8 @@ class Optimizer:
 
     def _weight(self, parameter: nn.Parameter, rows: Rows) -> nn.Parameter:
         """Return the weight behind some rows of a parameter (fp32): its own memory while it stays fp32."""
-        if self._host is not None:
-            return nn.Parameter(self._host.outgoing(_view(parameter.detach(), rows)))
+        if self._on_host:
+            return nn.Parameter(host_copies([_view(parameter.detach(), rows)])[0])
         whole, keeps = rows.num_rows == parameter.shape[rows.dim], self._training.precision == "fp32"
         if whole and keeps:
             return parameter
@@ -233,8 +232,12 @@ class Optimizer:
         """Let the model compute with the new weights, those that others have updated as well."""
         for one in self._shares:
             working = one.of(self._working[one.name].detach())
-            if working.data_ptr() != one.weight.data_ptr():
-                working.copy_(one.weight.detach())
+            if working.data_ptr() == one.weight.data_ptr():
+                continue
+            new = one.weight.detach()
+            if working.is_cuda and not new.is_cuda:  # rounded before it crosses
+                new = host_room(working).copy_(new)
+            working.copy_(new)
         if self._reducer is not None and self._ownership.shard:
             self._reducer.spread(self._working_of)
 
@@ -270,11 +273,16 @@ class Optimizer:
 
     def _clip(self, norm: float) -> None:
         """Hand each weight its gradient, scaled so that the norm is at most `clip_norm`; 0 is no limit."""
-        for one in self._shares:
-            gradient = self.gradient(one.name)
-            if gradient is not None and one.weight is not self._working[one.name]:
-                part = one.of(gradient)
-                one.weight.grad = part.contiguous() if self._host is None else self._host.outgoing(part)
+        parts = [
+            (one.weight, one.of(gradient))
+            for one in self._shares
+            if (gradient := self.gradient(one.name)) is not None and one.weight is not self._working[one.name]
+        ]
+        copies = (
+            host_copies([part for _, part in parts]) if self._on_host else [p.contiguous() for _, p in parts]
+        )
+        for (weight, _), copy in zip(parts, copies, strict=True):
+            weight.grad = copy
         limit = self._training.clip_norm
         gradients = [one.weight.grad for one in self._shares if one.weight.grad is not None]
         if gradients and 0 < limit < norm:

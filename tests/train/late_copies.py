@@ -1,0 +1,37 @@
+"""A stand-in for a device's copy streams: nothing is copied before somebody waits for the end of a copy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+
+class LateCopies:
+    """Copies among CPU tensors, as late as they may be; what is read too early is seen to be wrong.
+
+    `told` has what was asked for, in order: a mark by its number, a copy by the mark it may begin after.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self._lock = threading.Lock()
+
+    def mark(self) -> int:
+        """Return the number of the mark."""
+        with self._lock:
+            self.told.append(("mark", len(self.told)))
+            return len(self.told) - 1
+
+    def start(self, source: torch.Tensor, target: torch.Tensor, after: int) -> Callable[[], None]:
+        """Spoil the target; return what copies."""
+        with self._lock:
+            self.told.append(("copy", after))
+        target.fill_(-1)
+        left = [lambda: target.copy_(source)]
+        return lambda: left.pop()() if left else None
+
+    def end(self, mark: Callable[[], None]) -> None:
+        """Copy now."""
+        mark()

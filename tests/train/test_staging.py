@@ -1,0 +1,171 @@
+"""Rules of the way through host memory: copies beside computing, nothing read before its copy ended."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from isthmus.core.errors import PeerError
+from isthmus.train.exchange import Exchange, Message
+from isthmus.train.pinned import host_copies
+from isthmus.train.staging import LANDINGS, HostStaging
+from tests.train.late_copies import LateCopies
+from tests.train.small_models import write_config
+from tests.train.test_executor import losses, make_training
+
+DEADLINE_S = 20.0
+
+
+class Arriving:
+    """A receive that is over once `arrived` is set, or fails."""
+
+    under_way = (1.0, 2.0)
+
+    def __init__(self, host: torch.Tensor, error: PeerError | None = None) -> None:
+        self.host, self.error = host, error
+        self.arrived = threading.Event()
+
+    def wait(self) -> bool:
+        assert self.arrived.wait(DEADLINE_S)
+        if self.error:
+            raise self.error
+        self.host.fill_(7.0)
+        return True
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "overlapped", "zero_bubble"])
+def test_staging_changes_no_bit(tmp_path: Path, schedule: str) -> None:
+    """However late copies end: activations, gradients and a tied embedding give the same curve."""
+    model, training = write_config(tmp_path, "llama-tied"), make_training(steps=3)
+    straight = losses(model, [1, 2, 4], training, schedule)
+    assert losses(model, [1, 2, 4], training, schedule, staging=HostStaging(LateCopies())) == straight
+
+
+def test_a_landing_fills_its_target_once() -> None:
+    """The target holds the message after the first wait; the second copies nothing over what came since."""
+    target, works = torch.zeros(2, 3), list[Arriving]()
+
+    def receive(host: torch.Tensor) -> Arriving:
+        works.append(Arriving(host))
+        return works[0]
+
+    landing = HostStaging(LateCopies()).land(target, receive, clock=lambda: 2.5)
+    assert not landing.is_completed()
+    works[0].arrived.set()
+    assert landing.wait()
+    assert landing.is_completed()
+    assert target.eq(7).all()
+    assert landing.under_way == (1.0, 2.5)
+    target.zero_()
+    assert landing.wait()
+    assert target.eq(0).all()
+
+
+def test_a_landing_that_fails_leaves_its_target() -> None:
+    """A lost peer surfaces as what it is, at each wait, and nothing is copied."""
+    target = torch.zeros(2)
+
+    def receive(host: torch.Tensor) -> Arriving:
+        work = Arriving(host, PeerError("gone"))
+        work.arrived.set()
+        return work
+
+    landing = HostStaging(LateCopies()).land(target, receive)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="gone"):
+            landing.wait()
+    assert target.eq(0).all()
+
+
+def test_any_receive_may_be_waited_for_first() -> None:
+    """More receives than threads: the last one is had while all before it have not come, in any order."""
+    staging, works = HostStaging(LateCopies()), list[Arriving]()
+
+    def receive(host: torch.Tensor) -> Arriving:
+        works.append(Arriving(host))
+        return works[-1]
+
+    targets = [torch.zeros(3) for _ in range(2 * LANDINGS)]
+    landings = [staging.land(target, receive) for target in targets]
+    for work, landing, target in reversed(list(zip(works, landings, targets, strict=True))):
+        work.arrived.set()
+        assert landing.wait()
+        assert target.eq(7).all()
+
+
+def test_a_copy_begins_behind_what_it_needs() -> None:
+    """A message leaves behind what makes it, and lands behind the last use of the memory it lands in."""
+    copies = LateCopies()
+    staging = HostStaging(copies)
+    host, copied = staging.leave(torch.arange(3.0))
+    copied()
+    assert host.tolist() == [0.0, 1.0, 2.0]
+    landing = staging.land(torch.zeros(3), lambda host: _arrived(host))
+    copies.mark()  # what is computed after the receive was posted does not hold it up
+    landing.wait()
+    assert copies.told[:3] == [("mark", 0), ("copy", 0), ("mark", 2)]
+    assert ("copy", 2) in copies.told
+
+
+def _arrived(host: torch.Tensor) -> Arriving:
+    work = Arriving(host)
+    work.arrived.set()
+    return work
+
+
+class Sent:
+    """A send that is over."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.seen = tensor.clone()
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class Slow(LateCopies):
+    """A device whose copies end when it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def end(self, mark) -> None:  # type: ignore[no-untyped-def]
+        assert self.may_end.wait(DEADLINE_S)
+        super().end(mark)
+
+
+class Noting(Exchange):
+    """An exchange with nobody, which notes what it sends."""
+
+    def start_one(self, message: Message) -> Sent:
+        return Sent(message.tensor)
+
+
+def test_the_computing_thread_does_not_wait_for_copies() -> None:
+    """A send is handed over before its copy has ended, and carries what the tensor held, laid straight."""
+    copies = Slow()
+    exchange = Noting("ab", 0, staging=HostStaging(copies))
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    (work,) = exchange.start([Message(tensor, 1, 5, True)])
+    assert not work.is_completed()
+    copies.may_end.set()
+    exchange.wait(work)
+    seen = work.work().seen
+    assert seen.is_contiguous()
+    assert torch.equal(seen, tensor)
+
+
+def test_copies_in_host_memory_are_of_their_own() -> None:
+    """Any shapes and types at once, laid straight."""
+    tensors = [torch.arange(6.0).reshape(2, 3).t(), torch.zeros(()), torch.ones(4, dtype=torch.bfloat16)]
+    for copy, tensor in zip(host_copies(tensors), tensors, strict=True):
+        assert torch.equal(copy, tensor)
+        assert copy.is_contiguous()
+        assert copy.data_ptr() != tensor.data_ptr()
