@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from isthmus.comm.frame import Greeting, answer
+from isthmus.comm.mender import Connection
 from isthmus.comm.mesh import GREETING_S, MAX_STRANGERS
-from isthmus.comm.peer import Connection
 from isthmus.core.errors import IsthmusError, RestartError
 
 _POLL_S = 0.2

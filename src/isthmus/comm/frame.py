@@ -56,26 +56,33 @@ def pack_head(head: Head) -> bytes:
     return fixed + label
 
 
-def read_head(connection: socket.socket) -> Head:
+def read_head(connection: socket.socket, patient: Callable[[], bool] = lambda: False) -> Head:
     """Read one head.
 
-    Raises `ConnectionResetError` where the peer is gone, `TimeoutError` where it is silent, `ValueError`
-    where what it sent is no head.
+    Raises `ConnectionResetError` where the peer is gone, `TimeoutError` where it is silent and we are not
+    `patient`, `ValueError` where what it sent is no head.
     """
     fixed = bytearray(_HEAD.size)
-    read_into(connection, memoryview(fixed))
+    read_into(connection, memoryview(fixed), patient)
     kind, label_bytes, number, tag, sent_s, num_bytes, offset, size = _HEAD.unpack(fixed)
     if num_bytes > _MAX_PAYLOAD_BYTES.get(kind, -1) or offset + size > num_bytes:
         raise ValueError(f"kind {kind} with {size} of {num_bytes} bytes")
     label = bytearray(label_bytes)
-    read_into(connection, memoryview(label))
+    read_into(connection, memoryview(label), patient)
     return Head(kind, number, tag, sent_s, label.decode(), num_bytes, offset, size)
 
 
-def read_into(connection: socket.socket, buffer: memoryview) -> None:
-    """Fill `buffer`; the socket's time-out bounds each piece, not the whole."""
+def read_into(
+    connection: socket.socket, buffer: memoryview, patient: Callable[[], bool] = lambda: False
+) -> None:
+    """Fill `buffer`; the socket's time-out bounds each piece, not the whole, unless we are `patient()`."""
     while len(buffer):
-        count = connection.recv_into(buffer[:_CHUNK_BYTES])
+        try:
+            count = connection.recv_into(buffer[:_CHUNK_BYTES])
+        except TimeoutError:
+            if not patient():
+                raise
+            continue
         if count == 0:
             raise ConnectionResetError("closed its connection")
         buffer = buffer[count:]

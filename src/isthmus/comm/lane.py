@@ -53,6 +53,10 @@ class LaneOwner(Protocol):
         """Take note that the peer has taken leave by one lane more."""
         ...
 
+    def took_leave(self) -> None:
+        """Take note that we have taken leave by one lane more."""
+        ...
+
     def broke(self, lane: Lane, error: Exception) -> None:
         """Take note, once, that the lane is of no more use."""
         ...
@@ -61,7 +65,8 @@ class LaneOwner(Protocol):
 class Lane:
     """Connection `number` to a peer whose clock runs `offset_s` ahead; silent for `silence_s`, it is broken.
 
-    What it has taken to send and the peer has not confirmed goes back to the outbox when it breaks.
+    What it has taken to send and the peer has not confirmed goes back to the outbox when it breaks. Once the
+    owner takes leave, silence does not break it: the peer may have to come to its end first.
     """
 
     def __init__(
@@ -75,12 +80,12 @@ class Lane:
         silence_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.number, self.dead, self.peer_left = number, False, False
+        self.number, self.dead = number, False
+        self.peer_left = self.has_taken_leave = False
         self._connection, self._offset_s, self._owner = connection, offset_s, owner
         self._heartbeat_s, self._clock = heartbeat_s, clock
         self._carried: deque[Piece] = deque()
         self._noted: deque[Piece] = deque(maxlen=QUEUE_MESSAGES)
-        self._took_leave = False
         self._lock = threading.Lock()
         connection.settimeout(silence_s)
         self._threads = [
@@ -96,9 +101,13 @@ class Lane:
     def cut(self) -> None:
         """End the connection; both threads end soon."""
         self.dead = True
+        self.shut()
+        self._owner.outbox.wake()
+
+    def shut(self) -> None:
+        """Break the connection, as the network would."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        self._owner.outbox.wake()
 
     def join(self) -> None:
         """Wait until both threads have ended, and close."""
@@ -106,10 +115,6 @@ class Lane:
             if thread is not threading.current_thread():
                 thread.join()
         self._connection.close()
-
-    def wait_for_leave(self, timeout_s: float) -> None:
-        """Wait until the peer has taken leave by this lane, for at most `timeout_s`."""
-        self._threads[1].join(max(timeout_s, 0.0))
 
     def _break(self, error: Exception) -> None:
         with self._lock:
@@ -122,11 +127,14 @@ class Lane:
         outbox = self._owner.outbox
         piece: Piece | None = None
         try:
-            while not (self.dead or self._took_leave):
+            while not (self.dead or self.has_taken_leave):
                 piece = self._next()
                 if piece is not None:
                     self._write(piece)
                     self._keep(piece)
+                    if piece.head.kind == LEAVE:
+                        self.has_taken_leave = True
+                        self._owner.took_leave()
         except OSError as error:
             if piece is not None:
                 self._keep(piece)
@@ -137,7 +145,6 @@ class Lane:
         """Return what to send next; a sign of life where there has been nothing for a while."""
         owner = self._owner
         if owner.farewell is not None:
-            self._took_leave = True
             reason = memoryview(owner.farewell.encode()[:MAX_REASON_BYTES])
             return Piece(Head(LEAVE, num_bytes=len(reason), size=len(reason)), reason)
         piece = owner.outbox.take()
@@ -166,10 +173,13 @@ class Lane:
 
     def _receive_loop(self) -> None:
         try:
-            while self._receive(read_head(self._connection)):
+            while self._receive(read_head(self._connection, self._is_patient)):
                 self._owner.heard()
         except _Broken as error:
             self._break(error)
+
+    def _is_patient(self) -> bool:
+        return self._owner.farewell is not None and not self.dead
 
     def _receive(self, head: Head) -> bool:
         """Take one frame in; False after the last."""
@@ -182,7 +192,7 @@ class Lane:
                 owner.sent(num_bytes)
         elif head.kind == LEAVE:
             reason = bytearray(head.size)
-            read_into(self._connection, memoryview(reason))
+            read_into(self._connection, memoryview(reason), self._is_patient)
             self.peer_left = True
             owner.left(reason.decode(errors="replace"))
             return False
@@ -197,7 +207,7 @@ class Lane:
                 owner.outbox.note(head.number)
             return
         try:
-            read_into(self._connection, into)
+            read_into(self._connection, into, self._is_patient)
         except BaseException:
             owner.inbox.end(head, None)
             raise
@@ -210,5 +220,5 @@ class Lane:
         scratch = memoryview(bytearray(min(num_bytes, _SMALL_BYTES)))
         while num_bytes:
             part = scratch[: min(num_bytes, len(scratch))]
-            read_into(self._connection, part)
+            read_into(self._connection, part, self._is_patient)
             num_bytes -= len(part)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from isthmus.comm.frame import Greeting, answer, greet
-from isthmus.comm.peer import Connection
+from isthmus.comm.mender import Connection
 from isthmus.core.errors import IsthmusError, PeerError, RestartError, UnavailableError
 from isthmus.wan.connect import dial, format_address
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,30 +10,13 @@ from concurrent.futures import Future
 from isthmus.comm.inbox import Inbox
 from isthmus.comm.lane import Lane
 from isthmus.comm.mailbox import Mailbox
+from isthmus.comm.mender import Connection, Mender, OnLink, Redial, loss_of_peer
 from isthmus.comm.outbox import Outbox
 from isthmus.comm.transport import Arrival, Traffic
-from isthmus.core.errors import PeerError, RestartError, UnavailableError
-
-Connection = tuple[socket.socket, float]
-"""A greeted connection, and how far the peer's clock is ahead of ours in seconds."""
-
-Redial = Callable[[int, int], Connection | None]
-"""Open lane `lane` to rank `rank` again; None where the other side must, and its worker lives.
-
-Raises `UnavailableError` where there is no way just now, `PeerError` where there is no such worker any more,
-`RestartError` where another one has taken its place.
-"""
-
-OnLink = Callable[[int, str, float | None], None]
-"""Told that nothing comes from a rank any more, and why; or (no why) that it does again, after how long."""
+from isthmus.core.errors import PeerError
 
 SILENT_BEATS = 3
 """Heartbeats that may be missing before a lane counts as broken."""
-
-_SILENT = "silent"
-
-_RETRY_S = (0.1, 1.0)
-"""Shortest and longest pause between two tries to mend a lane."""
 
 
 class Peer:
@@ -59,16 +41,15 @@ class Peer:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.rank, self.traffic, self.mailbox = rank, Traffic(), Mailbox(rank)
-        self.inbox, self.outbox = Inbox(self.mailbox, Lane.cut), Outbox()
+        self.inbox, self.outbox = Inbox(self.mailbox, Lane.shut), Outbox()
         self.farewell: str | None = None
-        self._heartbeat_s, self._timeout_s, self._clock = heartbeat_s, timeout_s, clock
-        self._on_loss, self._redial, self._on_link = on_loss, redial, on_link
-        self._cut_s: float | None = None
+        self._heartbeat_s, self._clock, self._on_loss = heartbeat_s, clock, on_loss
         self._error: PeerError | None = None
-        self._heard_s = time.monotonic()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._over = threading.Event()
-        self._menders: list[threading.Thread] = []
+        self._mender = Mender(rank, timeout_s, redial, on_link, self._over)
+        self._mending: set[threading.Thread] = set()
         self._lanes = {number: self._lane(number, one) for number, one in enumerate(connections)}
 
     def start(self) -> None:
@@ -96,11 +77,8 @@ class Peer:
             if self._over.is_set():
                 return False
             self._lanes[number] = lane
-            cut_s, self._cut_s = self._cut_s, None
-        self.heard()
-        if cut_s is not None:
-            self._on_link(self.rank, "", time.monotonic() - cut_s)
-        lane.start()
+            lane.start()
+        self._mender.mended()
         return True
 
     @property
@@ -110,11 +88,10 @@ class Peer:
 
     def fail(self, error: PeerError) -> None:
         """Fail everything that waits for this peer, now and from now on."""
-        with self._lock:
-            self._error = self._error or error
-        self._over.set()
-        self.mailbox.fail(self._error)
-        self.outbox.fail(self._error)
+        with self._changed:
+            self._over.set()
+            self._changed.notify_all()
+        self._fail(error)
 
     def part(self, reason: str, linger_s: float) -> None:
         """Take leave: at once with a `reason`, else when all has arrived there, or after `linger_s`."""
@@ -125,14 +102,13 @@ class Peer:
         self.outbox.wake()
 
     def join(self, linger_s: float) -> None:
-        """Wait for the peer to take leave too, for at most `linger_s`; then end threads and connections."""
-        deadline_s = time.monotonic() + linger_s
-        for lane in list(self._lanes.values()):
-            if not lane.dead:
-                lane.wait_for_leave(deadline_s - time.monotonic())
+        """Wait until both have taken leave, for at most `linger_s`; then end threads and connections."""
+        with self._changed:
+            self._changed.wait_for(self._has_parted, linger_s)
+            mending = list(self._mending)
         self.fail(PeerError(f"the connection to peer {self.rank} was closed here"))
-        for mender in self._menders:
-            mender.join()
+        for thread in mending:
+            thread.join()
         for lane in list(self._lanes.values()):
             lane.cut()
             lane.join()
@@ -146,7 +122,7 @@ class Peer:
 
     def heard(self) -> None:
         """Take note that the peer lives."""
-        self._heard_s = time.monotonic()
+        self._mender.heard()
 
     def sent(self, num_bytes: int) -> None:
         """Count a message that has arrived there."""
@@ -162,66 +138,69 @@ class Peer:
             self.traffic.last_transfer_s = arrival.transfer_s
 
     def left(self, reason: str) -> None:
-        """Take note that the peer has taken leave, and do so too: orderly, once it has by every lane."""
+        """Take note that the peer has taken leave by one lane more; a `reason` says that its run failed."""
         if reason:
-            self._lose(f"peer {self.rank} gave up: {reason}")
-        elif all(one.peer_left or one.dead for one in self._lanes.values()):
-            self.fail(PeerError(f"peer {self.rank} has ended"))
+            self._lost(loss_of_peer(f"peer {self.rank} gave up: {reason}"))
+            self._leave()
         else:
-            return
-        with self._lock:
-            self.farewell = self.farewell or ""
-        self.outbox.wake()
+            self._answer_leave()
+
+    def took_leave(self) -> None:
+        """Take note that we have taken leave by one lane more."""
+        with self._changed:
+            self._changed.notify_all()
 
     def broke(self, lane: Lane, error: Exception) -> None:
-        """Mend a lane, unless what came by it was no frame: then nothing of this peer can be trusted."""
+        """Mend a lane, unless what came by it was no frame: then nothing of this peer can be trusted.
+
+        A line that breaks while leave is taken is mended too: the peer must hear of it.
+        """
         if not isinstance(error, OSError):
-            self._lose(f"peer {self.rank} sent what is no frame: {error}")
-            return
-        with self._lock:
-            if self._over.is_set() or self.farewell is not None:
-                return
-            mender = threading.Thread(
-                target=self._mend, args=(lane, _why(error)), name=f"isthmus-mend-{self.rank}", daemon=True
-            )
-            self._menders = [one for one in self._menders if one.is_alive()] + [mender]
-            mender.start()
+            self._lost(loss_of_peer(f"peer {self.rank} sent what is no frame: {error}"))
+        self._answer_leave()
+        with self._changed:
+            if not (self._over.is_set() or self.farewell or self._said_and_heard()):
+                thread = threading.Thread(
+                    target=self._mend, args=(lane, error), name=f"isthmus-mend-{self.rank}", daemon=True
+                )
+                self._mending.add(thread)
+                thread.start()
+            self._changed.notify_all()
 
-    def _mend(self, lane: Lane, why: str) -> None:
-        """Try to open the lane again until it is, or the peer is lost."""
-        pause_s, longest_s = _RETRY_S
-        tried = why == _SILENT
-        if tried:
-            self._cut(why)
-        while not self._over.is_set() and self._lanes[lane.number] is lane:
-            try:
-                connection = self._redial(self.rank, lane.number)
-                if connection is not None:
-                    if not self.attach(lane.number, connection):
-                        connection[0].close()
-                    return
-            except RestartError as error:
-                self._lost(error)
-                return
-            except PeerError as error:
-                self._lose(f"peer {self.rank} is lost: {why}; {error.message}")
-                return
-            except UnavailableError as error:
-                if tried:  # the first may only have met a peer that is about to begin anew
-                    self._cut(error.message)
-                tried = True
-            if time.monotonic() - self._heard_s > self._timeout_s:
-                self._lose(f"peer {self.rank} was silent for {self._timeout_s:g} s")
-                return
-            self._over.wait(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
+    def _answer_leave(self) -> None:
+        """Take leave too, where the peer has by every lane that lives."""
+        if self.has_left and all(one.peer_left or one.dead for one in self._lanes.values()):
+            self._fail(PeerError(f"peer {self.rank} has ended"))
+            self._leave()
 
-    def _cut(self, why: str) -> None:
-        """Tell, once until it is mended, that nothing comes."""
-        with self._lock:
-            known, self._cut_s = self._cut_s, self._cut_s or self._heard_s
-        if known is None:
-            self._on_link(self.rank, why, None)
+    def _leave(self) -> None:
+        with self._changed:
+            self.farewell = self.farewell or ""
+            self._changed.notify_all()
+        self.outbox.wake()
+
+    def _has_parted(self) -> bool:
+        """Tell whether both have taken leave by every lane that lives; or none does, and none will."""
+        alive = [one for one in self._lanes.values() if not one.dead]
+        if alive:
+            return all(one.has_taken_leave and one.peer_left for one in alive)
+        return self._said_and_heard() or self._over.is_set() or not self._mending
+
+    def _said_and_heard(self) -> bool:
+        return self.has_left and any(one.has_taken_leave for one in self._lanes.values())
+
+    def _mend(self, lane: Lane, error: Exception) -> None:
+        """Mend a lane; where that cannot be done, the peer is lost, unless both were about to part."""
+        try:
+            number = lane.number
+            self._mender.open_again(number, error, lambda: self._lanes[number] is lane, self.attach)
+        except PeerError as gone:
+            if self.farewell is None:
+                self._lost(gone)
+        finally:
+            with self._changed:
+                self._mending.discard(threading.current_thread())
+                self._changed.notify_all()
 
     def _lane(self, number: int, connection: Connection) -> Lane:
         return Lane(
@@ -233,8 +212,11 @@ class Peer:
             clock=self._clock,
         )
 
-    def _lose(self, why: str) -> None:
-        self._lost(PeerError(why, hint="its cluster's agent and its log say why; the job restarts by itself"))
+    def _fail(self, error: PeerError) -> None:
+        with self._lock:
+            self._error = error = self._error or error
+        self.mailbox.fail(error)
+        self.outbox.fail(error)
 
     def _lost(self, error: PeerError) -> None:
         with self._lock:
@@ -242,9 +224,3 @@ class Peer:
         self.fail(error)
         if not known and self.farewell is None:
             self._on_loss(error)
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return _SILENT
-    return (error.strerror or str(error) or type(error).__name__).lower()

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +78,7 @@ def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
     try:
         if spec.job.compute == "virtual":
             rehearse(spec, schedule, folder)
-            with suppress(PeerError):  # nothing is left that a rank which ended otherwise might need
-                membership.leave()
+            membership.leave()
         else:
             recovery = Recovery(spec, membership, memory, kept.pulse, events)
             train(spec, schedule, prepared or prepare(spec), folder, recovery)

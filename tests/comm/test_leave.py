@@ -1,0 +1,78 @@
+"""Rules of the end: ranks that end together hear each other's leave, whatever befalls their lines."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from isthmus.comm import tcp
+from isthmus.comm.lane import Lane
+from isthmus.comm.outbox import Piece
+from isthmus.core.errors import PeerError
+from tests.comm.ranks import tcp_transports
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "LINGER_S", 60.0)
+
+
+def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A leaves, and B hears of it. 2. B ends, before its sending thread has run. 3. A hears B's leave."""
+    a, b = tcp_transports(2)
+    heard, ending = threading.Event(), threading.Event()
+    next_of, left = Lane._next, type(b._peers[0]).left
+
+    def held_up(lane: Lane) -> Piece | None:
+        if lane._owner is b._peers[0] and heard.is_set():
+            ending.wait(0.2)
+        return next_of(lane)
+
+    def hears(peer: object, reason: str) -> None:
+        if peer is b._peers[0]:
+            heard.set()
+        left(peer, reason)
+
+    monkeypatch.setattr(Lane, "_next", held_up)
+    monkeypatch.setattr(type(b._peers[0]), "left", hears)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(a.close)
+        assert heard.wait(60)
+        b.close()
+        first.result(60)
+    assert [one.stragglers() for one in (a, b)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(one, marks=pytest.mark.slow) for one in range(3, 30))]
+)
+def test_nobody_ends_without_being_heard(seed: int) -> None:
+    """Ranks that end at about the same time, some by lines that break at every moment of silence."""
+    chance = random.Random(seed)
+    size, lanes = chance.choice([2, 3]), chance.choice([1, 2, 3])
+    transports = tcp_transports(size, lanes=lanes, heartbeat_s=chance.choice([0.003, 2.0]))
+    over = threading.Event()
+    late_s = [chance.choice([0, chance.uniform(0, 0.004), chance.uniform(0, 0.03)]) for _ in transports]
+
+    def end(rank: int) -> list[int]:
+        over.wait(late_s[rank])
+        transports[rank].close()
+        return transports[rank].stragglers()
+
+    with ThreadPoolExecutor(size) as pool:
+        assert list(pool.map(end, range(size))) == [[]] * size
+    assert [one.loss() for one in transports] == [None] * size
+
+
+def test_who_dies_at_the_end_is_a_straggler() -> None:
+    """A rank that vanishes without a word is not taken for one that has left."""
+    a, b = tcp_transports(2)
+    with ThreadPoolExecutor(1) as pool:
+        ends = pool.submit(a.close)
+        b.abandon()
+        ends.result(60)
+    assert a.stragglers() == [1]
+    assert isinstance(a.receive(1, 1, "x", memoryview(bytearray(1))).exception(60), PeerError)
