@@ -1,6 +1,6 @@
-"""Random cases beside the best peer: each is judged in a process that Sailor's library may end.
+"""Random cases beside the best peer. Sailor is asked in a process of its own, which its library may end.
 
-It does end it now and then. The case at hand is then asked once more in a process of its own.
+Such a case is asked once more; where that is ended, too, the others are compared without Sailor.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def random_cases(first: int, count: int) -> Iterator[Case]:
             yield Case(f"random {number}", model, samples, chips)
 
 
-def judged(bench: Bench, case: Case) -> Verdict:
-    """Judge ours, Sailor, the naive grid, and AMP where it can be asked."""
-    peers = {"Sailor": bench.theirs(case, 256), "naive grid": bench.naive(case)}
+def judged(bench: Bench, case: Case, sailor_s: float) -> Verdict:
+    """Judge ours, the naive grid, and AMP where it can be asked, beside the seconds of Sailor's best plan."""
+    peers = {"Sailor": sailor_s, "naive grid": bench.naive(case).best_s}
     if len(case.zones) == 1:
-        peers["AMP"] = bench.other("AMP", case)
-    return Verdict(bench.ours(case).best_s, {name: one.best_s for name, one in peers.items()})
+        peers["AMP"] = bench.other("AMP", case).best_s
+    return Verdict(bench.ours(case).best_s, peers)
 
 
 def apart(
@@ -101,15 +101,14 @@ def _serve(ask: Callable[[Case], object], cases: Sequence[Case], replies: Connec
 
 
 def random_rows(bench: Bench, cases: Sequence[Case]) -> list[Row]:
-    """Compare with the best peer on random cases, one line of progress each on standard error."""
+    """Compare with the best peer on random cases; our rates over the peers' go to standard error."""
     verdicts: list[Verdict] = []
-    unjudged = 0
-    for case, verdict in apart(lambda case: judged(bench, case), cases):
-        print(case.name, case.model, case.samples, dict(case.chips),
-              {name: round(one, 4) for name, one in verdict.ratios.items()} if verdict else "not judged",
-              file=sys.stderr)  # fmt: skip
-        unjudged += verdict is None
-        verdicts += [verdict] if verdict else []
+    ended = 0
+    for case, sailor in apart(lambda case: bench.theirs(case, 256), cases):
+        ended += sailor is None
+        verdicts.append(judged(bench, case, sailor.best_s if sailor else math.inf))
+        told = {name: round(one, 4) for name, one in verdicts[-1].ratios.items()}
+        print(case.name, case.model, case.samples, dict(case.chips), told, file=sys.stderr)
     asked = [one for one in verdicts if min(one.peers_s.values()) < math.inf]
     alone = [one for one in verdicts if one not in asked and one.ours_s < math.inf]
     ratios = [min(one.ratios.values()) for one in asked]
@@ -127,7 +126,7 @@ def random_rows(bench: Bench, cases: Sequence[Case]) -> list[Row]:
         Row(what="with a plan of a peer's and none of ours", ours=float(missed), unit="", target="0",
             met=missed == 0),
         Row(what="with a plan of ours and none of a peer's", ours=float(len(alone)), unit=""),
-        Row(what="not judged: their process ended twice", ours=float(unjudged), unit=""),
+        Row(what="in which Sailor's library ended its process, twice", ours=float(ended), unit=""),
     ]  # fmt: skip
     for name in dict.fromkeys(name for one in asked for name in one.peers_s):
         each = [one.ratios[name] for one in asked if name in one.peers_s]
