@@ -12,7 +12,8 @@ from torch import nn
 
 from isthmus.core.errors import UnavailableError
 from isthmus.core.job import Training
-from isthmus.train.update.optimizer import Optimizer, learning_rate
+from isthmus.train.update.learning_rate import learning_rate
+from isthmus.train.update.optimizer import Optimizer
 
 
 def make_training(**changes: object) -> Training:

@@ -1,0 +1,100 @@
+"""`OptimizerState`: weights, moments and update counts of one rank, told and taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from isthmus.core.errors import UnavailableError
+from isthmus.train.update.ownership import Ownership, Rows
+from isthmus.train.update.weight_share import WeightShare
+
+Tensors = dict[str, torch.Tensor]
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class OptimizerState:
+    """The state of `adam`, which updates `shares` of what the stage computes with: `working`, by name."""
+
+    def __init__(
+        self,
+        working: Mapping[str, nn.Parameter],
+        shares: Sequence[WeightShare],
+        ownership: Ownership,
+        adam: torch.optim.AdamW,
+    ) -> None:
+        self._working, self._shares, self._ownership, self._adam = working, shares, ownership, adam
+
+    def told(self) -> Tensors:
+        """Return weights, moments and update counts, named `kind/name in the whole model`.
+
+        They are of the rows that are updated here, one behind the other.
+        """
+        tensors: Tensors = {}
+        for name, rows in self._ownership.updated.items():
+            shares = [one for one in self._shares if one.name == name]
+            states = [self._of(one) for one in shares]
+            tensors[f"step/{name}"] = states[0]["step"]
+            tensors[f"weight/{name}"] = _behind_each_other([one.weight.detach() for one in shares], rows)
+            for moment in _MOMENTS:
+                tensors[f"{moment}/{name}"] = _behind_each_other([one[moment] for one in states], rows)
+        return tensors
+
+    def take_over(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over the state of all that the stage holds, named as by `told`, each tensor whole.
+
+        Raises `UnavailableError` where a tensor has another shape.
+        """
+        for name, working in self._working.items():
+            found = tensors[f"weight/{name}"].shape
+            if found != working.shape:
+                raise UnavailableError(
+                    f"the checkpoint holds '{name}' as {list(found)}, the model as {list(working.shape)}",
+                    hint="it is of another model; name another checkpoint folder",
+                )
+            working.detach().copy_(tensors[f"weight/{name}"])
+        for one in self._shares:
+            one.weight.detach().copy_(one.of(tensors[f"weight/{one.name}"]))
+            self._adam.state[one.weight] = {
+                "step": tensors[f"step/{one.name}"].to(one.weight.device, copy=True),
+                **{
+                    moment: one.of(tensors[f"{moment}/{one.name}"]).to(one.weight.device).clone()
+                    for moment in _MOMENTS
+                },
+            }
+
+    def own(self) -> Tensors:
+        """Return all that this rank needs to go on by itself: what it computes with, and what it updates."""
+        tensors = {f"working/{name}": one.detach() for name, one in self._working.items()}
+        for number, one in enumerate(self._shares):
+            state = self._of(one)
+            tensors |= {f"{kind}/{number}": state[kind] for kind in ("step", *_MOMENTS)}
+            if one.of(self._working[one.name]).data_ptr() != one.weight.data_ptr():
+                tensors[f"weight/{number}"] = one.weight.detach()
+        return tensors
+
+    def go_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go back to what `own` was, in this process or in one before it."""
+        for name, working in self._working.items():
+            working.detach().copy_(tensors[f"working/{name}"])
+        for number, one in enumerate(self._shares):
+            if f"weight/{number}" in tensors:
+                one.weight.detach().copy_(tensors[f"weight/{number}"])
+            self._adam.state[one.weight] = {
+                kind: tensors[f"{kind}/{number}"].to(one.weight.device, copy=True)
+                for kind in ("step", *_MOMENTS)
+            }
+
+    def _of(self, share: WeightShare) -> Tensors:
+        """Return count and moments of a weight, also before its first update."""
+        known: Tensors = self._adam.state.get(share.weight) or {
+            "step": torch.zeros((), device=share.weight.device),
+            **{moment: torch.zeros_like(share.weight) for moment in _MOMENTS},
+        }
+        return known
+
+
+def _behind_each_other(parts: list[torch.Tensor], rows: tuple[Rows, ...]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, rows[0].dim)
