@@ -152,19 +152,19 @@ def _fits(needed: Requirement, free: Resources, clusters: Sequence[str], name: s
             n for g in one.groups.values() if g.chip == chip for n, c in g.nodes.items() for _ in range(c)
         ]
         units = [needed.stages[i].cards for i in here if needed.stages[i].chip == chip]
-        if not _packs(sorted(units * needed.pipelines, reverse=True), nodes):
+        if not packs(sorted(units * needed.pipelines, reverse=True), nodes):
             return False
     return True
 
 
-def _packs(units: list[int], nodes: list[int]) -> bool:
+def packs(units: list[int], nodes: list[int]) -> bool:
     """Tell whether units fit nodes, by trying every node for the largest unit."""
     if not units:
         return True
     for free in {n for n in nodes if n >= units[0]}:
         left = list(nodes)
         left[left.index(free)] -= units[0]
-        if _packs(units[1:], left):
+        if packs(units[1:], left):
             return True
     return False
 

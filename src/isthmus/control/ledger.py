@@ -244,13 +244,19 @@ def _storage(plan: Plan) -> dict[str, int]:
 
 
 def _bandwidth(state: State, plan: Plan) -> dict[str, int]:
-    """Return what a plan sends over each link in kbit/s, no more than the link has: both ways at a hop."""
+    """Return what a plan sends over each link in kbit/s, no more than the link has: both ways at a hop.
+
+    Gradients of replicas at several clusters are counted beside what crosses hops.
+    """
     gbps = plan.predicted.wan_gbps if plan.predicted else ()
     found: dict[str, int] = {}
     for (one, other), rate in zip(plan.all_hops(), gbps, strict=False):
         for key in (f"{one}>{other}", f"{other}>{one}"):
             if key in state.links and rate:
                 found[key] = found.get(key, 0) + math.ceil(rate * _KBPS)
+    for key, rate in (plan.predicted.gradient_gbps if plan.predicted else {}).items():
+        if key in state.links and rate:
+            found[key] = found.get(key, 0) + math.ceil(rate * _KBPS)
     return {key: min(rate, _kbps(state.links[key].bandwidth_gbps)) for key, rate in found.items()}
 
 

@@ -68,6 +68,7 @@ class StageTime(Frozen):
 class Prediction(Frozen):
     """What the planner expects of a plan, and why. Lists are by stage, `wan_gbps` by hop (`all_hops`).
 
+    `gradient_gbps` is by `FROM>TO`: the mean rate of gradients between clusters that hold the same layers.
     `storage_bytes` is what a stage adds to what its cluster stores; what stages there share is counted once.
     """
 
@@ -77,6 +78,7 @@ class Prediction(Frozen):
     peak_memory_bytes: tuple[Index, ...]
     storage_bytes: tuple[Index, ...] = ()
     wan_gbps: tuple[NotNegative, ...] = ()
+    gradient_gbps: dict[str, NotNegative] = Field(default_factory=dict)
     cost_per_iteration: NotNegative = 0.0
     stage_times: tuple[StageTime, ...] = ()
     assumptions: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ class Placements:
 
 def place(requirement: Requirement, resources: Resources, switches: Placement, keep: int = 3) -> Placements:
     """Return up to `keep` ways to place `requirement` on what is free, within the job's `switches`."""
-    refusal = never(requirement, switches)
+    refusal = never(requirement.chips, requirement.num_cards, switches)
     if refusal:
         return Placements(candidates=(), refused=(refusal,))
     rooms = sorted(_rooms(requirement, resources, switches), key=_room_order)

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from isthmus.control.placement.demand import ranges_of, requirement_of
-from isthmus.control.placement.network import NetworkStage
-from isthmus.control.placement.place import place
+from isthmus.control.placement.demand import demand_of
+from isthmus.control.placement.gradients import Gradients
 from isthmus.control.placement.replant import replant
 from isthmus.control.placement.resources import Resources
-from isthmus.control.placement.storage import StorageStage
+from isthmus.control.placement.standing import refusals_of
 from isthmus.control.placement.stored import stored_bytes
+from isthmus.control.placement.unlike import place_all
 from isthmus.core.base import Frozen
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
@@ -70,18 +70,26 @@ def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
         refused += more
     told = {frozenset(one.clusters) for one in refused}
     refused += [one for one in planned.refused if frozenset(one.clusters) not in told]
-    plans = tuple(_with_storage(plan, job, profile) for plan in _best(kept, keep))
+    plans = tuple(_with_needs(plan, job, profile) for plan in _best(kept, keep))
     return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused)))
 
 
-def _with_storage(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
-    """Return a plan that says what its stages store, and what that rests on."""
+def _with_needs(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
+    """Return a plan that says what its stages store, what that rests on, and what its gradients send."""
     if plan.predicted is None:
         return plan
     notes = plan.predicted.assumptions
     if job.data.max_bytes is None:
         notes = (*notes, "data.max_bytes is not given: the data is taken to need no storage")
-    update = {"storage_bytes": stored_bytes(plan, job, profile), "assumptions": notes}
+    rates = {}
+    if len({tuple(stage.cluster for stage in plan.pipeline(replica)) for replica in range(plan.dp)}) > 1:
+        gradients = Gradients.of(profile, plan.predicted.iteration_s * plan.local_steps)
+        rates = gradients.gbps([(stage.layers, stage.cluster) for stage in plan.stages])
+    update = {
+        "storage_bytes": stored_bytes(plan, job, profile),
+        "gradient_gbps": {f"{a}>{b}": gbps for (a, b), gbps in rates.items()},
+        "assumptions": notes,
+    }
     return plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
 
 
@@ -132,16 +140,10 @@ def _num_chips(plans: Sequence[Plan]) -> int:
 def _refusals(plan: Plan, asked: PlanRequest, profile: ModelProfile, resources: Resources) -> list[Refusal]:
     """Return what storage and network refuse of a plan where it stands."""
     try:
-        requirement, ranges = requirement_of(plan, asked.job, profile, asked.pool), ranges_of(plan)
+        demand = demand_of(plan, asked.job, profile, asked.pool)
     except PlanError as error:
         return [Refusal(clusters=plan.clusters, stage="compute", reason=f"compute: {error}")]
-    storage = StorageStage(requirement, resources)
-    network = NetworkStage(requirement, resources, network=asked.job.placement.network)
-    for number in range(1, len(ranges) + 1):
-        storage.stores(ranges[:number])
-        if number < len(ranges):
-            network.joins(ranges[:number], ranges[number].cluster)
-    return [*storage.refusals(), *network.refusals()]
+    return refusals_of(demand, resources, network=asked.job.placement.network)
 
 
 def _elsewhere(
@@ -154,17 +156,17 @@ def _elsewhere(
 ) -> tuple[list[Plan], list[Refusal]]:
     """Return the stages of `pattern` at places that `kept` does not use, and what was refused."""
     try:
-        requirement = requirement_of(pattern, asked.job, profile, asked.pool)
+        demand = demand_of(pattern, asked.job, profile, asked.pool)
     except PlanError:
         return [], []
     known = {frozenset(plan.clusters) for plan in kept}
-    placements = place(requirement, resources, asked.job.placement)
+    placements = place_all(demand, resources, asked.job.placement)
     found, refused = [], list(placements.refused)
     for candidate in placements.candidates:
         if frozenset(candidate.clusters) in known:
             continue
         try:
-            found.append(replant(pattern, candidate, requirement, resources, asked.job, profile, pool))
+            found.append(replant(pattern, candidate, demand, resources, asked.job, profile, pool))
         except IsthmusError as error:
             refused.append(Refusal(clusters=candidate.clusters, stage="compute", reason=str(error)))
     return found, [one for one in refused if one.stage != "compute" or not (kept or found)]

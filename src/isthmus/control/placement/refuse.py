@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from isthmus.control.placement.requirement import Requirement
 from isthmus.control.placement.resources import model_of
@@ -11,17 +11,17 @@ from isthmus.core.job import Placement
 from isthmus.core.plan import Refusal
 
 
-def never(requirement: Requirement, switches: Placement) -> Refusal | None:
-    """Return why the switches refuse the requirement wherever it would run, or None."""
-    models = sorted({model_of(chip) for chip in requirement.chips})
+def never(chips: Iterable[str], num_cards: int, switches: Placement) -> Refusal | None:
+    """Return why the switches refuse pipelines of these cards wherever they would run, or None."""
+    models = sorted({model_of(chip) for chip in chips})
     reason = ""
     if len(models) > 1 and not switches.mixed_chips:
         reason = f"the pipelines are for {', '.join(models)}, but placement.mixed_chips is false"
     others = [model for model in models if switches.chips and model not in switches.chips]
     if others:
         reason = f"the pipelines are for {', '.join(others)}, which placement.chips does not name"
-    if switches.max_chips and requirement.num_cards > switches.max_chips:
-        reason = f"{requirement.num_cards} cards are more than placement.max_chips, {switches.max_chips}"
+    if switches.max_chips and num_cards > switches.max_chips:
+        reason = f"{num_cards} cards are more than placement.max_chips, {switches.max_chips}"
     return Refusal(clusters=(), stage="compute", reason=f"compute: {reason}") if reason else None
 
 

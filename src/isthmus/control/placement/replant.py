@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 
-from isthmus.control.placement.place import Candidate
-from isthmus.control.placement.requirement import Requirement
+from isthmus.control.placement.demand import Demand
 from isthmus.control.placement.resources import Resources
+from isthmus.control.placement.unlike import Together
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage
 from isthmus.core.pool import Pool
@@ -18,26 +18,29 @@ from isthmus.plan.search.task import Task
 
 def replant(
     plan: Plan,
-    candidate: Candidate,
-    requirement: Requirement,
+    together: Together,
+    demand: Demand,
     resources: Resources,
     job: Job,
     profile: ModelProfile,
     pool: Pool,
 ) -> Plan:
-    """Return `plan` at the clusters of `candidate`, predicted there by the simulator.
+    """Return `plan` at the clusters of `together`, predicted there by the simulator.
 
     Raises `ConflictError` where the nodes are not free, `PlanError` where the links do not admit it.
     """
-    free = resources.copy(candidate.clusters)
-    taken = free.take(requirement, candidate.ranges, network=False)
-    where = [one.cluster for one in candidate.ranges for _ in range(one.first, one.last)]
-    groups = [list(itertools.chain(*([name] * count for name, count in row))) for row in taken]
-    stages: list[Stage] = []
-    for replica in range(plan.dp):
-        for place, stage in enumerate(plan.pipeline(replica)):
-            moved = {"cluster": where[place], "node_group": groups[place][replica]}
-            stages.append(stage.model_copy(update=moved))
+    left, pipelines = resources, dict[int, list[Stage]]()
+    for number in demand.largest_first:
+        kind, candidate = demand.kinds[number], together.candidates[number]
+        left, taken = left.beside(kind.requirement, candidate.ranges, network=False)
+        where = [one.cluster for one in candidate.ranges for _ in range(one.first, one.last)]
+        groups = [list(itertools.chain(*([name] * count for name, count in row))) for row in taken]
+        for one, replica in enumerate(kind.replicas):
+            pipelines[replica] = [
+                stage.model_copy(update={"cluster": where[place], "node_group": groups[place][one]})
+                for place, stage in enumerate(plan.pipeline(replica))
+            ]
+    stages = [stage for replica in range(plan.dp) for stage in pipelines[replica]]
     text = ";".join(stage.model_dump_json() for stage in stages) + f"|{plan.id}"
     moved_plan = plan.model_copy(
         update={
@@ -48,7 +51,7 @@ def replant(
         }
     )
     timed = _predicted(Plan.model_validate(moved_plan.model_dump()), plan, job, profile, pool)
-    return timed.model_copy(update={"why": f"the stages of {plan.id} at another place: {candidate.why}"})
+    return timed.model_copy(update={"why": f"the stages of {plan.id} at another place: {together.why}"})
 
 
 def _predicted(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> Plan:

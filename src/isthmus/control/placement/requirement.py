@@ -120,8 +120,14 @@ class Requirement:
         each = (stage.checkpoint_bytes + stage.model_bytes for stage in self.stages)
         return tuple(itertools.accumulate(each, initial=0))
 
-    def storage_bytes(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Return what a cluster stores that has these ranges `[first, last)` of stages."""
+    def storage_bytes(self, ranges: Sequence[tuple[int, int]], *, has_data: bool = False) -> int:
+        """Return what a cluster stores more that has these ranges `[first, last)` of stages.
+
+        `has_data`: other pipelines of the job have brought its data set there.
+        """
         own = sum(self._bytes_before[last] - self._bytes_before[first] for first, last in ranges)
-        reads = any(first == 0 or last == self.num_stages for first, last in ranges)
-        return own + (self.data_bytes if reads else 0)
+        return own + (self.data_bytes if self.reads_data(ranges) and not has_data else 0)
+
+    def reads_data(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Tell whether the first or the last stage is in one of these ranges `[first, last)`."""
+        return any(first == 0 or last == self.num_stages for first, last in ranges)

@@ -69,13 +69,17 @@ class FreeGroup:
 
 @dataclass(kw_only=True)
 class Site:
-    """One cluster: its node groups, and the bytes of storage it has left (None: not known)."""
+    """One cluster: its node groups, and the bytes of storage it has left (None: not known).
+
+    `has_data` while further pipelines are placed of a job whose data set is counted there already.
+    """
 
     name: str
     owner: str
     region: str = ""
     groups: dict[str, FreeGroup] = field(default_factory=dict)
     free_storage_bytes: int | None = None
+    has_data: bool = False
 
     def of_chip(self, chip: str) -> list[FreeGroup]:
         """Return the node groups of a kind of chip, the cheapest first."""
@@ -147,13 +151,36 @@ class Resources:
         )
         for stage, where in order:
             found[stage] = self._take_stage(requirement, stage, where)
+        self.take_rest(requirement, ranges, network=network)
+        return tuple(found)
+
+    def take_rest(self, requirement: Requirement, ranges: Sequence[Range], *, network: bool = True) -> None:
+        """Deduct storage and (with `network`) bandwidth alone, as `take` does."""
         for where in dict.fromkeys(one.cluster for one in ranges):
             here = [(one.first, one.last) for one in ranges if one.cluster == where]
             self._take_storage(requirement, where, here)
         for a, b in itertools.pairwise(ranges) if network else ():
             for ends in ((a.cluster, b.cluster), (b.cluster, a.cluster)):
                 self._take_gbps(ends, requirement.boundaries[a.last - 1].gbps)
-        return tuple(found)
+
+    def beside(
+        self, requirement: Requirement, ranges: Sequence[Range], *, network: bool = True, cards: bool = True
+    ) -> tuple[Resources, Taken]:
+        """Return what pipelines leave for further ones of the same job, and their node groups.
+
+        Without `cards` none are taken. Raises `ConflictError` where something is not there.
+        """
+        left = self.copy(dict.fromkeys(one.cluster for one in ranges))
+        taken: Taken = ()
+        if cards:
+            taken = left.take(requirement, ranges, network=network)
+        else:
+            left.take_rest(requirement, ranges, network=network)
+        for where, site in left.sites.items():
+            here = [(one.first, one.last) for one in ranges if one.cluster == where]
+            site.has_data = site.has_data or requirement.reads_data(here)
+        left.sites = self.sites | left.sites
+        return left, taken
 
     def _take_stage(self, requirement: Requirement, stage: int, where: str) -> tuple[tuple[str, int], ...]:
         need, left, found = requirement.stages[stage], requirement.pipelines, []
@@ -173,7 +200,7 @@ class Resources:
         site = self.sites[where]
         if site.free_storage_bytes is None:
             return
-        left = site.free_storage_bytes - requirement.storage_bytes(ranges)
+        left = site.free_storage_bytes - requirement.storage_bytes(ranges, has_data=site.has_data)
         if left < 0:
             raise ConflictError(f"{where} lacks {-left} bytes of storage", hint="plan again")
         site.free_storage_bytes = left

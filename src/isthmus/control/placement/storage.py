@@ -23,11 +23,12 @@ class StorageStage:
     def stores(self, laid: Sequence[Range]) -> bool:
         """Tell whether the cluster of the last range has storage left for all its ranges in `laid`."""
         where = laid[-1].cluster
-        free = self.resources.sites[where].free_storage_bytes
+        site = self.resources.sites[where]
+        free = site.free_storage_bytes
         if free is None:
             return True
         here = [(one.first, one.last) for one in laid if one.cluster == where]
-        needed = self.requirement.storage_bytes(here)
+        needed = self.requirement.storage_bytes(here, has_data=site.has_data)
         if needed <= free:
             return True
         self._refused[where] = min(needed, self._refused.get(where, needed))
