@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from isthmus.train.model.architecture import choose_kernels, read_architecture
 from isthmus.train.model.deferred import DeferredWeights
 from isthmus.train.model.recompute import Kind, Recomputation
 from isthmus.train.model.stage import StageModel, build_stage
@@ -57,3 +58,15 @@ def test_a_backward_outside_is_refused(tmp_path: Path) -> None:
     out = stage.compute(torch.randn(1, 3, stage.hidden_size))[0].sum()
     with pytest.raises(RuntimeError, match="outside of `put_off`"):
         out.backward()
+
+
+@pytest.mark.parametrize(
+    ("width", "shares", "one_by_one"), [(24, 1, False), (24, 2, True), (12, 1, True), (32, 4, False)]
+)
+def test_experts_too_narrow_for_grouped_products_go_one_by_one(
+    tmp_path: Path, width: int, shares: int, one_by_one: bool
+) -> None:
+    """On a device too: torch's grouped product takes rows of whole 16 bytes alone, slices included."""
+    config = read_architecture(write_config(tmp_path, "mixtral", intermediate_size=width))
+    choose_kernels(config, "cuda", shares)
+    assert (config._experts_implementation == "eager") == one_by_one

@@ -24,7 +24,7 @@ def host_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return contiguous copies in host memory, complete when this returns; all are waited for at once."""
     copies = [host_room(one) for one in tensors]
     for copy, tensor in zip(copies, tensors, strict=True):
-        copy.copy_(tensor, non_blocking=True)
+        copy.copy_(tensor.detach(), non_blocking=True)
     for device in {one.device for one in tensors}:
         synchronize(device)
     return copies

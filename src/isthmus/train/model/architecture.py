@@ -16,6 +16,9 @@ from isthmus.core.model import config_path, load_model, read_config, require_tra
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError)
 """What transformers raises for a configuration that makes no sense."""
 
+GROUPED_ELEMENTS = 8
+"""Rows of grouped products are multiples of 16 bytes: of so many numbers in bf16, the shortest type here."""
+
 
 def model_class(model: str | Path) -> type[PreTrainedModel]:
     """Return the transformers class that `model` (a folder or a `config.json`) names.
@@ -60,13 +63,16 @@ def meta_model(model: str | Path) -> PreTrainedModel:
         ) from error
 
 
-def choose_kernels(config: PretrainedConfig, device: torch.device | str) -> None:
-    """Set in `config` how experts are computed on `device`.
+def choose_kernels(config: PretrainedConfig, device: torch.device | str, num_shares: int = 1) -> None:
+    """Set in `config` how experts are computed on `device`, each cut into `num_shares`.
 
     A CPU goes through the experts one by one, which takes two thirds of the time of a grouped product there
-    (14 million parameters, 4 experts, 1024 tokens, one core); other devices keep the default of transformers.
+    (14 million parameters, 4 experts, 1024 tokens, one core); other devices keep the default of transformers,
+    unless rows are no multiples of what torch's grouped product takes.
     """
-    if torch.device(device).type == "cpu":
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    fits = config.hidden_size % GROUPED_ELEMENTS == 0 and width % (num_shares * GROUPED_ELEMENTS) == 0
+    if torch.device(device).type == "cpu" or not fits:
         config._experts_implementation = "eager"
 
 

@@ -209,8 +209,9 @@ def build_stage(
     """
     full = meta_model(model)
     _check_range(layers, full.config.num_hidden_layers, model)
-    choose_kernels(full.config, device)
-    stage = StageModel(full, layers, device, group or TensorGroup())
+    group = group or TensorGroup()
+    choose_kernels(full.config, device, group.size)
+    stage = StageModel(full, layers, device, group)
     del full
     _materialise(stage, dtype, device)
     if stage.group.size > 1:

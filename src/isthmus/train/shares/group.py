@@ -8,7 +8,7 @@ of a process group directly. All ranks of a stage run the same operations in the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError
+from isthmus.train.pinned import host_copies, host_room
 
 
 class TensorGroup:
@@ -53,19 +54,19 @@ class TensorGroup:
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """Return all tokens [B, S, H], given each rank's own `x` [B, S / size, H]."""
-        mine = self._carried(x)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        (mine,) = self._carried([x])
+        parts = [self._room(x) for _ in range(self.size)]
         with self._timed():
             self._ready().allgather([parts], [mine]).wait()
-        return torch.cat(parts, 1).to(x.device)
+        return torch.cat([_beside(part, x) for part in parts], 1)
 
     def sum_of_own(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's own tokens [B, S / size, H] of the sum of the `x` [B, S, H] of all ranks."""
-        parts = [part.contiguous() for part in self._carried(x).chunk(self.size, 1)]
-        mine = torch.empty_like(parts[0])
+        chunks = x.chunk(self.size, 1)
+        parts, mine = self._carried(chunks), self._room(chunks[0])
         with self._timed():
             self._ready().reduce_scatter([mine], [parts]).wait()
-        return mine.to(x.device)
+        return _beside(mine, x)
 
     def own(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's own tokens of `x` [B, S, H], a copy."""
@@ -75,28 +76,34 @@ class TensorGroup:
         """Give every rank the `tensor` of the first."""
         if self.size == 1:
             return
-        carried = self._carried(tensor)
+        (carried,) = self._carried([tensor])
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         with self._named():
             self._ready().broadcast([carried], options).wait()
         if carried is not tensor and self.index > 0:
-            tensor.copy_(carried)
+            tensor.copy_(carried, non_blocking=True)
 
     def _reduced(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
         if self.size == 1:
             return tensor
-        result = self._carried(tensor)
+        (result,) = self._carried([tensor])
         result = result.clone(memory_format=torch.contiguous_format) if result is tensor else result
         options = dist.AllreduceOptions()
         options.reduceOp = op
         with self._timed():
             self._ready().allreduce([result], options).wait()
-        return result.to(tensor.device)
+        return _beside(result, tensor)
 
-    def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor` where the group can carry it, contiguous."""
-        return (tensor.cpu() if self._on_host else tensor).contiguous()
+    def _carried(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return `tensors` where the group can carry them, contiguous; a device's by way of pinned memory."""
+        if self._on_host and any(one.is_cuda for one in tensors):
+            return host_copies(tensors)
+        return [one.contiguous() for one in tensors]
+
+    def _room(self, like: torch.Tensor) -> torch.Tensor:
+        """Return where the group puts a tensor of the shape and type of `like`."""
+        return host_room(like) if self._on_host else like.new_empty(like.shape)
 
     def _ready(self) -> dist.ProcessGroup:
         if self._group is None:
@@ -120,6 +127,11 @@ class TensorGroup:
                 f"a rank that shares this stage is lost: {gloo_reason(error) or error}",
                 hint="its log says why; the job restarts by itself",
             ) from error
+
+
+def _beside(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return what the group has made where `x` is; its device waits for the copy, nobody else."""
+    return result.to(x.device, non_blocking=True)
 
 
 def entered(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
