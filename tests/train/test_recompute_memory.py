@@ -45,7 +45,7 @@ CASES: list[tuple[str, torch.dtype, Kind, float, float]] = [
 def kept_bytes(stage: StageModel, x: torch.Tensor, kind: Kind) -> int:
     """Return the bytes that the layers of `stage` keep of `x` [B, S, H], their input included."""
     stage.compute(x.clone().requires_grad_(), Recomputation(kind))  # positions and masks exist from here on
-    places = stage._places_for(x)
+    places = stage.places.of(x)
     known = [*stage.parameters(), *stage.buffers(), *(places.rotation or ()), x]
     live = LiveBytes()
     live._known |= {one.untyped_storage()._cdata for one in known}

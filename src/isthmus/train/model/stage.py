@@ -8,7 +8,6 @@ any cut compute what the whole model of transformers computes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -16,13 +15,13 @@ from typing import Literal
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from isthmus.core.errors import PlanError
 from isthmus.train.model.architecture import choose_kernels, meta_model, rotary_embedding, sliding_layers
 from isthmus.train.model.balance import balance_coefficient, router_of, watched
 from isthmus.train.model.initialise import initialise
 from isthmus.train.model.load_weights import load_weights
+from isthmus.train.model.places import Places, PlacesCache
 from isthmus.train.model.recompute import KEEP_ALL, Recomputation, run_layer
 from isthmus.train.shares.group import TensorGroup, begun, ended, entered
 from isthmus.train.shares.layers import SharedEmbedding, connect, cut_parameters
@@ -33,15 +32,6 @@ IGNORED = -100
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-
-@dataclass(frozen=True)
-class _Places:
-    """What depends on the places of tokens alone: positions [1, S], cosines and sines [1, S, D], masks."""
-
-    positions: torch.Tensor | None = None
-    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
-    masks: dict[bool, torch.Tensor | None] = field(default_factory=dict)
 
 
 class StageModel(nn.Module):
@@ -89,11 +79,11 @@ class StageModel(nn.Module):
         if self.is_first and group.size > 1:
             first, embedding = self._first_token(EMBEDDING), self.model.embed_tokens
             self.model.embed_tokens = SharedEmbedding(embedding.weight, first, embedding.padding_idx, group)
-        self.rotary = rotary_embedding(full, device)
         self.balance_coefficient = balance_coefficient(full.config)
         self._num_routers = sum(router_of(layer) is not None for layer in full.model.layers)
         self._sliding = sliding_layers(full.config)
-        self._places: tuple[object, _Places] = (None, _Places())
+        windows = frozenset(i in self._sliding for i in range(*layers))
+        self.places = PlacesCache(full.config, rotary_embedding(full, device), windows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
@@ -112,7 +102,7 @@ class StageModel(nn.Module):
         again in each layer's own backward.
         """
         hidden = self.model.embed_tokens(x) if self.is_first else begun(x, self.group)
-        places = self._places_for(hidden.new_empty((*x.shape[:2], 0)))
+        places = self.places.of(hidden.new_empty((*x.shape[:2], 0)))
         trains, balances = torch.is_grad_enabled(), []
         for place, (index, layer) in enumerate(self.model.layers.items()):
             run = partial(self._layer, layer, places, int(index) in self._sliding)
@@ -135,7 +125,7 @@ class StageModel(nn.Module):
         return self.slices[name].ranges[0][0]
 
     def _layer(
-        self, layer: nn.Module, places: _Places, sliding: bool, hidden: torch.Tensor
+        self, layer: nn.Module, places: Places, sliding: bool, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         run = partial(
             layer,
@@ -150,27 +140,6 @@ class StageModel(nn.Module):
             return run(), None
         with watched(router) as balances:
             return run(), balances[0]
-
-    def _places_for(self, hidden: torch.Tensor) -> _Places:
-        """Return positions, rotation and masks for `hidden` `[B, S, *]`; made anew for a new shape."""
-        key = hidden.shape[:2], hidden.dtype
-        if self._places[0] != key:
-            with torch.no_grad():
-                positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-                rotation = self.rotary(hidden, position_ids=positions)
-                self._places = key, _Places(positions, rotation, self._masks(hidden))
-        return self._places[1]
-
-    def _masks(self, hidden: torch.Tensor) -> dict[bool, torch.Tensor | None]:
-        """Return the causal masks this stage needs, by whether they are cut to the sliding window."""
-        makers = {False: create_causal_mask, True: create_sliding_window_causal_mask}
-        needed = {i in self._sliding for i in range(*self.layers)}
-        return {
-            sliding: makers[sliding](
-                config=self.config, inputs_embeds=hidden, attention_mask=None, past_key_values=None
-            )
-            for sliding in needed
-        }
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter of the stage once with its name in the whole model.

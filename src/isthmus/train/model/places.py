@@ -1,0 +1,50 @@
+"""`PlacesCache`: what a layer needs that depends on the places of tokens: positions, rotation, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+_MASKS = {False: create_causal_mask, True: create_sliding_window_causal_mask}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions [1, S], cosines and sines [1, S, D], and masks by whether they are cut to the window."""
+
+    positions: torch.Tensor | None = None
+    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+    masks: dict[bool, torch.Tensor | None] = field(default_factory=dict)
+
+
+class PlacesCache(nn.Module):
+    """The places of the last shape that was asked for; `windows` says which masks the layers need.
+
+    A module, so that `rotary` moves with the model.
+    """
+
+    def __init__(self, config: PretrainedConfig, rotary: nn.Module, windows: Iterable[bool]) -> None:
+        super().__init__()
+        self._config, self.rotary, self._windows = config, rotary, tuple(windows)
+        self._last: tuple[object, Places] = (None, Places())
+
+    def of(self, hidden: torch.Tensor) -> Places:
+        """Return positions, rotation and masks for `hidden` `[B, S, *]`; made anew for a new shape."""
+        key = hidden.shape[:2], hidden.dtype
+        if self._last[0] != key:
+            with torch.no_grad():
+                positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+                rotation = self.rotary(hidden, position_ids=positions)
+                masks = {
+                    window: _MASKS[window](
+                        config=self._config, inputs_embeds=hidden, attention_mask=None, past_key_values=None
+                    )
+                    for window in self._windows
+                }
+                self._last = key, Places(positions, rotation, masks)
+        return self._last[1]
