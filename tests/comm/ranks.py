@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,38 +10,46 @@ from datetime import timedelta
 from isthmus.comm.frame import Greeting
 from isthmus.comm.gloo import local_group
 from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.mesh import Endpoint, connect, listen
+from isthmus.comm.meet import meet
+from isthmus.comm.mesh import Endpoint, listen
 from isthmus.comm.tcp import TcpTransport
+from isthmus.comm.transport import JoinedTransport
+from isthmus.core.base import TransportKind
 
 LIMIT = timedelta(seconds=30)
 
 
-def tcp_transports(
+def transports(
     size: int,
     route: str | None = None,
     *,
+    kind: TransportKind = "thread",
     lanes: int = 1,
     heartbeat_s: float = 2.0,
     peer_timeout_s: float = 30.0,
-) -> list[TcpTransport]:
-    """Return `size` connected transports; every connection goes through `route` if one is given."""
+) -> list[JoinedTransport]:
+    """Return `size` transports that have met; every connection goes through `route` if one is given."""
     listeners = [listen("127.0.0.1") for _ in range(size)]
     endpoints = [Endpoint("127.0.0.1", one.getsockname()[1], route, lanes) for one in listeners]
 
-    def make(rank: int) -> TcpTransport:
-        greeting = Greeting("job-1", 1, rank, size)
-        met = connect(greeting, endpoints, listeners[rank], timeout_s=20)
-        return TcpTransport(
-            greeting,
-            endpoints,
-            met,
-            listeners[rank],
-            heartbeat_s=heartbeat_s,
-            peer_timeout_s=peer_timeout_s,
-        )
+    def make(rank: int) -> JoinedTransport:
+        with listeners[rank] as listener:
+            return meet(
+                kind,
+                Greeting("job-1", 1, rank, size),
+                endpoints,
+                listener,
+                60,
+                heartbeat_s=heartbeat_s,
+                peer_timeout_s=peer_timeout_s,
+            )
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(make, range(size)))
+
+
+tcp_transports: Callable[..., list[TcpTransport]] = transports
+"""Those of threads."""
 
 
 @contextmanager

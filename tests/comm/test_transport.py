@@ -34,8 +34,9 @@ from isthmus.comm.mesh import Endpoint, connect, listen
 from isthmus.comm.peer import Peer
 from isthmus.comm.tcp import TcpTransport
 from isthmus.comm.transport import Arrival, Transport
+from isthmus.core.base import TransportKind
 from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
-from tests.comm.ranks import tcp_transports
+from tests.comm.ranks import tcp_transports, transports
 from tests.comm.relay import Relay
 
 
@@ -64,16 +65,17 @@ def test_the_fake_conforms() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_tcp_conforms(lanes: int) -> None:
+def test_transports_conform(lanes: int) -> None:
     """The TCP transport keeps every rule of the seam, by one lane or several."""
-    check_transport(partial(tcp_transports, lanes=lanes))
+    check_transport(partial(transports, lanes=lanes))
 
 
 @pytest.mark.slow
-def test_tcp_conforms_through_a_proxy() -> None:
-    """A route (an HTTP CONNECT proxy) changes nothing but the path."""
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_transports_conform_through_a_proxy(kind: TransportKind) -> None:
+    """A route (an HTTP CONNECT proxy) changes nothing but the path, nor does a process of its own."""
     with Relay() as relay:
-        check_transport(lambda size: tcp_transports(size, relay.address))
+        check_transport(lambda size: transports(size, relay.address, kind=kind, lanes=2))
         assert relay.num_carried > 3 * 2**20
 
 
@@ -97,8 +99,10 @@ def test_a_cut_line_is_mended() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_cuts_and_silences_lose_and_double_nothing(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*(("thread", seed) for seed in range(4)), ("process", 4), ("process", 5)]
+)
+def test_cuts_and_silences_lose_and_double_nothing(kind: TransportKind, seed: int) -> None:
     """Messages both ways while lines are cut and held at random: each arrives once, in order, unchanged."""
     chance, over = random.Random(seed), threading.Event()
     sizes = [chance.choice([0, 5, 70_000, 700_000]) for _ in range(120)]
@@ -124,15 +128,15 @@ def test_cuts_and_silences_lose_and_double_nothing(seed: int) -> None:
             one.result(60)
 
     with Relay() as relay:
-        transports = tcp_transports(2, relay.address, lanes=3, heartbeat_s=0.1)
+        both = transports(2, relay.address, kind=kind, lanes=3, heartbeat_s=0.1)
         trouble = threading.Thread(target=disturb, args=(relay,))
         trouble.start()
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(talk, transports))
+            list(pool.map(talk, both))
         over.set()
         trouble.join()
-        for one in transports:
-            one.close()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda one: one.close(), both))
 
 
 @pytest.mark.on_the_clock

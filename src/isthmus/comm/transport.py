@@ -68,3 +68,15 @@ class Transport(Protocol):
     def close(self, reason: str = "") -> None:
         """Send what is queued, take leave, stop all threads; a `reason` tells peers that the run failed."""
         ...
+
+
+class JoinedTransport(Transport, Protocol):
+    """A transport of ranks that have met, and may meet anew as a later incarnation of their group."""
+
+    def stragglers(self) -> list[int]:
+        """Return the ranks that have not taken leave, after `close`."""
+        ...
+
+    def abandon(self) -> None:
+        """Cut all connections without a word, as a rank that is killed; what is under way fails."""
+        ...

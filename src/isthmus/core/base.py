@@ -24,3 +24,6 @@ Index = Annotated[int, Field(ge=0)]
 
 Compute = Literal["real", "virtual"]
 """Whether the chips compute, or only wait for the time that they would take."""
+
+TransportKind = Literal["thread", "process"]
+"""Whether threads of a worker carry its messages to other clusters, or a process of their own."""
