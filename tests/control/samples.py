@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from isthmus.control.events import MakePlans
@@ -34,9 +35,29 @@ def submission(
 
 
 def plan(*sites: str, name: str = "p") -> Plan:
-    """A plan of one single-chip stage per name in `sites`, in that order."""
-    stages = tuple(Stage(cluster=site, node_group="g", layers=(i, i + 1)) for i, site in enumerate(sites))
-    return Plan(id=name, stages=stages, micro_batches=1, micro_batch_size=1, sequence_length=1)
+    """A plan of one single-chip stage per name in `sites`, in that order; behind a `|` the next replica's."""
+    rows = [list(row) for bar, row in itertools.groupby(sites, "|".__eq__) if not bar]
+    layers = max(map(len, rows))
+    stages = tuple(
+        Stage(
+            cluster=site,
+            node_group="g",
+            replica=replica,
+            layers=(i, layers if i + 1 == len(row) else i + 1),
+        )
+        for replica, row in enumerate(rows)
+        for i, site in enumerate(row)
+    )
+    counts = tuple(range(1, len(rows) + 1)) if len(rows) > 1 else ()
+    return Plan(
+        id=name,
+        stages=stages,
+        dp=len(rows),
+        micro_batches=len(rows),
+        replica_micro_batches=counts,
+        micro_batch_size=1,
+        sequence_length=1,
+    )
 
 
 def plan_for(request: MakePlans, chips: int) -> PlanSet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from tests.control.samples import plan
 SITES = ("a", "b", "c")
 STATES = ("queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released")
 sites, numbers = st.sampled_from(SITES), st.integers(0, 5)
-shapes = st.sampled_from(("a", "b", "ab", "abc", "ccb", "aabb", "bbbbb"))
+shapes = st.sampled_from(("a", "b", "ab", "abc", "ccb", "aabb", "bbbbb", "aa|b", "b|ac", "c|ab|a"))
 allowed = contextlib.suppress(ConflictError, NotFoundError)
 priorities = st.sampled_from(("low", "middle", "high"))
 
@@ -36,13 +37,15 @@ LINKS = tuple(
 
 
 def crossing(candidate: Plan) -> Plan:
-    """Give a plan 0.4 Gbit/s at each of its hops, and a TB at each of its stages."""
+    """Give a plan 0.4 Gbit/s at each of its hops and for its gradients, and a TB at each of its stages."""
+    ends = itertools.permutations(candidate.clusters, 2) if candidate.dp > 1 else ()
     predicted = Prediction(
         iteration_s=1,
         tgs_tokens_per_card_s=1,
         samples_per_s=1,
         peak_memory_bytes=(),
-        wan_gbps=(0.4,) * len(candidate.hops()),
+        wan_gbps=(0.4,) * len(candidate.all_hops()),
+        gradient_gbps={f"{a}>{b}": 0.4 for a, b in ends},
         storage_bytes=(10**12,) * len(candidate.stages),
     )
     return candidate.model_copy(update={"predicted": predicted})

@@ -47,7 +47,7 @@ def test_a_thin_link_makes_averaging_pay_and_the_plan_says_what_it_costs():
 
 @pytest.mark.parametrize("limits", [Limits(executable=True), Limits(dp=2)])
 def test_limits_that_admit_one_chain_have_no_local_steps(limits):
-    """Our runtime runs one replica, and a fixed dp is that of one chain."""
+    """Our runtime reduces gradients every step, and a fixed dp is that of one chain."""
     answer = ask(make_pool(PAIR, **THIN), 500, limits)
     assert answer.plans
     assert all(plan.local_steps == 1 for plan in answer.plans)

@@ -116,7 +116,7 @@ class Explorer:
         space = self.space
         for islands in sets:
             ring = space.ring_s(islands)
-            if ring == math.inf or (len(islands) > 1 and (space.limits.executable or space.limits.dp)):
+            if ring == math.inf or (len(islands) > 1 and space.limits.dp):
                 continue  # a fixed dp is that of one chain of stages
             if ring >= self.limit_s():
                 self.tally.pruned += 1
@@ -264,6 +264,8 @@ class Explorer:
         """Keep a layout if it is among the best, or the best of its set of clusters."""
         most = self.space.limits.max_chips
         if layout is None or (most and layout.num_chips > most):
+            return
+        if layout.link_bound and not self.link_bound:
             return
         time_s, old = layout.estimate_s, self._best_of.get(layout.clusters)
         if time_s >= self._limit_s and old is not None and old.estimate_s <= time_s:

@@ -53,6 +53,11 @@ class Layout:
         return max(row.end_s for row in self.rows) + self.ring_s
 
     @property
+    def link_bound(self) -> bool:
+        """Whether gradients between clusters take longer than all micro-batches."""
+        return self.ring_s > max(row.end_s for row in self.rows)
+
+    @property
     def unlike_sizes(self) -> bool:
         """Whether chains have micro-batches of several sizes."""
         return any(row.shape.micro_batch_size != self.micro_batch_size for row in self.rows)

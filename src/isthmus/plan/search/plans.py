@@ -162,7 +162,7 @@ def search_plans(question: Question) -> Answer:
         near=_near(question, 1),
     )
     explorers = [explorer]
-    if job.training.local_steps > 1:
+    if job.training.local_steps > 1 and not limits.executable:
         apart = replace(space, task=replace(task, local_steps=job.training.local_steps), _seats={})
         near = _near(question, job.training.local_steps)
         explorers.append(replace(explorer, space=apart, near=near, _options={}, _top=[], _best_of={}))

@@ -1,0 +1,94 @@
+"""Unlike replicas, the whole way with real processes: planned, chosen, preempted at both owners, restored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.cli.demo_site import DemoPool
+from isthmus.core.job import Job
+from isthmus.core.plan import Plan
+from tests.e2e.site import (
+    CONFIG,
+    all_metrics,
+    clusters_of,
+    losses,
+    make_folder,
+    make_job,
+    submit,
+    train_alone,
+    wait_until,
+)
+
+pytestmark = pytest.mark.slow
+
+STEPS = 40
+
+
+def two_and_one() -> dict[str, Any]:
+    """Two owners: at the first two cores with room for half of the model each, at the other one for all."""
+    pool = clusters_of({"north": 2, "south": 1}, 1e-3)
+    pool["clusters"][0]["node_groups"][0]["virtual"]["memory_scale"] = 2.5e-4
+    return pool
+
+
+def job_of(folder: Path, name: str, **changes: Any) -> Job:
+    """A job of 24 short samples a step."""
+    job = make_job(folder, name, steps=STEPS, every_steps=0, **changes)
+    sizes = {"sequence_length": 64, "global_batch_size": 24}
+    return job.model_copy(update={"training": job.training.model_copy(update=sizes)})
+
+
+def is_unlike(plan: Plan) -> bool:
+    """Tell whether one replica has two stages in the north and the other is one in the south."""
+    pipelines = [[stage.cluster for stage in plan.pipeline(replica)] for replica in range(plan.dp)]
+    return sorted(pipelines) == [["north", "north"], ["south"]]
+
+
+def test_unlike_replicas_train_what_one_process_trains_also_preempted(tmp_path: Path) -> None:
+    """Replicas of two stages and of one, at two owners, with unlike numbers of micro-batches.
+
+    1. The job is offered such a plan and its user takes it: all three workers start. 2. Another job needs the
+    south: nothing is ended before its work is safe, then both owners are left. 3. The rest trains afterwards.
+    The losses are those of one process.
+    """
+    with DemoPool(tmp_path, make_folder(tmp_path, two_and_one())) as site:
+        client = site.client
+        unlike = submit(client, job_of(tmp_path, "unlike", policy="manual", priority="low")).id
+        wait_until("plans are there", lambda: client.job(unlike).state == "choosing")
+        plan = next(one for one in client.plans(unlike).plans if is_unlike(one))
+        assert len(set(plan.replica_micro_batches)) == 2
+        assert plan.predicted is not None
+        assert set(plan.predicted.gradient_gbps) == {"north>south", "south>north"}
+        client.choose(unlike, plan.id)
+        wait_until("it trains", lambda: any(one.step >= 3 for one in all_metrics(client, unlike)))
+
+        small = tmp_path / "small"
+        small.mkdir()
+        (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 1}))
+        urgent_job = make_job(
+            tmp_path, "urgent", steps=3, model=str(small), priority="high",
+            placement={"clusters": ["south"]}, policy="manual",
+        )  # fmt: skip
+        urgent = submit(client, urgent_job).id
+        wait_until("plans for urgent", lambda: client.plans(urgent).plans)
+        client.choose(urgent, client.plans(urgent).plans[0].id)
+        offered = wait_until("an offer", lambda: client.job(urgent).offer)
+        assert {(victim.job, victim.cluster) for victim in offered} == {(unlike, "south")}
+        client.preempt(urgent, offered)
+
+        for job in (urgent, unlike):
+            wait_until("it ends", lambda job=job: client.job(job).state in ("succeeded", "failed"))
+            assert client.job(job).state == "succeeded", client.job(job).reason
+        view, metrics = client.job(unlike), all_metrics(client, unlike)
+    assert view.plan is not None
+    assert is_unlike(view.plan)
+    assert (view.attempt > 1, view.restarts) == (True, 0), "to be preempted is no failure"
+    assert {one.rank for one in metrics} == {0, 1, 2}
+    together = losses(metrics)
+    alone = train_alone(job_of(tmp_path, "alone"), tmp_path / "alone" / "worker")
+    assert together.keys() == alone.keys() == set(range(STEPS))
+    assert max(abs(together[step] - alone[step]) / alone[step] for step in alone) < 1e-4
