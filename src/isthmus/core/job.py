@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import Compute, Count, Fraction, Frozen, Index, Name, NotNegative, Positive
+from isthmus.core.base import (
+    Compute,
+    Count,
+    Fraction,
+    Frozen,
+    Index,
+    Name,
+    NotNegative,
+    Positive,
+    TransportKind,
+)
 from isthmus.core.priority import Priority
 
 Task = Literal["pretrain", "continue", "finetune"]
@@ -125,6 +135,9 @@ class Job(Frozen):
     later from a checkpoint taken before. `deadline_s` counts from the submission. Without `overlap` no
     schedule is used that overlaps communication with computation.
 
+    `transport` says what carries messages between clusters: threads of each worker, or a process beside it
+    (Linux; the messages' bytes are copied once more at either end, by memory that the two share).
+
     `compute: virtual` rehearses the job: a stage waits for the plan's predicted time instead of computing,
     and sends tensors of the model's real size. Nothing is learned: no data is read, and there is no loss, no
     checkpoint and no result. A rehearsal that was stopped begins again at its first step.
@@ -142,6 +155,7 @@ class Job(Frozen):
     parallel: Parallel = Parallel()
     overlap: bool = True
     compute: Compute = "real"
+    transport: TransportKind = "thread"
     priority: Priority = "middle"
     preemptible: bool = True
     deadline_s: Positive | None = None

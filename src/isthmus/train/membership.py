@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
-from isthmus.comm.mesh import Endpoint, connect, listen
-from isthmus.comm.tcp import TcpTransport
+from isthmus.comm.meet import meet
+from isthmus.comm.mesh import Endpoint, listen
+from isthmus.comm.transport import JoinedTransport
 from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError, ProtocolError, RestartError
 from isthmus.core.messages import RankMap, WorkerAddress
@@ -62,7 +63,7 @@ class Membership:
         self._spec, self._workers = spec, _checked(spec, ranks)
         self._listener, self._device = listener, device
         self._pulse, self._events = pulse, events
-        self._transport: TcpTransport | None = None
+        self._transport: JoinedTransport | None = None
 
     def join(self, timeout_s: float | None = None) -> None:
         """Make the default process group; a rank that has been in one before comes as a later incarnation.
@@ -138,11 +139,12 @@ class Membership:
         spec, workers = self._spec, self._workers
         greeting = Greeting(spec.run, spec.attempt, spec.rank, len(workers), incarnation)
         endpoints = [_endpoint(spec, worker) for worker in workers]
-        self._transport = transport = TcpTransport(
+        self._transport = transport = meet(
+            spec.job.transport,
             greeting,
             endpoints,
-            connect(greeting, endpoints, self._listener, timeout_s),
-            self._listener.dup(),
+            self._listener,
+            timeout_s,
             heartbeat_s=spec.heartbeat_s,
             peer_timeout_s=spec.peer_timeout_s,
             on_loss=self._lost,

@@ -6,6 +6,7 @@ time, what crosses clusters is real. Averages between groups of replicas (local 
 
 from __future__ import annotations
 
+from isthmus.comm.arena import is_supported
 from isthmus.core.errors import PlanError
 from isthmus.core.model import load_model
 from isthmus.core.worker import WorkerSpec
@@ -65,7 +66,17 @@ def _check_place(spec: WorkerSpec) -> None:
 
 
 def check_routes(spec: WorkerSpec) -> None:
-    """Refuse a backend that cannot reach other clusters where the plan has several."""
+    """Refuse a backend that cannot reach other clusters where the plan has several, or not by a process."""
+    if spec.job.transport == "process" and spec.backend != "isthmus":
+        raise PlanError(
+            f"backend '{spec.backend}' has no transport to put into a process",
+            hint="use backend 'isthmus', or transport: thread",
+        )
+    if spec.job.transport == "process" and not is_supported():
+        raise PlanError(
+            "transport: process needs anonymous shared memory, which this machine has not (memfd_create)",
+            hint="run the workers on Linux, or use transport: thread",
+        )
     if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
         raise PlanError(
             f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"

@@ -1,0 +1,79 @@
+"""Rules of `transport: process` in real workers: the same bits, a killed process costs a step at most."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from isthmus.comm import arena
+from isthmus.core.errors import PlanError
+from isthmus.core.worker import WorkerSpec
+from isthmus.train.executable import check_executable
+from isthmus.train.faults.events import read_events
+from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started
+
+STEPS = 40
+PAUSES = {"forward_s": 0.005, "backward_s": 0.01}
+"""So that steps take long enough for something to befall a rank in the middle of the run."""
+
+
+def processes_of(workers: Workers, rank: int) -> tuple[list[int], list[int]]:
+    """Return the processes of a rank: those of its transport, and its others but the first."""
+    carriers, others, group = list[int](), list[int](), workers.processes[rank].pid
+    for place in Path("/proc").iterdir():
+        try:
+            command = (place / "cmdline").read_bytes() if place.name.isdigit() else b""
+            if command and os.getpgid(int(place.name)) == group and int(place.name) != group:
+                (carriers if b"isthmus.comm.carrier" in command else others).append(int(place.name))
+        except (OSError, ProcessLookupError):
+            continue
+    return carriers, others
+
+
+@pytest.mark.slow
+def test_a_process_carries_what_threads_do_and_its_death_costs_a_step(tmp_path: Path) -> None:
+    """1. Two stages in two clusters train by threads. 2. The same by processes, of which one is killed, and
+    later the other rank's own. 3. The losses are the same bits, and nothing is left running.
+    """
+    job = make_job(tmp_path, steps=STEPS)
+    plan = make_plan(job, [1, 4], "ab")
+    straight = run_job(tmp_path / "thread", job, plan)
+    elsewhere = job.checkpoints.model_copy(update={"folder": str(tmp_path / "elsewhere")})
+    job = job.model_copy(update={"transport": "process", "checkpoints": elsewhere})
+    how = {"program": "faults.supervisor", "stage_time": PAUSES}
+    with started(tmp_path / "process", job, plan, **how) as workers:
+        workers.wait_for_step(3)
+        (carrier,), _ = processes_of(workers, 1)
+        os.kill(carrier, signal.SIGKILL)
+        workers.wait_for_step(10)
+        _, (own,) = processes_of(workers, 0)
+        os.kill(own, signal.SIGKILL)
+        assert workers.wait() == [0, 0], [workers.log(rank) for rank in range(2)]
+        assert [processes_of(workers, rank) for rank in range(2)] == [([], [])] * 2
+    by_step = {one.step: one.values["loss"] for one in workers.metrics(1) if "loss" in one.values}
+    assert [by_step[step] for step in range(STEPS)] == straight.losses()
+    told = [one for one in read_events(workers.folders[1]) if one.kind == "lost"]
+    assert "the process of rank 1's connections was ended by SIGKILL" in told[0].detail
+    kinds = [one.kind for one in read_events(workers.folders[1])]
+    assert "died" not in kinds
+    assert kinds.count("resumed") == 2
+
+
+def spec_of(folder: Path, **spec: object) -> WorkerSpec:
+    job = make_job(folder, transport="process")
+    return WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=make_plan(job, [2, 4], "aa"), **spec)
+
+
+def test_a_process_is_refused_where_there_can_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another backend has no transport, another system no such memory: said before start, with what to do."""
+    check_executable(spec_of(tmp_path))
+    with pytest.raises(PlanError, match=r"'gloo' has no transport to put into a process.*transport: thread"):
+        check_executable(spec_of(tmp_path, backend="gloo"))
+    monkeypatch.delattr(arena.os, "memfd_create")
+    with pytest.raises(PlanError, match=r"not \(memfd_create\).*transport: thread"):
+        check_executable(spec_of(tmp_path))
