@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.model.pieces import StagePieces
 from isthmus.train.replicas import Place, rows_of
 from isthmus.train.update.optimizer import Optimizer, Update
-from tests.train.threads import build_pieces, meet, random_batch
+from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0
 """How long a loaded machine may take for 200 steps of six threads."""
@@ -67,13 +66,20 @@ class Rank:
 class Replicas:
     """All ranks of a plan; the batch of a step is that of `random_batch`."""
 
-    def __init__(self, model: Path, plan: Plan, training: Training, bucket_elements: int = 512) -> None:
+    def __init__(
+        self,
+        model: Path,
+        plan: Plan,
+        training: Training,
+        bucket_elements: int = 512,
+        device: str = "cpu",
+    ) -> None:
         self.plan, self.training = plan, training
         clusters = "".join(stage.cluster for stage in plan.stages)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
         places = [Place.of(plan, rank) for rank in range(len(clusters))]
         models = [
-            build_pieces(model, plan.pieces(one.replica)[one.stage], training, plan.num_copies)
+            build_pieces(model, plan.pieces(one.replica)[one.stage], training, plan.num_copies, device)
             for one in places
         ]
         met = meet(
@@ -88,7 +94,7 @@ class Replicas:
 
     def train(self, steps: int) -> list[Update]:
         """Train for `steps` steps; return what every rank agreed on."""
-        with ThreadPoolExecutor(len(self.ranks)) as pool:
+        with training_threads(len(self.ranks)) as pool:
             found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, steps) for r in self.ranks]]
         assert all(one == found[0] for one in found), "all ranks see one loss and one norm"
         return found[0]

@@ -34,6 +34,7 @@ class SharedPipeline(Pipeline):
         training: Training,
         *,
         sp: bool = False,
+        device: str = "cpu",
         **options: object,
     ) -> None:
         self.training, self.size, self.chunks = training, len(tps), len(ends) // len(tps)
@@ -43,7 +44,9 @@ class SharedPipeline(Pipeline):
         clusters = "".join("abcdef"[stage] for stage, _ in shares)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(shares))]
         layers = list(zip([0, *ends], ends, strict=False))
-        models = [_pieces(model, layers[stage :: self.size], training, group) for stage, group in shares]
+        models = [
+            _pieces(model, layers[stage :: self.size], training, group, device) for stage, group in shares
+        ]
         heads = [sum(tps[:stage]) for stage in range(len(tps))]
         self.stages = []
         for (stage, group), one, (exchange, optimizer) in zip(
@@ -68,7 +71,7 @@ class SharedPipeline(Pipeline):
 
 
 def _pieces(
-    model: Path, layers: Sequence[tuple[int, int]], training: Training, group: TensorGroup
+    model: Path, layers: Sequence[tuple[int, int]], training: Training, group: TensorGroup, device: str
 ) -> StagePieces:
     return StagePieces(
         [
@@ -76,7 +79,7 @@ def _pieces(
                 model,
                 one,
                 dtype=torch.float32,
-                device="cpu",
+                device=device,
                 seed=training.seed,
                 weights="random",
                 group=group,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -13,9 +14,9 @@ from isthmus.core.errors import PlanError
 from isthmus.schedule import SCHEDULES, make_schedule
 from isthmus.train.device import choose_device, set_up, usable_backends
 from isthmus.train.executable import check_meetings
-from tests.train.worker_jobs import make_job, make_plan, run_job
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+from tests.train.devices import needs_gpu
+from tests.train.test_worker import moved
+from tests.train.worker_jobs import make_job, make_plan, run_job, started
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,24 @@ def test_a_card_trains_what_a_cpu_trains(tmp_path: Path) -> None:
         curves.append(run_job(tmp_path / place, job, plan, device=device).losses())
     assert curves[1] == curves[2]
     assert curves[1] == pytest.approx(curves[0], rel=1e-3)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.slow
+def test_a_rank_killed_beside_its_card_is_replaced(tmp_path: Path) -> None:
+    """In bf16, with experts: the process after it takes the card, and the curve has the same bits."""
+    job = make_job(tmp_path / "model", "mixtral", steps=9, training={"precision": "bf16"})
+    plan = make_plan(job, [1, 4], "ab", stage={"recompute": "full"})
+    straight = run_job(tmp_path / "whole", moved(job, tmp_path / "whole"), plan, device="cuda")
+    cut = moved(job, tmp_path / "cut")
+    with started(tmp_path / "cut", cut, plan, program="faults.supervisor", device="cuda") as killed:
+        killed.wait_for_step(4)
+        (process,) = psutil.Process(killed.processes[0].pid).children()
+        process.kill()
+        assert killed.wait() == [0, 0]
+    last = {one.step: one.values["loss"] for one in killed.metrics(1)}
+    assert [last[step] for step in sorted(last)] == straight.losses()
 
 
 @pytest.mark.gpu

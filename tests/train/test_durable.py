@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Event
 
@@ -15,6 +16,7 @@ from isthmus.train.checkpoint.dcp_layout import Piece
 from isthmus.train.checkpoint.durable import DurableWriter
 from isthmus.train.checkpoint.find import find_whole
 from isthmus.train.checkpoint.folder import load, newest
+from tests.train.devices import on_devices
 
 
 def writers(folder: Path, size: int = 2, writing: str = "1") -> list[DurableWriter]:
@@ -45,10 +47,11 @@ def test_a_checkpoint_is_complete_at_all_ranks_at_once(tmp_path: Path) -> None:
     assert (found.step, found.samples, found.num_ranks) == (1, 8, 2)
 
 
-def test_tensors_may_change_once_they_are_copied(tmp_path: Path) -> None:
+@on_devices
+def test_tensors_may_change_once_they_are_copied(device: str, tmp_path: Path) -> None:
     """What is changed after `settle` is not in the checkpoint."""
     (only,) = writers(tmp_path, 1)
-    mine = piece(0, 1)
+    mine = replace(piece(0, 1), tensor=piece(0, 1).tensor.to(device))
     only.begin(1, 8, [mine], nothing)
     only.settle()
     mine.tensor.zero_()

@@ -14,6 +14,7 @@ from isthmus.schedule import gpipe
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.model.recompute import Kind, Recomputation
+from tests.train.devices import needs_gpu, on_devices
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
 
@@ -50,11 +51,12 @@ def losses(
 
 
 @pytest.mark.slow
+@on_devices
 @pytest.mark.parametrize("variant", ["llama-tied", "qwen3", "mixtral", "qwen3-moe-tied-sparse"])
-def test_any_cut_gives_the_curve_of_one_process(variant: str, tmp_path: Path) -> None:
+def test_any_cut_gives_the_curve_of_one_process(variant: str, device: str, tmp_path: Path) -> None:
     """Two to four stages, even and uneven, under 1F1B and GPipe: the same loss at every step, to 1e-6."""
     model, training = write_config(tmp_path, variant), make_training()
-    alone = losses(model, [4], training)
+    alone = losses(model, [4], training, device=device)
     assert alone[-1] < alone[0]
     for ends, schedule in (
         ([2, 4], "1f1b"),
@@ -63,8 +65,9 @@ def test_any_cut_gives_the_curve_of_one_process(variant: str, tmp_path: Path) ->
         ([1, 2, 4], "overlapped"),
         ([1, 2, 4], "zero_bubble"),
     ):
-        assert losses(model, ends, training, schedule) == pytest.approx(alone, rel=1e-6), (ends, schedule)
-    pieces = losses(model, [1, 2, 3, 4], training, "interleaved", chunks=2)
+        found = losses(model, ends, training, schedule, device=device)
+        assert found == pytest.approx(alone, rel=1e-6), (ends, schedule)
+    pieces = losses(model, [1, 2, 3, 4], training, "interleaved", chunks=2, device=device)
     assert pieces == pytest.approx(alone, rel=1e-6)
 
 
@@ -91,33 +94,50 @@ def test_the_curve_is_that_of_transformers(tmp_path: Path) -> None:
     pipeline.close()
 
 
-def test_a_run_repeats_itself(tmp_path: Path) -> None:
+@on_devices
+def test_a_run_repeats_itself(device: str, tmp_path: Path) -> None:
     """The same seed gives the same bits; another seed does not."""
     model, training = write_config(tmp_path, "mixtral"), make_training(steps=4)
-    first = losses(model, [1, 4], training)
-    assert losses(model, [1, 4], training) == first
-    assert losses(model, [1, 4], make_training(steps=4, seed=1)) != first
+    first = losses(model, [1, 4], training, device=device)
+    assert losses(model, [1, 4], training, device=device) == first
+    assert losses(model, [1, 4], make_training(steps=4, seed=1), device=device) != first
 
 
 @pytest.mark.slow
-def test_bf16_follows_fp32(tmp_path: Path) -> None:
+@on_devices
+def test_bf16_follows_fp32(device: str, tmp_path: Path) -> None:
     """Training with bf16 copies of fp32 weights stays near the fp32 curve, and does not depend on the cut."""
     model = write_config(tmp_path, "mixtral")
-    exact = losses(model, [4], make_training())
-    alone = losses(model, [4], make_training(precision="bf16"))
+    exact = losses(model, [4], make_training(), device=device)
+    lowered = make_training(precision="bf16")
+    alone = losses(model, [4], lowered, device=device)
     assert alone == pytest.approx(exact, rel=0.03)
-    assert losses(model, [1, 4], make_training(precision="bf16")) == pytest.approx(alone, rel=1e-3)
+    assert losses(model, [1, 4], lowered, device=device) == pytest.approx(alone, rel=1e-3)
 
 
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen3-tied-window", "mixtral"])
+def test_a_card_follows_a_cpu(variant: str, tmp_path: Path) -> None:
+    """The same model from the same weights, cut on the card and whole on a CPU: the same curve in fp32."""
+    model, training = write_config(tmp_path, variant), make_training()
+    found = losses(model, [1, 2, 4], training, "overlapped", device="cuda")
+    assert found == pytest.approx(losses(model, [4], training), rel=1e-3)
+
+
+@on_devices
 @pytest.mark.parametrize("variant", ["qwen3-tied-window", "mixtral"])
 @pytest.mark.parametrize(
     ("kind", "layers"), [("selective", None), ("moe", None), ("full", 1), ("full", None)]
 )
-def test_recomputation_changes_nothing(variant: str, kind: Kind, layers: int | None, tmp_path: Path) -> None:
+def test_recomputation_changes_nothing(
+    variant: str, kind: Kind, layers: int | None, device: str, tmp_path: Path
+) -> None:
     """What is not kept and computed again in the backward gives the same bits, of one layer or of all."""
     model, training = write_config(tmp_path, variant), make_training(steps=2)
     again = Recomputation(kind, layers)
-    assert losses(model, [1, 4], training, again=again) == losses(model, [1, 4], training)
+    kept = losses(model, [1, 4], training, device=device)
+    assert losses(model, [1, 4], training, again=again, device=device) == kept
 
 
 def test_an_answer_missing_from_a_micro_batch_is_no_nan(tmp_path: Path) -> None:
@@ -161,12 +181,13 @@ def test_a_loss_that_is_not_finite_moves_no_stage(tmp_path: Path) -> None:
     straight.close()
 
 
+@on_devices
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_resumed_run_has_the_same_bits(precision: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_bits(precision: str, device: str, tmp_path: Path) -> None:
     """Weights, moments and counts taken over by fresh stages go on as the run would have."""
     model = write_config(tmp_path, "llama-tied")
     training = make_training(steps=8, precision=precision, clip_norm=0.1)
-    straight, first, second = (Pipeline(model, [1, 4], training) for _ in range(3))
+    straight, first, second = (Pipeline(model, [1, 4], training, device=device) for _ in range(3))
     straight.train(8)
     first.train(5)
     first.evaluate(*random_batch(training, 77))
@@ -188,9 +209,10 @@ def test_micro_batch_size_changes_nothing_but_rounding(tmp_path: Path) -> None:
         assert curve == pytest.approx(curves[0], rel=1e-4)
 
 
-def test_copies_of_a_tied_embedding_stay_identical(tmp_path: Path) -> None:
+@on_devices
+def test_copies_of_a_tied_embedding_stay_identical(device: str, tmp_path: Path) -> None:
     """First and last stage end each step with the same bits in their copies."""
-    pipeline = Pipeline(write_config(tmp_path, "llama-tied"), [1, 3, 4], make_training())
+    pipeline = Pipeline(write_config(tmp_path, "llama-tied"), [1, 3, 4], make_training(), device=device)
     pipeline.train(5)
     first, last = (pipeline.stages[place].model.first.tied_parameter() for place in (0, -1))
     assert torch.equal(first, last)
@@ -209,12 +231,13 @@ def test_all_stages_clip_by_one_norm(tmp_path: Path) -> None:
     cut.close()
 
 
-def test_evaluation_trains_nothing_and_takes_any_number_of_samples(tmp_path: Path) -> None:
+@on_devices
+def test_evaluation_trains_nothing_and_takes_any_number_of_samples(device: str, tmp_path: Path) -> None:
     """A held-out loss leaves the weights alone and equals that of one process, the last cut being smaller."""
     model, training = write_config(tmp_path, "llama"), make_training()
     input_ids, labels = random_batch(make_training(global_batch_size=10), 99)
     input_ids, labels = input_ids[:5], labels[:5]
-    alone, cut = Pipeline(model, [4], training), Pipeline(model, [1, 2, 4], training)
+    alone, cut = (Pipeline(model, ends, training, device=device) for ends in ([4], [1, 2, 4]))
     before = cut.weights()
     assert cut.evaluate(input_ids, labels) == pytest.approx(alone.evaluate(input_ids, labels), rel=1e-6)
     assert all(torch.equal(before[name], weight) for name, weight in cut.weights().items())

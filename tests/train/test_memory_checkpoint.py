@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from isthmus.core.errors import UnavailableError
 from isthmus.train.checkpoint.memory import MemoryCheckpoint
 from isthmus.train.checkpoint.slot import MemorySlot
+from tests.train.devices import needs_gpu
 
 Tensors = dict[str, torch.Tensor]
 
@@ -224,7 +225,7 @@ def test_what_lies_beyond_the_step_resumed_from_is_dropped(memory: MemoryCheckpo
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_gpu
 def test_tensors_of_a_device_are_kept(memory: MemoryCheckpoint) -> None:
     """A device's tensors come back as they were when the snapshot began."""
     tensors = {name: tensor.cuda() for name, tensor in state(1, 10_000_000).items()}

@@ -14,6 +14,7 @@ from isthmus.comm.group import IsthmusGroup
 from isthmus.comm.memory import memory_transports
 from isthmus.train.update.buckets import Bucket, Held, Segment, deal_buckets
 from isthmus.train.update.reduce import Reducer
+from tests.train.devices import on_devices, staging_for
 from tests.train.threads import GroupExchange
 
 Tensors = dict[str, torch.Tensor]
@@ -22,14 +23,14 @@ Tensors = dict[str, torch.Tensor]
 class Rank:
     """What one thread holds: a tensor per `Held`, whose numbers are small integers: every sum is exact."""
 
-    def __init__(self, rank: int, held: list[Held]) -> None:
+    def __init__(self, rank: int, held: list[Held], device: str = "cpu") -> None:
         generator = torch.Generator().manual_seed(rank)
         self.held = {one.name: one for one in held}
         self.tensors: Tensors = {}
         for one in held:
             rows = one.at + one.stop - one.start
             shape = (rows, one.row_elements) if one.dim == 0 else (one.row_elements, rows)
-            self.tensors[one.name] = torch.randint(0, 99, shape, generator=generator).float()
+            self.tensors[one.name] = torch.randint(0, 99, shape, generator=generator).float().to(device)
 
     def view(self, segment: Segment) -> torch.Tensor:
         one = self.held[segment.name]
@@ -38,12 +39,17 @@ class Rank:
 
 
 def run(
-    held: list[list[Held]], clusters: str, buckets: tuple[Bucket, ...], *, everywhere: bool = True
+    held: list[list[Held]],
+    clusters: str,
+    buckets: tuple[Bucket, ...],
+    *,
+    everywhere: bool = True,
+    device: str = "cpu",
 ) -> tuple[list[Rank], list[GroupExchange]]:
     """Reduce in as many threads as there are ranks."""
     groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(held))]
-    exchanges = [GroupExchange(clusters, group) for group in groups]
-    ranks = [Rank(number, of_rank) for number, of_rank in enumerate(held)]
+    exchanges = [GroupExchange(clusters, one, staging_for(torch.device(device))) for one in groups]
+    ranks = [Rank(number, of_rank, device) for number, of_rank in enumerate(held)]
 
     def one(number: int) -> None:
         reducer = Reducer(buckets, number, exchanges[number], in_flight=2)
@@ -130,17 +136,19 @@ def test_buckets_cover_each_row_once(layout: tuple[list[list[Held]], str], bucke
     assert seen == {(one.name, row) for of in held for one in of for row in range(one.start, one.stop)}
 
 
-def test_each_byte_crosses_the_wan_once_in_each_direction() -> None:
+@on_devices
+def test_each_byte_crosses_the_wan_once_in_each_direction(device: str) -> None:
     """Of four replicas in two clusters, each cluster sends every gradient once; of three clusters 4/3."""
     held = [[Held.whole("w", (64, 8))] for _ in range(6)]
     for clusters, crossings in (("aabb", 1.0), ("abc", 4 / 3), ("aabbcc", 4 / 3), ("aaaa", 0.0)):
         some = held[: len(clusters)]
-        ranks, exchanges = run(some, clusters, deal_buckets(some, clusters, 16))
+        ranks, exchanges = run(some, clusters, deal_buckets(some, clusters, 16), device=device)
         for cluster in set(clusters):
             near = [one for one, name in zip(exchanges, clusters, strict=True) if name == cluster]
             sent = sum(one.account.wan_bytes for one in near)
             assert sent == pytest.approx(crossings * 64 * 8 * 4, rel=0.05)
-        assert all(torch.equal(one.tensors["w"], ranks[0].tensors["w"]) for one in ranks)
+        total = sum(Rank(rank, of_rank).tensors["w"] for rank, of_rank in enumerate(some))
+        assert all(torch.equal(one.tensors["w"].cpu(), total) for one in ranks)
 
 
 def test_leaders_share_the_work() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.core.job import Training
 from isthmus.train.replicas import Place, rows_of
+from tests.train.devices import on_devices
 from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import NUM_LAYERS, write_config
 
@@ -50,15 +51,16 @@ def close(found: list, expected: list, rel: float) -> None:
     )
 
 
+@on_devices
 @pytest.mark.parametrize("variant", ["llama-tied", "mixtral"])
-def test_unlike_replicas_train_what_one_process_trains(variant: str, tmp_path: Path) -> None:
+def test_unlike_replicas_train_what_one_process_trains(variant: str, device: str, tmp_path: Path) -> None:
     """Three replicas of one to three stages, unlike cuts, micro-batches and clusters: the same curve.
 
     A sample of the long comparison below.
     """
     model, training = write_config(tmp_path, variant), make_training()
-    alone = curve(model, make_plan([ONE], LENGTH), training)
-    close(curve(model, make_plan(UNLIKE, LENGTH), training), alone, 1e-5)
+    alone = curve(model, make_plan([ONE], LENGTH), training, device=device)
+    close(curve(model, make_plan(UNLIKE, LENGTH), training, device=device), alone, 1e-5)
     assert alone[-1].loss < alone[0].loss
 
 

@@ -10,6 +10,7 @@ import torch
 
 from isthmus.core.job import Training
 from isthmus.train.model.recompute import Recomputation
+from tests.train.devices import on_devices
 from tests.train.small_models import write_config
 from tests.train.tensor_threads import SharedPipeline
 from tests.train.test_executor import make_training
@@ -43,20 +44,22 @@ def shared(
         pipeline.close()
 
 
-def alone(model: Path, training: Training) -> list[float]:
+def alone(model: Path, training: Training, device: str = "cpu") -> list[float]:
     """Train with one process; return the loss of each step."""
-    pipeline = Pipeline(model, [4], training)
+    pipeline = Pipeline(model, [4], training, device=device)
     try:
         return pipeline.train(training.steps)
     finally:
         pipeline.close()
 
 
+@on_devices
 @pytest.mark.parametrize(("variant", "sp"), [("llama-tied", False), ("qwen3-moe-tied-sparse", True)])
-def test_shared_stages_train_as_one_process_does(tmp_path: Path, variant: str, sp: bool) -> None:
+def test_shared_stages_train_as_one_process_does(tmp_path: Path, variant: str, sp: bool, device: str) -> None:
     """Stages of two ranks and of one, tied head and embedding cut unlike: the curve of one process."""
     model, training = write_config(tmp_path, variant), make_training(steps=3)
-    assert shared(model, [2, 4], [2, 1], training, sp=sp) == pytest.approx(alone(model, training), rel=1e-5)
+    found = shared(model, [2, 4], [2, 1], training, sp=sp, device=device)
+    assert found == pytest.approx(alone(model, training, device), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -95,13 +98,14 @@ def test_shares_go_with_any_schedule(
 
 
 @pytest.mark.slow
+@on_devices
 @pytest.mark.parametrize("kind", ["full", "selective", "moe"])
-def test_shares_go_with_recomputation(tmp_path: Path, kind: str) -> None:
+def test_shares_go_with_recomputation(tmp_path: Path, kind: str, device: str) -> None:
     """What is computed again, sums included, has the same bits."""
     model, training = write_config(tmp_path, "mixtral"), make_training(steps=4)
     for sp in (False, True):
-        again = shared(model, [1, 4], [1, 2], training, sp=sp, again=Recomputation(kind))
-        assert again == shared(model, [1, 4], [1, 2], training, sp=sp)
+        again = shared(model, [1, 4], [1, 2], training, sp=sp, again=Recomputation(kind), device=device)
+        assert again == shared(model, [1, 4], [1, 2], training, sp=sp, device=device)
 
 
 @pytest.mark.slow

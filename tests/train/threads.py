@@ -28,6 +28,7 @@ from isthmus.train.update.buckets import BUCKET_ELEMENTS
 from isthmus.train.update.optimizer import Optimizer, Update
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.reduce import Reducer
+from tests.train.devices import staging_for
 
 
 class GroupExchange(Exchange):
@@ -74,7 +75,7 @@ def meet(
     """Return exchange and optimizer of every rank, given its pieces of the model."""
     held, found = [held_by(model) for model in models], []
     for rank, model in enumerate(models):
-        exchange = GroupExchange(clusters, groups[rank], staging)
+        exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
         own = Ownership(held, rank, clusters, shard=shard, bucket_elements=bucket_elements)
         optimizer = Optimizer(
             model.global_named_parameters(),
@@ -105,16 +106,29 @@ def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[t
 
 
 def build_pieces(
-    path: Path, layers: Sequence[tuple[int, int]], training: Training, num_copies: int = 1
+    path: Path,
+    layers: Sequence[tuple[int, int]],
+    training: Training,
+    num_copies: int = 1,
+    device: str = "cpu",
 ) -> StagePieces:
     """Return pieces of the model with random weights, as a rank holds them."""
     return StagePieces(
         [
-            build_stage(path, one, dtype=torch.float32, device="cpu", seed=training.seed, weights="random")
+            build_stage(path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random")
             for one in layers
         ],
         num_copies,
     )
+
+
+def training_threads(count: int) -> ThreadPoolExecutor:
+    """Return threads that are a rank each: the backward of one never waits for that of another.
+
+    Backwards on a card would otherwise share one thread of torch's.
+    """
+    single = torch.autograd.set_multithreading_enabled
+    return ThreadPoolExecutor(count, initializer=single, initargs=(False,))
 
 
 class Pipeline:
@@ -129,13 +143,17 @@ class Pipeline:
         clusters: str = "",
         staging: HostStaging | None = None,
         chunks: int = 1,
+        device: str = "cpu",
         **options: object,
     ) -> None:
         clusters = clusters or "abcdef"[: len(ends) // chunks]
         self.training, self.size, self.chunks = training, len(ends) // chunks, chunks
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
         layers = list(zip([0, *ends], ends, strict=False))
-        models = [build_pieces(model, layers[stage :: self.size], training) for stage in range(self.size)]
+        models = [
+            build_pieces(model, layers[stage :: self.size], training, device=device)
+            for stage in range(self.size)
+        ]
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
         met = meet(models, self.groups, clusters, training, staging=staging)
         self.stages = [
@@ -199,5 +217,5 @@ class Pipeline:
         )
 
     def _each(self, run: Callable[[Stage], Any]) -> list[Any]:
-        with ThreadPoolExecutor(len(self.stages)) as pool:
+        with training_threads(len(self.stages)) as pool:
             return [one.result(300) for one in [pool.submit(run, stage) for stage in self.stages]]
