@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusOptions, register_backend
-from isthmus.comm.mesh import Endpoint, connect, listen
-from isthmus.comm.tcp import TcpTransport
+from isthmus.comm.meet import meet
+from isthmus.comm.mesh import Endpoint, listen
+from isthmus.core.base import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule
 from isthmus.train.exact_sleep import sleep_exactly
@@ -60,6 +61,7 @@ class StageJob:
     namespace: str | None = None
     lanes: int = 4
     congestion_control: str | None = "bbr"
+    transport: TransportKind = "thread"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def begin(job: StageJob) -> None:
 
 def run_stage(job: StageJob, pipe: Connection) -> None:
     """Run the steps among all ranks of the job; send a `StepTime` of each back."""
-    with _joined(job, pipe) as exchange:
+    with joined(job, pipe) as exchange:
         layers = (job.rank, job.rank + 1)
         model = VirtualStage(
             layers, len(job.clusters), job.shape[1], dtype=torch.float32, device=torch.device("cpu")
@@ -107,25 +109,30 @@ def run_stage(job: StageJob, pipe: Connection) -> None:
 
 def run_ping(job: StageJob, pipe: Connection) -> None:
     """Send a tensor of the job's shape to and fro between two ranks; send back half of each round trip."""
-    with _joined(job, pipe) as exchange:
-        exchange.account = Account()
-        found, out = [], torch.zeros(job.shape)
-        for number in range(PINGS):
-            back = torch.empty(job.shape)
-            receive = Message(back, 1 - job.rank, 2 * number + job.rank, False)
-            send = Message(out, 1 - job.rank, 2 * number + 1 - job.rank, True)
-            time.sleep(PAUSE_S)
-            start_s = time.perf_counter()
-            for one in (send, receive) if job.rank == 0 else (receive, send):
-                (work,) = exchange.start([one])
-                exchange.wait(work)
-            found.append((time.perf_counter() - start_s) / 2)
-        exchange.meet()
-        pipe.send(found)
+    with joined(job, pipe) as exchange:
+        pipe.send(ping(exchange, job.rank, job.shape))
+
+
+def ping(exchange: Exchange, rank: int, shape: tuple[int, ...]) -> list[float]:
+    """Send a tensor to and fro between two ranks; return half of each round trip, in seconds."""
+    exchange.account = Account()
+    found, out = [], torch.zeros(shape)
+    for number in range(PINGS):
+        back = torch.empty(shape)
+        receive = Message(back, 1 - rank, 2 * number + rank, False)
+        send = Message(out, 1 - rank, 2 * number + 1 - rank, True)
+        time.sleep(PAUSE_S)
+        start_s = time.perf_counter()
+        for one in (send, receive) if rank == 0 else (receive, send):
+            (work,) = exchange.start([one])
+            exchange.wait(work)
+        found.append((time.perf_counter() - start_s) / 2)
+    exchange.meet()
+    return found
 
 
 @contextmanager
-def _joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
+def joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
     """Meet the others by way of `pipe` (own port out, all ports in)."""
     begin(job)
     size, host = len(job.clusters), job.hosts[job.rank]
@@ -133,8 +140,7 @@ def _joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
     with listen(host) as listener:
         pipe.send(int(listener.getsockname()[1]))
         endpoints = [_endpoint(job, rank, port) for rank, port in enumerate(pipe.recv())]
-        met = connect(greeting, endpoints, listener, TIMEOUT_S)
-        transport = TcpTransport(greeting, endpoints, met, listener.dup())
+        transport = meet(job.transport, greeting, endpoints, listener, TIMEOUT_S)
     register_backend()
     dist.init_process_group(
         BACKEND,

@@ -9,6 +9,8 @@ of 2 MiB over emulated links of 1 Gbit/s. Parts:
   its TCP crosses directly, as ours does there;
 - `loss`: packets really lost (root, a TUN device per cluster), under the host's congestion control and ours;
 - `uneven`: chips of speed 1 : 2 : 4 with layers to match, beside the sum of the three alone;
+- `transport`: what messages of 2 MiB cost the process that computes, and how long one takes, where a process
+  of its own owns the connections, beside threads; two ranks on this machine, no link;
 - `simulator`: random plans beside `isthmus.sim`, which is told of messages what two ranks alone measured.
 Stages, ours and the peer's, take precedence over other work where they may (real-time priority). A step
 counts unless computing overran its time by more than 1 % of the step at some stage: then the machine was
@@ -27,7 +29,9 @@ from typing import Any
 from benchmarks._wan_peer import run_peer
 from benchmarks._wan_run import Bed, Times, launch, measure, packets, pool_of, relayed
 from benchmarks._wan_stage import run_ping, run_stage
+from benchmarks._wan_transport import Cost, run_cost
 from benchmarks.table import Row, compared, print_rows
+from isthmus.core.base import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule, make_schedule, one_f_one_b, overlapped, zero_bubble
 from isthmus.sim import Wire, best_warm_up, run_pipeline
@@ -205,6 +209,37 @@ def uneven(quick: bool) -> Iterator[Row]:
         yield compared(what, share, "of the sum", "sum of the three alone", 1.0, **more)
 
 
+def transport(quick: bool) -> Iterator[Row]:
+    """By turns: connections in a process of their own, and in threads."""
+    found: dict[TransportKind, list[Cost]] = {"process": [], "thread": []}
+    for _ in range(1 if quick else 5):
+        for kind, costs in found.items():
+            ranks = launch(
+                Bed(),
+                "ab",
+                one_f_one_b(2, 1),
+                [TIME] * 2,
+                SHAPE,
+                50 if quick else 200,
+                run_cost,
+                transport=kind,
+            )
+            costs += ranks[:1]
+
+    def row(what: str, unit: str, read: Callable[[Cost], float], **more: Any) -> Row:
+        ours, theirs = (sorted(map(read, found[kind])) for kind in ("process", "thread"))
+        spread = f"{ours[0]:.3g} to {ours[-1]:.3g}, threads {theirs[0]:.3g} to {theirs[-1]:.3g}"
+        mine, peer = statistics.median(ours), statistics.median(theirs)
+        return compared(f"messages by a process, {what} ({spread})", mine, unit, "by threads", peer, **more)
+
+    yield row("CPU of who computes", "s a GB", lambda one: one.own_s)
+    yield row("CPU of both", "s a GB", lambda one: one.own_s + one.beside_s)
+    yield row("computing thread's calls", "us a message", lambda one: 1e6 * one.call_s)
+    yield row("64 KiB there", "ms", lambda one: 1e3 * statistics.median(one.small_s))
+    yield row("2 MiB there", "ms", lambda one: 1e3 * statistics.median(one.large_s))
+    yield row("rate of small products beside 1 Gbit/s each way", "of that alone", lambda one: one.share)
+
+
 def simulator(quick: bool, plans: int = 200) -> Iterator[Row]:
     """Random plans: stages, times, cuts, links, messages, schedules."""
     near = _near_wire()
@@ -287,6 +322,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "pipelining": pipelining,
     "loss": loss,
     "uneven": uneven,
+    "transport": transport,
     "simulator": simulator,
 }
 

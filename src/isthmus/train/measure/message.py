@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusOptions, register_backend
-from isthmus.comm.mesh import Endpoint, connect, listen
-from isthmus.comm.tcp import TcpTransport
+from isthmus.comm.meet import meet
+from isthmus.comm.mesh import Endpoint, listen
 
 WARM_UP = 5
 PAUSE_S = 0.01
@@ -60,8 +60,7 @@ def _rank(
         pipe.send(port)
         ports = (port, int(pipe.recv())) if rank == 0 else (int(pipe.recv()), port)
         endpoints = [Endpoint("127.0.0.1", one, route) for one in ports]
-        met = connect(greeting, endpoints, listener, TIMEOUT_S)
-        transport = TcpTransport(greeting, endpoints, met, listener.dup())
+        transport = meet("thread", greeting, endpoints, listener, TIMEOUT_S)
         register_backend()
         dist.init_process_group(
             BACKEND,
