@@ -15,8 +15,9 @@ from isthmus.cli.figures import (
     wan_links,
     wan_neighbours,
 )
+from isthmus.cli.tables import stages_text
 from isthmus.core.messages import StepMetrics
-from isthmus.core.plan import Plan
+from isthmus.core.plan import Plan, Stage
 from tests.cli.samples import make_metrics, make_plan
 
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=200)
@@ -124,3 +125,28 @@ def test_a_bar_is_as_wide_as_asked(parts: list[float], width: int) -> None:
     drawn = bar(parts, "abc", width)
     assert len(drawn) == width
     assert all(mark not in drawn for mark, part in zip("abc", parts, strict=True) if part == 0)
+
+
+def unlike_plan() -> Plan:
+    """Three replicas: two stages at `a`, twice one at `b`, with unlike micro-batches."""
+    stages = (
+        Stage(cluster="a", node_group="g", layers=(0, 3)),
+        Stage(cluster="a", node_group="g", layers=(3, 4)),
+        Stage(cluster="b", node_group="g", layers=(0, 4), replica=1, tp=2),
+        Stage(cluster="b", node_group="g", layers=(0, 4), replica=2, tp=2),
+    )
+    return Plan(
+        id="u", stages=stages, dp=3, micro_batches=5, replica_micro_batches=(5, 2, 2), micro_batch_size=1,
+        sequence_length=8,
+    )  # fmt: skip
+
+
+def test_unlike_replicas_stand_side_by_side_and_their_gradients_cross_links() -> None:
+    """Each kind with its stages, its micro-batches and how often; what a rank sends is gradients' traffic."""
+    plan = unlike_plan()
+    assert stages_text(plan) == "a 0-2 > a 3 (5 micro-batches) | b 0-3 (tp 2) (2 micro-batches)  × 2"
+    assert wan_links(plan) == [("a", "b"), ("b", "a")]
+    values = {"wan_bytes": 100.0, "step_s": 2.0}
+    metrics = [StepMetrics(job="j", attempt=1, rank=rank, step=0, values=values) for rank in range(6)]
+    sent = Figures(metrics).link_mbps(plan)
+    assert sent == {("a", "b"): pytest.approx(800e-6), ("b", "a"): pytest.approx(1600e-6)}

@@ -109,7 +109,8 @@ class Figures:
         """Return the mean traffic of each link that `plan` uses, in 1e6 bit/s.
 
         A rank reports the bytes it sent across all its links. A stage between two others of other clusters
-        sends activations one way and gradients of the same shape the other: each gets half.
+        sends activations one way and gradients of the same shape the other: each gets half. Clusters that
+        hold its layers too, to add gradients up, get an equal part beside them.
         """
         sent = dict.fromkeys(wan_links(plan), 0.0)
         total_s = 0.0
@@ -119,9 +120,9 @@ class Figures:
             for rank, one in ranks.items():
                 if rank >= len(plan.ranks):
                     continue
-                targets = wan_neighbours(plan, plan.ranks_of(plan.ranks[rank].stage)[0])
+                targets = _targets(plan, plan.ranks[rank].stage)
                 for target in targets:
-                    link = (plan.stage_of(rank).cluster, plan.stage_of(target).cluster)
+                    link = (plan.stage_of(rank).cluster, target)
                     sent[link] += (one.values.get("wan_bytes") or 0.0) / len(targets)
         return {link: num_bytes * 8 / 1e6 / total_s if total_s else 0.0 for link, num_bytes in sent.items()}
 
@@ -165,7 +166,15 @@ def wan_links(plan: Plan) -> list[tuple[str, str]]:
     for replica in range(plan.dp):
         for source, target in plan.hops(replica):
             links[source, target] = links[target, source] = None
+    for place, stage in enumerate(plan.stages):
+        links |= dict.fromkeys((stage.cluster, other) for other in plan.adding_clusters(place))
     return list(links)
+
+
+def _targets(plan: Plan, stage: int) -> list[str]:
+    """Return the other clusters that a stage sends to: its neighbours', then those that hold its layers."""
+    near = wan_neighbours(plan, plan.ranks_of(stage)[0])
+    return [*(plan.stage_of(one).cluster for one in near), *plan.adding_clusters(stage)]
 
 
 def predicted_tokens_per_s(plan: Plan) -> float | None:

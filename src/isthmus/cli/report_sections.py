@@ -142,9 +142,8 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
     pieces = []
     if view.plan is not None:
         chosen = view.plan
-        layout = f"{len(chosen.pipeline())} stages" + (f", {chosen.dp} replicas" if chosen.dp > 1 else "")
         pieces.append(
-            f"<p>Plan <b>{escape(chosen.id)}</b>: {layout}, {chosen.micro_batches} micro-batches of "
+            f"<p>Plan <b>{escape(chosen.id)}</b>: {_layout(chosen)} micro-batches of "
             f"{_sizes(chosen)} × {chosen.sequence_length} tokens, schedule "
             f"{escape(chosen.schedule)}." + (f" {escape(chosen.why)}" if chosen.why else "") + "</p>"
         )
@@ -156,6 +155,15 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
         items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
         pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
     return "".join(pieces) or html.none("No plan has been chosen.")
+
+
+def _layout(chosen: Plan) -> str:
+    """Return the numbers of stages, replicas and micro-batches, each number once where replicas differ."""
+    firsts = [replicas[0] for replicas in chosen.kinds]
+    stages = " or ".join(dict.fromkeys(str(len(chosen.pipeline(one))) for one in firsts))
+    counts = " or ".join(dict.fromkeys(str(chosen.micro_batches_of(one)) for one in firsts))
+    replicas = f", {chosen.dp} replicas" if chosen.dp > 1 else ""
+    return f"{stages} stages{replicas}, {counts}"
 
 
 def _sizes(chosen: Plan) -> str:
@@ -215,6 +223,9 @@ def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:
     for (source, target), gbps in zip(plan_.all_hops(), plan_.predicted.wan_gbps, strict=False):
         for ends in ((source, target), (target, source)):
             found[ends] = found.get(ends, 0.0) + gbps * 1e3
+    for name, gbps in plan_.predicted.gradient_gbps.items():
+        source, _, target = name.partition(">")
+        found[source, target] = found.get((source, target), 0.0) + gbps * 1e3
     return found
 
 

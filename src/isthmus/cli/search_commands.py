@@ -20,7 +20,7 @@ from isthmus.cli.tables import table
 from isthmus.core.errors import InputError
 from isthmus.core.files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
-from isthmus.core.plan import Plan
+from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan.search.explore import Tally
 from isthmus.plan.search.layout import Layout
@@ -143,7 +143,7 @@ def _shown(answer: Answer, seconds: float) -> RenderableType:
                 f"{seen.tgs_tokens_per_card_s:,.0f}",
                 f"{seen.cost_per_iteration:.4g}",
                 " > ".join(one.clusters),
-                f"{one.dp} x {len(one.pipeline(0))}",
+                " + ".join(f"{len(some)} x {len(one.pipeline(some[0]))}" for some in one.kinds),
                 one.schedule + (f", {one.local_steps} local steps" if one.local_steps > 1 else ""),
                 "yes" if why_not_runnable(one) is None else "",
             )
@@ -194,7 +194,8 @@ def explain(
 
 def explained(plan: Plan, forecast: Forecast) -> list[str]:
     """Return what a plan does and what bounds it, a sentence each."""
-    whole_s, stages = forecast.iteration_s, len(plan.pipeline(0))
+    whole_s = forecast.iteration_s
+    stages = " or ".join(dict.fromkeys(str(len(plan.pipeline(some[0]))) for some in plan.kinds))
     head = f"{plan.id}: {plan.dp} replica{'s' if plan.dp > 1 else ''} of {stages} stages on "
     head += f"{', '.join(plan.clusters)}; {plan.samples} samples a step in {format_seconds(whole_s)}."
     told = [head, *_what_each_does(plan, forecast), *_what_replicas_do(plan), *_what_bounds(forecast)]
@@ -212,6 +213,19 @@ def _what_each_does(plan: Plan, forecast: Forecast) -> Iterator[str]:
         if again:
             text += f", {again} of them recomputed to fit {format_bytes(chip.memory_bytes)}"
         yield text + "."
+    cuts: dict[str, list[int]] = {}
+    for replica in range(plan.dp):
+        cuts.setdefault("; ".join(map(_place_of, plan.pipeline(replica))), []).append(replica)
+    for cut, others in list(cuts.items())[1:]:
+        who = (
+            f"Replica {others[0]} has" if len(others) == 1 else f"Replicas {', '.join(map(str, others))} have"
+        )
+        yield f"{who} {cut}."
+
+
+def _place_of(stage: Stage) -> str:
+    last = stage.layers[1] - 1
+    return f"layers {stage.layers[0]} to {last} on {stage.num_chips} {stage.node_group} of {stage.cluster}"
 
 
 def _what_replicas_do(plan: Plan) -> Iterator[str]:

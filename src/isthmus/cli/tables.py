@@ -10,7 +10,7 @@ from rich.text import Text
 
 from isthmus.cli.figures import predicted_tokens_per_s
 from isthmus.core.chip import Chip
-from isthmus.core.plan import Plan, PlanSet
+from isthmus.core.plan import Plan, PlanSet, Prediction
 from isthmus.core.pool import Link
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.core.views import JobView, PoolView
@@ -48,13 +48,28 @@ def state_text(state: str) -> Text:
 
 
 def stages_text(plan: Plan) -> str:
-    """Describe the stages of a plan: `qingyang 0-5 > hangzhou 6-11`, replicas beyond the first counted."""
+    """Describe the stages of a plan: `qingyang 0-5 > hangzhou 6-11`, equal replicas counted.
+
+    Unlike ones stand side by side, with the micro-batches that each of them takes.
+    """
+    if len(plan.kinds) == 1:
+        return _pipeline_text(plan, 0) + (f"  × {plan.dp} replicas" if plan.dp > 1 else "")
+    found = []
+    for replicas in plan.kinds:
+        count, size = plan.micro_batches_of(replicas[0]), plan.micro_batch_size_of(replicas[0])
+        taken = f" ({count} micro-batches" + (f" of {size})" if plan.replica_micro_batch_sizes else ")")
+        times = f"  × {len(replicas)}" if len(replicas) > 1 else ""
+        found.append(_pipeline_text(plan, replicas[0]) + taken + times)
+    return " | ".join(found)
+
+
+def _pipeline_text(plan: Plan, replica: int) -> str:
     pieces = []
-    for stage in plan.pipeline():
+    for stage in plan.pipeline(replica):
         first, last = stage.layers
         layers = f"{first}" if last == first + 1 else f"{first}-{last - 1}"
         pieces.append(f"{stage.cluster} {layers}" + (f" (tp {stage.tp})" if stage.tp > 1 else ""))
-    return " > ".join(pieces) + (f"  × {plan.dp} replicas" if plan.dp > 1 else "")
+    return " > ".join(pieces)
 
 
 def plans_table(plans: PlanSet) -> RenderableType:
@@ -84,9 +99,17 @@ def _plan_row(plan: Plan) -> tuple[str, ...]:
         stages_text(plan),
         format_seconds(predicted.iteration_s),
         f"{rate:,.0f}" if rate is not None else "-",
-        " ".join(f"{gbps:.3g}" for gbps in predicted.wan_gbps) or "-",
+        _wan_text(predicted),
         f"{predicted.cost_per_iteration:.4g}",
     )
+
+
+def _wan_text(predicted: Prediction) -> str:
+    """Return the rate at each hop, and the largest that gradients have between two clusters."""
+    rates = [f"{gbps:.3g}" for gbps in predicted.wan_gbps]
+    if predicted.gradient_gbps:
+        rates.append(f"{max(predicted.gradient_gbps.values()):.3g} (gradients)")
+    return " ".join(rates) or "-"
 
 
 def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:

@@ -268,6 +268,29 @@ class Plan(Frozen):
                 pieces.append((first, end))
         return tuple(map(tuple, found))
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """The replicas of each kind: those with equal stages at equal places, and as many micro-batches."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for replica in range(self.dp):
+            stages = [one.model_dump_json(exclude={"replica"}) for one in self.pipeline(replica)]
+            batches = self.micro_batches_of(replica), self.micro_batch_size_of(replica)
+            found.setdefault((*batches, *stages), []).append(replica)
+        return tuple(map(tuple, found.values()))
+
+    def adding_clusters(self, stage: int) -> tuple[str, ...]:
+        """Return the other clusters whose stages add up gradients of the same layers, in order of use."""
+        mine = self.stages[stage]
+        return tuple(
+            dict.fromkeys(
+                one.cluster
+                for one in self.stages
+                if one.replica != mine.replica
+                and one.cluster != mine.cluster
+                and max(one.layers[0], mine.layers[0]) < min(one.layers[1], mine.layers[1])
+            )
+        )
+
     def hops(self, replica: int = 0) -> tuple[tuple[str, str], ...]:
         """Return the cluster pairs that neighbouring stages of `replica` cross, in pipeline order."""
         stages = self.pipeline(replica)
