@@ -1,4 +1,4 @@
-"""Rules of the benchmark of a device's copies: what it works out, and what it says where it cannot measure."""
+"""Rules of the benchmark of a device's copies: what it works out, and what it says where there is none."""
 
 from __future__ import annotations
 
