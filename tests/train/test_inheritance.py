@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from isthmus.core.errors import PeerError
 from isthmus.core.worker import WorkerSpec
 from isthmus.train.checkpoint.lease import MemoryLease, left_behind, told_of
 from isthmus.train.checkpoint.memory import default_folder
+from isthmus.train.checkpoint.slot import MemorySlot
 from isthmus.train.faults.inheritance import givers_of
-from tests.train.worker_jobs import make_job, make_plan, run_job, started
+from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started
 
 places = st.lists(
     st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=2)), min_size=3, max_size=3
@@ -83,8 +86,9 @@ def test_what_was_left_and_not_taken_up_is_removed(tmp_path: Path) -> None:
 def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> None:
     """A machine is lost; the next attempt goes on from memory, with the bits of a run that nothing befell.
 
-    1. Three ranks on three machines of a cluster, no checkpoint on disk. 2. One machine is gone, its memory
-    too: the others end, and leave theirs. 3. The next attempt begins after a step that all had done.
+    1. Three ranks on three machines of a cluster, no checkpoint on disk. 2. Once another machine holds a copy
+    of it, one is gone, its memory too: the others end, and leave theirs. 3. The next attempt begins after a
+    step that all had done.
     """
     job = make_job(tmp_path, steps=40)
     plan = make_plan(job, [1, 3, 4], "aaa")
@@ -93,18 +97,41 @@ def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> Non
     )
     straight = run_job(tmp_path / "straight", straight_job, plan)
     hosts = [f"127.0.0.{number}" for number in (1, 2, 3)]
-    with started(tmp_path, job, plan, program="faults.supervisor", hosts=hosts) as first:
-        first.wait_for_step(6)
+    program, pauses = "faults.supervisor", {"forward_s": 0.005, "backward_s": 0.01}
+    with started(tmp_path, job, plan, program=program, hosts=hosts, stage_time=pauses) as first:
+        spec = first.folders[1].read_spec()
+        wait_until(lambda: max(steps_of(1, memory_of(spec, holder=2)), default=0) >= 3, first)
         os.killpg(first.processes[1].pid, signal.SIGKILL)
-        for run in left_by(first.folders[1].read_spec()):
+        wait_until(lambda: bool(left_by(spec)), first)  # the kernel takes its time to end what is killed
+        for run in left_by(spec):
             shutil.rmtree(default_folder() / f"isthmus-{run}")
         assert first.wait() == [PeerError.exit_code, -signal.SIGKILL, PeerError.exit_code]
-    second = run_job(tmp_path, job, plan, attempt=2, program="faults.supervisor", hosts=hosts)
+    second = run_job(tmp_path, job, plan, attempt=2, program=program, hosts=hosts)
     begun = 40 - len(second.losses())
     assert begun >= 3
     assert "the last attempt left the state after step" in second.log(1)
     assert second.losses() == straight.losses()[begun:]
     assert left_by(second.folders[0].read_spec()) == []
+
+
+def wait_until(condition: Callable[[], bool], workers: Workers) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, [workers.log(rank) for rank in range(3)]
+        time.sleep(0.01)
+
+
+def memory_of(spec: WorkerSpec, holder: int) -> list[Path]:
+    """The folders in shared memory of rank `holder` of a spec's attempt."""
+    begin = f"isthmus-{spec.run}-{spec.attempt}-{holder}-"
+    folders = [one.parent for one in default_folder().glob(f"{begin}*/lease")]
+    return [one for one in folders if (one / "lease").read_text(encoding="utf-8") == told_of(spec)]
+
+
+def steps_of(rank: int, folders: list[Path]) -> list[int]:
+    """The steps of a rank's snapshots that are whole there."""
+    slots = [MemorySlot(one / f"rank-{rank:05d}.{number}") for one in folders for number in (0, 1)]
+    return [found.step for slot in slots if (found := slot.read()) is not None]
 
 
 def left_by(spec: WorkerSpec) -> list[str]:
