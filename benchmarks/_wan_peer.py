@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks._wan_stage import TIMEOUT_S, StageJob, StepTime, begin, start_ns, together_s
-from isthmus.comm.mesh import listen
+from isthmus.comm.endpoint import listen
 from isthmus.core.plan import StageTime
 from isthmus.train.exact_sleep import sleep_exactly
 

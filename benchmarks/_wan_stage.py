@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusOptions, register_backend
 from isthmus.comm.meet import meet
-from isthmus.comm.mesh import Endpoint, listen
 from isthmus.core.base import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule

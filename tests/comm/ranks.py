@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting
 from isthmus.comm.gloo import local_group
 from isthmus.comm.group import IsthmusGroup
 from isthmus.comm.meet import meet
-from isthmus.comm.mesh import Endpoint, listen
 from isthmus.comm.tcp import TcpTransport
 from isthmus.comm.transport import JoinedTransport
 from isthmus.core.base import TransportKind

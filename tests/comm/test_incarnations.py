@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting, greet
-from isthmus.comm.mesh import Endpoint, connect, listen
+from isthmus.comm.mesh import connect
 from isthmus.comm.tcp import TcpTransport
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.comm.arena import Arena, Slots, slot_bytes
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting
 from isthmus.comm.meet import meet
-from isthmus.comm.mesh import Endpoint, listen
 from isthmus.comm.process import ProcessTransport
 from isthmus.comm.windows import WINDOW_BYTES, Sending, Window
 from isthmus.comm.words import Line, Word, packed_error, unpacked_error

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.comm.conformance import check_transport
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import (
     DATA,
     HEARTBEAT,
@@ -30,7 +31,7 @@ from isthmus.comm.frame import (
 )  # fmt: skip
 from isthmus.comm.mailbox import Mailbox
 from isthmus.comm.memory import memory_transports
-from isthmus.comm.mesh import Endpoint, connect, listen
+from isthmus.comm.mesh import connect
 from isthmus.comm.peer import Peer
 from isthmus.comm.tcp import TcpTransport
 from isthmus.comm.transport import Arrival, Transport

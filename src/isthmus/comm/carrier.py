@@ -21,8 +21,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from isthmus.comm.arena import Arena
+from isthmus.comm.endpoint import Endpoint
 from isthmus.comm.frame import Greeting
-from isthmus.comm.mesh import Endpoint, connect
+from isthmus.comm.mesh import connect
 from isthmus.comm.tcp import TcpTransport
 from isthmus.comm.transport import Arrival
 from isthmus.comm.words import (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
+from isthmus.comm.endpoint import Endpoint
 from isthmus.comm.frame import Greeting
 from isthmus.comm.mender import OnLink
-from isthmus.comm.mesh import Endpoint, connect
+from isthmus.comm.mesh import connect
 from isthmus.comm.process import ProcessTransport
 from isthmus.comm.tcp import TcpTransport
 from isthmus.comm.transport import JoinedTransport

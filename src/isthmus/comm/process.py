@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from dataclasses import asdict
 
 from isthmus.comm.crossing import Crossing
+from isthmus.comm.endpoint import Endpoint
 from isthmus.comm.frame import Greeting
 from isthmus.comm.launch import END_S, CarrierProcess
 from isthmus.comm.mender import OnLink
-from isthmus.comm.mesh import Endpoint
 from isthmus.comm.tcp import LINGER_S
 from isthmus.comm.transport import Arrival, Traffic
 from isthmus.comm.words import (

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from isthmus.comm.door import Door
+from isthmus.comm.endpoint import Endpoint, dial_lane, may_pass, tune
 from isthmus.comm.frame import Greeting
 from isthmus.comm.mender import Connection, OnLink
-from isthmus.comm.mesh import Endpoint, dial_lane, may_pass, tune
 from isthmus.comm.peer import Peer
 from isthmus.comm.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, UnavailableError

@@ -13,10 +13,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
 from isthmus.comm.meet import meet
-from isthmus.comm.mesh import Endpoint, listen
 from isthmus.comm.transport import JoinedTransport
 from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError, ProtocolError, RestartError

@@ -16,8 +16,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+from isthmus.comm.endpoint import listen
 from isthmus.comm.group import BACKEND
-from isthmus.comm.mesh import listen
 from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerFolder, WorkerSpec

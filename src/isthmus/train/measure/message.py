@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusOptions, register_backend
 from isthmus.comm.meet import meet
-from isthmus.comm.mesh import Endpoint, listen
 
 WARM_UP = 5
 PAUSE_S = 0.01
