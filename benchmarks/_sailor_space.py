@@ -21,10 +21,12 @@ from isthmus.core.chip import Chip, InNodeLink
 from isthmus.core.pool import NodeGroup
 from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.search.explore import Explorer
+from isthmus.plan.search.found import Found
 from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.line import Segment
 from isthmus.plan.search.seat import Seat
-from isthmus.plan.search.shape import Chain, Cost, Segment, Shape
+from isthmus.plan.search.shape import Chain, Cost, Shape
 from isthmus.plan.search.share import LayerTimes, share_layers
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, flat
@@ -345,5 +347,5 @@ def search(case: Case, tables: Tables, training: Mapping[str, Any], width: int =
         largest_micro_batch=max(tables.micro_batch_sizes(case.kinds)),
     )
     space = SailorSpace(task, SailorWays(tables, spots), limits)
-    explorer = Explorer(space, case.samples, asked_size=1, width=width)
+    explorer = Explorer(space, case.samples, asked_size=1, found=Found(width))
     return [plan for layout in explorer.run(spots) for plan in sailor_plans(layout, tables)]

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from isthmus.plan.search.branch import Branch, BranchKey
 from isthmus.plan.search.compose import Option, Options, compose
 from isthmus.plan.search.even import compose_even
+from isthmus.plan.search.found import Found
+from isthmus.plan.search.island_options import island_options
 from isthmus.plan.search.islands import Island, island_sets
 from isthmus.plan.search.layout import Layout, deal
 from isthmus.plan.search.shape import Cost, Shape
-from isthmus.plan.search.space import MANY_CHIPS, Space
+from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, flat
-
-OPEN, ALL = 32, 1 << 30
-"""Options of an island that are compared at once: with those of others, and where it trains alone."""
 
 
 @dataclass
@@ -33,30 +32,6 @@ class Tally:
     evaluated: int = 0
     pruned: int = 0
     stopped: bool = False
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Islands, a micro-batch size (0: unlike ones), a schedule, and the least seconds that they promise."""
-
-    islands: tuple[Island, ...]
-    micro_batch_size: int
-    schedule: str
-    ring_s: float
-    promise_s: float
-
-
-BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]
-"""A branch by names: islands of (cluster, node group), micro-batch size (0: unlike ones), schedule."""
-
-
-def branch_of(layout: Layout) -> BranchKey:
-    """Return the branch that a layout was found on."""
-    islands = (
-        frozenset((one.spot.cluster, one.spot.group.name) for one in row.shape.segments)
-        for row in layout.rows
-    )
-    return frozenset(islands), 0 if layout.unlike_sizes else layout.micro_batch_size, layout.schedule
 
 
 @dataclass
@@ -69,16 +44,12 @@ class Explorer:
     space: Space
     samples: int
     asked_size: int
-    width: int = 8
+    found: Found = field(default_factory=Found)
     go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
     tally: Tally = field(default_factory=Tally)
     link_bound: bool = True
     near: frozenset[BranchKey] | None = None
     _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
-    _limit_s: float = math.inf
-    best: Layout | None = None
-    _top: list[Layout] = field(default_factory=list)
-    _best_of: dict[tuple[str, ...], Layout] = field(default_factory=dict)
 
     def run(self, spots: Sequence[Spot]) -> list[Layout]:
         """Return the layouts found, best first: the best `width`, and the best of each set of clusters.
@@ -93,11 +64,7 @@ class Explorer:
                 if self.tally.stopped:
                     break
                 self._visit(branch)
-        return self.found
-
-    def limit_s(self) -> float:
-        """Return the estimate of the last of the best `width` layouts: what a branch must promise to beat."""
-        return self._limit_s
+        return self.found.layouts
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
         for islands, schedule, ring in self._parted(sets):
@@ -118,7 +85,7 @@ class Explorer:
             ring = space.ring_s(islands)
             if ring == math.inf or (len(islands) > 1 and space.limits.dp):
                 continue  # a fixed dp is that of one chain of stages
-            if ring >= self.limit_s():
+            if ring >= self.found.limit_s:
                 self.tally.pruned += 1
                 continue
             all_spots = list(itertools.chain(*islands))
@@ -143,10 +110,7 @@ class Explorer:
         return compose_even if self.space.limits.even_batches else compose
 
     def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
-        """Return the options of each island; islands of one spot share those of their kind.
-
-        An island that trains alone has only those that can beat what was found by then.
-        """
+        """Return the options of each island; islands of one spot share those of their kind."""
         total, found = self.samples // size, []
         alone = len(islands) == 1
         for island in islands:
@@ -154,29 +118,14 @@ class Explorer:
             if len(island) == 1 and not island[0].members:
                 key = (size, schedule, alone, *self.space.alike(island[0]))
             if key not in self._options:
-                limit_s = self.limit_s() if alone and len(island) > 1 else math.inf
-                coarse = not alone and len(island) > 1 and sum(s.chips for s in island) > MANY_CHIPS
-
-                def make(
-                    island: Island = island, limit_s: float = limit_s, coarse: bool = coarse
-                ) -> Iterator[Option]:
-                    for shape in self.space.shapes(island, size, schedule, total, limit_s, coarse):
-                        yield Option(shape, shape.bound)
-
-                open_at_once = ALL if alone else OPEN
-                self._options[key] = Options(make, self._scale_s(make, total), open_at_once)
-                self.space.thinned = self.space.thinned or self._options[key].more
+                self._options[key] = island_options(
+                    self.space, island, size, schedule, total, self.found, alone=alone
+                )
             found.append(self._options[key])
         return found
 
-    def _scale_s(self, make: Callable[[], Iterable[Option]], total: int) -> float:
-        """Return a time about which options are worth comparing: the best so far, or what they promise."""
-        if self.best is not None:
-            return self.best.estimate_s
-        return min((one.cost.first_s + total / one.shape.dp * one.cost.pace_s for one in make()), default=0.0)
-
     def _visit(self, branch: Branch) -> None:
-        if branch.promise_s >= self.limit_s():
+        if branch.promise_s >= self.found.limit_s:
             self.tally.pruned += 1
             return
         options = self._options_of(branch.islands, branch.micro_batch_size, branch.schedule)
@@ -184,7 +133,7 @@ class Explorer:
             self._visit_single(branch, options[0])
             return
         total = self.samples // branch.micro_batch_size
-        answer = self._compose(options, total, self._cut, self.limit_s() - branch.ring_s)
+        answer = self._compose(options, total, self._cut, self.found.limit_s - branch.ring_s)
         if isinstance(answer, float) or self.tally.stopped:
             self.tally.pruned += 1
             return
@@ -203,7 +152,7 @@ class Explorer:
 
         ordered = sorted(options, key=lambda one: _alone_s(one, total))
         for place, option in enumerate(ordered):
-            if _alone_s(option, total) >= self.limit_s():
+            if _alone_s(option, total) >= self.found.limit_s:
                 self.tally.pruned += len(ordered) - place
                 return
             if not self._cut_below(option, -(-total // option.shape.dp)):
@@ -227,7 +176,7 @@ class Explorer:
             if not self._cut(option, micro_batches):
                 return False
             least_s = option.cost.first_s + (micro_batches - 1) * option.cost.pace_s
-            if not option.cut and least_s >= self.limit_s():
+            if not option.cut and least_s >= self.found.limit_s:
                 self.tally.pruned += 1
                 return False
         return True
@@ -252,7 +201,7 @@ class Explorer:
             time_s = chain.cost.first_s + (micro_batches - 1) * chain.cost.pace_s
             if time_s < best_s:
                 best_s, best = time_s, (shape, chain)
-        if not self.go_on(self.tally, self.best):
+        if not self.go_on(self.tally, self.found.best):
             self.tally.stopped = True
         if best is None:
             return False
@@ -261,29 +210,12 @@ class Explorer:
         return True
 
     def _keep(self, layout: Layout | None) -> None:
-        """Keep a layout if it is among the best, or the best of its set of clusters."""
+        """Keep a layout, unless it has more chips than may be used or rests on a link that may not bind."""
         most = self.space.limits.max_chips
         if layout is None or (most and layout.num_chips > most):
             return
-        if layout.link_bound and not self.link_bound:
-            return
-        time_s, old = layout.estimate_s, self._best_of.get(layout.clusters)
-        if time_s >= self._limit_s and old is not None and old.estimate_s <= time_s:
-            return
-        if old is None or time_s < old.estimate_s:
-            self._best_of[layout.clusters] = layout
-        if self.best is None or time_s < self.best.estimate_s:
-            self.best = layout
-        insort(self._top, layout, key=lambda one: (one.estimate_s, one.num_chips))
-        del self._top[self.width :]
-        if len(self._top) == self.width:
-            self._limit_s = self._top[-1].estimate_s
-
-    @property
-    def found(self) -> list[Layout]:
-        """What was found so far, best first."""
-        others = [one for one in self._best_of.values() if all(one is not top for top in self._top)]
-        return self._top + sorted(others, key=lambda one: (one.estimate_s, one.num_chips))
+        if self.link_bound or not layout.link_bound:
+            self.found.keep(layout)
 
 
 def _alone_s(option: Option, total: int) -> float:

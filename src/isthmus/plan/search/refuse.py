@@ -37,7 +37,7 @@ def refusals(
     total: int,
 ) -> tuple[Refusal, ...]:
     """Return a refusal for each combination that has no plan; `total` micro-batches of the asked size."""
-    planned = {one.clusters for one in explorer.found}
+    planned = {one.clusters for one in explorer.found.layouts}
     found = []
     for chosen in combinations(clusters):
         names = tuple(cluster.name for cluster in chosen)

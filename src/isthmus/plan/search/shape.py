@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
+from isthmus.plan.search.line import Line
 from isthmus.plan.search.ranges import RangeTimes
 from isthmus.plan.search.seat import Seat, StageCut, few
 from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
-from isthmus.plan.search.spots import Spot, flat
-from isthmus.plan.search.task import Task, Zero
-from isthmus.plan.search.ways import Along, Ways
-from isthmus.plan.time.collectives import send_s
-
-
-class Segment(NamedTuple):
-    """Consecutive stages at one spot."""
-
-    spot: Spot
-    seat: Seat
-    stages: int
+from isthmus.plan.search.spots import flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,94 +41,8 @@ class Chain:
     parts: tuple[tuple[Shape, Chain], ...] = ()
 
 
-class Shape:
-    """Segments in pipeline order, `dp` times side by side, under a schedule.
-
-    It stands for its `variants`, too: chains that end where they began, with so many (`back`) of the first
-    segment's stages at the end. Without `once` it stands for them alone. What bounds it bounds them.
-    """
-
-    back: tuple[int, ...] = ()
-    once: bool = True
-
-    def __init__(
-        self, task: Task, segments: Sequence[Segment], dp: int, schedule: str, zero: Zero, ways: Ways
-    ) -> None:
-        self.task, self.segments, self.dp = task, tuple(segments), dp
-        self.schedule, self.zero, self.ways = schedule, zero if dp > 1 else 0, ways
-        self.asked_zero = zero
-
-    @property
-    def variants(self) -> Iterator[Shape]:
-        """The chains that this shape stands for."""
-        if self.once:
-            yield self
-        first, rest = self.segments[0], self.segments[1:]
-        for back in self.back:
-            ends = first._replace(stages=first.stages - back), first._replace(stages=back)
-            yield type(self)(
-                self.task, (ends[0], *rest, ends[1]), self.dp, self.schedule, self.asked_zero, self.ways
-            )
-
-    @cached_property
-    def seats(self) -> tuple[Seat, ...]:
-        """The seat of every stage."""
-        return tuple(one.seat for one in self.segments for _ in range(one.stages))
-
-    @cached_property
-    def spots(self) -> tuple[Spot, ...]:
-        """The spot of every stage."""
-        return tuple(one.spot for one in self.segments for _ in range(one.stages))
-
-    @cached_property
-    def pooled(self) -> bool:
-        """Whether a spot is a pool, so that replicas differ in where their stages are."""
-        return any(one.spot.members for one in self.segments)
-
-    @cached_property
-    def parts(self) -> tuple[Shape, ...]:
-        """The replicas that are alike in where their stages are, as shapes of their own."""
-        if not self.pooled:
-            return (self,)
-        kinds = Counter(zip(*map(self._filled, self.segments), strict=True))
-        found = []
-        for row, count in kinds.items():
-            stages = [(spot, one.seat) for one, part in zip(self.segments, row, strict=True) for spot in part]
-            runs = [(key, len(list(some))) for key, some in itertools.groupby(stages)]
-            segments = [Segment(spot, seat, number) for (spot, seat), number in runs]
-            found.append(type(self)(self.task, segments, count, self.schedule, self.asked_zero, self.ways))
-        return tuple(found)
-
-    def _filled(self, segment: Segment) -> list[tuple[Spot, ...]]:
-        """Return by replica the spot of each stage of a segment: a pool is filled stage by stage."""
-        if not segment.spot.members:
-            return [(segment.spot,) * segment.stages] * self.dp
-        chips = segment.seat.num_chips
-        places = [one for one in segment.spot.members for _ in range(one.places(chips))]
-        return [
-            tuple(places[stage * self.dp + replica] for stage in range(segment.stages))
-            for replica in range(self.dp)
-        ]
-
-    @cached_property
-    def num_stages(self) -> int:
-        """Stages of one replica."""
-        return sum(one.stages for one in self.segments)
-
-    @property
-    def num_chips(self) -> int:
-        """Chips of all replicas."""
-        return self.dp * sum(one.stages * one.seat.num_chips for one in self.segments)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Samples of a micro-batch."""
-        return self.segments[0].seat.batch.micro_batch_size
-
-    @property
-    def message_bytes(self) -> float:
-        """Bytes of one micro-batch over a stage boundary."""
-        return self.segments[0].seat.message_bytes
+class Shape(Line):
+    """A chain of stages, bounded at once, cut exactly when asked."""
 
     @cached_property
     def bound(self) -> Cost:
@@ -148,7 +50,7 @@ class Shape:
         layers, first = self.task.profile.num_layers, self.segments[0].seat
         ends_s = first.head_s if len(self.segments) == 1 else 0.0
         kinds = [(one.stages, one.seat.layer_s(first)) for one in self.segments]
-        along, num_bytes = self._along, self.dp * self.message_bytes
+        along, num_bytes = self.along, self.dp * self.message_bytes
         hops_s = along.delay_s + num_bytes * along.s_per_byte
         first_s = layers * min(layer_s for _, layer_s in kinds) + ends_s + 2 * hops_s + self._least_last_s
         return Cost(first_s, max(self._least_pace_s(layers, kinds), num_bytes * along.slowest_s_per_byte))
@@ -160,15 +62,6 @@ class Shape:
             return 0.0
         largest = -(-self.task.profile.num_layers // self.num_stages)
         return min(self._last_s(one.seat, largest * one.seat.least_parameters) for one in self.segments)
-
-    @property
-    def _along(self) -> Along:
-        return self.ways.along(tuple(one.spot.cluster for one in self.segments))
-
-    @property
-    def _wire_s(self) -> float:
-        """Seconds for which the slowest wire is occupied by one micro-batch of every replica."""
-        return self.dp * self.message_bytes * self._along.slowest_s_per_byte
 
     def _least_pace_s(self, layers: int, kinds: Sequence[tuple[int, float]]) -> float:
         """Return the least time in which stages that take whole layers hold all of them.
@@ -187,26 +80,6 @@ class Shape:
                 break
             pace_s = next_s
         return pace_s
-
-    @cached_property
-    def hops_s(self) -> tuple[float, ...]:
-        """Seconds of an exchange at each stage boundary."""
-        found = []
-        for i in range(self.num_stages - 1):
-            a, b, seat = self.spots[i], self.spots[i + 1], self.seats[i]
-            if a.cluster != b.cluster:
-                found.append(self.ways.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
-            elif seat.virtual:
-                found.append(0.0)
-            else:
-                near = 2 * seat.num_chips * self.dp <= a.group.chips_per_node
-                found.append(send_s(seat.host.topology, self.message_bytes / seat.num_chips, same_node=near))
-        return tuple(found)
-
-    def in_flight(self, stage: int) -> int:
-        """Return the micro-batches that a stage keeps at once, at most."""
-        after = self.num_stages - stage - 1
-        return 2 * after + 1 if self.schedule == "overlapped" else after + 1
 
     def cut(self, micro_batches: int) -> Chain | None:
         """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
@@ -298,7 +171,7 @@ class Shape:
         if found is None:
             return None
         sum_s, slowest_s = found
-        return Cost(sum_s + 2 * sum(self.hops_s) + self._least_last_s, max(slowest_s, self._wire_s))
+        return Cost(sum_s + 2 * sum(self.hops_s) + self._least_last_s, max(slowest_s, self.wire_s))
 
     def _ranges(self, micro_batches: int, dp: int) -> list[RangeTimes]:
         last, found = self.num_stages - 1, []
@@ -315,7 +188,7 @@ class Shape:
 
     def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:
         sum_s = sum(times) + 2 * sum(self.hops_s)
-        wire_s, stage_s = self._wire_s, max(times)
+        wire_s, stage_s = self.wire_s, max(times)
         pace_s = max(stage_s, wire_s)
         if self.schedule != "overlapped":
             pace_s = max(pace_s, self._round_trip_s(times))

@@ -16,11 +16,12 @@ from operator import mul
 from isthmus.plan.memory.stage import Degrees
 from isthmus.plan.search.layout import ring_s
 from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.line import Segment
 from isthmus.plan.search.local_steps import local_ring_s
 from isthmus.plan.search.numbers import Numbers
 from isthmus.plan.search.orders import MAX_ORDERED, orders, returns
 from isthmus.plan.search.seat import Seat
-from isthmus.plan.search.shape import Segment, Shape
+from isthmus.plan.search.shape import Shape
 from isthmus.plan.search.spots import Spot, flat
 from isthmus.plan.search.task import Task
 from isthmus.plan.search.ways import Ways

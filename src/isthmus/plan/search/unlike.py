@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
+from isthmus.plan.search.branch import Branch
 from isthmus.plan.search.compose import Option, earliest_s, settle
 from isthmus.plan.search.deal import Pace
-from isthmus.plan.search.explore import Branch, Explorer
+from isthmus.plan.search.explore import Explorer
 from isthmus.plan.search.islands import Island
 from isthmus.plan.search.layout import Layout, Row, placed
 from isthmus.plan.search.shape import Chain, Shape
@@ -74,7 +75,7 @@ class UnlikeSizes(Explorer):
         ]
 
     def _visit(self, branch: Branch) -> None:
-        if branch.promise_s >= self.limit_s():
+        if branch.promise_s >= self.found.limit_s:
             self.tally.pruned += 1
             return
 
@@ -82,7 +83,7 @@ class UnlikeSizes(Explorer):
             return self._cut(one.option, max(1, samples // (one.size * one.option.shape.dp)))
 
         options = self._sized(branch.islands, branch.schedule)
-        answer = compose_samples(options, self.samples, cut, self.limit_s() - branch.ring_s)
+        answer = compose_samples(options, self.samples, cut, self.found.limit_s - branch.ring_s)
         if isinstance(answer, float) or self.tally.stopped:
             self.tally.pruned += 1
             return
