@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.comm.conformance import check_transport
+from isthmus.comm.conformance import check_joined_transport, check_transport
 from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import (
     DATA,
@@ -68,7 +68,7 @@ def test_the_fake_conforms() -> None:
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_transports_conform(lanes: int) -> None:
     """The TCP transport keeps every rule of the seam, by one lane or several."""
-    check_transport(partial(transports, lanes=lanes))
+    check_joined_transport(partial(transports, lanes=lanes))
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_transports_conform(lanes: int) -> None:
 def test_transports_conform_through_a_proxy(kind: TransportKind) -> None:
     """A route (an HTTP CONNECT proxy) changes nothing but the path, nor does a process of its own."""
     with Relay() as relay:
-        check_transport(lambda size: transports(size, relay.address, kind=kind, lanes=2))
+        check_joined_transport(lambda size: transports(size, relay.address, kind=kind, lanes=2))
         assert relay.num_carried > 3 * 2**20
 
 

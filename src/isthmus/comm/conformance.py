@@ -1,6 +1,7 @@
-"""What every transport and every process group must do: `check_transport`, `check_process_group`.
+"""What every transport and every process group must do: `check_transport`, `check_joined_transport`,
+`check_process_group`.
 
-Both take all ranks of one job in this process and drive each from a thread of its own; they raise
+They take all ranks of one job in this process and drive each from a thread of its own; they raise
 `AssertionError` naming the rule that was broken. The fake, the TCP transport, gloo and `isthmus` all pass.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.transport import Transport
+from isthmus.comm.transport import JoinedTransport, Transport
 from isthmus.core.errors import PeerError
 
 LIMIT_S = 30.0
@@ -34,6 +35,13 @@ def check_transport(make: Callable[[int], Sequence[Transport]]) -> None:
                 rule(transports)
         finally:
             _each(transports, lambda one: one.close())
+
+
+def check_joined_transport(make: Callable[[int], Sequence[JoinedTransport]]) -> None:
+    """Check the rules of transports whose ranks have met: those of the seam, and both ways to part."""
+    check_transport(make)
+    for rule in (_part_together, _abandon):
+        rule(make(2))
 
 
 def check_process_group(groups: Sequence[Any]) -> None:
@@ -145,6 +153,29 @@ def _gives_up(transports: Sequence[Transport]) -> None:
     b.when_lost(woken.set)
     _expect(woken.wait(LIMIT_S), "who asks to be woken of a loss is, also after it")
     _expect_peer_error(b.send(2, 6, "x", memoryview(b"y")), "nothing can be sent over a broken transport")
+
+
+def _part_together(transports: Sequence[JoinedTransport]) -> None:
+    a, b = transports
+    a.send(1, 4, "x", memoryview(b"last"))
+    _each(transports, lambda one: one.close())
+    _expect([a.stragglers(), b.stragglers()] == [[], []], "ranks that end together take leave of each other")
+    _expect(a.loss() is None and b.loss() is None, "an orderly end is no loss")
+    _expect_peer_error(_receive(b, 0, 6, 1)[1], "a transport that has ended fails what is asked of it")
+
+
+def _abandon(transports: Sequence[JoinedTransport]) -> None:
+    a, b = transports
+    woken = threading.Event()
+    a.when_lost(woken.set)
+    on_a, on_b = _receive(b, 0, 6, 1)[1], _receive(a, 1, 6, 1)[1]
+    a.abandon()
+    _expect(woken.is_set(), "who abandons a transport wakes those who wait for a loss")
+    _expect_peer_error(on_b, "what is under way in an abandoned transport fails")
+    error = _expect_peer_error(on_a, "a rank that vanishes is lost")
+    _expect("peer 0" in str(error), "the error names the peer")
+    b.close("its peer has vanished")
+    _expect(b.stragglers() == [0], "who vanished has not taken leave")
 
 
 def _expect_peer_error(future: Future[Any], rule: str) -> BaseException:

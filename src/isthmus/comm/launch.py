@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from isthmus.comm.arena import Arena
 from isthmus.comm.words import Line, Word
+from isthmus.core.errors import UnavailableError
 
 END_S = 15.0
 """How long it may take to end once it was told to; then it is killed."""
@@ -33,6 +34,12 @@ class CarrierProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=files,
             )
+        except OSError as error:
+            self.close()
+            raise UnavailableError(
+                f"cannot start the process of the transport: {error.strerror or error}",
+                hint="give the worker room for one more process, or use transport: thread",
+            ) from error
         finally:
             theirs.close()
 
