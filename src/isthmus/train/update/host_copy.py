@@ -44,10 +44,12 @@ def copy_to_host(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ready: Read
 
 
 def _copy_through(bounce: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a device's tensor in pieces of the pinned `bounce`, [bytes] uint8."""
+    """Copy a device's tensor in pieces of the pinned `bounce`, [bytes] uint8; asleep while it copies."""
+    there = torch.cuda.Event(blocking=True)
     pieces = source.contiguous().view(-1).view(torch.uint8).split(bounce.numel())
     for piece, place in zip(pieces, target.view(-1).view(torch.uint8).split(bounce.numel()), strict=True):
         pinned = bounce[: piece.numel()]
         pinned.copy_(piece, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
+        there.record()
+        there.synchronize()
         place.copy_(pinned)
