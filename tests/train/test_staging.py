@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from isthmus.core.errors import PeerError
 from isthmus.train.exchange import Exchange, Message
 from isthmus.train.pinned import host_copies
-from isthmus.train.staging import LANDINGS, HostStaging
+from isthmus.train.staging import LANDINGS, DeviceCopies, HostStaging
 from tests.train.late_copies import LateCopies
 from tests.train.small_models import write_config
 from tests.train.test_executor import losses, make_training
@@ -169,3 +171,61 @@ def test_copies_in_host_memory_are_of_their_own() -> None:
         assert torch.equal(copy, tensor)
         assert copy.is_contiguous()
         assert copy.data_ptr() != tensor.data_ptr()
+
+
+class Tape:
+    """Stands in for the streams, events and tensors of a device: notes what is asked of which, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.now = "computing"
+        streams = iter(("out", "in"))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: OnTape(self, next(streams)))
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking=False: f"a{' quiet' * blocking} event")
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: OnTape(self, self.now))
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+
+    @contextmanager
+    def on(self, stream: OnTape) -> Iterator[None]:
+        before, self.now = self.now, stream.name
+        yield
+        self.now = before
+
+
+class OnTape:
+    """A stream, or a tensor, called `name`."""
+
+    def __init__(self, tape: Tape, name: str, is_cuda: bool = False) -> None:
+        self.tape, self.name, self.is_cuda = tape, name, is_cuda
+
+    def wait_event(self, event: str) -> None:
+        self.tape.said.append(f"{self.name} waits for {event}")
+
+    def record_event(self, event: str = "a point") -> str:
+        self.tape.said.append(f"{self.name} records {event}")
+        return f"{event} of {self.name}"
+
+    def copy_(self, source: OnTape, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.tape.said.append(f"{self.tape.now} copies {source.name} to {self.name}")
+
+    def record_stream(self, stream: OnTape) -> None:
+        self.tape.said.append(f"{self.name} is used on {stream.name}")
+
+
+def test_copies_of_a_card_are_ordered_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out on one stream and in on another: behind the computing stream, memory kept, an end to sleep on.
+
+    What the calls do to a card is for the tests marked `gpu`; here is their order.
+    """
+    tape = Tape(monkeypatch)
+    copies = DeviceCopies(torch.device("cuda", 0))
+    made, room, host = OnTape(tape, "result", True), OnTape(tape, "room", True), OnTape(tape, "host")
+    assert copies.start(made, host, copies.mark()) == "a quiet event of out"
+    assert copies.start(host, room, copies.mark()) == "a quiet event of in"
+    assert tape.said == [
+        "computing records a point", "out waits for a point of computing", "out copies result to host",
+        "result is used on out", "out records a quiet event",
+        "computing records a point", "in waits for a point of computing", "in copies host to room",
+        "room is used on in", "in records a quiet event",
+    ]  # fmt: skip
