@@ -22,7 +22,7 @@ def greedy_placement(
     requirement: Requirement, resources: Resources, switches: Placement
 ) -> tuple[Range, ...] | None:
     """Return the one plan that the greedy finds and no filter refuses, or None."""
-    if never(requirement, switches):
+    if never(requirement.chips, requirement.num_cards, switches):
         return None
     rooms = sorted(_rooms(requirement, resources, switches), key=_room_order)
     storage = StorageStage(requirement, resources)
