@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +64,10 @@ class Fault:
         self._wait(run)
         time.sleep(self.delay_s)
         strikes: dict[str, Callable[[], None]] = {
-            "kill": lambda: _signal(run, self.rank, signal.SIGKILL),
-            "segfault": lambda: _signal(run, self.rank, signal.SIGSEGV),
-            "kill two": lambda: _each(run, (self.rank, self.other), signal.SIGKILL),
-            "kill all": lambda: _each(run, range(RANKS), signal.SIGKILL),
+            "kill": lambda: self._signal(run, (self.rank,), signal.SIGKILL),
+            "segfault": lambda: self._signal(run, (self.rank,), signal.SIGSEGV),
+            "kill two": lambda: self._signal(run, (self.rank, self.other), signal.SIGKILL),
+            "kill all": lambda: self._signal(run, range(RANKS), signal.SIGKILL),
             "kill again": lambda: self._again(run),
             "stop": lambda: self._stop(run),
             "cut": run.relay.cut,
@@ -89,17 +89,31 @@ class Fault:
 
     def _again(self, run: FaultRun) -> None:
         """Kill, and kill the same or another while the ranks meet anew."""
-        _signal(run, self.rank, signal.SIGKILL)
+        self._signal(run, (self.rank,), signal.SIGKILL)
         time.sleep(self.lasts_s / 2)
-        _signal(run, self.other if self.seed % 2 else self.rank, signal.SIGKILL)
+        self._signal(run, (self.other if self.seed % 2 else self.rank,), signal.SIGKILL)
 
     def _stop(self, run: FaultRun) -> None:
-        pid = run.worker(self.rank)
-        _signal(run, self.rank, signal.SIGSTOP)
+        pid = self._victim(run, self.rank)
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         time.sleep(2 * self.lasts_s)
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+    def _victim(self, run: FaultRun, rank: int) -> int | None:
+        """Return a rank's process; under an odd seed that of its transport, where it has one."""
+        carrier = run.carrier(rank) if self.seed % 2 else None
+        return carrier or run.worker(rank)
+
+    def _signal(self, run: FaultRun, ranks: Sequence[int], number: signal.Signals) -> None:
+        for rank in ranks:
+            pid = self._victim(run, rank)
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _hold(self, run: FaultRun) -> None:
         run.relay.flowing.clear()
@@ -138,15 +152,3 @@ def _unclear(fault: Fault, run: FaultRun, statuses: list[int]) -> str:
         ):
             return f"rank {rank} gives no reason: {run.story()}"
     return ""
-
-
-def _signal(run: FaultRun, rank: int, number: signal.Signals) -> None:
-    pid = run.worker(rank)
-    if pid is not None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _each(run: FaultRun, ranks: tuple[int, ...] | range, number: signal.Signals) -> None:
-    for rank in ranks:
-        _signal(run, rank, number)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from isthmus.core.base import TransportKind
 from isthmus.core.job import Job
 from isthmus.core.messages import RankMap, StepMetrics
 from isthmus.core.worker import WorkerEvent, WorkerFolder, WorkerSpec
@@ -31,9 +32,9 @@ LIMIT_S = 60.0
 _POLL_S = 0.005
 
 
-def small_job(folder: Path, steps: int) -> Job:
+def small_job(folder: Path, steps: int, transport: TransportKind = "thread") -> Job:
     """Return a job of `steps` steps that writes a checkpoint every four, all below `folder`."""
-    return make_job(folder, "llama-tied", steps=steps, checkpoints={"every_steps": 4})
+    return make_job(folder, "llama-tied", steps=steps, checkpoints={"every_steps": 4}, transport=transport)
 
 
 def below(job: Job, folder: Path) -> Job:
@@ -96,6 +97,15 @@ class FaultRun:
         """Return the process that trains `rank` at present, None where there is none."""
         try:
             children = psutil.Process(self.pids[rank]).children()
+        except psutil.NoSuchProcess:
+            return None
+        return children[0].pid if children else None
+
+    def carrier(self, rank: int) -> int | None:
+        """Return the process of the transport of `rank`, None where there is none."""
+        worker = self.worker(rank)
+        try:
+            children = [] if worker is None else psutil.Process(worker).children()
         except psutil.NoSuchProcess:
             return None
         return children[0].pid if children else None

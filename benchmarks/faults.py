@@ -5,7 +5,7 @@ until the first rank tells of it, `resumed` until all train on (after a cut: onc
 the steps done again. A faulted run must end with the undisturbed run's losses, bit by bit; where a supervisor
 is killed, for which nothing takes its place, with the reason, and the next attempt with those losses.
 Options: `--quick` (a short cut, ten seeds), `--runs N` faults from `--seed S` on, `--only SEED...` (these
-and nothing else), `--json`.
+and nothing else), `--transport process` (odd seeds befall the process of a rank's transport), `--json`.
 """
 
 from __future__ import annotations
@@ -124,13 +124,14 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help=f"faults by seed (default {RUNS})")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--only", type=int, nargs="+", metavar="SEED", help="these faults, and nothing else")
+    parser.add_argument("--transport", choices=("thread", "process"), default="thread")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     runs = options.runs if options.runs is not None else QUICK_RUNS if options.quick else RUNS
     chosen = options.only or range(options.seed, options.seed + runs)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = small_job(folder, STEPS)
+        job = small_job(folder, STEPS, options.transport)
         with run_of(folder / "undisturbed", below(job, folder / "undisturbed")) as run:
             run.end()
             undisturbed = run.losses()
