@@ -1,6 +1,7 @@
 """The commit protocol, model-checked: every state that the real coordinator and agents can get into.
 
-`docs/design/model-check.md` says what is modelled; `python -m benchmarks.model_check` runs more of it.
+`docs/design/model-check.md` says what is modelled; `python -m benchmarks.model_check` runs more of it, and
+`test_model_reduction.py` tries what the fast form counts on.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.agent.cards import Ledger
-from isthmus.control import advance, preemption
-from isthmus.control.records import JobRecord, State
 from tests.control.model.explore import Step, explore
-from tests.control.model.pool import QUICK, Pool, Scenario
+from tests.control.model.scenario import QUICK, Scenario
+from tests.control.model.sweep import sweep
 
 
 @dataclass
@@ -66,40 +65,10 @@ def test_the_explorer_finds_where_no_goal_can_be_reached_any_more() -> None:
     assert found.trace[-1].endswith("breaks")
 
 
-def test_a_site_that_gives_a_card_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of the check: an agent that takes every card for free."""
-    monkeypatch.setattr(Ledger, "is_free", lambda *_: True)
-    found = explore(Pool(Scenario(jobs=(("j", "abc"),), faults=0, evictions=1)), most_states=2000)
-    assert "two holders" in found.wrong
-
-
-def test_a_coordinator_that_commits_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of the check: one that is content with a single prepared part."""
-
-    def hasty(state: State, job: JobRecord, now_s: float) -> None:
-        if any(part.state == "prepared" for part in job.present()):
-            advance.move(state, job, "starting", now_s)
-
-    monkeypatch.setitem(advance.ADVANCES, "preparing", hasty)
-    found = explore(Pool(Scenario(jobs=(("j", "abc"),), faults=0)), most_states=2000)
-    assert found.wrong == "job j is starting, but not every part was prepared"
-    assert found.trace == ["a exchanges", "a exchanges"]
-
-
-def test_a_preemption_that_does_not_wait_for_checkpoints_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check of the check: a coordinator that takes every victim for protected."""
-    monkeypatch.setattr(preemption, "protected_step", lambda _: 1)
-    jobs = (("j", "ab"), ("k", "ab"))
-    scenario = Scenario(sites=("a", "b"), jobs=jobs, urgent=("k",), agreements=1, faults=0)
-    found = explore(Pool(scenario), most_states=2000)
-    assert found.wrong == "j is ended for k, and its processes have saved the steps {None}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", QUICK, ids=str)
 def test_the_protocol_keeps_its_invariants_and_always_comes_to_an_end(scenario: Scenario) -> None:
     """In every state that can be reached the invariants hold; all jobs can still end and leave no card."""
-    found = explore(Pool(scenario))
-    assert found.complete
+    found = sweep(scenario)
     assert found.wrong == "", "\n".join(found.trace)
     assert found.num_goals > 0

@@ -1,229 +1,183 @@
-"""`state_key`: what the future of a state depends on, the same for states that differ in names only.
+"""Keys: what the future of a state depends on, the same for states that differ in names only.
 
-Left out: texts and stories, times (only whether one is set), counters that only tell one round from another.
-Attempts are counted anew from the oldest that anything still knows. Sites that play the same part in all jobs
-may stand for each other: the keys of sites are sorted.
+Left out: texts and stories, times (only whether one is set, and has passed), counters that only tell one
+round from another, and what is only noted down to save work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
+from isthmus.agent.site_queue import queue
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.indexes import Indexes
-from isthmus.control.records import JobRecord, PartRecord
+from isthmus.control.records import JobRecord
 from isthmus.core.messages import AgentOrders, AgentReport, ObservedPart, PartOrder, Protection
 from tests.control.model.site import Site
 
-Ranks = Mapping[tuple[str, int], int]
-"""Attempts of jobs, counted anew."""
+Key = tuple[Hashable, ...]
 
 _TEXTS = {"story", "detail", "reason", "setback"}
 _TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "wrote_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
-    "id", "number", "user", "packed", "round", "tried_on", "tried_whole", "parts", "plans", "attempt",
+    "id", "number", "user", "packed", "round", "tried_on", "tried_whole", "parts", "plans",
     "refusals", "needs", "cuts", "on_links", "began_s", "run_s", "ends_s", "due_s", "trained_at", "victims",
-    "asked", "request",
+    "asked", "request", "holdable_in",
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {
-    "job", "attempt", "cluster", "ranks", "chips", "storage_bytes", "workers", "order", "spec", "plan",
-    "place",
+    "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "order", "spec", "plan", "place",
+    "arrived",
 }  # fmt: skip
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
-_SET = {"deadline_s", "force_at_s", "evict_at_s", "address", "rank_map", "plan", "cards"}
+_SET = {"deadline_s", "address", "rank_map", "plan", "cards"}
 """Fields of which it only matters whether they are set."""
+_DUE = {"force_at_s", "evict_at_s"}
+"""Times of which it matters whether they have passed."""
 
-
-_NAMES: dict[type, tuple[str, ...]] = {}
+_NAMES: dict[tuple[type, int], tuple[str, ...]] = {}
 """The fields of each type that count."""
 
 
-@dataclass
-class Keyed:
-    """A place to keep a key once it is worked out."""
+def server_key(coordinator: Coordinator, jobs: Iterable[tuple[str, str]]) -> tuple[Key, list[Key]]:
+    """Return the key of what concerns no site, and that of what concerns each, in the order of their names.
 
-    key: tuple[Hashable, ...] | None = None
-
-
-def state_key(
-    coordinator: Coordinator, sites: Iterable[Site], jobs: Iterable[tuple[str, str]]
-) -> tuple[Hashable, ...]:
-    """Return the key of a coordinator and its sites; `jobs` maps each job to the sites of its plan."""
-    sites = tuple(sites)
-    ranks = _ranks(coordinator, sites)
+    No name of a site is in either; `jobs` says at which sites each job has a place.
+    """
     state = coordinator.state
     own = (
         state.epoch,
         tuple(state.live),
-        *(_job(job, ranks) for job in state.jobs.values()),
+        *(_job(job) for job in state.jobs.values()),
         *_books(state.indexes),
     )
-    of_sites = sorted(
-        (
-            (tuple(site.name in places for _, places in jobs), _site(coordinator, site, ranks))
-            for site in sites
+    return own, [
+        (tuple([name in places for _, places in jobs]), *_seen_at(coordinator, name))
+        for name in state.clusters
+    ]
+
+
+def site_key(site: Site) -> Key:
+    """Return the key of a site."""
+    own = site.machine.site
+    return (
+        site.life,
+        own.fence,
+        own.ending,
+        own.is_open,
+        tuple(site.jobs),
+        tuple(part.key for part in queue(own)),
+        tuple(
+            (
+                part.job,
+                _fields(part, _PART),
+                tuple(_fields(worker, _WORKER) for worker in part.workers.values()),
+            )
+            for part in own.parts.values()
         ),
-        key=hash,
+        tuple((key, _fields(process, _NOTHING)) for key, process in sorted(site.processes.items())),
+        () if site.late is None else report_key(site.late),
+        () if site.orders is None else orders_key(site.orders),
+        site.wrong,
     )
-    return own, tuple(of_sites)
+
+
+def report_key(report: AgentReport) -> Key:
+    """Return the key of a report, whichever site makes it."""
+    return (
+        report.incarnation,
+        report.free_chips["g"],
+        tuple(_observed(part) for part in report.parts),
+        tuple((one.name, one.running, one.level, one.preemptible) for one in report.local_jobs),
+    )
+
+
+def orders_key(orders: AgentOrders) -> Key:
+    """Return the key of orders, whichever site they are for."""
+    return orders.fence, orders.queue, tuple(_order(order) for order in orders.parts)
 
 
 def _books(books: Indexes) -> Iterator[Hashable]:
     """What the coordinator's books say beyond what follows from the jobs."""
     yield tuple(sorted(books.parked))
-    yield tuple(sorted(books.keepers))
+    yield books.keepers
     yield tuple(books.curious)
     yield tuple(books.unplanned)
     yield books.pushed
 
 
-def attempts_at(site: Site) -> frozenset[tuple[str, int]]:
-    """Return the attempts of jobs that a site knows, or that are on the way from or to it."""
-    known = set(site.machine.parts)
-    known |= {key[:2] for key, process in site.processes.items() if process.exit_status is None}
-    known |= {(part.job, part.attempt) for part in (*_parts(site.late), *_parts(site.orders))}
-    return frozenset(known)
+def _job(job: JobRecord) -> Hashable:
+    victims = tuple(dict.fromkeys((one.job, one.attempt) for one in job.victims))
+    return min(job.refusals, 1), job.asked is not None, victims, _fields(job, _JOB)
 
 
-def _ranks(coordinator: Coordinator, sites: Iterable[Site]) -> Ranks:
-    """Number the attempts of each job that anything but an ended process still knows."""
-    known = {(job.id, job.attempt) for job in coordinator.state.jobs.values()}
-    for job in coordinator.state.jobs.values():
-        known |= {(job.id, attempt) for attempt, _ in job.parts}
-    for site in sites:
-        if site.attempts is None:
-            site.attempts = attempts_at(site)
-        known |= site.attempts
-        known |= coordinator.state.clusters[site.name].reported.keys()
-    ranks: dict[tuple[str, int], int] = {}
-    last: dict[str, int] = {}
-    for job, attempt in sorted(known):
-        ranks[job, attempt] = last[job] = last.get(job, -1) + 1 if attempt else 0
-    return ranks
-
-
-def _parts(message: AgentReport | AgentOrders | None) -> tuple[ObservedPart | PartOrder, ...]:
-    return message.parts if message else ()
-
-
-def _job(job: JobRecord, ranks: Ranks) -> Hashable:
-    asked = job.asked is not None
-    return (ranks[job.id, job.attempt], min(job.refusals, 1), asked, _fields(job, _JOB, ranks))
-
-
-def _site(coordinator: Coordinator, site: Site, ranks: Ranks) -> tuple[Hashable, ...]:
+def _seen_at(coordinator: Coordinator, name: str) -> Key:
     state = coordinator.state
-    record = state.clusters[site.name]
-    parts = [
-        (ranks[part.job, part.attempt], _part(part, ranks))
-        for job in state.jobs.values()
-        for part in job.parts.values()
-        if part.cluster == site.name
-    ]
-    tried = [
-        (before or {}).get(site.name, {}).get("g", -1)
-        for job in state.jobs.values()
-        for before in (job.tried_on, job.tried_whole)
-    ]
-    victims = [
-        (job.id, one.job, ranks.get((one.job, one.attempt), -1))
-        for job in state.jobs.values()
-        for one in job.victims
-        if one.cluster == site.name
-    ]
+    record = state.clusters[name]
+    tried, victims, parts = list[Hashable](), list[Hashable](), list[Hashable]()
+    for job in state.jobs.values():
+        tried += [
+            (before or _NEVER).get(name, _NEVER).get("g", -1) for before in (job.tried_on, job.tried_whole)
+        ]
+        victims += [(job.id, one.job, one.attempt) for one in job.victims if one.cluster == name]
+        parts += [
+            (part.job, len(part.workers), _fields(part, _PART))
+            for part in job.parts.values()
+            if part.cluster == name
+        ]
     local = sorted((one.name, one.running, one.level, one.preemptible) for one in record.local.values())
-    kept = state.indexes.kept.get(f"{site.name}/g", 0)
-    known = str(site.lives) in record.incarnations, record.incarnation == str(site.lives)
-    reported = (_observed(part, ranks) for part in record.reported.values())
     return (
-        (*known, record.connected, record.free_chips.get("g", 0), kept, *tried, *victims, *local),
+        record.incarnation,
+        frozenset(record.incarnations),
+        record.connected,
+        record.free_chips.get("g", 0),
+        state.indexes.kept.get(f"{name}/g", 0),
+        tuple(tried),
+        tuple(victims),
+        tuple(local),
         tuple(parts),
-        tuple(ranks[key] for key in record.parts),
-        frozenset(reported),
-        _agent_key(site, ranks),
+        tuple(record.parts),
+        tuple(key for key in record.reported if key not in record.parts),
+        frozenset([_observed(part) for part in record.reported.values()]),
     )
 
 
-def _agent_key(site: Site, ranks: Ranks) -> Hashable:
-    """Return the agent's half of a site's key; it is kept, since most steps change one site."""
-    assert site.attempts is not None
-    gone = {key[:2] for key in site.processes if key[:2] not in site.attempts}
-    under = tuple((key, ranks.get(key)) for key in sorted(site.attempts | gone))
-    if under not in site.keys:
-        site.keys[under] = hash(tuple(_agent(site, ranks)))
-    return site.keys[under]
+_NEVER: dict[str, Any] = {}
+_NOTHING: set[str] = set()
 
 
-def _agent(site: Site, ranks: Ranks) -> Iterator[Hashable]:
-    own = site.machine.site
-    yield own.fence, own.ending, own.is_open, tuple(site.jobs)
-    yield tuple(
-        (
-            _key(part, ranks),
-            _fields(part, _PART | {"arrived", "workers"}, ranks),
-            tuple(_fields(worker, _WORKER, ranks) for worker in part.workers.values()),
-        )
-        for part in own.parts.values()
-    )
-    yield tuple(
-        (job, ranks[job, attempt], run, _fields(process, set(), ranks))
-        for (job, attempt, run), process in sorted(site.processes.items())
-        if (job, attempt) in ranks
-    )
-    late = site.late
-    yield (
-        ()
-        if late is None
-        else (
-            late.incarnation == str(site.lives),
-            late.free_chips["g"],
-            tuple(_observed(part, ranks) for part in late.parts),
-        )
-    )
-    orders = site.orders
-    yield () if orders is None else (orders.fence, tuple(_order(order, ranks) for order in orders.parts))
-
-
-def _part(part: PartRecord, ranks: Ranks) -> Hashable:
-    return part.job, len(part.workers), _fields(part, _PART, ranks)
-
-
-def _observed(part: ObservedPart, ranks: Ranks) -> tuple[Any, ...]:
+def _observed(part: ObservedPart) -> Key:
     protection = part.protection.step if part.protection else -1
-    return (*_key(part, ranks), part.state, part.fault or "", len(part.workers), protection)
+    return part.job, part.attempt, part.state, part.fault or "", len(part.workers), protection
 
 
-def _order(order: PartOrder, ranks: Ranks) -> Hashable:
-    victims = tuple(_key(victim, ranks) for victim in order.victims)
-    return (*_key(order, ranks), order.desired, order.protect, victims, order.rank_map is not None)
+def _order(order: PartOrder) -> Key:
+    victims = tuple((victim.job, victim.attempt) for victim in order.victims)
+    return order.job, order.attempt, order.desired, order.protect, victims, order.rank_map is not None
 
 
-def _key(part: Any, ranks: Ranks) -> tuple[str, int]:
-    return part.job, ranks.get((part.job, part.attempt), -1)
-
-
-def _fields(thing: Any, left_out: set[str], ranks: Ranks) -> tuple[Hashable, ...]:
-    kind = type(thing)
+def _fields(thing: Any, left_out: set[str]) -> Key:
+    kind = type(thing), id(left_out)
     names = _NAMES.get(kind)
     if names is None:
         names = _NAMES[kind] = tuple(one.name for one in fields(thing) if one.name not in left_out)
-    return tuple([_value(name, getattr(thing, name), ranks) for name in names])
+    return tuple([_value(name, getattr(thing, name)) for name in names])
 
 
-def _value(name: str, value: Any, ranks: Ranks) -> Hashable:
+def _value(name: str, value: Any) -> Hashable:
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if name in _SET:
-        return value is not None and value != ()
-    if value is None:
-        return "-"
+        return value != ()
+    if name in _DUE:
+        return value > 0
     if isinstance(value, Protection):
         return value.step
     if name == "victims":
-        keys = (key if isinstance(key, tuple) else (key.job, key.attempt) for key in value)
-        return tuple((key[0], ranks.get(key, -1)) for key in keys)
+        return tuple(key if isinstance(key, tuple) else (key.job, key.attempt) for key in value)
     if isinstance(value, dict):
         return tuple(sorted(value.items()))
-    if isinstance(value, bool | int | str | tuple):
+    if isinstance(value, tuple):
         return value
     raise TypeError(f"the key does not know what to make of {name} = {value!r}")

@@ -1,4 +1,4 @@
-"""`clone`: a copy of a mutable state that shares whatever is immutable, and keeps what is shared shared."""
+"""`clone`: a copy of a mutable state that shares whatever is immutable; objects in it keep their identity."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from isthmus.core.base import Frozen
 Memo = dict[int, Any]
 Copier = Callable[[Any, Memo], Any]
 
-_OBJECTS = (AgentMachine, Coordinator)
+_OBJECTS: dict[type, tuple[str, ...]] = {AgentMachine: ("site",), Coordinator: ("state", "_admitted")}
+"""Classes that are no data classes, with their attributes."""
+
 _SHARED: set[type] = {str, int, float, bool, type(None), tuple, frozenset, Cards}
 """Types whose values need no copy; what immutable data is met is added."""
 
 
 def clone(thing: Any, memo: Memo | None = None) -> Any:
-    """Return a copy; tuples are taken to hold nothing mutable."""
+    """Return a copy; tuples are taken to hold nothing mutable, and no container to be in two places."""
     kind = type(thing)
     if kind in _SHARED:
         return thing
@@ -42,40 +44,103 @@ def _learn(kind: type) -> Copier | None:
         _SHARED.add(kind)
         return None
     if is_dataclass(kind):
-        names = tuple(one.name for one in fields(kind))
-        _COPIERS[kind] = lambda thing, memo: _fill(thing, names, memo)
+        _COPIERS[kind] = _written(kind, tuple(one.name for one in fields(kind)))
     elif kind in _OBJECTS:
-        _COPIERS[kind] = lambda thing, memo: _fill(thing, tuple(vars(thing)), memo)
+        _COPIERS[kind] = _written(kind, _OBJECTS[kind])
     else:
         raise TypeError(f"cannot tell whether a {kind.__name__} may be shared")
     return _COPIERS[kind]
 
 
-def _fill(thing: Any, names: tuple[str, ...], memo: Memo) -> Any:
-    copy = memo[id(thing)] = object.__new__(type(thing))
-    for name in names:
-        value = getattr(thing, name)
-        setattr(copy, name, value if type(value) in _SHARED else clone(value, memo))
-    return copy
+def _written(kind: type, names: tuple[str, ...]) -> Copier:
+    """Return a copier that names each attribute, several times as fast as a loop over them.
+
+    What is typed as a plain value is taken over without a look at it.
+    """
+    types = {one.name: str(one.type) for one in fields(kind)} if is_dataclass(kind) else {}
+    lines = [
+        f" y.{name} = x.{name}"
+        if types.get(name) in _PLAIN
+        else f" v = x.{name}; y.{name} = v if type(v) in shared else clone(v, memo)"
+        for name in names
+    ]
+    text = "\n".join(("def copier(x, memo):", " y = memo[id(x)] = new(kind)", *lines, " return y"))
+    scope: dict[str, Any] = {"new": object.__new__, "kind": kind, "shared": _SHARED, "clone": clone}
+    exec(text, scope)
+    copier: Copier = scope["copier"]
+    return copier
+
+
+_PLAIN = {f"{kind}{more}" for kind in ("str", "int", "float", "bool") for more in ("", " | None")}
 
 
 def _dict(thing: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
-    copy = memo[id(thing)] = {}
+    copy = thing.copy()
     for key, value in thing.items():
-        copy[key] = value if type(value) in _SHARED else clone(value, memo)
+        if type(value) not in _SHARED:
+            copy[key] = clone(value, memo)
     return copy
 
 
 def _list(thing: list[Any], memo: Memo) -> list[Any]:
-    copy = memo[id(thing)] = [one if type(one) in _SHARED else clone(one, memo) for one in thing]
+    return [one if type(one) in _SHARED else clone(one, memo) for one in thing]
+
+
+def _sorted_dict(thing: SortedDict, memo: Memo) -> SortedDict:
+    copy = SortedDict()
+    for key, value in thing.items():
+        copy[key] = value
+    return copy
+
+
+def _sorted_list(thing: SortedList, memo: Memo) -> SortedList:
+    copy = SortedList()
+    if thing:
+        copy.update(thing)
     return copy
 
 
 _COPIERS: dict[type, Copier] = {
     dict: _dict,
     list: _list,
-    set: lambda thing, memo: memo.setdefault(id(thing), set(thing)),
-    SortedList: lambda thing, memo: memo.setdefault(id(thing), SortedList(thing)),
-    SortedDict: lambda thing, memo: memo.setdefault(id(thing), SortedDict(thing)),
-    deque: lambda thing, memo: memo.setdefault(id(thing), deque(thing, thing.maxlen)),
+    set: lambda thing, memo: thing.copy(),
+    SortedList: _sorted_list,
+    SortedDict: _sorted_dict,
+    deque: lambda thing, memo: deque(thing, thing.maxlen),
 }
+
+
+Shelf = dict[tuple[Any, ...], Any]
+"""One of each container that holds immutable values only, by its content."""
+
+
+def share(thing: Any, shelf: Shelf) -> Any:
+    """Return what stands for `thing`: have whatever is in it that is on the shelf be the same as there.
+
+    For states that are kept and no longer change: `clone` copies what is shared.
+    """
+    kind = type(thing)
+    if kind in _SHARED or (kind not in _COPIERS and _learn(kind) is None):
+        return thing
+    if kind is dict:
+        for name, value in thing.items():
+            thing[name] = share(value, shelf)
+        contents = (kind, *thing.items())
+    elif kind in (list, set, SortedList):
+        contents = (kind, *thing)
+    elif kind is SortedDict:
+        contents = (kind, *thing.items())
+    else:
+        for name in _attributes(kind):
+            value = getattr(thing, name)
+            if type(value) not in _SHARED:
+                setattr(thing, name, share(value, shelf))
+        return thing
+    try:
+        return shelf.setdefault(contents, thing)
+    except TypeError:  # something in it can change
+        return thing
+
+
+def _attributes(kind: type) -> tuple[str, ...]:
+    return _OBJECTS[kind] if kind in _OBJECTS else tuple(one.name for one in fields(kind))

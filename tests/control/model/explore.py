@@ -6,6 +6,7 @@ with a state, and whether it is a goal. Breadth first, so the trace to what is w
 
 from __future__ import annotations
 
+import gc
 import time
 from array import array
 from collections import deque
@@ -103,6 +104,16 @@ def explore(
     `progress` is called now and then. Keys are kept as 64-bit hashes: n states are taken for fewer with a
     probability of about n * n / 2e19.
     """
+    gc.disable()  # so many objects that live on: to look through them all takes longer than all else
+    try:
+        return _explore(model, most_states, most_s, progress)
+    finally:
+        gc.enable()
+
+
+def _explore(
+    model: Model[S], most_states: int, most_s: float, progress: Callable[[Found], None] | None
+) -> Found:
     begin_s, found, graph = time.perf_counter(), Found(), _Graph()
     state = model.start()
     todo = deque([(graph.add(hash(model.key(state)), -1, "start"), state)])

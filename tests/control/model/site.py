@@ -1,4 +1,8 @@
-"""One site of the model: the real agent's machine, its table on disk, its processes, its messages."""
+"""One site of the model: the real agent's machine, its table on disk, its processes, its messages.
+
+All sites are called `HERE` and have rank 0 of every job: which owner it is, only the server's side knows
+(`server.said`, `server.Server.orders`). So sites that are in the same state are one.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,20 @@ from isthmus.agent.parts import (
     WorkersSeen,
     WriteRanks,
 )
+from isthmus.agent.site import LEASED
 from isthmus.agent.table import Table, read_table, write_table
 from isthmus.core.messages import AgentOrders, AgentReport, Protection, WorkerAddress
 from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Cluster, NodeGroup
 from tests.control.model.clone import clone
+from tests.control.model.kinds import Kind
 
+HERE = "s"
 POLICY = OwnerPolicy(preemptible_from="low", hold_s=1e9)
 CARD = "g/0/0"
+GROUP = NodeGroup(name="g", chip="H20", nodes=1, chips_per_node=1)
+CLUSTER = Cluster(name=HERE, owner="owner", node_groups=(GROUP,))
+URGENT = LocalJob(name="x", command=("true",), node_group="g", chips=1, level="high")
 ProcessKey = tuple[str, int, int]
 """(job, attempt, run): a job has one rank at a site."""
 
@@ -48,55 +58,43 @@ class Process:
     exit_status: int | None = None
 
 
+def new_machine(table: Table) -> AgentMachine:
+    """Return the machine of an agent that comes up with a table."""
+    return AgentMachine(HERE, {"g": (CARD,)}, table.parts, fence=table.fence, policy=POLICY)
+
+
 @dataclass(kw_only=True)
 class Site:
-    """A site. `late` is a report that still is in the network, `orders` those that are on their way.
+    """A site with one card. `late` is a report that still is in the network, `orders` those on their way.
 
-    `jobs` are those of the owner's own users. `lives` counts the lives of the agent.
-    `attempts` and `keys` are what `canonical` has worked out of it.
+    `jobs` are those of the owner's own users. `life` is the agent's; `late_life` that of the late report.
     """
 
-    name: str
-    machine: AgentMachine
-    lives: int = 1
+    machine: AgentMachine = field(default_factory=lambda: new_machine(Table()))
+    life: int = 1
     processes: dict[ProcessKey, Process] = field(default_factory=dict)
     jobs: dict[str, LocalJob] = field(default_factory=dict)
     late: AgentReport | None = None
     orders: AgentOrders | None = None
     wrong: str = ""
-    attempts: frozenset[PartKey] | None = None
-    keys: dict[tuple[object, ...], int] = field(default_factory=dict)
-
-    @classmethod
-    def named(cls, name: str) -> Site:
-        """Return a site with one card."""
-        return cls(name=name, machine=AgentMachine(name, {"g": (CARD,)}, policy=POLICY))
 
     def copy(self) -> Site:
         """Return a site that may be changed."""
         copy: Site = clone(self)
-        copy.attempts, copy.keys = None, {}
         return copy
 
     @property
-    def cluster(self) -> Cluster:
-        """What the agent says of its cluster."""
-        return _CLUSTERS.setdefault(
-            self.name,
-            Cluster(
-                name=self.name,
-                owner=f"owner-{self.name}",
-                node_groups=(NodeGroup(name="g", chip="H20", nodes=1, chips_per_node=1),),
-            ),
-        )
+    def is_empty(self) -> bool:
+        """Whether nothing of any job is here, or on its way."""
+        return not (self.machine.parts or self.late or self.orders)
 
     def look(self) -> AgentReport:
         """Have the agent look at its processes and local jobs; return its report."""
         self.handle(WorkersSeen(now_s=0.0, workers=tuple(self._seen())))
         self.handle(LocalJobsSeen(now_s=0.0, jobs=tuple(self.jobs.values())))
         return AgentReport(
-            cluster=self.cluster,
-            incarnation=str(self.lives),
+            cluster=CLUSTER,
+            incarnation=str(self.life),
             free_chips=self.machine.free_chips(),
             parts=self.machine.observed(),
             local_jobs=self.machine.local_jobs(),
@@ -113,57 +111,96 @@ class Site:
 
     def reboot(self) -> None:
         """Bring up an agent that knows what the last one had on disk; its processes have lived on."""
-        parts = self.machine.parts.values()
-        table = read_table(write_table(Table(fence=self.machine.fence, parts=list(parts))))
-        self.machine = AgentMachine(self.name, {"g": (CARD,)}, table.parts, fence=table.fence, policy=POLICY)
-        self.lives += 1
+        parts = list(self.machine.parts.values())
+        self.machine = new_machine(read_table(write_table(Table(fence=self.machine.fence, parts=parts))))
+        self.life += 1
         for process in self.processes.values():
             process.saves = None
-
-    def end_lease(self, key: PartKey) -> None:
-        """Let a part's lease run out."""
-        self.machine.parts[key].since_s = -1e9
-        self.handle(WorkersSeen(now_s=0.0))
-
-    def insist(self, key: PartKey) -> None:
-        """Let the time that a part has for its end, or for its checkpoint, run out."""
-        part = self.machine.parts[key]
-        part.force_at_s = part.force_at_s and 0.0
-        part.evict_at_s = part.evict_at_s and 0.0
-        self.handle(WorkersSeen(now_s=0.0))
 
     def handle(self, event: Event) -> None:
         """Have the machine take an event in, and do what it asks for."""
         for instruction in self.machine.handle(event):
             self._do(instruction)
 
-    def of(self, part: HeldPart) -> ProcessKey:
-        """Return the name of a part's process."""
-        return part.job, part.attempt, part.runs
+    def steps(self) -> Iterator[tuple[Kind, str, Site]]:
+        """Yield what may happen here without server and fault: its kind, its name, the site behind it."""
+        if self.orders is not None:
+            after = self.copy()
+            orders, after.orders = self.orders, None
+            after.obey(orders)
+            yield Kind.ORDINARY, "gets its orders", after
+        for key, process in self.running():
+            if process.asked:
+                yield Kind.ORDINARY, f"ends {key[0]}/{key[1]} as asked", self.ended(key, 143)
+            elif key[1] == 0:
+                yield Kind.ORDINARY, f"has local job {key[0]} end", self.ended(key, 0)
+        yield from self._timeouts()
+        if URGENT.name not in self.jobs:
+            after = self.copy()
+            after.jobs[URGENT.name] = URGENT
+            yield Kind.EVICT, "has an urgent job of its owner", after
+
+    def faults(self) -> Iterator[tuple[Kind, str, Site]]:
+        """Yield what may go wrong here without the server."""
+        for key, process in self.running():
+            if key[1] and not process.asked:
+                yield Kind.FAULT, f"has {key[0]}/{key[1]} die", self.ended(key, 1)
+        after = self.copy()
+        after.reboot()
+        yield Kind.FAULT, "has its agent die", after
+        if self.orders is None and self.late is None:
+            after = self.copy()
+            after.late = after.look()
+            yield Kind.FAULT, "sends a report that takes its time", after
+
+    def ended(self, key: ProcessKey, status: int) -> Site:
+        """Return the site with a process ended."""
+        after = self.copy()
+        after.processes[key].exit_status = status
+        return after
+
+    def running(self) -> Iterator[tuple[ProcessKey, Process]]:
+        """Yield the processes that live."""
+        return ((key, process) for key, process in self.processes.items() if process.exit_status is None)
+
+    def _timeouts(self) -> Iterator[tuple[Kind, str, Site]]:
+        for key, part in self.machine.parts.items():
+            if part.state in LEASED and not part.local:
+                after = self.copy()
+                after.machine.parts[key].since_s = -1e9
+                after.handle(WorkersSeen(now_s=0.0))
+                yield Kind.TIMEOUT, f"does not renew the lease of {key}", after
+            if part.force_at_s is not None or part.evict_at_s is not None:
+                after = self.copy()
+                held = after.machine.parts[key]
+                held.force_at_s = held.force_at_s and 0.0
+                held.evict_at_s = held.evict_at_s and 0.0
+                after.handle(WorkersSeen(now_s=0.0))
+                yield Kind.TIMEOUT, f"waits no longer for {key}", after
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
             case StartWorker(part=part):
-                if self.of(part) not in self.processes:
-                    self._start(self.of(part))
+                if _of(part) not in self.processes:
+                    self._start(_of(part))
             case StopWorker(part=part, force=force):
-                process = self.processes.setdefault(self.of(part), Process(exit_status=137))
+                process = self.processes.setdefault(_of(part), Process(exit_status=137))
                 process.asked = True
                 if force and process.exit_status is None:
                     process.exit_status = 137
             case WriteRanks(part=part):
-                if self.of(part) in self.processes:
-                    self.processes[self.of(part)].trains = True
+                if _of(part) in self.processes:
+                    self.processes[_of(part)].trains = True
             case AskProtection(part=part, after=after):
-                if self.of(part) in self.processes:
-                    self.processes[self.of(part)].saves = after
+                if _of(part) in self.processes:
+                    self.processes[_of(part)].saves = after
             case EndLocal(part=part):
                 self.jobs.pop(part.job, None)
 
     def _start(self, key: ProcessKey) -> None:
-        others = [other for other, process in self.processes.items() if process.exit_status is None]
+        others = [other for other, _ in self.running()]
         if others:
-            self.wrong = f"{key} starts on the card at {self.name} on which {others[0]} works"
+            self.wrong = f"{key} starts on the card on which {others[0]} works"
         self.processes[key] = Process()
 
     def _seen(self) -> Iterator[SeenWorker]:
@@ -173,7 +210,7 @@ class Site:
                     yield self._seen_one(part, rank)
 
     def _seen_one(self, part: HeldPart, rank: int) -> SeenWorker:
-        process = self.processes.get(self.of(part))
+        process = self.processes.get(_of(part))
         if process is None:
             return SeenWorker(job=part.job, attempt=part.attempt, rank=rank, state="absent")
         step = process.protected
@@ -183,9 +220,23 @@ class Site:
             rank=rank,
             state="running" if process.exit_status is None else "exited",
             exit_status=process.exit_status,
-            address=WorkerAddress(rank=rank, cluster=self.name, host="h", port=1),
+            address=WorkerAddress(rank=rank, cluster=HERE, host="h", port=1),
             protection=None if step is None else Protection(step=step, num_bytes=1),
         )
 
 
-_CLUSTERS: dict[str, Cluster] = {}
+def attempts_at(site: Site) -> set[PartKey]:
+    """Return the attempts of jobs that a site knows, or that are on the way from or to it."""
+    known = {part.key for part in site.machine.parts.values()}
+    known |= {victim for part in site.machine.parts.values() for victim in part.victims}
+    known |= {key[:2] for key, _ in site.running()}
+    if site.late is not None:
+        known |= {(part.job, part.attempt) for part in site.late.parts}
+    for order in site.orders.parts if site.orders is not None else ():
+        known |= {(one.job, one.attempt) for one in (order, *order.victims)}
+    return {key for key in known if key[1]}
+
+
+def _of(part: HeldPart) -> ProcessKey:
+    """Return the name of a part's process."""
+    return part.job, part.attempt, part.runs
