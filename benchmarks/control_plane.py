@@ -74,7 +74,7 @@ def gang_placements(part: float) -> Row:
     pool = Pool(clusters=tuple(Cluster(name=name, owner=name, node_groups=(group,)) for name in names))
     trace = generate_trace(dict.fromkeys(names, 640), seed=1, num_jobs=int(15_000 * part), chips_per_worker=8)
     planner = TracePlanner(trace.jobs, pool)
-    needs = [planner.requirement(job, "H20") for job in trace.jobs]
+    needs = [planner.requirement(job.workers, job.chips_per_worker, "H20") for job in trace.jobs]
     resources, placed = Resources.of(pool), 0
     began_s = time.process_time()
     for need in needs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from isthmus.control.simulation.compare import Comparison, compare
@@ -138,3 +140,34 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
     assert percentile([1.0, 2.0], 0.95) == 2.0
     assert percentile([], 0.95) == 0.0
+
+
+def test_a_gang_that_no_one_kind_of_chip_has_room_for_runs_as_unlike_pipelines() -> None:
+    """Three nodes of H20 at one site and two of A100 at another: five workers, three and two stages, at once.
+
+    Both sites have their parts, a gang of one kind is never mixed, and in the end nothing is held.
+    """
+    whole = _two(3)
+    one, other = whole.clusters
+    group = NodeGroup(name="x", chip="A100", nodes=2, chips_per_node=8)
+    pool = whole.model_copy(update={"clusters": (one, other.model_copy(update={"node_groups": (group,)}))})
+    mixed, picky = _job("mixed", workers=5), replace(_job("picky", submit_s=1.0, workers=2), chip="A100")
+    plans = []
+
+    def check(server: object, now_s: float) -> None:
+        _holds(server, now_s)
+        job = server.coordinator.state.jobs.get("mixed")  # type: ignore[attr-defined]
+        if job is not None and job.plan is not None:
+            plans.append(job.plan)
+
+    world = PoolWorld(pool, [mixed, picky], check=check)
+    world.run()
+    assert [(stage.replica, stage.cluster) for stage in plans[-1].stages] == [
+        (0, "a"), (0, "a"), (0, "a"), (1, "b"), (1, "b"),
+    ]  # fmt: skip
+    sent = plans[-1].predicted.gradient_gbps
+    assert sent == {"a>b": pytest.approx(0.52, rel=0.01), "b>a": pytest.approx(0.52, rel=0.01)}
+    assert world.outcome().pool.done == 2
+    assert world.fates["picky"].started_s >= world.fates["mixed"].ended_s, "all of b is the gang's"
+    world.kernel.run(world.kernel.now + 60)
+    assert all(agent.site.quiet for agent in world.agents.values())
