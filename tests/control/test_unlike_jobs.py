@@ -56,6 +56,7 @@ def test_a_job_is_offered_unlike_replicas_and_told_what_their_gradients_send(tmp
     seen_of = found[0].predicted
     assert seen_of is not None
     assert set(seen_of.gradient_gbps) == {"north>south", "south>north"}
+    assert f"gradients from north to south need {seen_of.gradient_gbps['north>south']:.3g}" in found[0].why
     profile = profile_model(load_model(tmp_path / "model"))
     sent = 8 * 4 * profile.num_parameters / 1e9 / seen_of.iteration_s
     assert seen_of.gradient_gbps["north>south"] == pytest.approx(sent, rel=0.05), "once each way, headers too"

@@ -15,7 +15,7 @@ from pydantic import Field
 from isthmus.control.placement.demand import demand_of
 from isthmus.control.placement.gradients import Gradients
 from isthmus.control.placement.replant import replant
-from isthmus.control.placement.resources import Resources
+from isthmus.control.placement.resources import Ends, Resources
 from isthmus.control.placement.standing import refusals_of
 from isthmus.control.placement.stored import stored_bytes
 from isthmus.control.placement.unlike import place_all
@@ -63,7 +63,7 @@ def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
     for plan in planned.plans:
         refusals = _refusals(plan, asked, profile, resources)
         refused += refusals
-        kept += [] if refusals else [plan]
+        kept += [] if refusals else [_with_gradients_told(plan, profile)]
     for pattern in planned.plans[:1] or _patterns(asked):
         moved, more = _elsewhere(pattern, kept, asked, profile, resources, pool)
         kept += moved
@@ -81,16 +81,28 @@ def _with_needs(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
     notes = plan.predicted.assumptions
     if job.data.max_bytes is None:
         notes = (*notes, "data.max_bytes is not given: the data is taken to need no storage")
-    rates = {}
-    if len({tuple(stage.cluster for stage in plan.pipeline(replica)) for replica in range(plan.dp)}) > 1:
-        gradients = Gradients.of(profile, plan.predicted.iteration_s * plan.local_steps)
-        rates = gradients.gbps([(stage.layers, stage.cluster) for stage in plan.stages])
     update = {
         "storage_bytes": stored_bytes(plan, job, profile),
-        "gradient_gbps": {f"{a}>{b}": gbps for (a, b), gbps in rates.items()},
+        "gradient_gbps": {f"{a}>{b}": gbps for (a, b), gbps in _gradient_gbps(plan, profile).items()},
         "assumptions": notes,
     }
     return plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
+
+
+def _with_gradients_told(plan: Plan, profile: ModelProfile) -> Plan:
+    """Return a plan of the planner whose reasons name what gradients need, as those of `Together` do."""
+    rates = _gradient_gbps(plan, profile)
+    told = (f"; gradients from {a} to {b} need {gbps:.3g} Gbit/s" for (a, b), gbps in rates.items())
+    return plan.model_copy(update={"why": plan.why + "".join(told)})
+
+
+def _gradient_gbps(plan: Plan, profile: ModelProfile) -> dict[Ends, float]:
+    """Return what gradients send between clusters; nothing where all replicas are at the same ones."""
+    rows = {tuple(stage.cluster for stage in plan.pipeline(replica)) for replica in range(plan.dp)}
+    if plan.predicted is None or len(rows) == 1:
+        return {}
+    gradients = Gradients.of(profile, plan.predicted.iteration_s * plan.local_steps)
+    return gradients.gbps([(stage.layers, stage.cluster) for stage in plan.stages])
 
 
 def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
