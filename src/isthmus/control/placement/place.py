@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from isthmus.control.placement.compute import ComputeStage, Ranges, Work
 from isthmus.control.placement.explain import explain
@@ -131,7 +132,7 @@ def _search(
             break
     order = {room.name: place for place, room in enumerate(rooms)}
     found.sort(key=lambda one: _order(one, order))
-    return _varied(found, keep)
+    return varied(found, keep)
 
 
 def _order(one: Candidate, order: dict[str, int]) -> tuple[object, ...]:
@@ -139,9 +140,17 @@ def _order(one: Candidate, order: dict[str, int]) -> tuple[object, ...]:
     return (one.crossings, len(one.clusters), one.price_per_hour, places, one.ranges)
 
 
-def _varied(ordered: Sequence[Candidate], keep: int) -> list[Candidate]:
+class _Placed(Protocol):
+    @property
+    def clusters(self) -> tuple[str, ...]: ...
+
+
+_One = TypeVar("_One", bound=_Placed)
+
+
+def varied(ordered: Sequence[_One], keep: int) -> list[_One]:
     """Return `keep` candidates in the same order: first the best of each set of clusters, then others."""
-    first: dict[frozenset[str], Candidate] = {}
+    first: dict[frozenset[str], _One] = {}
     for one in ordered:
         first.setdefault(frozenset(one.clusters), one)
     chosen = list(first.values())[:keep]

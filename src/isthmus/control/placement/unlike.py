@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from isthmus.control.placement.demand import Alike, Demand
 from isthmus.control.placement.gradients import held_by
-from isthmus.control.placement.place import Candidate, place
+from isthmus.control.placement.place import Candidate, place, varied
 from isthmus.control.placement.refuse import never
 from isthmus.control.placement.resources import Ends, Resources
 from isthmus.core.errors import ConflictError
@@ -71,7 +71,7 @@ def place_all(
     laid = [one for search in searches for one in search.run(resources)]
     laid.sort(key=lambda one: (one.crossings, len(one.clusters), one.price_per_hour))
     return TogetherPlacements(
-        candidates=tuple(laid[:keep]),
+        candidates=tuple(varied(laid, keep)),
         refused=() if laid else tuple(dict.fromkeys(r for one in searches for r in one.refused)),
         whole=all(one.whole for one in searches),
     )
