@@ -10,9 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from isthmus.comm import tcp
 from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting, greet
 from isthmus.comm.mesh import connect
+from isthmus.comm.peer import Peer
 from isthmus.comm.tcp import TcpTransport
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
@@ -46,6 +48,32 @@ class Places:
             list(pool.map(TcpTransport.close, transports))
         for one in self.listeners:
             one.close()
+
+
+def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. The last rank dies. 2. The others, who have all they need, wait for its leave. 3. Another takes its
+    place: they hear of that and end, with a straggler, for they have to meet it once more.
+    """
+    monkeypatch.setattr(tcp, "LINGER_S", 600.0)
+    part, parting = Peer.part, threading.Semaphore(0)
+
+    def parts(peer: Peer, reason: str, linger_s: float) -> None:
+        parting.release()
+        part(peer, reason, linger_s)
+
+    monkeypatch.setattr(Peer, "part", parts)
+    places = Places(3)
+    first = places.join_all([0, 0, 0])
+    first[2].abandon()
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(first[rank].close) for rank in (0, 1)]
+        assert all(parting.acquire(timeout=60) for _ in range(4))
+        back = pool.submit(places.join, 2, 1, 60.0)
+        for end in ends:
+            end.result(60)
+        assert [first[rank].stragglers() for rank in (0, 1)] == [[2], [2]]
+        others = list(pool.map(places.join, (0, 1), (1, 1)))
+        places.close([*others, back.result()])
 
 
 def receive(transport: TcpTransport, peer: int, tag: int = 1) -> tuple[Future[object], bytearray]:

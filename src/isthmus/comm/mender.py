@@ -36,13 +36,13 @@ class Mender:
     ) -> None:
         self._rank, self._timeout_s = rank, timeout_s
         self._redial, self._on_link, self._over = redial, on_link, over
-        self._heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
         self._cut_s: float | None = None
         self._lock = threading.Lock()
 
     def heard(self) -> None:
         """Take note that the peer lives."""
-        self._heard_s = time.monotonic()
+        self.heard_s = time.monotonic()
 
     def mended(self) -> None:
         """Take note that a lane is open again."""
@@ -80,7 +80,7 @@ class Mender:
                 if tried:  # the first may only have met a peer that is about to begin anew
                     self._cut(closed.message)
                 tried = True
-            if time.monotonic() - self._heard_s > self._timeout_s:
+            if time.monotonic() - self.heard_s > self._timeout_s:
                 raise loss_of_peer(f"peer {self._rank} was silent for {self._timeout_s:g} s")
             self._over.wait(pause_s)
             pause_s = min(2 * pause_s, longest_s)
@@ -88,7 +88,7 @@ class Mender:
     def _cut(self, why: str) -> None:
         """Tell, once until it is mended, that nothing comes."""
         with self._lock:
-            known, self._cut_s = self._cut_s, self._cut_s or self._heard_s
+            known, self._cut_s = self._cut_s, self._cut_s or self.heard_s
         if known is None:
             self._on_link(self._rank, why, None)
 

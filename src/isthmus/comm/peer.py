@@ -43,8 +43,10 @@ class Peer:
         self.rank, self.traffic, self.mailbox = rank, Traffic(), Mailbox(rank)
         self.inbox, self.outbox = Inbox(self.mailbox, Lane.shut), Outbox()
         self.farewell: str | None = None
-        self._heartbeat_s, self._clock, self._on_loss = heartbeat_s, clock, on_loss
+        self._heartbeat_s, self._timeout_s = heartbeat_s, timeout_s
+        self._clock, self._on_loss = clock, on_loss
         self._error: PeerError | None = None
+        self._given_up = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._over = threading.Event()
@@ -101,10 +103,20 @@ class Peer:
             self.farewell = reason if self.farewell is None else self.farewell
         self.outbox.wake()
 
-    def join(self, linger_s: float) -> None:
-        """Wait until both have taken leave, for at most `linger_s`; then end threads and connections."""
+    def join(self, linger_s: float, silence_s: float = 0.0) -> None:
+        """Wait until both have taken leave, then end threads and connections.
+
+        That is for at most `linger_s`, and on while less than `silence_s` have passed since the peer was
+        heard, up to its time-out.
+        """
+        start_s = time.monotonic()
         with self._changed:
-            self._changed.wait_for(self._has_parted, linger_s)
+            while not self._has_parted():
+                heard_s = min(self._mender.heard_s, start_s + self._timeout_s)
+                left_s = max(start_s + linger_s, heard_s + silence_s) - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             mending = list(self._mending)
         self.fail(PeerError(f"the connection to peer {self.rank} was closed here"))
         for thread in mending:
@@ -112,6 +124,12 @@ class Peer:
         for lane in list(self._lanes.values()):
             lane.cut()
             lane.join()
+
+    def give_up(self) -> None:
+        """Wait for no leave of a peer that no lane leads to, now or later."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
 
     def abandon(self) -> None:
         """Cut all lanes without a word; who still tries to mend one finds that it is over."""
@@ -184,7 +202,7 @@ class Peer:
         alive = [one for one in self._lanes.values() if not one.dead]
         if alive:
             return all(one.has_taken_leave and one.peer_left for one in alive)
-        return self._said_and_heard() or self._over.is_set() or not self._mending
+        return self._said_and_heard() or self._over.is_set() or self._given_up or not self._mending
 
     def _said_and_heard(self) -> bool:
         return self.has_left and any(one.has_taken_leave for one in self._lanes.values())

@@ -55,7 +55,7 @@ class ProcessTransport:
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
-        self._on_loss, self._on_link = on_loss, on_link
+        self._on_loss, self._on_link, self._peer_timeout_s = on_loss, on_link, peer_timeout_s
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
         self._broken, self._ended = threading.Event(), threading.Event()
@@ -116,13 +116,16 @@ class ProcessTransport:
             wake()
 
     def close(self, reason: str = "") -> None:
-        """Send what is queued, take leave, end the process; silent peers cost `LINGER_S` at most."""
+        """Send what is queued, take leave, end the process; silent peers cost `LINGER_S` at most.
+
+        Who still gives signs of life is waited for until it takes leave too.
+        """
         if not self._closes():
             return
         if not (reason or self._lost):
             self._crossing.wait_until_passed_on(LINGER_S)
         self._process.say(Word(CLOSE, text=reason))
-        self._ended.wait(END_S)
+        self._ended.wait(END_S + self._peer_timeout_s)
         self._end()
 
     def stragglers(self) -> list[int]:

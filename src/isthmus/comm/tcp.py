@@ -14,11 +14,12 @@ from isthmus.comm.frame import Greeting
 from isthmus.comm.mender import Connection, OnLink
 from isthmus.comm.peer import Peer
 from isthmus.comm.transport import Arrival, Traffic
-from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.wan.connect import dial
 
 LINGER_S = 5.0
-"""How long an orderly end waits for what is queued; a failing one waits a fifth of it."""
+"""How long an orderly end waits for what is queued, and for a peer of which nothing comes; a failing one
+waits a fifth of it."""
 
 REDIAL_S = 2.0
 """How long one try to open a lane again may take."""
@@ -69,7 +70,7 @@ class TcpTransport:
             greeting,
             lambda rank, lane, connection: self._peers[rank].attach(lane, connection),
             lambda rank, connection: tune(connection, endpoints[rank].congestion_control),
-            self._lose,
+            self._begun_anew,
         )
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
@@ -98,17 +99,21 @@ class TcpTransport:
             wake()
 
     def close(self, reason: str = "") -> None:
-        """Send what is queued, take leave, end all threads; silent peers cost `LINGER_S` at most."""
+        """Send what is queued, take leave, end all threads; silent peers cost `LINGER_S` at most.
+
+        Who still gives signs of life is waited for until it takes leave too.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        linger_s = LINGER_S / 5 if reason or self._lost else LINGER_S
+        orderly = not (reason or self._lost)
+        linger_s, silence_s = (LINGER_S, LINGER_S) if orderly else (LINGER_S / 5, 0.0)
         deadline_s = time.monotonic() + linger_s
         for peer in self._peers.values():
             peer.part(reason, max(deadline_s - time.monotonic(), 0.0))
         for peer in self._peers.values():
-            peer.join(max(deadline_s - time.monotonic(), 0.0))
+            peer.join(max(deadline_s - time.monotonic(), 0.0), silence_s)
         self._door.close()
 
     def stragglers(self) -> list[int]:
@@ -140,6 +145,14 @@ class TcpTransport:
                 raise UnavailableError(error.message, hint=error.hint) from error
             raise
         return None
+
+    def _begun_anew(self, error: RestartError) -> None:
+        """Take note that a rank is back as a later incarnation; who is parting hears no leave of it."""
+        if self._closed:
+            for peer in self._peers.values():
+                peer.give_up()
+        else:
+            self._lose(error)
 
     def _lose(self, error: PeerError) -> None:
         with self._lock:
