@@ -170,7 +170,7 @@ class Refutation:
                 continue
             partitions = all_partitions(len(chosen))
             for partition in sorted(partitions, key=len, reverse=True):  # cheap ones first
-                if len(partition) not in self.numbers or (limits.executable and len(partition) > 1):
+                if len(partition) not in self.numbers:
                     continue
                 if self._reached([tuple(chosen[place] for place in one) for one in partition]):
                     return False

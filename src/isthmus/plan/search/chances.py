@@ -58,6 +58,7 @@ class Chances:
         self.least_parameters = min(layer.parameters for layer in space.task.kinds)
         self._tables: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         self._known: dict[tuple[int, ...], list[Chance]] = {}
+        self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reduced: dict[tuple[int, int], float] = {}
         self._rooms = {spot: self._room(spot) for spot in spots}
         seats = [seat for room in self._rooms.values() for seat, _ in room]
@@ -174,13 +175,19 @@ class Chances:
     def seconds(self, seat: Seat, ends: tuple[bool, bool], in_flight: int, dp: int) -> tuple[float, ...]:
         """Return the seconds of a stage by its number of layers; `ends`: is first, is last.
 
+        One that is not first is so where all before it are empty: of unlike layers it may have the first.
         Of many replicas a few more may share the optimizer, which spares tables.
         """
         dp = few(dp)
         zero = self.space.limits.zero if dp > 1 else 0
         if self.space.task.equal_layers:
             return seat.table(*ends, in_flight, dp, zero).seconds
-        return seat.ranges(*ends, in_flight, dp, zero).least.seconds
+        key = (id(seat), ends, in_flight, dp)
+        if key not in self._least:
+            places = {ends, (True, ends[1])}
+            each = [seat.ranges(*place, in_flight, dp, zero).least.seconds for place in places]
+            self._least[key] = tuple(map(min, itertools.zip_longest(*each, fillvalue=math.inf)))
+        return self._least[key]
 
     def tables(self, seat: Seat, dp: int, count: int) -> list[tuple[float, ...]]:
         """Return the seconds of a stage in the middle with 1, 2, ... micro-batches in flight, to `count`."""
