@@ -157,17 +157,19 @@ def _order(order: PartOrder) -> Key:
     return order.job, order.attempt, order.desired, order.protect, victims, order.rank_map is not None
 
 
+_PLAIN = {str, int, bool, type(None)}
+
+
 def _fields(thing: Any, left_out: set[str]) -> Key:
     kind = type(thing), id(left_out)
     names = _NAMES.get(kind)
     if names is None:
         names = _NAMES[kind] = tuple(one.name for one in fields(thing) if one.name not in left_out)
-    return tuple([_value(name, getattr(thing, name)) for name in names])
+    values = [(name, getattr(thing, name)) for name in names]
+    return tuple([value if type(value) in _PLAIN else _value(name, value) for name, value in values])
 
 
 def _value(name: str, value: Any) -> Hashable:
-    if value is None or isinstance(value, bool | int | str):
-        return value
     if name in _SET:
         return value != ()
     if name in _DUE:

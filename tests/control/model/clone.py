@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from sortedcontainers import SortedDict, SortedList
@@ -76,8 +77,8 @@ _PLAIN = {f"{kind}{more}" for kind in ("str", "int", "float", "bool") for more i
 
 def _dict(thing: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
     copy = thing.copy()
-    for key, value in thing.items():
-        if type(value) not in _SHARED:
+    if not _SHARED.issuperset(map(type, copy.values())):
+        for key, value in thing.items():
             copy[key] = clone(value, memo)
     return copy
 
@@ -123,8 +124,9 @@ def share(thing: Any, shelf: Shelf) -> Any:
     if kind in _SHARED or (kind not in _COPIERS and _learn(kind) is None):
         return thing
     if kind is dict:
-        for name, value in thing.items():
-            thing[name] = share(value, shelf)
+        if not _SHARED.issuperset(map(type, thing.values())):
+            for name, value in thing.items():
+                thing[name] = share(value, shelf)
         contents = (kind, *thing.items())
     elif kind in (list, set, SortedList):
         contents = (kind, *thing)
@@ -142,5 +144,9 @@ def share(thing: Any, shelf: Shelf) -> Any:
         return thing
 
 
+@cache
 def _attributes(kind: type) -> tuple[str, ...]:
-    return _OBJECTS[kind] if kind in _OBJECTS else tuple(one.name for one in fields(kind))
+    """Return the attributes that may hold something that can change."""
+    if kind in _OBJECTS:
+        return _OBJECTS[kind]
+    return tuple(one.name for one in fields(kind) if str(one.type) not in _PLAIN)

@@ -42,6 +42,9 @@ class Steps(NamedTuple):
     bad: Ints
 
 
+_SITE = 32
+"""Bits of a site's number."""
+
 Found = tuple[Ints, Ints, Ints, Columns]
 """Steps of many states: of which, of what kind, the number of what is to be looked at, to where."""
 
@@ -55,9 +58,10 @@ class States:
         self.num_sites = len(scenario.sites)
         self._wishes = {kind: num for kind, num in scenario.wishes.items() if num}
         self._all_left = math.prod(num + 1 for num in self._wishes.values()) - 1
-        self.site_bits = 39 // self.num_sites
+        self.site_bits = 42 // self.num_sites
         self.server_bits = 63 - self._all_left.bit_length() - self.num_sites * self.site_bits
         self.wrong = [""]
+        self._placed = list[int]()
         self._heard: list[Heard | None] = [None]
         self._effects, self._joint = Rows(5), Rows(self.num_sites)
         self._writer, self._books = Writer(self.parts), Books()
@@ -72,7 +76,8 @@ class States:
     def columns(self, states: Ints) -> Columns:
         """Return states as columns."""
         mask, n = (1 << self.site_bits) - 1, self.num_sites
-        sites = np.stack([(states >> (self.site_bits * place)) & mask for place in range(n)], axis=1)
+        places = np.stack([(states >> (self.site_bits * place)) & mask for place in range(n)], axis=1)
+        sites = np.array(self._placed, dtype=np.int64)[places]
         rest = states >> (self.site_bits * n)
         return Columns(rest >> self.server_bits, rest & ((1 << self.server_bits) - 1), sites)
 
@@ -120,7 +125,7 @@ class States:
 
     def _own_steps(self, at: Columns, faulty: bool) -> Iterator[Found]:
         """Yield the steps of servers, of sites, and of both together."""
-        word, mask = "faults" if faulty else "steps", (1 << self.site_bits) - 1
+        word = "faults" if faulty else "steps"
         of_server, of_site, of_both = self.parts.of_server, self.parts.of_site, self.parts.of_both
         yield self._stepped(at, None, at.server, lambda key: of_server(key, faulty), f"server {word}")
         for place in range(self.num_sites):
@@ -128,9 +133,9 @@ class States:
             yield self._stepped(at, place, sites, lambda key: of_site(key, faulty), f"site {word}")
 
             def message(key: int, place: int = place) -> list[Effect]:
-                return of_both(key >> self.site_bits, place, key & mask, faulty)
+                return of_both(key >> _SITE, place, key & ((1 << _SITE) - 1), faulty)
 
-            keys = (at.server << self.site_bits) | sites
+            keys = (at.server << _SITE) | sites
             yield self._stepped(at, place, keys, message, f"both {word} {place}")
 
     def _stepped(
@@ -162,7 +167,7 @@ class States:
         return of, nothing, nothing, Columns(at.left[of], at.server[of], sites.astype(np.int64))
 
     def _work_out_joint(self, key: int) -> int:
-        numbers = self.columns(np.array([key])).sites[0].tolist()
+        numbers = self._unpacked_sites(key)
         sites, found = dict(zip(self.scenario.sites, map(self.parts.site, numbers), strict=True)), []
         for _, after in training(sites, self.scenario):
             both = zip(sites, numbers, strict=True)
@@ -193,27 +198,42 @@ class States:
 
     def _judge(self, flag: Ints, sites: Ints) -> Ints:
         """Return by step the number of what is wrong with it: it ends who has not saved, or worse."""
-        bad = np.zeros(len(flag), dtype=np.int64)
-        for place in np.flatnonzero(flag).tolist():
-            heard = self._heard[flag[place]]
-            assert heard is not None
-            here = [self.parts.site(number) for number in sites[place].tolist()]
-            what = heard.wrong or badly_ended(heard.ended, here)
-            if what:
-                bad[place] = len(self.wrong)
-                self.wrong.append(what)
+        bad, which = np.zeros(len(flag), dtype=np.int64), np.flatnonzero(flag)
+        keys = (flag[which] << (self.site_bits * self.num_sites)) | self._packed_sites(sites[which])
+        bad[which] = self._books.look_up("judged", keys, self._judge_one)
         return bad
+
+    def _judge_one(self, key: int) -> int:
+        heard = self._heard[key >> (self.site_bits * self.num_sites)]
+        assert heard is not None
+        what = heard.wrong or badly_ended(heard.ended, map(self.parts.site, self._unpacked_sites(key)))
+        if not what:
+            return 0
+        self.wrong.append(what)
+        return len(self.wrong) - 1
 
     def _packed(self, at: Columns) -> Ints:
         """Return states as integers, in the one way in which each is written."""
         server, sites = self._writer.written(at.server, at.sites)
-        if len(self.parts.server_facts) >> self.server_bits or len(self.parts.site_facts) >> self.site_bits:
-            raise OverflowError(f"{self.scenario}: more servers or sites than the states have room for")
+        if len(self.parts.server_facts) >> self.server_bits:
+            raise OverflowError(f"{self.scenario}: more servers than the states have room for")
         own = (at.left << self.server_bits) | server
         return (own << (self.site_bits * self.num_sites)) | self._packed_sites(sites)
 
     def _packed_sites(self, sites: Ints) -> Ints:
+        """Return the sites of states as one integer: each as its place among those that are in any state."""
+        places = self._books.look_up("places", sites.ravel(), self._place).reshape(sites.shape)
         packed = np.zeros(len(sites), dtype=np.int64)
         for place in range(self.num_sites):
-            packed |= sites[:, place] << (self.site_bits * place)
+            packed |= places[:, place] << (self.site_bits * place)
         return packed
+
+    def _place(self, number: int) -> int:
+        if len(self._placed) >> self.site_bits:
+            raise OverflowError(f"{self.scenario}: more sites than the states have room for")
+        self._placed.append(number)
+        return len(self._placed) - 1
+
+    def _unpacked_sites(self, key: int) -> list[int]:
+        numbers: list[int] = self.columns(np.array([key])).sites[0].tolist()
+        return numbers

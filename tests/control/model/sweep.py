@@ -91,10 +91,10 @@ class _Sweep:
                 free, faulty = self._step(states, faults < self.scenario.faults)
                 now.append(free)
                 next_layer.append(faulty)
+                self._tell()
             fresh = _without(_union(now), self.met)
             if len(next_layer) > 50:
                 next_layer = [_without(_union(next_layer), self.met)]
-            self._tell()
         return _without(_union(next_layer), self.met)
 
     def _step(self, states: Ints, may_fail: bool) -> tuple[Ints, Ints]:
