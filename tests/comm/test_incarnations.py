@@ -51,8 +51,9 @@ class Places:
 
 
 def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. The last rank dies. 2. The others, who have all they need, wait for its leave. 3. Another takes its
-    place: they hear of that and end, with a straggler, for they have to meet it once more.
+    """1. The last rank dies. 2. The others, who have all they need, wait for its leave, with a message to it
+    on its way. 3. Another takes its place: they hear of that and end, with a straggler, for they have to meet
+    it once more.
     """
     monkeypatch.setattr(tcp, "LINGER_S", 600.0)
     part, parting = Peer.part, threading.Semaphore(0)
@@ -65,6 +66,8 @@ def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: p
     places = Places(3)
     first = places.join_all([0, 0, 0])
     first[2].abandon()
+    for one in first[:2]:
+        one.send(2, 1, "x", memoryview(b"o"))
     with ThreadPoolExecutor(3) as pool:
         ends = [pool.submit(first[rank].close) for rank in (0, 1)]
         assert all(parting.acquire(timeout=60) for _ in range(4))

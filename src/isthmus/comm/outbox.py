@@ -130,6 +130,12 @@ class Outbox:
         for message in failed:
             message.future.set_exception(error)
 
+    def drop(self, error: PeerError) -> None:
+        """Fail every message, and forget what else was to be told: nobody is there to hear it."""
+        with self._changed:
+            self._notes.clear()
+        self.fail(error)
+
     def wait_for_work(self, timeout_s: float, or_else: Callable[[], bool]) -> bool:
         """Block until there is something to take or `or_else()`, after `wake`; False after `timeout_s`."""
         with self._changed:

@@ -126,10 +126,12 @@ class Peer:
             lane.join()
 
     def give_up(self) -> None:
-        """Wait for no leave of a peer that no lane leads to, now or later."""
+        """Wait for no leave of a peer that no lane leads to, now or later, nor for what is to arrive there."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
+        if not self.has_left and all(one.dead for one in self._lanes.values()):
+            self.outbox.drop(PeerError(f"the connection to peer {self.rank} was given up here"))
 
     def abandon(self) -> None:
         """Cut all lanes without a word; who still tries to mend one finds that it is over."""
