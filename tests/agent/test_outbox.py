@@ -113,3 +113,18 @@ def test_a_report_is_bounded_and_the_rest_follows(
     assert (text(batch), batch.full) == ("abcde", False)
     outbox.stored(batch)
     assert outbox.drained(folder.parent)
+
+
+def test_a_character_is_not_cut_where_a_report_is_full(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an ended worker wrote arrives as it was, though a report ends within a character of it."""
+    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
+    (folder / "log").write_text("abcü€")
+    (folder / "exit").write_text("0\n")
+    outbox, found = Outbox(tmp_path), ""
+    while not outbox.drained(folder.parent):
+        batch = outbox.collect()
+        found += text(batch)
+        outbox.stored(batch)
+    assert found == "abcü€"

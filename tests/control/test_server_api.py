@@ -203,6 +203,20 @@ def test_a_site_writes_only_into_jobs_that_run_there(server: Server) -> None:
     assert server.call("GET", f"/v1/jobs/{found.id}/metrics").json()["metrics"] == []
 
 
+def test_lines_that_come_after_a_job_was_deleted_are_not_kept(server: Server) -> None:
+    """The script: 1. both sites have a part; 2. cancelled, released, deleted; 3. a site sends its last lines."""
+    found = server.prepared()
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    server.call("POST", f"/v1/jobs/{found.id}/cancel")
+    for site in (EAST, WEST):
+        server.sync(report(site, parts=(ObservedPart(job=found.id, attempt=1, state="released"),)))
+    assert server.call("DELETE", f"/v1/jobs/{found.id}").status_code == 204
+    server.sync(report(EAST, metrics=(line(found.id, 0),), logs=(chunk(found.id, 0, "one\n"),)))
+    assert server.store.metrics(found.id, after=0, limit=9).metrics == ()
+    assert server.store.logs(found.id, after=0, rank=None, limit=9).chunks == ()
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [

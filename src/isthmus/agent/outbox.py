@@ -121,7 +121,8 @@ class Outbox:
         with file.open("rb") as stream:
             stream.seek(offset)
             data = stream.read(room)
-        if not ended:
+            more = not ended or bool(stream.read(1))
+        if more:
             data = data[: len(data) - _unfinished(data)]
         if not data:
             return offset

@@ -81,16 +81,19 @@ class SiteDesk:
         return orders
 
     def _store_lines(self, report: AgentReport) -> None:
-        """Keep the lines of jobs that have or had a part at the cluster; those of others are dropped."""
+        """Keep the lines of jobs that have or had a part at the cluster; those of others are dropped.
+
+        So are those that still come of a job that has been deleted.
+        """
         named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
         if not named:
             return
         cluster = report.cluster.name
 
         def run_there(coordinator: Coordinator) -> set[str]:
-            jobs = (coordinator.state.jobs.get(job_id) for job_id in named)
-            planned = {job.id for job in jobs if job and job.plan and cluster in job.plan.clusters}
-            return planned | {job_id for job_id in named if (job_id, cluster) in self._seen_at}
+            jobs = [job for job_id in named if (job := coordinator.state.jobs.get(job_id)) is not None]
+            planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
+            return planned | {job.id for job in jobs if (job.id, cluster) in self._seen_at}
 
         ours = self._actor.ask(run_there)
         if ours:
