@@ -126,7 +126,7 @@ class Peer:
             lane.join()
 
     def give_up(self) -> None:
-        """Wait for no leave of a peer that no lane leads to, now or later, nor for what is to arrive there."""
+        """Wait for no leave of a peer that no lane leads to, now or later, nor for what should arrive."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
