@@ -204,7 +204,7 @@ def test_a_site_writes_only_into_jobs_that_run_there(server: Server) -> None:
 
 
 def test_lines_that_come_after_a_job_was_deleted_are_not_kept(server: Server) -> None:
-    """The script: 1. both sites have a part; 2. cancelled, released, deleted; 3. a site sends its last lines."""
+    """The script: 1. two sites have a part; 2. cancelled, released, deleted; 3. one sends its last lines."""
     found = server.prepared()
     for site in (EAST, WEST):
         server.sync(report(site))
