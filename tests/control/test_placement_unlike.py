@@ -27,7 +27,7 @@ from tests.control.placing import (
     switches,
 )
 
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=40, deadline=None)
 LAYERS = 4
 GBIT = 1e9 / 8
 
