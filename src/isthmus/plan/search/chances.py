@@ -143,7 +143,7 @@ class Chances:
         for choices in chance.choices:
             rate += max(stages / self.layer_s(seat) for seat, stages in choices)
         most = (time_s - tail.fixed_s - self.rest_s) * rate / self.layers * (1 + 1e-9)
-        return min(max(0, math.floor(most)), -(-self.total // chance.dp))
+        return min(math.floor(most), -(-self.total // chance.dp)) if most >= 1 else 0
 
     def filled(self, chance: Chance, tail: Tail, time_s: float, at_most: int, several: bool) -> int:
         """Return the micro-batches of a replica whose pipeline fills and drains."""
