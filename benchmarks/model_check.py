@@ -3,7 +3,8 @@
 The real coordinator and the real agents' machines, a network that loses, delays and repeats, agents and
 servers that die; owners' names do not count, and there is no time (`docs/design/model-check.md`). A row is
 one scenario: the sites of each job, and how many faults there may be, of whatever kinds; each is looked at
-in a process of its own. `--quick` runs those of the tests.
+in a process of its own. `--quick` runs those of the tests, `--all` also the largest, which takes some minutes
+and gigabytes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from benchmarks.table import Row, print_rows
-from tests.control.model.scenario import QUICK, WHOLE, Scenario
+from tests.control.model.scenario import LARGEST, QUICK, WHOLE, Scenario
 from tests.control.model.sweep import Swept, sweep
 
 TELL_S = 10.0
@@ -52,7 +53,7 @@ def check(scenario: Scenario) -> list[Row]:
 
 def main() -> int:
     """Print the rows of every scenario."""
-    scenarios = QUICK if "--quick" in sys.argv else WHOLE
+    scenarios = QUICK if "--quick" in sys.argv else (*WHOLE, *LARGEST) if "--all" in sys.argv else WHOLE
     rows = list[Row]()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for found in pool.map(check, scenarios):

@@ -66,3 +66,6 @@ WHOLE = (
     Scenario(faults=1),
 )
 """What `python -m benchmarks.model_check` runs."""
+
+LARGEST = (replace(PREEMPTION, faults=1),)
+"""What it also runs with `--all`."""
