@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,9 @@ from isthmus.plan.search.layout import Layout, deal
 from isthmus.plan.search.shape import Cost, Shape
 from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, flat
+
+PATIENCE = 1500
+"""Chains of one length that are cut for nothing better, in a space too large for all its numbers, at most."""
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Tally:
 class Explorer:
     """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is.
 
-    `near` keeps the search to these branches.
+    `near` keeps the search to these branches. Where some of the space is left out anyway, chains of a
+    length are left after `PATIENCE` of them for nothing better: counted, so that a question has one answer.
     """
 
     space: Space
@@ -50,21 +55,31 @@ class Explorer:
     link_bound: bool = True
     near: frozenset[BranchKey] | None = None
     _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
+    _better_at: int = 0
 
     def run(self, spots: Sequence[Spot]) -> list[Layout]:
         """Return the layouts found, best first: the best `width`, and the best of each set of clusters.
 
-        Node groups that train alone come first: they are few, and what they reach prunes the chains of many.
+        Node groups that train alone come first, then short chains: they are few, and what they reach prunes
+        the long ones before these are even bounded.
         """
-        sets = list(island_sets(spots, self.space))
-        singles = [one for one in sets if all(len(island) == 1 for island in one)]
-        chains = [one for one in sets if any(len(island) > 1 for island in one)]
-        for some in (singles, chains):
-            for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
-                if self.tally.stopped:
+        by_length: dict[int, list[tuple[Island, ...]]] = defaultdict(list)
+        for one in island_sets(spots, self.space):
+            by_length[max(map(len, one))].append(one)
+        for length in sorted(by_length):
+            self._better_at = self.tally.evaluated
+            for branch in sorted(self._branches(by_length[length]), key=lambda one: one.promise_s):
+                if self._ends():
                     break
                 self._visit(branch)
+            if self.tally.stopped:
+                break
         return self.found.layouts
+
+    def _ends(self) -> bool:
+        """Say whether the search was stopped, or has looked at enough for nothing."""
+        tired = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
+        return self.tally.stopped or tired
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
         for islands, schedule, ring in self._parted(sets):
@@ -160,7 +175,7 @@ class Explorer:
             if option.chain is not None:
                 shape = self._placed(option.shape, branch.islands[0])
                 self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
-            if self.tally.stopped:
+            if self._ends():
                 return
 
     def _placed(self, shape: Shape, island: Island) -> Shape:
@@ -215,7 +230,10 @@ class Explorer:
         if layout is None or (most and layout.num_chips > most):
             return
         if self.link_bound or not layout.link_bound:
+            before = self.found.best
             self.found.keep(layout)
+            if self.found.best is not before:
+                self._better_at = self.tally.evaluated
 
 
 def _alone_s(option: Option, total: int) -> float:

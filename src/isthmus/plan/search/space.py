@@ -29,6 +29,9 @@ from isthmus.plan.search.ways import Ways
 MANY_CHIPS = 256
 """Islands of three and more spots with more chips than this are cut alike everywhere."""
 
+MANY_CUTS = 64
+"""Of at most so many combinations of cuts of an island's spots all are tried."""
+
 LONG_SEQUENCE = 16384
 """Context parallelism is considered from this length on."""
 
@@ -199,13 +202,18 @@ class Space:
         return [(one, one in once, one in back) for one in dict.fromkeys(once + back)]
 
     def _cut_choices(self, order: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
-        """Yield a cut per spot; in large islands all spots have the same, as far as they have it."""
+        """Yield a cut per spot; in larger islands one per kind of spot, in the largest the same for all."""
         each = [self.cuts(spot) for spot in order]
         few = len(order) <= 2 or sum(spot.chips for spot in order) <= MANY_CHIPS
-        if few and math.prod(len(one) for one in each) <= 256:
+        if few and math.prod(len(one) for one in each) <= MANY_CUTS:
             yield from itertools.product(*each)
             return
         self.thinned = True
+        of_kind = {spot.kind: cuts for spot, cuts in zip(order, each, strict=True)}
+        if few and math.prod(len(one) for one in of_kind.values()) <= MANY_CUTS:
+            for chosen in itertools.product(*of_kind.values()):
+                cut = dict(zip(of_kind, chosen, strict=True))
+                yield tuple(cut[spot.kind] for spot in order)
+            return
         for base in dict.fromkeys(itertools.chain(*each)):
-            alike = [base if base in options else options[-1] for options in each]
-            yield tuple(alike)
+            yield tuple(base if base in options else options[-1] for options in each)
