@@ -67,7 +67,7 @@ def test_shared_stages_train_as_one_process_does(tmp_path: Path, variant: str, s
     ("variant", "ends", "tps", "sp"),
     [
         ("llama", [4], [2], False),
-        ("qwen3-moe", [4], [4], False),
+        ("qwen3-moe", [4], [2], False),
         ("mixtral", [1, 4], [1, 2], True),
         ("qwen3", [1, 2, 4], [4, 1, 2], False),
     ],
