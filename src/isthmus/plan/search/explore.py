@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +25,7 @@ from isthmus.plan.search.space import Space
 from isthmus.plan.search.spots import Spot, flat
 
 PATIENCE = 1500
-"""Chains of one length that are cut for nothing better, in a space too large for all its numbers, at most."""
+"""Chains that are cut for nothing better, in a space too large for all its numbers, at most."""
 
 
 @dataclass
@@ -42,8 +41,8 @@ class Tally:
 class Explorer:
     """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is.
 
-    `near` keeps the search to these branches. Where some of the space is left out anyway, chains of a
-    length are left after `PATIENCE` of them for nothing better: counted, so that a question has one answer.
+    `near` keeps the search to these branches. Where some of the space is left out anyway, the rest is left
+    after `PATIENCE` chains for nothing better: counted, so that a question has one answer.
     """
 
     space: Space
@@ -60,15 +59,14 @@ class Explorer:
     def run(self, spots: Sequence[Spot]) -> list[Layout]:
         """Return the layouts found, best first: the best `width`, and the best of each set of clusters.
 
-        Node groups that train alone come first, then short chains: they are few, and what they reach prunes
-        the long ones before these are even bounded.
+        Node groups that train alone come first: they are few, and what they reach prunes the chains of many.
         """
-        by_length: dict[int, list[tuple[Island, ...]]] = defaultdict(list)
-        for one in island_sets(spots, self.space):
-            by_length[max(map(len, one))].append(one)
-        for length in sorted(by_length):
+        sets = list(island_sets(spots, self.space))
+        singles = [one for one in sets if all(len(island) == 1 for island in one)]
+        chains = [one for one in sets if any(len(island) > 1 for island in one)]
+        for some in (singles, chains):
             self._better_at = self.tally.evaluated
-            for branch in sorted(self._branches(by_length[length]), key=lambda one: one.promise_s):
+            for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
                 if self._ends():
                     break
                 self._visit(branch)
