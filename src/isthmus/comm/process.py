@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 
 from isthmus.comm.crossing import Crossing
+from isthmus.comm.ending import Ending
 from isthmus.comm.endpoint import Endpoint
 from isthmus.comm.frame import Greeting
 from isthmus.comm.launch import END_S, CarrierProcess
@@ -56,12 +57,8 @@ class ProcessTransport:
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
         self._on_loss, self._on_link, self._peer_timeout_s = on_loss, on_link, peer_timeout_s
-        self._lock = threading.Lock()
-        self._lost: PeerError | None = None
-        self._broken, self._ended = threading.Event(), threading.Event()
-        self._wakes: list[Callable[[], None]] = []
+        self._ending, self._ended = Ending(), threading.Event()
         self._stragglers = [rank for rank in range(self.size) if rank != self.rank]
-        self._closed = False
         self._process = CarrierProcess(listener)
         self._crossing = Crossing(self._process, self._stragglers)
         self._reader = threading.Thread(target=self._listen, name="isthmus-carried", daemon=True)
@@ -104,25 +101,20 @@ class ProcessTransport:
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
-        self._broken.wait(wait_s)
-        return self._lost
+        return self._ending.loss(wait_s)
 
     def when_lost(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from any thread, once a loss has broken the transport or it is abandoned."""
-        with self._lock:
-            lost = self._lost is not None or self._closed
-            self._wakes.append(wake)
-        if lost:
-            wake()
+        self._ending.when_over(wake)
 
     def close(self, reason: str = "") -> None:
         """Send what is queued, take leave, end the process; silent peers cost `LINGER_S` at most.
 
         Who still gives signs of life is waited for until it takes leave too.
         """
-        if not self._closes():
+        if self._ending.close() is None:
             return
-        if not (reason or self._lost):
+        if not (reason or self._ending.lost):
             self._crossing.wait_until_passed_on(LINGER_S)
         self._process.say(Word(CLOSE, text=reason))
         self._ended.wait(END_S + self._peer_timeout_s)
@@ -134,17 +126,13 @@ class ProcessTransport:
 
     def abandon(self) -> None:
         """Cut all connections without a word: the ranks meet anew, or do not, by others."""
-        if not self._closes():
+        wakes = self._ending.close()
+        if wakes is None:
             return
         self._process.kill()
         self._end()
-        for wake in list(self._wakes):
+        for wake in wakes:
             wake()
-
-    def _closes(self) -> bool:
-        with self._lock:
-            first, self._closed = not self._closed, True
-        return first
 
     def _end(self) -> None:
         """Let the process end, fail what it has not done, let go of what was shared."""
@@ -172,7 +160,7 @@ class ProcessTransport:
             elif word.kind == CLOSED:
                 self._stragglers = unpacked_ranks(word.text)
                 self._ended.set()
-        if not self._closed:
+        if not self._ending.closed:
             error = self._death()
             self._crossing.fail_all(error)
             self._lose(error)
@@ -187,12 +175,9 @@ class ProcessTransport:
         return PeerError(why, hint="the worker's log has its last words; transport: thread does without it")
 
     def _lose(self, error: PeerError) -> None:
-        with self._lock:
-            if self._lost is not None or self._closed:
-                return
-            self._lost = error
-            self._broken.set()
-            wakes = list(self._wakes)
+        wakes = self._ending.lose(error)
+        if wakes is None:
+            return
         self._crossing.fail_waiting(error)
         for wake in wakes:
             wake()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from isthmus.comm.door import Door
+from isthmus.comm.ending import Ending
 from isthmus.comm.endpoint import Endpoint, dial_lane, may_pass, tune
 from isthmus.comm.frame import Greeting
 from isthmus.comm.mender import Connection, OnLink
@@ -46,11 +46,7 @@ class TcpTransport:
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
         self._greeting, self._endpoints, self._on_loss = greeting, endpoints, on_loss
-        self._lock = threading.Lock()
-        self._lost: PeerError | None = None
-        self._wakes: list[Callable[[], None]] = []
-        self._broken = threading.Event()
-        self._closed = False
+        self._ending = Ending()
         self._peers = {
             rank: Peer(
                 rank,
@@ -87,27 +83,20 @@ class TcpTransport:
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
-        self._broken.wait(wait_s)
-        return self._lost
+        return self._ending.loss(wait_s)
 
     def when_lost(self, wake: Callable[[], None]) -> None:
         """Call `wake`, from any thread, once a loss has broken the transport or it is abandoned."""
-        with self._lock:
-            lost = self._lost is not None or self._closed
-            self._wakes.append(wake)
-        if lost:
-            wake()
+        self._ending.when_over(wake)
 
     def close(self, reason: str = "") -> None:
         """Send what is queued, take leave, end all threads; silent peers cost `LINGER_S` at most.
 
         Who still gives signs of life is waited for until it takes leave too.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        orderly = not (reason or self._lost)
+        if self._ending.close() is None:
+            return
+        orderly = not (reason or self._ending.lost)
         linger_s, silence_s = (LINGER_S, LINGER_S) if orderly else (LINGER_S / 5, 0.0)
         deadline_s = time.monotonic() + linger_s
         for peer in self._peers.values():
@@ -122,11 +111,9 @@ class TcpTransport:
 
     def abandon(self) -> None:
         """Cut all connections without a word: the ranks meet anew, or do not, by others."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            wakes = list(self._wakes)
+        wakes = self._ending.close()
+        if wakes is None:
+            return
         for peer in self._peers.values():
             peer.abandon()
         for wake in wakes:
@@ -148,19 +135,16 @@ class TcpTransport:
 
     def _begun_anew(self, error: RestartError) -> None:
         """Take note that a rank is back as a later incarnation; who is parting hears no leave of it."""
-        if self._closed:
+        if self._ending.closed:
             for peer in self._peers.values():
                 peer.give_up()
         else:
             self._lose(error)
 
     def _lose(self, error: PeerError) -> None:
-        with self._lock:
-            if self._lost is not None or self._closed:
-                return
-            self._lost = error
-            self._broken.set()
-            wakes = list(self._wakes)
+        wakes = self._ending.lose(error)
+        if wakes is None:
+            return
         for peer in self._peers.values():
             peer.fail(error)
         for wake in wakes:
