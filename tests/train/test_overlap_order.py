@@ -19,6 +19,8 @@ from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.model.pieces import StagePieces
 from isthmus.train.model.stage import build_stage
+from isthmus.train.program import Step
+from isthmus.train.stage_pass import StagePass
 from tests.train.small_models import write_config
 
 STAGES, TOTAL, WARM_UP = 3, 6, (4, 2, 0)
@@ -60,19 +62,6 @@ class Recorder(Exchange):
         return works
 
 
-class Watched(Account):
-    """An account that notes each computation where it begins."""
-
-    def __init__(self, events: list[str]) -> None:
-        super().__init__()
-        self.events = events
-
-    def span(self, kind: str, micro_batch: int):  # type: ignore[no-untyped-def]
-        if kind in ("forward", "backward"):
-            self.events.append(f"{kind[0]}{micro_batch}")
-        return super().span(kind, micro_batch)
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Recorder]:
     """Return what the middle stage did in one step, in order, and the exchange that saw it."""
@@ -81,8 +70,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Recorder]
     events: list[str] = []
     exchange = Recorder(events)
     executor = Executor(StagePieces([stage]), 1, range(STAGES), exchange, dtype=torch.float32)
-    schedule = overlapped(STAGES, TOTAL, WARM_UP)
-    executor.run(schedule, MicroBatches.cut(TOTAL, 1, 4), Watched(events))
+    schedule, do = overlapped(STAGES, TOTAL, WARM_UP), StagePass.do
+
+    def noted(self: StagePass, step: Step) -> None:
+        if step.kind in ("forward", "backward"):
+            events.append(f"{step.kind[0]}{step.key[0]}")
+        do(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StagePass, "do", noted)
+        executor.run(schedule, MicroBatches.cut(TOTAL, 1, 4), Account())
     return events, exchange
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.schedule import Operation
+from isthmus.train.program import Step
 from isthmus.train.stage_pass import StagePass
 from tests.train.replica_threads import LIMIT_S, Cut, Replicas, curve, make_plan
 from tests.train.small_models import write_config
@@ -32,14 +32,14 @@ def test_a_stage_adds_its_gradients_up_while_the_stage_before_goes_backward(
         _tell_when_reduced(replicas, rank, semaphore, monkeypatch)
     do, last = StagePass.do, TWO_STAGES.micro_batches - 1
 
-    def held_up(self: StagePass, operation: Operation) -> None:
-        if self.setup.stage == 0 and (operation.kind, operation.micro_batch) == ("backward", last):
+    def held_up(self: StagePass, step: Step) -> None:
+        if self.setup.stage == 0 and (step.kind, step.key[0]) == ("backward", last):
             mine = list(summed.values())
             assert all(one.acquire(timeout=LIMIT_S / 3) for one in mine), "the last stages wait for the first"
             for one in mine:
                 one.release()
             together.wait(LIMIT_S / 3)
-        do(self, operation)
+        do(self, step)
 
     def begin_anew() -> None:
         for one in summed.values():

@@ -10,22 +10,11 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.work import SendWork
-from isthmus.schedule import Operation, Schedule
 from isthmus.train.metrics import Account
 from isthmus.train.poster import Posted, Poster, begun
 from isthmus.train.staging import HostStaging, Landing
 
 Work: TypeAlias = "dist.Work | Landing | Posted[Message]"
-
-
-def message_tag(schedule: Schedule, stage: int, operation: Operation) -> int:
-    """Return the tag of an exchange of `stage`, the same at both ends: by direction, sender, micro-batch."""
-    sender = schedule.virtual(stage, operation)
-    forward = operation.kind.endswith("forward")
-    if operation.kind.startswith("receive_"):
-        sender += -1 if forward else 1
-    number = operation.micro_batch * schedule.num_virtual_stages + sender
-    return 1 + 2 * number + (0 if forward else 1)
 
 
 @dataclass(frozen=True)

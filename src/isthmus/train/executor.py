@@ -6,24 +6,21 @@ What one step holds is `isthmus.train.stage_pass`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import get_args
 
 import torch
 
 from isthmus.core.plan import StageTime
-from isthmus.schedule import Kind, Schedule, receive_buffers
+from isthmus.schedule import Schedule, receive_buffers
 from isthmus.train.exact_sleep import sleep_exactly
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.model.deferred import DeferredWeights
 from isthmus.train.model.pieces import StagePieces
 from isthmus.train.model.recompute import KEEP_ALL, Recomputation
+from isthmus.train.program import Program, make_program
 from isthmus.train.receive_buffers import ReceiveBuffers
 from isthmus.train.shares.exchange import Messenger
 from isthmus.train.stage_pass import Losses, StagePass, StageSetup
-
-_STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
 
 
 class Executor:
@@ -60,7 +57,9 @@ class Executor:
             sleep=sleep,
         )
         self._deferred: DeferredWeights | None = None
-        self._known: tuple[Schedule | None, int] = (None, 0)
+        self._known: Schedule | None = None
+        self._program: Program = ()
+        self._num_buffers = 0
         self.losses = Losses(None, None)
 
     def run(
@@ -76,28 +75,32 @@ class Executor:
         neighbour is lost.
         """
         self._setup.exchange.account = account
-        operations = schedule.stages[self.stage]
-        if self._deferred is None and any(one.kind == "backward_weight" for one in operations):
-            self._deferred = DeferredWeights(self.pieces.models)
-        self._make_room(schedule, batches)
+        self._learn(schedule)
+        self._make_room(batches)
 
         def told() -> None:
             self.losses = one.cost()
             update()
 
-        one = StagePass(self._setup, schedule, batches, account, told, self._deferred)
+        one = StagePass(self._setup, schedule.trains, batches, account, told, self._deferred)
         with torch.set_grad_enabled(schedule.trains):
-            for starts, together in groupby(operations, lambda op: op.kind in _STARTS):
-                if starts:
-                    one.start(list(together))
-                    continue
-                for operation in together:
-                    one.do(operation)
+            for steps in self._program:
+                if steps[0].starts:
+                    one.start(steps)
+                else:
+                    one.do(steps[0])
         return one.cost()
 
-    def _make_room(self, schedule: Schedule, batches: MicroBatches) -> None:
+    def _learn(self, schedule: Schedule) -> None:
+        """Work out what the schedule asks of this stage, unless it is that of the step before."""
+        if self._known is schedule:
+            return
+        self._known, self._program = schedule, make_program(schedule, self.stage)
+        self._num_buffers = receive_buffers(schedule)[self.stage]
+        if self._deferred is None and any(steps[0].kind == "backward_weight" for steps in self._program):
+            self._deferred = DeferredWeights(self.pieces.models)
+
+    def _make_room(self, batches: MicroBatches) -> None:
         """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is."""
-        if self._known[0] is not schedule:
-            self._known = schedule, receive_buffers(schedule)[self.stage]
         shape = max(batches.sizes), batches.sequence_length, self.pieces.first.hidden_size
-        self.buffers.begin(self._known[1], torch.empty(shape, dtype=self._dtype, device="meta"))
+        self.buffers.begin(self._num_buffers, torch.empty(shape, dtype=self._dtype, device="meta"))

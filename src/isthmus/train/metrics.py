@@ -47,6 +47,13 @@ class Account:
         if self.traced:
             self.spans.append(Span(kind=kind, micro_batch=micro_batch, start_s=start_s, end_s=self.clock()))
 
+    def computed(self, kind: str, micro_batch: int, start_s: float) -> None:
+        """Count what was computed from `start_s` to now, and record it as a span, if this step is traced."""
+        end_s = self.clock()
+        self.compute_s += end_s - start_s
+        if self.traced:
+            self.spans.append(Span(kind=kind, micro_batch=micro_batch, start_s=start_s, end_s=end_s))
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Count the time inside as computing."""

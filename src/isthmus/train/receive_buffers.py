@@ -41,8 +41,8 @@ class ReceiveBuffers:
             raise RuntimeError(f"{name}: all {self._limit} receive buffers of the schedule are in use")
         if not self._free:
             self._free.append(torch.empty(self._like.shape, dtype=self._like.dtype, device=device))
-        self._taken[name] = self._free.pop()
-        return self._taken[name][:num_samples].detach()
+        buffer = self._taken[name] = self._free.pop()
+        return (buffer if num_samples == buffer.shape[0] else buffer[:num_samples]).detach()
 
     def give_back(self, name: Hashable) -> None:
         """Free what `name` holds, if anything: it is not read any more."""

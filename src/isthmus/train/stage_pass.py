@@ -7,27 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from isthmus.core.plan import StageTime
-from isthmus.schedule import Kind, Operation, Schedule, is_last_use
+from isthmus.schedule import Kind
 from isthmus.train.device import synchronize
-from isthmus.train.exchange import Message, message_tag
+from isthmus.train.exchange import Message
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
 from isthmus.train.model.deferred import DeferredWeights, Key
 from isthmus.train.model.pieces import StagePieces
 from isthmus.train.model.recompute import Recomputation
+from isthmus.train.program import Step
 from isthmus.train.receive_buffers import ReceiveBuffers
 from isthmus.train.shares.exchange import Messenger
-
-_STARTED: dict[Kind, Kind] = {
-    "wait_receive_forward": "receive_forward",
-    "wait_receive_backward": "receive_backward",
-}
 
 
 @dataclass(frozen=True)
@@ -60,43 +55,38 @@ class StagePass:
     def __init__(
         self,
         setup: StageSetup,
-        schedule: Schedule,
+        trains: bool,
         batches: MicroBatches,
         account: Account,
         update: Callable[[], None],
         deferred: DeferredWeights | None,
     ) -> None:
-        self.setup, self.models, self.schedule = setup, setup.pieces.models, schedule
+        self.setup, self.models, self.trains = setup, setup.pieces.models, trains
         self.batches, self.account, self.update, self.deferred = batches, account, update, deferred
         self.inputs: dict[Key, torch.Tensor] = {}
         self.outputs: dict[Key, torch.Tensor] = {}
         self.gradients: dict[Key, torch.Tensor] = {}
         self.balances: dict[Key, torch.Tensor] = {}
-        self.works: dict[tuple[str, Key], Any] = {}
+        self.works: dict[int, Any] = {}
         self.handed: dict[int, torch.Tensor] = {}
         self.losses: list[torch.Tensor] = []
         self.balance_losses: list[torch.Tensor] = []
 
-    def do(self, operation: Operation) -> None:
-        """Compute, wait or update, as `operation` says."""
-        kind, m, key = operation.kind, operation.micro_batch, (operation.micro_batch, operation.chunk)
-        compute = {
-            "forward": self._forward,
-            "backward": self._whole_backward,
-            "backward_input": self._backward_input,
-            "backward_weight": self._backward_weight,
-        }.get(kind)
+    def do(self, step: Step) -> None:
+        """Compute, wait or update, as `step` says."""
+        kind, m = step.kind, step.key[0]
+        compute = _COMPUTE.get(kind)
         if compute is not None:
-            self._timed(kind, m, partial(compute, key))
-            if is_last_use(operation, self.schedule.trains):
-                for received in ("receive_forward", "receive_backward"):
-                    self.setup.buffers.give_back((received, key))
+            self._timed(step, compute)
+            if step.frees:
+                self.setup.buffers.give_back(("receive_forward", step.key))
+                self.setup.buffers.give_back(("receive_backward", step.key))
         elif kind == "update":
             with self.account.span("update", m):
                 self.update()
         else:
             with self.account.span("send" if "send" in kind else "receive", m):
-                self._wait(operation)
+                self._wait(step)
 
     def cost(self) -> Losses:
         """Return what the forwards so far cost; waits for them."""
@@ -105,59 +95,50 @@ class StagePass:
             _sum(self.balance_losses) if self.balance_losses else None,
         )
 
-    def start(self, operations: Sequence[Operation]) -> None:
+    def start(self, steps: Sequence[Step]) -> None:
         """Start the exchanges that stand side by side in the schedule; those with itself need no group."""
-        far = [one for one in operations if not self._is_own(one)]
-        works = self.setup.exchange.start([self._message(one) for one in far])
-        for one, work in zip(far, works, strict=True):
-            self.works[one.kind, (one.micro_batch, one.chunk)] = work
-        for one in operations:
-            if one.kind.startswith("send_") and self._is_own(one):
-                self.handed[message_tag(self.schedule, self.setup.stage, one)] = self._outgoing(one)
+        start_s, stage = self.account.clock(), self.setup.stage
+        far = [step for step in steps if step.peer != stage]
+        messages = [self._message(step) for step in far]
+        self.account.calls_s += self.account.clock() - start_s
+        works = self.setup.exchange.start(messages)
+        for step, work in zip(far, works, strict=True):
+            self.works[step.tag] = work
+        for step in steps:
+            if step.peer == stage and step.kind.startswith("send_"):
+                self.handed[step.tag] = self._outgoing(step)
 
-    def _is_own(self, operation: Operation) -> bool:
-        """Tell whether an exchange is between two pieces of this stage."""
-        return self.schedule.peer(self.setup.stage, operation) == self.setup.stage
+    def _wait(self, step: Step) -> None:
+        if step.peer != self.setup.stage:
+            self.setup.exchange.wait(self.works.pop(step.tag))
+        elif "receive" in step.kind:
+            target = self.inputs if step.kind.endswith("forward") else self.gradients
+            target[step.key] = self.handed.pop(step.tag)
 
-    def _wait(self, operation: Operation) -> None:
-        kind, key = operation.kind, (operation.micro_batch, operation.chunk)
-        if not self._is_own(operation):
-            self.setup.exchange.wait(self.works.pop((kind.removeprefix("wait_"), key)))
-        elif "receive" in kind:
-            given = Operation(_STARTED[kind], operation.micro_batch, operation.chunk)
-            target = self.inputs if kind.endswith("forward") else self.gradients
-            target[key] = self.handed.pop(message_tag(self.schedule, self.setup.stage, given))
-
-    def _outgoing(self, operation: Operation) -> torch.Tensor:
+    def _outgoing(self, step: Step) -> torch.Tensor:
         """Return what a send carries [B, S, H]; autograd still needs the output of a forward that trains."""
-        key = operation.micro_batch, operation.chunk
-        if operation.kind == "send_backward":
-            return self.gradients.pop(key)
-        out = self.outputs[key] if self.schedule.trains else self.outputs.pop(key)
+        if step.kind == "send_backward":
+            return self.gradients.pop(step.key)
+        out = self.outputs[step.key] if self.trains else self.outputs.pop(step.key)
         return out.detach().contiguous()
 
-    def _message(self, operation: Operation) -> Message:
-        key, stage = (operation.micro_batch, operation.chunk), self.setup.stage
-        peer = self.setup.ranks[self.schedule.peer(stage, operation)]
-        tag = message_tag(self.schedule, stage, operation)
-        match operation.kind:
-            case "send_forward" | "send_backward":
-                return Message(self._outgoing(operation), peer, tag, True)
-            case "receive_forward":
-                self.inputs[key] = self._room(operation)
-                return Message(self.inputs[key], peer, tag, False)
-            case _:
-                self.gradients[key] = self._room(operation)
-                return Message(self.gradients[key], peer, tag, False)
+    def _message(self, step: Step) -> Message:
+        assert step.peer is not None
+        peer = self.setup.ranks[step.peer]
+        if step.kind.startswith("send_"):
+            return Message(self._outgoing(step), peer, step.tag, True)
+        target = self.inputs if step.kind == "receive_forward" else self.gradients
+        target[step.key] = self._room(step)
+        return Message(target[step.key], peer, step.tag, False)
 
-    def _room(self, operation: Operation) -> torch.Tensor:
+    def _room(self, step: Step) -> torch.Tensor:
         """Return where a receive puts its tensor [B, S, H]."""
-        key, num_samples = (operation.micro_batch, operation.chunk), self.batches.sizes[operation.micro_batch]
-        device = self.models[operation.chunk].device
-        return self.setup.buffers.take((operation.kind, key), num_samples, device)
+        m, chunk = step.key
+        name = (step.kind, step.key)
+        return self.setup.buffers.take(name, self.batches.sizes[m], self.models[chunk].device)
 
     def _forward(self, key: Key) -> None:
-        (m, chunk), trains = key, self.schedule.trains
+        (m, chunk), trains = key, self.trains
         model = self.models[chunk]
         labels = self.batches.labels[m].to(model.device) if model.is_last else None
         if model.is_first:
@@ -207,20 +188,28 @@ class StagePass:
         if self.deferred is not None:
             self.deferred.multiply(key)
 
-    def _timed(self, kind: str, m: int, compute: Callable[[], None]) -> None:
+    def _timed(self, step: Step, compute: Callable[[StagePass, Key], None]) -> None:
         """Compute, then wait until the virtual chip would have been done."""
-        with self.account.span(kind, m), self.account.computing():
-            start_s = self.account.clock()
-            compute()
-            synchronize(self.setup.pieces.device)
-            times = self.setup.stage_time
-            if times is not None:
-                whole_s = times.forward_s if kind == "forward" else times.backward_s
-                cuts = len(self.setup.pieces.own) * (1 if kind in ("forward", "backward") else 2)
-                left_s = whole_s / cuts - (self.account.clock() - start_s)
-                self.account.overrun_s += max(-left_s, 0.0)
-                if left_s > 0:
-                    self.setup.sleep(left_s)
+        account, times = self.account, self.setup.stage_time
+        start_s = account.clock()
+        compute(self, step.key)
+        synchronize(self.setup.pieces.device)
+        if times is not None:
+            whole_s = times.forward_s if step.kind == "forward" else times.backward_s
+            cuts = len(self.setup.pieces.own) * (1 if step.kind in ("forward", "backward") else 2)
+            left_s = whole_s / cuts - (account.clock() - start_s)
+            account.overrun_s += max(-left_s, 0.0)
+            if left_s > 0:
+                self.setup.sleep(left_s)
+        account.computed(step.kind, step.key[0], start_s)
+
+
+_COMPUTE: dict[Kind, Callable[[StagePass, Key], None]] = {
+    "forward": StagePass._forward,
+    "backward": StagePass._whole_backward,
+    "backward_input": StagePass._backward_input,
+    "backward_weight": StagePass._backward_weight,
+}
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:
