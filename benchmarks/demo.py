@@ -277,7 +277,8 @@ def rows(steps: int) -> list[Row]:
     ]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="one repetition, few steps")
@@ -288,3 +289,7 @@ if __name__ == "__main__":
     found = [] if args.real else rows(QUICK_STEPS if args.quick else STEPS)
     found += real_rows(QUICK_REPETITIONS if args.quick else REPETITIONS, minutes)
     print_rows(found, args.json)
+
+
+if __name__ == "__main__":
+    main()

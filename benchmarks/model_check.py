@@ -9,6 +9,7 @@ and gigabytes.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import time
@@ -53,12 +54,18 @@ def check(scenario: Scenario) -> list[Row]:
 
 def main() -> int:
     """Print the rows of every scenario."""
-    scenarios = QUICK if "--quick" in sys.argv else (*WHOLE, *LARGEST) if "--all" in sys.argv else WHOLE
+    parser = argparse.ArgumentParser(description=__doc__)
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="the scenarios that the tests look at")
+    extent.add_argument("--all", action="store_true", help="also the largest: minutes, and gigabytes")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args()
+    scenarios = QUICK if options.quick else (*WHOLE, *LARGEST) if options.all else WHOLE
     rows = list[Row]()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for found in pool.map(check, scenarios):
             rows += found
-    print_rows(rows, "--json" in sys.argv)
+    print_rows(rows, options.json)
     return 0 if all(row.met is not False for row in rows) else 1
 
 

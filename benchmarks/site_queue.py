@@ -9,6 +9,7 @@ the commands of a real scheduler (one `scontrol` or one patch a move) come on to
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import tempfile
@@ -104,9 +105,13 @@ def measure(num: int, shuffled: float, seed: int) -> list[Row]:
 
 def main() -> int:
     """Print the rows."""
-    num = 1000 if "--quick" in sys.argv else 10_000
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="1,000 jobs")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    options = parser.parse_args()
+    num = 1000 if options.quick else 10_000
     rows = [row for shuffled in (0.02, 1.0) for row in measure(num, shuffled, seed=1)]
-    print_rows(rows, "--json" in sys.argv)
+    print_rows(rows, options.json)
     return 0 if all(row.met is not False for row in rows) else 1
 
 
