@@ -24,7 +24,7 @@ def test_export_writes_a_script_that_names_every_node(folder):
     """The file starts each part where its stage was planned; the answer has arguments, launches and notes."""
     out = folder / "run.sh"
     made = answer(
-        "export", folder / "far.yaml", "--to", "megatron", "--pool", folder / "pool.yaml", "--out", out
+        "export", folder / "far.yaml", "--to", "megatron", "--pool", folder / "pool.yaml", "--output", out
     )
     assert out.read_text() == made["text"]
     assert [(one["cluster"], one["devices"], one["stages"]) for one in made["launches"]] == [
@@ -35,7 +35,7 @@ def test_export_writes_a_script_that_names_every_node(folder):
 
 
 def test_export_prints_what_it_would_write(folder):
-    """Without --out the file goes to standard output, as it is."""
+    """Without --output the file goes to standard output, as it is."""
     status, text = run("export", folder / "near.yaml", "--to", "torchtitan", "--pool", folder / "pool.yaml")
     assert status == 0
     assert "plan" in {
@@ -49,7 +49,7 @@ def test_export_says_what_it_lacks_and_what_cannot_be_said(folder):
         2, "error: megatron is started node by node\nhint:  name the pool with --pool\n",
     )  # fmt: skip
     arguments = ("export", folder / "far.yaml", "--pool", folder / "pool.yaml", "--to")
-    status, text = run(*arguments, "torchtitan", "--out", folder / "no-module.py")
+    status, text = run(*arguments, "torchtitan", "--output", folder / "no-module.py")
     assert (status, "is no Python module" in text) == (2, True)
     status, text = run(*arguments, "isthmus")
     assert (status, "tp: 2" in text) == (0, True)

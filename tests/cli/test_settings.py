@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 
-from isthmus.cli.app import app
-from isthmus.cli.reference import _leaves
+from isthmus.cli.reference import all_commands
 from isthmus.cli.settings import DEFAULT_SERVER, Settings, context_path, resolve
 from isthmus.core.errors import FileError, InputError
 from tests.cli.fake_server import FakeServer, run
@@ -65,7 +63,7 @@ def test_a_token_file_without_a_token_is_named(tmp_path: Path, content: bytes | 
 
 def test_a_token_is_never_an_option() -> None:
     """Anyone on the machine can read a command line."""
-    for _, command in _leaves(typer.main.get_command(app), "isthmus"):
+    for _, command in all_commands():
         assert "--token" not in {word for parameter in command.params for word in parameter.opts}
 
 

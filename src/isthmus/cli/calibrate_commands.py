@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
@@ -31,6 +31,19 @@ from isthmus.plan.time.shapes import with_shapes
 
 commands = typer.Typer()
 FITTED = "matmul_share,wan_share"
+
+
+class Parts(NamedTuple):
+    """Whose parts are timed too, and in what size: `micro_batch` samples of `sequence` tokens."""
+
+    model: Path
+    micro_batch: int
+    sequence: int
+
+    def options(self) -> list[str]:
+        """Return them as the micro-benchmarks' process takes them."""
+        size = ["--micro-batch", str(self.micro_batch), "--sequence", str(self.sequence)]
+        return ["--model", str(self.model), *size]
 
 
 @verb(
@@ -65,15 +78,23 @@ def calibrate(
         Path | None,
         typer.Option(metavar="MODEL", help="With --measure: time the parts of this model too, in fp32."),
     ] = None,
-    micro_batch: Annotated[int, typer.Option(min=1, help="Samples of a micro-batch of that model.")] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sample of that model.")] = 128,
+    micro_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Samples of a micro-batch of that model.")
+    ] = 1,
+    sequence: Annotated[
+        int, typer.Option(metavar="TOKENS", min=1, help="Length of a sample of that model.")
+    ] = 128,
     copies: Annotated[
-        int, typer.Option(min=1, help="Measure so many cores at once, each with a copy, as a run uses them.")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Measure so many cores at once, each with a copy, as a run uses them."
+        ),
     ] = 1,
     base: CalibrationOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")] = "measured",
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it; printed without it.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; printed without it."),
     ] = None,
 ) -> None:
     """Fit parameters of the time model, with their uncertainty, and write a calibration file.
@@ -90,7 +111,7 @@ def calibrate(
         made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
     else:
         links = None if pool is None else (load_pool(pool), _routes(routes))
-        made = _measured(chip, name, start, copies, _part_options(model, micro_batch, sequence))
+        made = _measured(chip, name, start, copies, Parts(model, micro_batch, sequence) if model else None)
         if links is not None:
             made = _with_links(made, *links, model, micro_batch * sequence)
     if output:
@@ -116,12 +137,6 @@ def _require_known(keys: list[str]) -> None:
             raise InputError(f"unknown parameter '{key}'", hint="known are " + ", ".join(PARAMETERS))
 
 
-def _part_options(model: Path | None, micro_batch: int, sequence: int) -> list[str]:
-    if model is None:
-        return []
-    return ["--model", str(model), "--micro-batch", str(micro_batch), "--sequence", str(sequence)]
-
-
 def _with_links(
     made: Calibration, pool: Pool, routes: Routes | None, model: Path | None, tokens: int
 ) -> Calibration:
@@ -138,21 +153,19 @@ def _with_links(
     )
 
 
-def _measured(
-    chip: str, name: str, start: Calibration, copies: int = 1, options: Sequence[str] = ()
-) -> Calibration:
+def _measured(chip: str, name: str, start: Calibration, copies: int, parts: Parts | None) -> Calibration:
     """Return `start` with the parameters of a chip as worker processes measure them here, all at once."""
     known = catalogue()
     if chip not in known:
         raise InputError(f"unknown chip '{chip}'", hint="known are " + ", ".join(known))
-    found = _measurements(copies, options)
+    found = _measurements(copies, parts.options() if parts else ())
     made = calibrate_chip(known[chip], found[0], name=name)
     made = made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
+    if parts is None:
+        return made
     shapes = [one.shape for one in found if one.shape is not None]
-    if shapes:
-        profile = profile_model(load_model(options[1]))
-        made = with_shapes(made, known[chip], profile, found[0].precision, shapes)
-    return made
+    profile = profile_model(load_model(parts.model))
+    return with_shapes(made, known[chip], profile, found[0].precision, shapes)
 
 
 def _measurements(copies: int, options: Sequence[str]) -> list[Measurement]:

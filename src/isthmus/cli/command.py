@@ -76,7 +76,8 @@ def verb(
         ]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name, epilog=_epilog(examples), rich_help_panel=panel)(command)
+        text = _reflowed(inspect.getdoc(function) or "")
+        app.command(name, help=text, epilog=_epilog(examples), rich_help_panel=panel)(command)
         return function
 
     return register
@@ -89,6 +90,11 @@ def connect(shell: Shell, server: str, token: str | None, ca: Path | None) -> Cl
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _reflowed(text: str) -> str:
+    """Return `text` with each paragraph in one line, for the terminal to break where it is wide enough."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _epilog(examples: Sequence[str]) -> str:

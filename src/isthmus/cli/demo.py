@@ -68,7 +68,9 @@ def demo(
     state: Annotated[
         Path, typer.Option("--state", metavar="DIR", help="Gets the demo's files; emptied first.")
     ] = Path(".isthmus/demo"),
-    steps: Annotated[int | None, typer.Option(min=10, help="Training steps, instead of the job's.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=10, help="Training steps, instead of the job's.")
+    ] = None,
 ) -> None:
     """Train a small model across three emulated clusters of three owners, and show what it came to."""
     folder = prepare_folder(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -41,15 +41,17 @@ Framework = Literal["megatron", "torchtitan", "isthmus"]
     commands,
     panel=PANEL,
     examples=[
-        "isthmus export plan.yaml --to megatron --pool pool.yaml --out run.sh",
-        "isthmus export plan.yaml --to torchtitan --pool pool.yaml --job job.yaml --out plan_config.py",
+        "isthmus export plan.yaml --to megatron --pool pool.yaml --output run.sh",
+        "isthmus export plan.yaml --to torchtitan --pool pool.yaml --job job.yaml --output plan_config.py",
         "isthmus export plan.yaml --to megatron --pool pool.yaml --json   (with the map of ranks)",
     ],
 )
 def export(
     shell: Shell,
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, by hand or of `isthmus plan`.")],
-    to: Annotated[Framework, typer.Option(help="Whose words to write it in.")],
+    to: Annotated[
+        Framework, typer.Option(metavar="|".join(get_args(Framework)), help="Whose words to write it in.")
+    ],
     job: Annotated[
         Path | None,
         typer.Option(metavar="JOB", help="Hyper-parameters; 50 iterations to measure without it."),
@@ -64,8 +66,9 @@ def export(
         str | None,
         typer.Option(metavar="PREFIX", help="Data in the framework's own form; mock or test data without."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it; printed without it.")
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; printed without it."),
     ] = None,
 ) -> None:
     """Write a plan for Megatron-LM, torchtitan or our own runtime, or say why it cannot be said there."""
@@ -79,14 +82,14 @@ def export(
     else:
         write = to_megatron if to == "megatron" else to_torchtitan
         made = write(given, read, load_pool(pool), job=asked, data=data)
-    if out:
-        _write(out, made)
+    if output:
+        _write(output, made)
     if shell.as_json:
         shell.line(made.as_dict())
         return
     for note in made.notes:
         shell.note(f"note: {note}")
-    shell.stdout.write(f"written to {out}\n" if out else made.text)
+    shell.stdout.write(f"written to {output}\n" if output else made.text)
 
 
 def _write(file: Path, made: Exported) -> None:
@@ -115,7 +118,10 @@ def measured(
     log: Annotated[list[Path], typer.Option(metavar="FILE", help="Its log; several are read as one.")],
     pool: PoolOption,
     format: Annotated[  # noqa: A002
-        LogFormat | None, typer.Option(help="Who wrote the log; told from its lines without it.")
+        LogFormat | None,
+        typer.Option(
+            metavar="|".join(get_args(LogFormat)), help="Who wrote the log; told from its lines without it."
+        ),
     ] = None,
     warm_up: Annotated[int, typer.Option(metavar="N", min=0, help="First iterations to leave out.")] = 5,
     model: ModelOption = None,

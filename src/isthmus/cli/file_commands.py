@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
@@ -13,14 +13,14 @@ from isthmus.cli.command import verb
 from isthmus.cli.shell import Shell
 from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError
-from isthmus.core.files import json_schema, load_job, load_plan, load_policy, load_pool
+from isthmus.core.files import FILE_KINDS, FileKind, json_schema, load_job, load_plan, load_policy, load_pool
 from isthmus.core.model import load_model, require_trainable
 from isthmus.core.policy import OwnerPolicy
 from isthmus.core.yaml_lines import read_yaml
 
 commands = typer.Typer()
 PANEL = "Files"
-KindWord = Literal["pool", "job", "plan", "policy"]
+KINDS = "|".join(FILE_KINDS)
 
 
 @verb(
@@ -30,7 +30,7 @@ KindWord = Literal["pool", "job", "plan", "policy"]
 )
 def schema(
     shell: Shell,
-    kind: Annotated[KindWord, typer.Argument(metavar="pool|job|plan|policy", help="Which file form.")],
+    kind: Annotated[FileKind, typer.Argument(metavar=KINDS, help="Which file form.")],
 ) -> None:
     """Print the JSON Schema of a file, for editors and other tools."""
     answer = json_schema(kind)
@@ -46,8 +46,8 @@ def check(
     shell: Shell,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan or a policy.")],
     kind: Annotated[
-        KindWord | None,
-        typer.Option(metavar="pool|job|plan|policy", help="What the file is; found out if not said."),
+        FileKind | None,
+        typer.Option(metavar=KINDS, help="What the file is; found out if not said."),
     ] = None,
 ) -> None:
     """Check a file without sending it anywhere.
@@ -65,11 +65,11 @@ def _told(file: Path, kind: str, summary: dict[str, Any]) -> str:
     return f"{file}: a valid {kind} ({', '.join(f'{key} {value}' for key, value in summary.items())})"
 
 
-def _guess(file: Path) -> KindWord:
+def _guess(file: Path) -> FileKind:
     """Return the kind whose telling field the file has; raise `InputError` where it has none."""
     document, _ = read_yaml(file)
     keys = set(document) if isinstance(document, dict) else set()
-    telling: tuple[tuple[KindWord, str], ...] = (
+    telling: tuple[tuple[FileKind, str], ...] = (
         ("pool", "clusters"),
         ("job", "training"),
         ("plan", "stages"),

@@ -25,7 +25,8 @@ OUTAGE_S = 60.0
 """How long a server may be away before following it is given up."""
 
 IntervalOption = Annotated[
-    float, typer.Option("--interval", min=0.1, help="Least seconds between two looks.")
+    float,
+    typer.Option("--interval", metavar="SECONDS", min=0.1, help="Least time between two looks."),
 ]
 
 
@@ -171,7 +172,7 @@ def logs(
     client: Client,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's log.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank's log.")] = None,
     interval_s: IntervalOption = 1.0,
 ) -> None:
     """Print what the workers wrote.

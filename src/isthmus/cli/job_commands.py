@@ -45,7 +45,8 @@ def submit(
     ],
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     key: Annotated[
-        str | None, typer.Option(help="Repeating a submission with the same key gives the same job.")
+        str | None,
+        typer.Option(metavar="KEY", help="Repeating a submission with the same key gives the same job."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would become of it, and submit nothing.")
@@ -118,7 +119,7 @@ def plans(
     client: Client,
     job: JobArgument,
     wait_s: Annotated[
-        float, typer.Option(min=0, help="How long to wait for the planner, in seconds.")
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the planner.")
     ] = 30.0,
 ) -> None:
     """List a job's candidate plans.

@@ -64,7 +64,7 @@ def simulate(
     pool: PoolOption,
     model: ModelOption = None,
     calibration: CalibrationOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the links' jitter.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace that Perfetto opens.")
     ] = None,

@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -36,7 +36,9 @@ OptionalPoolOption = Annotated[
 StateOption = Annotated[
     Path, typer.Option("--state", metavar="DIR", help="The folder that survives restarts.")
 ]
-HostOption = Annotated[str, typer.Option(help="The address to listen on; other than loopback needs TLS.")]
+HostOption = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Where to listen; other than loopback needs TLS.")
+]
 CertificateOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")
 ]
@@ -48,7 +50,7 @@ LogJsonOption = Annotated[
     bool, typer.Option("--log-json", help="Log one JSON object a line, with job and part as fields.")
 ]
 ObjectiveOption = Annotated[
-    Objective, typer.Option(help="What the queue is ordered for (`docs/algorithms/global-order.md`).")
+    Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What the queue is ordered for.")
 ]
 PatienceOption = Annotated[
     float,
@@ -74,12 +76,14 @@ def serve(
     state: StateOption,
     pool: OptionalPoolOption = None,
     host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")
+    ] = DEFAULT_PORT,
     database: DatabaseOption = None,
     tls_cert: CertificateOption = None,
     tls_key: KeyOption = None,
     self_signed: Annotated[
-        bool, typer.Option("--self-signed", help="Make a certificate in the state.")
+        bool, typer.Option("--self-signed", help="Make a certificate in the state folder.")
     ] = False,
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
@@ -139,7 +143,9 @@ def agent(
         str | None,
         typer.Option(metavar="NAME", help="Which cluster of the pool this site is; if it has several."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Where the site's workers listen.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where the site's workers listen.")
+    ] = "127.0.0.1",
     routes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
@@ -199,7 +205,7 @@ def links(
     state: Annotated[
         Path, typer.Option("--state", metavar="DIR", help="Gets its files of routes and links.")
     ],
-    seed: Annotated[int, typer.Option(min=0, help="Of jitter and loss.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of jitter and loss.")] = 0,
     runs_first: Annotated[
         bool, typer.Option("--runs-first", help="Give traffic by others.json only what runs leave.")
     ] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 import typer
@@ -11,7 +12,7 @@ from isthmus.cli.app import app
 
 _INTRODUCTION = """# Command line
 
-Made by `python -m isthmus.cli.reference`; a test keeps it current.
+Made from the commands' own help by `python -m scripts.docs`; a test keeps it current.
 
 Every command answers in JSON with `--json`, one document a line; an error is then one line
 `{"error", "message", "hint"}` on standard output. Exit status: 0 success, 1 a job that did not succeed,
@@ -21,15 +22,18 @@ Commands that ask a server take its address and your token from `--server` and `
 `ISTHMUS_SERVER`, `ISTHMUS_TOKEN_FILE` or `ISTHMUS_TOKEN`, else from `isthmus/context.yaml` under
 `$XDG_CONFIG_HOME` (`~/.config`), which may hold `server`, `token_file` and `ca`. A token is never an option.
 """
+WIDTH = 110
 _SHARED = ("help", "server", "token_file", "ca", "json")
 
 
 def render() -> str:
     """Return the reference: every command with arguments, options and examples, in the order of the help."""
-    root: Any = typer.main.get_command(app)
-    return "\n".join(
-        [_INTRODUCTION, *(_section(name, command) for name, command in _leaves(root, "isthmus"))]
-    )
+    return "\n".join([_INTRODUCTION, *(_section(name, command) for name, command in all_commands())])
+
+
+def all_commands() -> list[tuple[str, Any]]:
+    """Return every command with its whole name, such as `isthmus token create`, in the order of the help."""
+    return _leaves(typer.main.get_command(app), "isthmus")
 
 
 def _leaves(group: Any, path: str) -> list[tuple[str, Any]]:
@@ -46,7 +50,9 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join(
         [name, *(p.metavar or p.name.upper() for p in arguments), *(["[OPTIONS]"] if options else [])]
     )
-    lines = [f"## {name}", "", f"`{usage}`", "", (command.help or "").strip(), ""]
+    paragraphs = (command.help or "").split("\n\n")
+    lines = [f"## {name}", "", f"`{usage}`", ""]
+    lines += [line for text in paragraphs for line in (*textwrap.wrap(text, WIDTH), "")]
     lines += [f"- `{p.metavar or p.name.upper()}`: {p.help}" for p in arguments]
     lines += [f"- `{', '.join(p.opts)}`{_kind(p)}: {p.help}{_default(p)}" for p in options]
     lines += [""] if arguments or options else []
@@ -70,7 +76,3 @@ def _default(option: Any) -> str:
 def _examples(epilog: str) -> list[str]:
     lines = [line.strip().replace(r"\[", "[") for line in epilog.split("\n")[1:]]
     return [re.sub(r" {2,}\((.*)\)$", r"   # \1", line) for line in lines]
-
-
-if __name__ == "__main__":
-    print(render(), end="")

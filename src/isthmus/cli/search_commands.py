@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 from rich.console import Group, RenderableType
@@ -22,6 +22,7 @@ from isthmus.core.files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
+from isthmus.plan.search.choose import Objective
 from isthmus.plan.search.explore import Tally
 from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.limits import Limits
@@ -51,11 +52,11 @@ def plan(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job: see `isthmus schema job`.")],
     pool: Annotated[Path, typer.Option(metavar="FILE", help="The pool to plan on.")],
     objective: Annotated[
-        Literal["time", "cost", "energy", "pareto"], typer.Option(help="What is best.")
+        Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What is best.")
     ] = "time",
     top: Annotated[int, typer.Option(metavar="K", min=1, help="Plans to return.")] = 5,
     deadline: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Seconds the whole job may take.")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Time the whole job may take.")
     ] = None,
     budget: Annotated[
         float | None, typer.Option(metavar="X", min=0, help="Price the whole job may have.")
@@ -68,7 +69,7 @@ def plan(
     ] = None,
     schedule: Annotated[
         Literal["1f1b", "gpipe", "overlapped", "zero_bubble"] | None,
-        typer.Option(help="Fix the schedule."),
+        typer.Option(metavar="NAME", help="Fix the schedule: 1f1b, gpipe, overlapped or zero_bubble."),
     ] = None,
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only plans that our own runtime executes.")

@@ -1,0 +1,29 @@
+"""What `--help` owes to whoever reads it, for every command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.cli.reference import all_commands
+
+COMMANDS = dict(all_commands())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_what_it_does_and_shows_how(name: str) -> None:
+    """A sentence first, and examples that are calls of this very command (or come before a pipe to it)."""
+    command: Any = COMMANDS[name]
+    assert command.help.split("\n\n")[0].endswith(".")
+    examples = [line for line in command.epilog.splitlines()[1:] if name in line]
+    assert examples
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_takes_a_value_says_which(name: str) -> None:
+    """`--pool FILE`, not `--pool <path>`; and every option is explained in a sentence."""
+    for parameter in COMMANDS[name].params:
+        if not getattr(parameter, "is_flag", False):
+            assert parameter.metavar, parameter.opts
+        assert parameter.help.endswith("."), parameter.opts
