@@ -3,8 +3,9 @@
 One thread computes: matrix products, then an update of every tensor of a 1 GB state. Ways to save it take
 turns; the peer is the better of two, `async_save` as it is, and staging in a thread that is waited for before
 the update. Lost is what three steps with checkpoints take longer than three plain ones; inside is what calls
-and waits take. A round counts if the computing thread had a core for 97 % of its plain steps; median and
-extremes of those that count are printed.
+and waits take. What the system takes to write a new file, by whatever program, is a row of its own: the peer
+writes over its own last one. A round counts if the computing thread had a core for 97 % of its plain steps;
+median and extremes of those that count are printed.
 """
 
 from __future__ import annotations
@@ -165,6 +166,20 @@ class Ways:
         one = measured(self.training, begin, lambda: under_way[0].staging_completion.result())
         return one, cpu_of(under_way[0].upload_completion.result), 1
 
+    def plainly(self) -> float:
+        """Write as many bytes into a new file and nothing else; return the CPU seconds per GB."""
+        file = self.folder / "plain"
+
+        def write() -> None:
+            with file.open("wb", buffering=0) as stream:
+                for tensor in self.training.state.values():
+                    stream.write(tensor.numpy())
+                os.fsync(stream.fileno())
+
+        cpu_s = cpu_of(write)
+        file.unlink()
+        return cpu_s / self.training.gigabytes
+
     def close(self) -> None:
         """Remove what is left in shared memory, and end all threads."""
         self.memory.clear()
@@ -195,7 +210,7 @@ NAMES = {
 
 def costs(ways: Ways, rounds: int) -> tuple[dict[str, Cost], int]:
     """Return what each way costs, and how many rounds were discarded; half as many more are tried."""
-    found, discarded = {name: Cost() for name in NAMES}, 0
+    found, discarded = {name: Cost() for name in (*NAMES, "plain")}, 0
     measure: dict[str, Callable[[], tuple[Measured, float, int]]] = {
         "memory": ways.into_memory,
         "disk": ways.onto_disk,
@@ -207,6 +222,7 @@ def costs(ways: Ways, rounds: int) -> tuple[dict[str, Cost], int]:
     size = ways.training.gigabytes
     for number in range(rounds + rounds // 2):
         print(f"round {number + 1}: {discarded} discarded", file=sys.stderr, flush=True)
+        found["plain"].cpu_s.append(ways.plainly())
         before = measured(ways.training, nothing, nothing)
         of_round = {name: way() for name, way in measure.items()}
         after = measured(ways.training, nothing, nothing)
@@ -307,6 +323,11 @@ def cost_rows(found: dict[str, Cost]) -> Iterator[Row]:
             )  # fmt: skip
         cpu_s, peer_s = (statistics.median(found[one].cpu_s) for one in (way, better))
         yield compared(f"CPU of other threads per GB, {NAMES[way]}", cpu_s, "s", peer, peer_s)
+    plain = found["plain"].cpu_s
+    yield Row(
+        what=f"CPU of a plain write of a new file, per GB ({spread(plain, 's')})",
+        ours=statistics.median(plain), unit="s",
+    )  # fmt: skip
 
 
 def main() -> None:
