@@ -52,11 +52,6 @@ def effective_bytes_per_s(link: Link, reverse: Link | None = None) -> float:
     return min(ceiling, cubic_bytes_per_s(round_trip_s, link.loss))
 
 
-def loss_delay_s(link: Link, reverse: Link | None = None) -> float:
-    """Return the extra delay that one lost packet costs a reliable stream: a round trip for the resend."""
-    return link.delay_s + (reverse or link).delay_s
-
-
 def transfer_s(link: Link, num_bytes: float, reverse: Link | None = None) -> float:
     """Return the seconds from the first byte sent to the last byte received, on an otherwise idle link."""
     return link.delay_s + num_bytes / effective_bytes_per_s(link, reverse)

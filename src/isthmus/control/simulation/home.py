@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from isthmus.control.simulation.agent_process import AgentProcess
+from isthmus.control.simulation.delays import Delays
+from isthmus.control.simulation.outcome import JobFate
 from isthmus.control.simulation.pools import OWN_LEVELS
+from isthmus.control.simulation.runs import Runs
 from isthmus.control.simulation.site_parts import LocalJob
 from isthmus.control.simulation.trace import TraceJob
-
-if TYPE_CHECKING:
-    from isthmus.control.simulation.world import PoolWorld
+from isthmus.sim.kernel import Kernel
 
 OWN = OWN_LEVELS[-1]
 PATIENCE_S = 30.0
@@ -29,10 +32,40 @@ class _AtHome:
     sibling: bool = False
 
 
-class Home:
-    """The owners' own queues of a `PoolWorld`."""
+class World(Protocol):
+    """What the owners' queues see of the pool around them, and tell it (`PoolWorld`)."""
 
-    def __init__(self, world: PoolWorld) -> None:
+    kernel: Kernel
+    delays: Delays
+    runs: Runs
+    fates: dict[str, JobFate]
+    failures: int
+
+    @property
+    def agents(self) -> Mapping[str, AgentProcess]:
+        """The sites' agents, by cluster."""
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether a job that waits at home stands in the pool's queue too."""
+
+    def submit(self, job: TraceJob) -> None:
+        """Have its user submit a job to the pool."""
+
+    def cancel(self, job: str) -> None:
+        """Have its user cancel a job of the pool."""
+
+    def started(self, job: str, *, away: bool) -> None:
+        """Note that a job trains."""
+
+    def ended(self, job: str) -> None:
+        """Note that a job has ended."""
+
+
+class Home:
+    """The owners' own queues of a pool."""
+
+    def __init__(self, world: World) -> None:
         self._world = world
         self._jobs: dict[str, _AtHome] = {}
 
@@ -56,7 +89,7 @@ class Home:
             return
         self._jobs[job.name] = _AtHome(*place)
         self._submit(job)
-        if self._world.scenario == "home":
+        if self._world.has_siblings:
             self._world.kernel.call(self._world.kernel.now + PATIENCE_S, self._lose_patience, job)
 
     def local_changed(self, site: str, name: str, status: int | None) -> None:

@@ -7,13 +7,11 @@ be done with them, and `checked_in`, `saved` and `exited` are told what became o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from isthmus.control.simulation.site_cards import SiteCards
 from isthmus.control.simulation.site_orders import obey
 from isthmus.control.simulation.site_parts import Act, LocalJob, PartKey, SitePart
 from isthmus.control.simulation.site_preemption import preemptible, pursue
-from isthmus.control.simulation.site_queue import adopt, start_queued
+from isthmus.control.simulation.site_queue import start_queued
 from isthmus.control.simulation.site_state import SiteBooks, fail, move, release, stop_live
 from isthmus.core.messages import (
     AgentOrders,
@@ -127,10 +125,6 @@ class SimulatedSite:
             release(self.books, part, now_s)
             self.books.restless[part.key] = part
         return self._settle(now_s)
-
-    def arrange(self, entries: Iterable[PartKey]) -> None:
-        """Take over how the site's people have arranged local jobs of one level."""
-        adopt(self.books, entries)
 
     def wake(self, now_s: float) -> list[Act]:
         """Go on as a new agent with the table of the last one: what that had asked for is asked again."""

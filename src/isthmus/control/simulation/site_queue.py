@@ -1,10 +1,10 @@
-"""What moves in a simulated site's queue: places given and adopted, local jobs started in their turn."""
+"""What moves in a simulated site's queue: places given, local jobs started in their turn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from isthmus.control.simulation.site_parts import PartKey, SitePart
+from isthmus.control.simulation.site_parts import SitePart
 from isthmus.control.simulation.site_preemption import evict_pool
 from isthmus.control.simulation.site_state import SiteBooks, move
 
@@ -17,19 +17,6 @@ def place_pool(books: SiteBooks, order: Sequence[str]) -> None:
     places = {job: place for place, job in enumerate(order)}
     for part in books.queued_pool.values():
         part.place = places.get(part.job, _UNNAMED + part.arrived)
-
-
-def adopt(books: SiteBooks, entries: Iterable[PartKey]) -> None:
-    """Let the local jobs of each level exchange their places until they stand as in `entries`."""
-    levels: dict[str, list[SitePart]] = {}
-    for key in entries:
-        part = books.queued_local.get(key)
-        if part is not None:
-            levels.setdefault(part.level, []).append(part)
-    for parts in levels.values():
-        for part, place in zip(parts, sorted(part.place for part in parts), strict=True):
-            part.place = place
-    books.changed = True
 
 
 def start_queued(books: SiteBooks, now_s: float) -> None:

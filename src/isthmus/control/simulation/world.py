@@ -66,8 +66,7 @@ class PoolWorld:
         self.kernel, self.scenario, self.objective = Kernel(), scenario, objective
         self.delays, self.faults = delays or Delays(), faults or Faults()
         self.faults.clock = lambda: self.kernel.now
-        total = sum(group.chips for one in pool.clusters for group in one.node_groups)
-        self.num_chips = total
+        self.num_chips = sum(group.chips for one in pool.clusters for group in one.node_groups)
         self._placement = placement
         self.fates = {job.name: JobFate(job) for job in jobs}
         self.failures = 0
@@ -84,7 +83,18 @@ class PoolWorld:
             observe=self._changed,
             check=check,
         )
-        self.runs = Runs(
+        self.runs = self._new_runs(jobs)
+        self.home = Home(self)
+        sites = [SimulatedSite(one, (policies or {}).get(one.name)) for one in pool.clusters]
+        self.agents = {site.cluster.name: self._new_agent(site, processes) for site in sites}
+        self._open = {job.name for job in jobs if self._fits(job)}
+        self._ended_s = 0.0
+        self._cpu_share = 1.0
+        self.kernel.start(self._arrivals(jobs))
+        self.kernel.start(self._ticks())
+
+    def _new_runs(self, jobs: Sequence[TraceJob]) -> Runs:
+        runs = Runs(
             self.kernel,
             self.delays,
             end=self._part_ends,
@@ -92,27 +102,23 @@ class PoolWorld:
             computes=self._computes,
             broke=self._broke,
         )
-        self.runs.progress = {job.name: Progress(job.run_s) for job in jobs}
-        self.home = Home(self)
-        self.agents = {
-            one.name: AgentProcess(
-                self.kernel,
-                SimulatedSite(one, (policies or {}).get(one.name)),
-                self.server,
-                self.runs,
-                self.delays,
-                self.faults,
-                self.home.local_changed,
-                processes=processes,
-                joined=scenario != "alone",
-            )
-            for one in pool.clusters
-        }
-        self._open = {job.name for job in jobs if self._fits(job)}
-        self._ended_s = 0.0
-        self._cpu_share = 1.0
-        self.kernel.start(self._arrivals(jobs))
-        self.kernel.start(self._ticks())
+        runs.progress = {job.name: Progress(job.run_s) for job in jobs}
+        return runs
+
+    def _new_agent(
+        self, site: SimulatedSite, processes: Callable[[str, PartKey, bool], None]
+    ) -> AgentProcess:
+        return AgentProcess(
+            self.kernel,
+            site,
+            self.server,
+            self.runs,
+            self.delays,
+            self.faults,
+            self.home.local_changed,
+            processes=processes,
+            joined=self.scenario != "alone",
+        )
 
     def run(self, go_on: Callable[[float, int], bool] | None = None, until_s: float | None = None) -> None:
         """Play until all jobs that fit have ended, until `until_s`, or until `go_on(now_s, done)` says no."""
@@ -151,6 +157,11 @@ class PoolWorld:
             planning_cpu_s=self.server.planning_s * self._cpu_share,
             whole=not self._open,
         )
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether a job that waits at home stands in the pool's queue too."""
+        return self.scenario == "home"
 
     def submit(self, job: TraceJob) -> None:
         """Have its user submit a job to the pool, again and again until the server says that it has it."""
