@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from isthmus.comm.frame import Head
 from isthmus.comm.mailbox import Mailbox, Slot
 from isthmus.comm.transport import Arrival
-
-if TYPE_CHECKING:
-    from isthmus.comm.lane import Lane
 
 ROOM_S = 1.0
 """How often a lane that waits for room in the mailbox looks whether it is still needed."""
@@ -24,7 +21,7 @@ class _Arriving:
 
     slot: Slot
     missing: int
-    reading: dict[int, Lane] = field(default_factory=dict)
+    reading: dict[int, object] = field(default_factory=dict)
     there: set[int] = field(default_factory=set)
 
 
@@ -36,14 +33,14 @@ class Inbox:
     another one has begun to bring: two may not write into one place.
     """
 
-    def __init__(self, mailbox: Mailbox, cut: Callable[[Lane], None]) -> None:
+    def __init__(self, mailbox: Mailbox, cut: Callable[[Any], None]) -> None:
         self._mailbox, self._cut = mailbox, cut
         self._changed = threading.Condition()
         self._arriving: dict[int, _Arriving] = {}
         self._whole: set[int] = set()
         self._all_below = 0
 
-    def begin(self, head: Head, lane: Lane, ended: Callable[[], bool]) -> memoryview | None:
+    def begin(self, head: Head, lane: object, ended: Callable[[], bool]) -> memoryview | None:
         """Return where the piece `head` tells of goes, None where it is not needed or the lane has `ended`.
 
         Blocks while the mailbox is full of messages that nobody has asked for.
