@@ -78,11 +78,11 @@ class Executor:
         self._learn(schedule)
         self._make_room(batches)
 
-        def told() -> None:
-            self.losses = one.cost()
+        def updated(losses: Losses) -> None:
+            self.losses = losses
             update()
 
-        one = StagePass(self._setup, schedule.trains, batches, account, told, self._deferred)
+        one = StagePass(self._setup, schedule.trains, batches, account, updated, self._deferred)
         with torch.set_grad_enabled(schedule.trains):
             for steps in self._program:
                 if steps[0].starts:
@@ -101,6 +101,11 @@ class Executor:
             self._deferred = DeferredWeights(self.pieces.models)
 
     def _make_room(self, batches: MicroBatches) -> None:
-        """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is."""
+        """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is.
+
+        What a step that was broken off has left behind is dropped.
+        """
+        if self._deferred is not None:
+            self._deferred.drop()
         shape = max(batches.sizes), batches.sequence_length, self.pieces.first.hidden_size
         self.buffers.begin(self._num_buffers, torch.empty(shape, dtype=self._dtype, device="meta"))

@@ -58,7 +58,7 @@ class StagePass:
         trains: bool,
         batches: MicroBatches,
         account: Account,
-        update: Callable[[], None],
+        update: Callable[[Losses], None],
         deferred: DeferredWeights | None,
     ) -> None:
         self.setup, self.models, self.trains = setup, setup.pieces.models, trains
@@ -83,7 +83,7 @@ class StagePass:
                 self.setup.buffers.give_back(("receive_backward", step.key))
         elif kind == "update":
             with self.account.span("update", m):
-                self.update()
+                self.update(self.cost())
         else:
             with self.account.span("send" if "send" in kind else "receive", m):
                 self._wait(step)

@@ -7,6 +7,7 @@ newest state that every one of them has, and on from there.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 
@@ -66,6 +67,8 @@ class Recovery:
                 if self._pulse.read().finished:  # whoever is gone had all there was to have
                     return None
                 raise
+            del lost  # its frames hold all that the step given up had in memory, in part in cycles
+            gc.collect()
 
     @property
     def met_before(self) -> bool:

@@ -68,6 +68,10 @@ class DeferredWeights:
         finally:
             self._now = None
 
+    def drop(self) -> None:
+        """Forget what was put off: the step was broken off."""
+        self._put_off.clear()
+
     def keep(self, product: _Product) -> None:
         """Put one product off; raises `RuntimeError` outside of a backward cut in two."""
         if self._now is None:
