@@ -6,7 +6,6 @@ Planning runs beside it, and its answer comes back as one more event. Metrics an
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,6 @@ from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.dry_run import about_dry_run, plans_of, requests
 from isthmus.control.events import (
     AgentReported,
-    EpochBegan,
     Event,
     ForgetJob,
     Instruction,
@@ -29,13 +27,12 @@ from isthmus.control.events import (
     JobSubmitted,
     MakePlans,
     PlanChosen,
-    PoolSet,
     PreemptionAgreed,
-    Restarted,
     VictimNamed,
 )
 from isthmus.control.intake import Intake
 from isthmus.control.job_log import JobLog
+from isthmus.control.leader import Leader, quietly
 from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.metrics import Meters
 from isthmus.control.placement import check_degrees
@@ -46,8 +43,7 @@ from isthmus.control.site_desk import SiteDesk
 from isthmus.control.snapshots import Snapshots
 from isthmus.control.store import Store
 from isthmus.control.unhurried import Unhurried
-from isthmus.core.errors import IsthmusError, NotFoundError
-from isthmus.core.job import Placement
+from isthmus.core.errors import NotFoundError
 from isthmus.core.pool import Pool
 from isthmus.core.standing import DryRun, Standing
 from isthmus.core.views import JobView, LogPage, MetricsPage, PoolView, Submission
@@ -56,11 +52,8 @@ SNAPSHOT_EVERY = 20_000
 """Events after which the state is kept for the next start: at least so many, and half as many as jobs."""
 TICK_S = 0.5
 """Between two looks at what time alone has brought about, and at what other servers have appended."""
-ANYWHERE = Placement()
-"""What any pool satisfies."""
 
 T = TypeVar("T")
-_log = logging.getLogger("isthmus.server")
 
 
 class ControlShell:
@@ -85,7 +78,6 @@ class ControlShell:
         self.store, self.file, self.clock = store, pool, clock
         self.changes = Changes()
         self._leadership: Leadership = leadership or Alone()
-        self._leads, self._epoch = False, 0
         self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
         self._ended = threading.Event()
         self._job_log, self.meters = JobLog(), Meters()
@@ -93,13 +85,16 @@ class ControlShell:
         self._actor = Actor(store, self._observe, rules, self.meters.flushed, snapshots, self._resume)
         self._unhurried = Unhurried(self._actor)
         self._saved = self._actor.number
+        self._leader = Leader(
+            self._actor, self._leadership, pool, clock, functools.partial(self._act, own=True)
+        )
         self.intake = Intake(self._actor, pool, clock)
         self.sites = SiteDesk(self._actor, store, pool, clock, self.changes, self._progress, self._leadership)
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
 
     def start(self) -> None:
         """Take up what the last life left, and begin to tick."""
-        self._lead_or_follow()
+        self._leader.look()
         self._ticking.start()
 
     def close(self) -> None:
@@ -111,8 +106,6 @@ class ControlShell:
         self._leadership.give_up()
         self._planning.close()
         self._unhurried.close()
-
-    # Users --------------------------------------------------------------------------------------------
 
     def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Have requests done: what they decided is on disk then."""
@@ -208,14 +201,10 @@ class ControlShell:
         """Return how this server stands: by metric, what it is and its value."""
         epoch = self._ask(lambda coordinator: coordinator.epoch)
         return {
-            "isthmus_leader": ("1 where this server plans and watches the time.", self._leads),
+            "isthmus_leader": ("1 where this server plans and watches the time.", self._leader.leads),
             "isthmus_epoch": ("Servers that have led so far.", epoch),
             "isthmus_last_event": ("Number of the last event of the log.", self.last_event()),
         }
-
-    # Agents -------------------------------------------------------------------------------------------
-
-    # In and out of the actor --------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[Coordinator], T]) -> T:
         return self._actor.ask(question)
@@ -224,12 +213,7 @@ class ControlShell:
         self._actor.take(lambda _: event, lambda _: None)
 
     def _hand_in(self, event: Event) -> None:
-        self._unhurried.put(event.kind, self._as_leader(event))
-
-    def _as_leader(self, event: Event) -> Request:
-        """Take in what is only the leader's to say: nothing, where another server has begun an epoch."""
-        epoch = self._epoch
-        return Request(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
+        self._unhurried.put(event.kind, self._leader.request(event))
 
     def _resume(self, number: int, coordinator: Coordinator) -> None:
         """Take over from a snapshot what observing its events would have told."""
@@ -262,43 +246,19 @@ class ControlShell:
     def _act(self, instructions: Iterable[Instruction], *, own: bool) -> None:
         for instruction in instructions:
             match instruction:
-                case MakePlans() if self._leads:
+                case MakePlans() if self._leader.leads:
                     self._planning.ask(instruction)
                 case ForgetJob(job_id=job_id) if own:
-                    self._quietly(f"forget the lines of job {job_id}", lambda: self.store.forget(job_id))
-
-    # Time ------------------------------------------------------------------------------------------
-
-    def _quietly(self, what: str, act: Callable[[], None]) -> None:
-        """Do what nobody waits for: where it came too late, or cannot be stored now, that is logged."""
-        try:
-            act()
-        except IsthmusError as error:
-            _log.warning("%s: %s", what, error)
+                    quietly(f"forget the lines of job {job_id}", lambda: self.store.forget(job_id))
 
     def _tick_until_ended(self) -> None:
         while not self._ended.wait(TICK_S):
-            self._quietly("a tick", self.tick)
+            quietly("a tick", self.tick)
 
     def tick(self) -> None:
         """Take in what time alone has brought about; a server that does not lead only keeps up."""
         self._save_now_and_then()
-        self._lead_or_follow()
-        now_s = self.clock()
-        heard = self._leadership.heard()
-
-        def due(coordinator: Coordinator) -> tuple[Event, ...]:
-            for cluster, ago_s in heard.items():
-                record = coordinator.state.clusters.get(cluster)
-                if record is not None and (record.heard_s or 0) < now_s - ago_s:
-                    coordinator.hear(cluster, now_s - ago_s)
-            return coordinator.due(now_s)
-
-        events = self._ask(due)
-        if self._leads and events:
-            requests = [self._as_leader(event) for event in events]
-            for event, request in zip(events, self._actor.settle(requests), strict=True):
-                self._quietly(event.kind, request.value)
+        self._leader.tick()
 
     def _save_now_and_then(self) -> None:
         """Keep a snapshot, seldom enough that it costs little beside the events since the last."""
@@ -308,27 +268,6 @@ class ControlShell:
             and since >= self._ask(lambda coordinator: len(coordinator.state.jobs)) // 2
         ):
             self._saved = self._actor.save()
-
-    def _pool_set(self, now_s: float, coordinator: Coordinator) -> Event:
-        """Return what the operator now wants of links and queue."""
-        rules, links = coordinator.state.rules, self.file.links if self.file else ()
-        return PoolSet(now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s)
-
-    def _lead_or_follow(self) -> None:
-        """Begin an epoch where leadership was won: what the last leader was doing is asked for again."""
-        if not self._leadership.holds():
-            self._leads = False
-        elif not self._leads:
-            now_s = self.clock()
-
-            def begin(coordinator: Coordinator) -> Event:
-                return EpochBegan(now_s=now_s, epoch=coordinator.epoch + 1)
-
-            self._epoch = self._actor.take(begin, lambda coordinator: coordinator.epoch)
-            self._actor.take(functools.partial(self._pool_set, now_s), lambda _: None)
-            asked = self._ask(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
-            self._leads = True
-            self._act(asked, own=True)
 
 
 def _present(coordinator: Coordinator, change: Change) -> JobView | None:
