@@ -28,6 +28,7 @@ from isthmus.schedule import (
     warm_up_counts,
     zero_bubble,
 )
+from isthmus.schedule.operation import Place
 
 stages = st.integers(1, 6)
 micro_batches = st.integers(1, 14)
@@ -258,6 +259,22 @@ def test_routes_say_who_meets_whom() -> None:
     stray = (*schedule.stages[0], Operation("forward", 0, 1))
     with pytest.raises(PlanError, match="no place"):
         check_schedule(replace(schedule, stages=(stray, schedule.stages[1])))
+
+
+@pytest.mark.parametrize(
+    ("routes", "why"),
+    [
+        ((((0, 0), (1, 0)), ((1, 0), (0, 0))), "route 1: chunk 0 of stage 1 is piece 1 and piece 0"),
+        ((((0, 0), (1, 0), (0, 0)),), "route 0: chunk 0 of stage 0 is piece 0 and piece 2"),
+        ((((0, 0), (1, 0)), ((1, 1),)), "route 1: 1 pieces, route 0 has 2"),
+        ((((0, 0), (2, 0)),), "no chunk 0 of stage 2"),
+        ((((0, 0), (1, 2)),), "no chunk 2 of stage 1"),
+    ],
+)
+def test_a_piece_of_the_model_has_one_place(routes: tuple[tuple[Place, ...], ...], why: str) -> None:
+    """Routes that no cut of a model can serve are refused, before anything else of them is looked at."""
+    with pytest.raises(PlanError, match=why):
+        check_schedule(Schedule("odd", 2, ((), ()), 2, routes=routes))
 
 
 def test_any_computing_order_can_be_laid_out() -> None:

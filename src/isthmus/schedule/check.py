@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from isthmus.core.errors import PlanError
-from isthmus.schedule.operation import Kind, Operation, Schedule
+from isthmus.schedule.exchanges import require_counts
+from isthmus.schedule.operation import Kind, Operation, Place, Schedule
 
 
 def check_schedule(schedule: Schedule) -> tuple[int, ...]:
@@ -15,11 +16,15 @@ def check_schedule(schedule: Schedule) -> tuple[int, ...]:
     With chunks it is that of the chunks' micro-batches together; a backward cut in two ends with its
     `backward_weight`, which needs the stage's inputs. Raises `PlanError`, naming stage, operation and reason,
     unless
+    - it has stages and micro-batches, and all its routes are equally long;
+    - each route leads through chunks that are there, each one piece of the model whichever route passes it;
     - each stage does everything that its place asks for exactly once per micro-batch, and nothing else;
     - it computes only on what has arrived, sends only what it has computed, updates after all backwards;
     - the k-th send of a stage to another is what that one receives k-th from it;
     - no stage waits for ever, even if a send completes only once its receive was posted (no buffers).
     """
+    require_counts(schedule.num_stages, schedule.num_micro_batches, schedule.num_chunks)
+    _check_routes(schedule)
     for stage, (wanted, operations) in enumerate(zip(_wanted(schedule), schedule.stages, strict=True)):
         _check_complete(stage, wanted, operations)
         _check_order(stage, operations)
@@ -30,6 +35,20 @@ def check_schedule(schedule: Schedule) -> tuple[int, ...]:
 
 def _refuse(stage: int, what: object, why: str) -> PlanError:
     return PlanError(f"schedule, stage {stage}, {what}: {why}")
+
+
+def _check_routes(schedule: Schedule) -> None:
+    places: dict[Place, int] = {}
+    for number, route in enumerate(schedule.routes):
+        if len(route) != schedule.num_virtual_stages:
+            lengths = f"{len(route)} pieces, route 0 has {schedule.num_virtual_stages}"
+            raise PlanError(f"schedule, route {number}: {lengths}")
+        for virtual, (stage, chunk) in enumerate(route):
+            if not (0 <= stage < schedule.num_stages and 0 <= chunk < schedule.num_chunks):
+                raise PlanError(f"schedule, route {number}: there is no chunk {chunk} of stage {stage}")
+            if places.setdefault((stage, chunk), virtual) != virtual:
+                both = f"piece {places[stage, chunk]} and piece {virtual} of the model"
+                raise PlanError(f"schedule, route {number}: chunk {chunk} of stage {stage} is {both}")
 
 
 def _required(schedule: Schedule, virtual: int) -> list[Kind]:

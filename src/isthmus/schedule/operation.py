@@ -51,7 +51,8 @@ class Schedule:
 
     With `num_chunks` > 1 stage `s` holds the virtual stages `s`, `s + num_stages`, ... of the pipeline.
     `routes` places the pieces otherwise: each route lists the (stage, chunk) of every virtual stage in
-    pipeline order, and micro-batch `m` takes route `m % len(routes)`. Two routes through two copies of the
+    pipeline order, and micro-batch `m` takes route `m % len(routes)`. A chunk of a stage is one piece of the
+    model: routes that pass it have it at the same place. Two routes through two copies of the
     model, in opposite directions, make a bidirectional pipeline. `trains` is False for a schedule of forwards
     alone (evaluation): no backward, no update. Exchanges between an ordered pair of stages are first in,
     first out: the k-th send meets the k-th receive.
