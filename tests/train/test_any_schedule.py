@@ -6,6 +6,7 @@ Stages are threads joined in memory. One step is run without an update; loss and
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from isthmus.comm.group import IsthmusGroup
 from isthmus.comm.memory import memory_transports
 from isthmus.schedule import (
+    Kind,
     Operation,
     Schedule,
     check_schedule,
@@ -164,11 +166,52 @@ def cases(draw: st.DrawFn) -> Case:
             return Case(make_schedule(kind, stages, count), held)
 
 
+@st.composite
+def orders_of_nobody(draw: st.DrawFn) -> Case:
+    """Draw pieces that lie anywhere, and of all orders in which they can be computed any."""
+    stages = draw(st.integers(1, 3))
+    more = draw(st.lists(st.integers(0, stages - 1), max_size=2))
+    places = draw(st.permutations([*range(stages), *more]))
+    route = tuple((stage, places[:virtual].count(stage)) for virtual, stage in enumerate(places))
+    inner = st.integers(1, LAYERS - 1)
+    cuts = sorted(draw(st.lists(inner, min_size=len(route) - 1, max_size=len(route) - 1, unique=True)))
+    ranges = list(itertools.pairwise([0, *cuts, LAYERS]))
+    held = [[ranges[v] for v, place in enumerate(places) if place == stage] for stage in range(stages)]
+    count = draw(st.integers(1, 4))
+    orders = _orders(route, count, stages, draw(st.randoms(use_true_random=False)))
+    computing = Schedule("odd", count, orders, max(map(len, held)), routes=(route,))
+    return Case(lay_exchanges(computing, draw(st.integers(0, 2))), held)
+
+
+def _orders(
+    route: Sequence[tuple[int, int]], count: int, stages: int, chance: random.Random
+) -> tuple[tuple[Operation, ...], ...]:
+    """Return what each stage computes: again and again any operation whose input is there.
+
+    Any backward may be cut in two.
+    """
+    orders: list[list[Operation]] = [[] for _ in range(stages)]
+    ready: list[tuple[Kind, int, int]] = [("forward", m, 0) for m in range(count)]
+    while ready:
+        kind, m, virtual = ready.pop(chance.randrange(len(ready)))
+        stage, chunk = route[virtual]
+        orders[stage].append(Operation(kind, m, chunk))
+        back: Kind = chance.choice(("backward", "backward_input"))
+        if kind == "backward_input":
+            ready.append(("backward_weight", m, virtual))
+        if kind == "forward":
+            last = virtual == len(route) - 1
+            ready.append((back, m, virtual) if last else ("forward", m, virtual + 1))
+        elif kind != "backward_weight" and virtual > 0:
+            ready.append((back, m, virtual - 1))
+    return tuple(map(tuple, orders))
+
+
 variants = st.sampled_from(["llama-tied", "qwen3-moe"])
 
 
-@given(case=cases(), variant=variants)
-@settings(max_examples=6, deadline=None)
+@given(case=cases() | orders_of_nobody(), variant=variants)
+@settings(max_examples=8, deadline=None)
 def test_any_schedule_makes_the_gradients_of_one_process(
     models: dict[str, Path], case: Case, variant: str
 ) -> None:
@@ -179,7 +222,7 @@ def test_any_schedule_makes_the_gradients_of_one_process(
 
 
 @pytest.mark.slow
-@given(case=cases(), variant=variants)
+@given(case=cases() | orders_of_nobody(), variant=variants)
 @settings(max_examples=100, deadline=None)
 def test_many_schedules_do(models: dict[str, Path], case: Case, variant: str) -> None:
     """The same, for many more."""
