@@ -11,6 +11,7 @@ from isthmus.cli.reference import render as render_cli
 from isthmus.core.chip import catalogue
 from isthmus.core.files import FILE_KINDS, json_schema
 from isthmus.core.units import format_bytes
+from scripts.rest import render as render_rest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -43,6 +44,7 @@ def pages() -> dict[Path, str]:
         DOCS / "cli.md": render_cli(),
         DOCS / "formats.md": _formats(),
         DOCS / "chips.md": _chips(),
+        DOCS / "api.md": render_rest(),
     }
 
 

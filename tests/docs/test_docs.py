@@ -9,7 +9,8 @@ import pytest
 from scripts.docs import pages
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("src", "tests", "docs", "benchmarks", "scripts")
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -20,13 +21,32 @@ def test_generated_pages_are_current(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_a_page_names_exists(page):
-    """Paths of the repository in backticks or links lead somewhere."""
+    """Paths of the repository in backticks or links lead somewhere, and so do modules to be run."""
     text = page.read_text(encoding="utf-8")
-    named = re.findall(r"`((?:src|tests|docs|benchmarks|scripts)/[\w./-]+\.\w+)(?:::?\w+)?`", text)
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)(?:::?\w+)?`", text)
+    named += [
+        f"{name.replace('.', '/')}.py"
+        for name in re.findall(r"python -m ((?:benchmarks|scripts)\.\w+)", text)
+    ]
     linked = re.findall(r"\]\(((?!https?:|#)[^)#]+)", text)
     missing = [name for name in named if not (ROOT / name).exists()]
     missing += [name for name in linked if not (page.parent / name).resolve().exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.name)
+def test_every_file_a_design_note_lists_exists(page):
+    """Design notes name files of the package they are about by the end of their path: `ledger.py`."""
+    files = {file for folder in FOLDERS for file in map(str, (ROOT / folder).rglob("*.py"))}
+    named = re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+
+
+def test_every_design_note_and_guide_is_in_the_table_of_contents():
+    """Of the site, and of the README."""
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    site, readme = (ROOT / "mkdocs.yml").read_text(), (ROOT / "README.md").read_text()
+    assert not [page for page in pages if str(page) not in site or f"docs/{page}" not in readme]
 
 
 @pytest.mark.slow
