@@ -44,7 +44,7 @@ class Recovery:
         self._pace = Pace(_planned_s(spec))
         self._lost_s: float | None = None
         self._done = 0
-        self._keeps = True
+        self._keeps, self._moved = True, False
         self._figures: dict[str, float | None] = {}
 
     def persist(self, attempt: Callable[[], None], drain: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Recovery:
         `restore` takes over a snapshot; where there is none that all have, or none as new as the checkpoint
         after `saved` steps, `durable` loads the newest checkpoint. After a loss memory goes before the disk:
         a checkpoint may be newer than what a lost rank has reported, and no step's figures may be missing.
-        Raises `UnavailableError` where there is no checkpoint, and this rank has trained already.
+        Raises `UnavailableError` where there is no checkpoint, and this rank's weights have changed already.
         """
         mine = self.memory.steps()
         padded = [*mine, *[_NONE] * (_SLOTS - len(mine))]
@@ -94,6 +94,7 @@ class Recovery:
         elif (step := durable()) == 0:
             self._begin_again(restore)
         self.memory.forget_after(step)
+        self._moved = step > 0
         self._resumed(step)
         return step
 
@@ -104,6 +105,7 @@ class Recovery:
 
     def settle(self) -> None:
         """Return once the last snapshot is whole: before weights change, here or elsewhere."""
+        self._moved = True
         if self._keeps:
             self._unless_full(self.memory.wait)
 
@@ -125,7 +127,7 @@ class Recovery:
         """Go back to the state before the first step: a rank had none when it was lost, and none is saved."""
         if 0 in self.memory.steps():
             restore(self.memory.load(0))
-        elif self._done > 0:
+        elif self._moved:
             raise UnavailableError(
                 "a rank has lost its snapshots, and there is no checkpoint",
                 hint="the job starts again by itself; set checkpoints.every_steps lower",

@@ -1,0 +1,23 @@
+"""What objects there are, while nothing but the end of its last reference frees one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """What is freed inside is freed because nobody holds it, not because the collector came by."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def alive(kind: type) -> int:
+    """Return how many there are of a kind of object."""
+    return sum(type(one) is kind for one in gc.get_objects())
