@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.control import ledger
-from isthmus.control.expected import UNDER_WAY
-from isthmus.control.progress import Pace, Progress
+from isthmus.control.expected import UNDER_WAY, Pace
+from isthmus.control.progress import Progress
 from isthmus.control.queue_view import about_job, about_queue, answer
 from isthmus.control.records import ENDED
 from isthmus.core.messages import StepMetrics

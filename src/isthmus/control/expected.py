@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from isthmus.control.order import Release, Request
-from isthmus.control.progress import Pace
 from isthmus.control.records import ENDED, JobRecord, State
 from isthmus.core.plan import Part, Plan
 
 UNDER_WAY = frozenset({"preparing", "starting", "running", "stopping"})
 """States in which a job has been promised its chips, or still has them."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Steps that are done (over all attempts), and the seconds of one lately (None: not measured)."""
+
+    steps_done: int
+    step_s: float | None = None
+
 
 Paces = Mapping[str, Pace]
 """How far jobs are, by id."""

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from isthmus.control.expected import Pace
 from isthmus.core.messages import StepMetrics
 
 _SHARE = 0.2
 """Weight of the last step in the pace: a mean over about five."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Steps that are done (over all attempts), and the seconds of one lately (None: not measured)."""
-
-    steps_done: int
-    step_s: float | None = None
 
 
 class Progress:
