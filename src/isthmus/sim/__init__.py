@@ -4,8 +4,9 @@ from isthmus.sim.failures import Checkpoints, Failure, FailureRun, draw_failures
 from isthmus.sim.page import timeline_page
 from isthmus.sim.pipeline import PipelineRun, run_pipeline
 from isthmus.sim.result import Flight, LinkRun, Span, StageRun, TrainingRun
+from isthmus.sim.run import simulate
 from isthmus.sim.trace import chrome_trace
-from isthmus.sim.training import Replica, StageLoad, Training, simulate
+from isthmus.sim.training import Replica, StageLoad, Training
 from isthmus.sim.warm_up import best_warm_up
 from isthmus.sim.wire import Interference, Wire, wire_of
 
