@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     AskProtection,
     Event,
-    HeldPart,
     HoursSeen,
     Instruction,
     LocalJob,
     LocalJobsSeen,
     OrdersReceived,
-    PartKey,
     QueueSeen,
     SeenWorker,
     ShutdownAsked,
@@ -22,6 +19,8 @@ from isthmus.agent.parts import (
     StopWorker,
     WorkersSeen,
 )
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.validators import validate
 from isthmus.core.messages import AgentOrders, PartOrder, Protection
 from isthmus.core.policy import OwnerPolicy

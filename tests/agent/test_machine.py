@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.agent.events import LocalJob, OrdersReceived, SeenWorker, StartWorker, WorkersSeen, WriteRanks
 from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import (
-    LocalJob,
-    OrdersReceived,
-    SeenWorker,
-    StartWorker,
-    WorkersSeen,
-    WriteRanks,
-)
 from isthmus.agent.site import move
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import AgentOrders, PartOrder, RankMap

@@ -6,23 +6,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     AskProtection,
     Event,
-    HeldPart,
     HoursSeen,
     LocalJob,
     LocalJobsSeen,
     OrderQueue,
     OrdersReceived,
-    PartKey,
     QueueSeen,
     SeenWorker,
     StartWorker,
     StopWorker,
     WorkersSeen,
 )
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.table import Table, read_table, write_table
 from isthmus.agent.validators import validate
 from isthmus.core.messages import PartOrder, Protection, RankMap, Victim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.agent.parts import Complain
+from isthmus.agent.events import Complain
 from isthmus.core.messages import PartOrder, Protection, RankMap
 from tests.agent.hand import Site, asked_to_save
 from tests.agent.samples import address, order

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from isthmus.agent.adapter import Move
 from isthmus.agent.claims import Source, claim
+from isthmus.agent.events import Instruction, OrderQueue
 from isthmus.agent.local_queue import LocalQueue
-from isthmus.agent.parts import Instruction, OrderQueue, PartKey
+from isthmus.agent.parts import PartKey
 from isthmus.agent.reorder import reorder
 from isthmus.agent.site_queue import queue
 from isthmus.core.messages import PartOrder, QueueEntry

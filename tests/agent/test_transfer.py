@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.agent.events import FetchFiles, FilesSeen, Instruction
 from isthmus.agent.fetches import Fetch, Fetches
 from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import FetchFiles, FilesSeen, Instruction
 from isthmus.agent.transfer import CommandSource, FolderSource, fetch_all, localised, place, read_sources
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.job import Job

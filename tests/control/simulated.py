@@ -11,10 +11,8 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import Event as AgentEvent
-from isthmus.agent.parts import (
-    HeldPart,
+from isthmus.agent.events import Event as AgentEvent
+from isthmus.agent.events import (
     Instruction,
     OrdersReceived,
     SeenWorker,
@@ -23,6 +21,8 @@ from isthmus.agent.parts import (
     WorkersSeen,
     WriteRanks,
 )
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import HeldPart
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import (
     AgentReported,

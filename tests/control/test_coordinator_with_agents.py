@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     AskProtection,
-    HeldPart,
     Instruction,
     LocalJob,
     LocalJobsSeen,
     OrdersReceived,
-    PartKey,
     SeenWorker,
     StartWorker,
     StopWorker,
     WorkersSeen,
 )
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.validators import validate
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import (

@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     Instruction,
     LocalJobsSeen,
     OrdersReceived,
@@ -15,9 +14,8 @@ from isthmus.agent.parts import (
     StopWorker,
     WorkersSeen,
 )
-from isthmus.agent.parts import (
-    LocalJob as AgentLocalJob,
-)
+from isthmus.agent.events import LocalJob as AgentLocalJob
+from isthmus.agent.machine import AgentMachine
 from isthmus.agent.site_queue import queue
 from isthmus.control.simulation.site import SimulatedSite
 from isthmus.control.simulation.site_parts import Act, LocalJob, PartKey

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from isthmus.agent.parts import HeldPart, LocalJob
+from isthmus.agent.events import LocalJob
+from isthmus.agent.parts import HeldPart
 from isthmus.agent.transfer import localised
 from isthmus.core.base import Count, Frozen, Name
 from isthmus.core.errors import FileError, UnavailableError

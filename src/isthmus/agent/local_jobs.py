@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.agent.parts import EndLocal, HeldPart, HeldWorker, LocalJob
+from isthmus.agent.events import EndLocal, LocalJob
+from isthmus.agent.parts import HeldPart, HeldWorker
 from isthmus.agent.preemption import evict_pool
 from isthmus.agent.site import SiteState, move, release
 from isthmus.agent.site_queue import queue

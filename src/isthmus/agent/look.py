@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from isthmus.agent.adapter import Adapter
+from isthmus.agent.events import SeenWorker
 from isthmus.agent.folders import StateFolder, last_words, unsaved_s, written_bytes
-from isthmus.agent.parts import HeldPart, SeenWorker
+from isthmus.agent.parts import HeldPart
 from isthmus.core.errors import IsthmusError
 from isthmus.core.worker import WorkerFolder
 

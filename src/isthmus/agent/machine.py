@@ -12,21 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from isthmus.agent import reports
 from isthmus.agent.cards import Cards
-from isthmus.agent.local_jobs import start_queued, want_local
-from isthmus.agent.orders import obey, see_files
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     Event,
     FilesSeen,
-    HeldPart,
     HoursSeen,
     Instruction,
     LocalJobsSeen,
     OrdersReceived,
-    PartKey,
     QueueSeen,
     ShutdownAsked,
     WorkersSeen,
 )
+from isthmus.agent.local_jobs import start_queued, want_local
+from isthmus.agent.orders import obey, see_files
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.preemption import close, pursue
 from isthmus.agent.site import LEASED, SiteState, grace_s, move, release, stop_live
 from isthmus.agent.site_queue import see_queue

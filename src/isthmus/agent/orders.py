@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.agent.parts import Complain, FetchFiles, FilesSeen, HeldPart, HeldWorker, WriteRanks
+from isthmus.agent.events import Complain, FetchFiles, FilesSeen, WriteRanks
+from isthmus.agent.parts import HeldPart, HeldWorker
 from isthmus.agent.preemption import claim_for_pool, evict_victims, occupants
 from isthmus.agent.protection import ask, withdraw
 from isthmus.agent.site import SiteState, fail, move, release

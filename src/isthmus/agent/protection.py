@@ -6,7 +6,8 @@ So a request that is repeated, or that several sites make of the same job, costs
 
 from __future__ import annotations
 
-from isthmus.agent.parts import AskProtection, HeldPart
+from isthmus.agent.events import AskProtection
+from isthmus.agent.parts import HeldPart
 from isthmus.agent.site import SiteState
 from isthmus.core.messages import Protection
 

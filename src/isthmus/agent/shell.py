@@ -14,25 +14,18 @@ from datetime import datetime
 from pathlib import Path
 
 from isthmus.agent.adapter import Adapter, Move
-from isthmus.agent.fetches import Fetches
-from isthmus.agent.folders import StateFolder, local_jobs, read_routes, worker_spec
-from isthmus.agent.look import look
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.outbox import Batch, Outbox
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     AskProtection,
     Complain,
     EndLocal,
     Event,
     FetchFiles,
     FilesSeen,
-    HeldPart,
     HoursSeen,
     Instruction,
     LocalJobsSeen,
     OrderQueue,
     OrdersReceived,
-    PartKey,
     QueueSeen,
     SeenWorker,
     ShutdownAsked,
@@ -41,6 +34,12 @@ from isthmus.agent.parts import (
     WorkersSeen,
     WriteRanks,
 )
+from isthmus.agent.fetches import Fetches
+from isthmus.agent.folders import StateFolder, local_jobs, read_routes, worker_spec
+from isthmus.agent.look import look
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.outbox import Batch, Outbox
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.protection import wants_protection
 from isthmus.agent.table import PartTable
 from isthmus.core.errors import IsthmusError, UnavailableError

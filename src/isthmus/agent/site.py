@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from isthmus.agent.cards import Cards
-from isthmus.agent.parts import HeldPart, Instruction, PartKey, StartWorker, State, StopWorker
+from isthmus.agent.events import Instruction, StartWorker, StopWorker
+from isthmus.agent.parts import HeldPart, PartKey, State
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import Fault, PartState
 from isthmus.core.policy import OwnerPolicy

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.agent.parts import HeldPart, OrderQueue, PartKey
+from isthmus.agent.events import OrderQueue
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.reorder import reorder
 from isthmus.agent.site import SiteState
 

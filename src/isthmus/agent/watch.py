@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from isthmus.agent.events import SeenWorker, StartWorker, StopWorker
 from isthmus.agent.exits import fault_of, in_words, was_stopped
-from isthmus.agent.parts import HeldPart, SeenWorker, StartWorker, StopWorker
+from isthmus.agent.parts import HeldPart
 from isthmus.agent.protection import see_protection
 from isthmus.agent.site import SiteState, fail, move
 from isthmus.core.messages import explains_more

@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import (
+from isthmus.agent.events import (
     AskProtection,
     EndLocal,
     Event,
-    HeldPart,
     Instruction,
     LocalJob,
     LocalJobsSeen,
     OrdersReceived,
-    PartKey,
     SeenWorker,
     StartWorker,
     StopWorker,
     WorkersSeen,
     WriteRanks,
 )
+from isthmus.agent.machine import AgentMachine
+from isthmus.agent.parts import HeldPart, PartKey
 from isthmus.agent.site import LEASED
 from isthmus.agent.table import Table, read_table, write_table
 from isthmus.core.messages import AgentOrders, AgentReport, Protection, WorkerAddress
