@@ -15,7 +15,8 @@ from isthmus.control.events import (
 )
 from isthmus.control.lifecycle import JOB_STEPS, move
 from isthmus.control.part_life import PART_STEPS, observe
-from isthmus.control.records import JobRecord, PartRecord, State
+from isthmus.control.records import JobRecord, State
+from isthmus.control.site_records import PartRecord
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import ObservedPart
 from tests.control.driver import RULES, Driver, seen, started

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from isthmus.control.attempts import end_if_released, fail, refuse, refuse_in_queue, said, stop
 from isthmus.control.lifecycle import move
 from isthmus.control.preemption import advance_preemption
-from isthmus.control.records import JobRecord, PartRecord, State
+from isthmus.control.records import JobRecord, State
+from isthmus.control.site_records import PartRecord
 from isthmus.core.messages import explains_more
 from isthmus.core.views import JobState
 

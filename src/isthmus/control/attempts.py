@@ -5,7 +5,8 @@ from __future__ import annotations
 from isthmus.control.asking import withdraw
 from isthmus.control.lifecycle import dequeue, move
 from isthmus.control.queue_index import file_job, set_deadline
-from isthmus.control.records import Ending, JobRecord, PartRecord, State
+from isthmus.control.records import Ending, JobRecord, State
+from isthmus.control.site_records import PartRecord
 from isthmus.core.messages import Fault
 
 

@@ -26,7 +26,8 @@ from isthmus.control.events import (
 from isthmus.control.lifecycle import dequeue, move
 from isthmus.control.preemption import begin_preemption, give_up, waits_for
 from isthmus.control.queue_index import add_job, drop_job, file_job, set_deadline, unpark
-from isthmus.control.records import WAITING, ClusterRecord, JobRecord, State, VictimAt
+from isthmus.control.records import WAITING, JobRecord, State, VictimAt
+from isthmus.control.site_records import ClusterRecord
 from isthmus.control.sites import take_report
 
 

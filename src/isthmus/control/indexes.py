@@ -1,6 +1,6 @@
 """`Indexes`: who stands where, kept up step by step so that no event looks through all jobs.
 
-Everything here follows from the records; `validators.indexes_agree` computes it anew.
+Everything here follows from the records; `index_checks.indexes_agree` computes it anew.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from isthmus.control.records import ClusterRecord, FreeChips, JobRecord, PartRecord, State
+from isthmus.control.records import FreeChips, JobRecord, State
+from isthmus.control.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages import ObservedPart
 from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes

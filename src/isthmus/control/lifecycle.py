@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 
 from isthmus.control import ledger
 from isthmus.control.queue_index import file_job, note_change, set_deadline
-from isthmus.control.records import JobRecord, PartRecord, State
+from isthmus.control.records import JobRecord, State
+from isthmus.control.site_records import PartRecord
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import Desired, RankMap, Victim
 from isthmus.core.views import JobState

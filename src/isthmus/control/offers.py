@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from isthmus.control import ledger
 from isthmus.control.indexes import RANK
-from isthmus.control.records import WAITING, ClusterRecord, JobRecord, PartRecord, State, VictimAt
+from isthmus.control.records import WAITING, JobRecord, State, VictimAt
+from isthmus.control.site_records import ClusterRecord, PartRecord
 from isthmus.core.pool import Cluster
 
 

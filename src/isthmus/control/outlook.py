@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isthmus.control.events import AgentLost, DeadlinePassed, Event
-from isthmus.control.records import ClusterRecord, JobRecord, PartRecord, State
+from isthmus.control.records import JobRecord, State
+from isthmus.control.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages import PartOrder
 
 _RELEASE = PartOrder(job="j", attempt=1, desired="released")

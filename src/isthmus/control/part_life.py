@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from isthmus.control import ledger
-from isthmus.control.records import PartLife, PartRecord, State
+from isthmus.control.records import State
+from isthmus.control.site_records import PartLife, PartRecord
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages import ObservedPart, explains_more
 

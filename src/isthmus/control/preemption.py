@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from isthmus.control.attempts import give_way, said, stop
 from isthmus.control.lifecycle import move
 from isthmus.control.queue_index import set_deadline
-from isthmus.control.records import JobRecord, PartRecord, State, VictimAt
+from isthmus.control.records import JobRecord, State, VictimAt
+from isthmus.control.site_records import PartRecord
 
 
 def begin_preemption(state: State, job: JobRecord, victims: Sequence[VictimAt], now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator knows: jobs, their parts, clusters, links. Plain mutable records.
+"""What the coordinator knows of jobs, and all that it knows together (`State`). Plain mutable records.
 
 A part counts against its cluster from the moment it is promised there (`ledger`) until its site has said
 `released`. What can be computed again from the records (`indexes`) is kept up by `lifecycle` and `ledger`.
@@ -8,33 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from isthmus.control.indexes import Indexes
 from isthmus.control.order import Objective, Request
 from isthmus.control.packed import Packed
 from isthmus.control.rules import Rules
+from isthmus.control.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
-from isthmus.core.messages import (
-    Desired,
-    Fault,
-    LocalJobSeen,
-    ObservedPart,
-    Protection,
-    QueueEntry,
-    RankMap,
-    Victim,
-    WorkerAddress,
-)
+from isthmus.core.messages import Fault, RankMap
 from isthmus.core.plan import Part, Plan, PlanSet
-from isthmus.core.pool import Cluster, Link
+from isthmus.core.pool import Link
 from isthmus.core.priority import Priority
 from isthmus.core.views import JobState, Submission
-
-PartLife = Literal[
-    "ordered", "queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"
-]
-"""A part as the coordinator knows it: `ordered` until its site has said anything about it."""
 
 Ending = Literal["waiting", "failed", "succeeded", "cancelled"]
 FreeChips = dict[str, dict[str, int]]
@@ -45,40 +31,6 @@ WAITING: frozenset[JobState] = frozenset({"waiting", "blocked"})
 """States in which a job stands in the queue with a plan, or without one that fits."""
 
 STORY_LENGTH = 64
-
-
-@dataclass(slots=True, kw_only=True)
-class PartRecord:
-    """The piece of one attempt at one cluster; `chips` by node group.
-
-    `committed` says that the site was ever told to run it: processes may exist until it is released.
-    `promised` says that it is in the ledger: its chips, less those `borrowed` from victims of the pool that
-    hold them still. `held` says that what the site last reported free does not contain its chips; `local`
-    are chips that local jobs are to give up for it. `unsaved_s` is as last heard, not part of the log.
-    """
-
-    job: str
-    attempt: int
-    cluster: str
-    ranks: tuple[int, ...]
-    chips: dict[str, int]
-    storage_bytes: int = 0
-    desired: Desired = "prepared"
-    state: PartLife = "ordered"
-    detail: str = ""
-    fault: Fault | None = None
-    committed: bool = False
-    promised: bool = False
-    held: bool = False
-    victims: tuple[Victim, ...] = ()
-    borrowed: dict[str, int] = field(default_factory=dict)
-    local: dict[str, int] = field(default_factory=dict)
-    protect: bool = False
-    protection: Protection | None = None
-    workers: tuple[WorkerAddress, ...] = ()
-    story: list[str] = field(default_factory=list)
-    unsaved_s: float = field(default=0.0, compare=False)
-    order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,71 +162,6 @@ class VictimAt:
     cluster: str
     job: str
     attempt: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class ClusterRecord:
-    """A site as last reported. `parts` are the unreleased parts there, by (job, attempt).
-
-    `taken` and `unheld` are the chips promised, and those of them that the site does not hold yet, by node
-    group; `taken_bytes` and `unwritten_bytes` the same of storage. `free_now` is what `free` last found.
-    `incarnations` are all that ever reported; `heard_s` is when a report last came, and `local` the site's
-    own jobs as last heard (their unsaved work is not part of the log).
-    """
-
-    cluster: Cluster
-    incarnation: str
-    free_chips: dict[str, int]
-    reported: dict[tuple[str, int], ObservedPart] = field(default_factory=dict)
-    queue: tuple[QueueEntry, ...] = ()
-    local: dict[str, LocalJobSeen] = field(default_factory=dict)
-    free_storage_bytes: int | None = None
-    connected: bool = True
-    heard_s: float | None = None
-    incarnations: set[str] = field(default_factory=set)
-    parts: dict[tuple[str, int], PartRecord] = field(default_factory=dict)
-    taken: dict[str, int] = field(default_factory=dict)
-    unheld: dict[str, int] = field(default_factory=dict)
-    taken_bytes: int = 0
-    unwritten_bytes: int = 0
-    free_now: dict[str, int] | None = field(default=None, compare=False)
-
-    def capacity(self, group: str) -> int:
-        """Return the chips of a node group in all; 0 where there is no such group."""
-        for one in self.cluster.node_groups:
-            if one.name == group:
-                return one.chips
-        return 0
-
-    def wanted(self, group: str) -> int:
-        """Return the chips of a node group promised to parts that are not being released."""
-        parts = (part for part in self.parts.values() if part.promised and part.desired != "released")
-        return sum(part.chips.get(group, 0) - part.borrowed.get(group, 0) for part in parts)
-
-    def free_of(self, group: str) -> int:
-        """Return the chips of a node group that could be promised now.
-
-        The smaller of what the promises leave of the inventory, and what the site reports free less what
-        it has been promised to hold but did not yet hold when it reported: the owner's own work counts.
-        """
-        left = self.capacity(group) - self.taken.get(group, 0)
-        return max(0, min(left, self.free_chips.get(group, 0) - self.unheld.get(group, 0)))
-
-    def free(self) -> dict[str, int]:
-        """Return the chips by node group that could be promised now; not to be changed."""
-        if self.free_now is None:
-            self.free_now = {group.name: self.free_of(group.name) for group in self.cluster.node_groups}
-        return self.free_now
-
-    def free_bytes(self) -> int:
-        """Return the storage that could be promised now, in bytes.
-
-        What running parts were promised is taken to be in what the site reports used.
-        """
-        left = self.cluster.storage_bytes - self.taken_bytes
-        if self.free_storage_bytes is not None:
-            left = min(left, self.free_storage_bytes - self.unwritten_bytes)
-        return max(0, left)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from isthmus.control import ledger
 from isthmus.control.events import AgentReported
 from isthmus.control.part_life import observe
-from isthmus.control.records import ClusterRecord, JobRecord, PartRecord, State
+from isthmus.control.records import JobRecord, State
+from isthmus.control.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages import LocalJobSeen, ObservedPart
 
 _SHARE = 0.01

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from isthmus.control import ledger
 from isthmus.control.index_checks import indexes_agree
-from isthmus.control.records import ENDED, JobRecord, PartRecord, State
+from isthmus.control.records import ENDED, JobRecord, State
+from isthmus.control.site_records import PartRecord
 
 
 def all_or_none(state: State, now_s: float, grace_s: float = 0.0) -> Iterator[str]:

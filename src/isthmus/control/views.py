@@ -8,7 +8,8 @@ from isthmus.control import ledger
 from isthmus.control.offers import offer
 from isthmus.control.outlook import misplaced, queue
 from isthmus.control.queue_index import key_of
-from isthmus.control.records import ENDED, WAITING, JobRecord, PartRecord, State, VictimAt
+from isthmus.control.records import ENDED, WAITING, JobRecord, State, VictimAt
+from isthmus.control.site_records import PartRecord
 from isthmus.core.pool import Link
 from isthmus.core.views import ClusterView, JobView, PartView, PoolView, VictimView
 
