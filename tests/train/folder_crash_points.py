@@ -1,8 +1,9 @@
 """Write checkpoints and be cut off at one file operation after the other: run by `test_checkpoint_folder`.
 
 `python -m tests.train.folder_crash_points FOLDER` forks a child per cut. The child writes the checkpoints of
-steps 1 to 3, keeping one, and ends like a killed process just before its n-th operation on a file of the
-folder. The parent then looks for what a restart would find, and lets it go on. Prints the number of cuts.
+steps 1 to 3, keeping one, and the last one again, as after a loss. It ends like a killed process just before
+its n-th operation on a file of the folder. The parent then looks for what a restart would find, and lets it
+go on. Prints the number of cuts.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _ANYWHERE = {"os.remove", "os.rmdir"}
 """Removals may name a file relative to an open folder."""
 
 
-def write(folder: Path, step: int) -> None:
+def write(folder: Path, step: int, writing: str = "1") -> None:
     """Write the checkpoint of one step, of two ranks one after the other."""
     for rank in (0, 1):
         piece = Piece.whole(f"weight/{rank}", torch.full((8,), float(step)))
-        write_part(folder, [piece], step=step, rank=rank, writing="1")
-    assert publish(folder, step=step, samples=step * 2, num_ranks=2, writing="1", keep=1)
+        write_part(folder, [piece], step=step, rank=rank, writing=writing)
+    assert publish(folder, step=step, samples=step * 2, num_ranks=2, writing=writing, keep=1)
 
 
 def write_all(folder: Path) -> None:
@@ -37,6 +38,7 @@ def write_all(folder: Path) -> None:
     for step in range(1, STEPS + 1):
         write(folder, step)
         (folder / "done").write_text(str(step))
+    write(folder, STEPS, writing="2")
 
 
 def cut_off(folder: Path, before: int, work: Callable[[], None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from isthmus.core.errors import ProtocolError, UnavailableError
+from isthmus.core.worker import write_atomically
 from isthmus.train.checkpoint.dcp_layout import Piece
 from isthmus.train.checkpoint.folder import (
     Manifest,
@@ -84,8 +86,9 @@ def test_what_was_written_is_found_and_loaded(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    """`keep` checkpoints remain, the newest ones."""
+    """`keep` checkpoints remain, the newest ones, and nothing of those that were begun and given up."""
     for step in (1, 2, 10, 11):
+        write_part(tmp_path, [piece(0, step)], step=step, rank=0, writing="given up")
         write(tmp_path, step, keep=2)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
 
@@ -142,6 +145,42 @@ def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert found_step(tmp_path) == 1
     clear_unfinished(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_part_may_be_completed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is done with its part before others can see it.
+
+    1. Rank 0 has written, and waits for rank 1.
+    2. Rank 1 writes its part; in the same moment rank 0 sees it, and moves the folder to its place.
+    3. Rank 1, going on in what was the folder, has nothing left to do there.
+    """
+    write_part(tmp_path, [piece(0, 1)], step=1, rank=0, writing="1")
+
+    def seen_at_once(path: Path, text: str) -> None:
+        write_atomically(path, text)
+        if path.name == "1.part":
+            assert complete(tmp_path, 1)
+
+    monkeypatch.setattr("isthmus.train.checkpoint.folder.write_atomically", seen_at_once)
+    write_part(tmp_path, [piece(1, 1)], step=1, rank=1, writing="1")
+    assert found_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("rest", ["nothing", "old", "manifest gone"])
+def test_a_crash_before_the_last_rename_loses_nothing(rest: str, tmp_path: Path) -> None:
+    """A whole checkpoint that is not in its place is put there, unless one with a manifest is there."""
+    place, work = tmp_path / "step-00000001", tmp_path / "step-00000001.2.tmp"
+    write(tmp_path, 1)
+    shutil.copytree(place, work)
+    (place / "old").touch()
+    if rest == "nothing":
+        shutil.rmtree(place)
+    if rest == "manifest gone":
+        (place / "manifest.json").unlink()
+    clear_unfinished(tmp_path)
+    assert found_step(tmp_path) == 1
+    assert [one.name for one in tmp_path.iterdir()] == [place.name]
+    assert (place / "old").exists() == (rest == "old")
 
 
 def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:

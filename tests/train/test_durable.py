@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Event
+from typing import Any
 
 import pytest
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.train.checkpoint import durable
 from isthmus.train.checkpoint.dcp_layout import Piece
 from isthmus.train.checkpoint.durable import DurableWriter
 from isthmus.train.checkpoint.find import find_whole
-from isthmus.train.checkpoint.folder import load, newest
+from isthmus.train.checkpoint.folder import load, newest, publish
 from tests.train.devices import on_devices
 
 
@@ -120,6 +122,36 @@ def test_ranks_that_meet_anew_write_anew(tmp_path: Path) -> None:
     found = piece(0, 0)
     load(tmp_path, 1, [found])
     assert bool((found.tensor == 7).all())
+
+
+def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its folder could be cleared in the midst, with those before it already removed.
+
+    1. All parts are there: rank 0 begins to complete the checkpoint.
+    2. A rank is lost: what is under way is given up, before the folder is cleared.
+    3. The checkpoint is completed; only then may the folder be cleared.
+    """
+    completing, go, order = Event(), Event(), list[str]()
+
+    def slowly(*given: Any, **named: Any) -> bool:
+        completing.set()
+        assert go.wait(10)
+        order.append("completed")
+        return publish(*given, **named)
+
+    monkeypatch.setattr(durable, "publish", slowly)
+    (only,) = writers(tmp_path, 1)
+    only.begin(1, 8, [piece(0, 1)], nothing)
+    assert completing.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        given_up = pool.submit(only.close)
+        given_up.add_done_callback(lambda _: order.append("given up"))
+        assert not wait([given_up], 0.02).done
+        go.set()
+    assert order == ["completed", "given up"]
+    assert newest(tmp_path) is not None
 
 
 @pytest.mark.parametrize("damaged", [None, "__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"])

@@ -44,7 +44,7 @@ class DurableWriter:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-durable")
         self._under_way: Future[None] | None = None
         self._copied: Future[None] = Future()
-        self._given_up = threading.Event()
+        self._given_up, self._completing = threading.Event(), threading.Lock()
 
     def begin(self, step: int, samples: int, pieces: Sequence[Piece], done: Callable[[], None]) -> None:
         """Begin the checkpoint after `step` steps; waits for the one before it.
@@ -81,8 +81,13 @@ class DurableWriter:
                 raise lost
 
     def close(self) -> None:
-        """Give up what is not complete, and do not wait for the disk; what is half written is left behind."""
+        """Give up what is not complete; what is half written is left behind.
+
+        The disk is waited for only where all parts are there, and rank 0 is about to complete them.
+        """
         self._given_up.set()
+        with self._completing:
+            pass
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._under_way = None
 
@@ -122,11 +127,12 @@ class DurableWriter:
     def _complete(self, step: int, samples: int) -> bool:
         if self._rank:
             return is_published(self._folder, step, self._writing)
-        return publish(
-            self._folder,
-            step=step,
-            samples=samples,
-            num_ranks=self._num_ranks,
-            writing=self._writing,
-            keep=self._keep,
-        )
+        with self._completing:
+            return not self._given_up.is_set() and publish(
+                self._folder,
+                step=step,
+                samples=samples,
+                num_ranks=self._num_ranks,
+                writing=self._writing,
+                keep=self._keep,
+            )

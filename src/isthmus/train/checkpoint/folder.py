@@ -83,8 +83,8 @@ def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, w
         work.mkdir(parents=True, exist_ok=True)
         layout = dcp_layout.write_part(work, rank, pieces)
         part = _Part(file=_described(file), layout=layout)
-        write_atomically(work / f"{rank}.part", part.model_dump_json())
         sync_path(work)
+        write_atomically(work / f"{rank}.part", part.model_dump_json())  # the folder may be moved from now on
     except OSError as error:
         with suppress(OSError):
             file.unlink(missing_ok=True)
@@ -94,8 +94,9 @@ def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, w
 def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: str, keep: int) -> bool:
     """Complete the checkpoint after `step` steps if all ranks have written their parts; tell whether.
 
-    Then all but the newest `keep` up to this one are removed. Later steps that are there are damaged (the
-    run would have begun from them), and count for nothing. Raises `UnavailableError` where it cannot.
+    Then all but the newest `keep` up to this one are removed, and what was begun before it and given up.
+    Later steps that are there are damaged (the run would have begun from them), and count for nothing. Raises
+    `UnavailableError` where it cannot.
     """
     work = _work(folder, step, writing)
     names = [f"{rank}.part" for rank in range(num_ranks)]
@@ -111,12 +112,12 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: s
             (work / name).unlink()
         sync_path(work)
         place = folder / _NAME.format(step)
-        if place.exists():
-            shutil.rmtree(place)
-        work.rename(place)
-        sync_path(folder)
+        _put_in_place(work, place)
         for old in sorted(one for one in _complete(folder) if one.name <= place.name)[:-keep]:
             shutil.rmtree(old)
+        for left in folder.glob("step-*.tmp"):
+            if _place(left) <= place:
+                shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
     return True
@@ -197,13 +198,35 @@ def read_back(folder: Path, step: int, rank: int) -> int:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a crash left half written; called by rank 0 before the first step."""
+    """Remove what a crash left half written; called by rank 0 before the first step.
+
+    What was whole, and only not in its place yet, is put there.
+    """
     for left in folder.glob("step-*.tmp"):
+        place = _place(left)
+        if (left / MANIFEST).is_file() and not (place / MANIFEST).is_file():
+            with suppress(OSError):
+                _put_in_place(left, place)
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _put_in_place(work: Path, place: Path) -> None:
+    """Let `work`, which is whole, be the checkpoint `place`; one that is there goes, its manifest first."""
+    if place.exists():
+        (place / MANIFEST).unlink(missing_ok=True)
+        sync_path(place)
+        shutil.rmtree(place)
+    work.rename(place)
+    sync_path(place.parent)
 
 
 def _work(folder: Path, step: int, writing: str) -> Path:
     return folder / (_NAME.format(step) + f".{writing}.tmp")
+
+
+def _place(work: Path) -> Path:
+    """Return where a checkpoint that is written in `work` belongs."""
+    return work.with_name(work.name.partition(".")[0])
 
 
 def _complete(folder: Path) -> list[Path]:
