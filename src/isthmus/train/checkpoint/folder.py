@@ -179,22 +179,25 @@ def load(folder: Path, step: int, pieces: Sequence[Piece]) -> None:
 def read_back(folder: Path, step: int, rank: int) -> int:
     """Return the size in bytes of this rank's file of the checkpoint after `step` steps, read anew.
 
-    Raises `UnavailableError` where it is not there, or not what its manifest says.
+    Rank 0 looks at the metadata too. Raises `UnavailableError` where a file is not there, or not what its
+    manifest says.
     """
     place = folder / _NAME.format(step)
-    file = place / dcp_layout.file_name(rank)
+    files = [place / dcp_layout.file_name(rank), *([place / dcp_layout.METADATA] if rank == 0 else [])]
     try:
         manifest = Manifest.model_validate_json((place / MANIFEST).read_bytes())
-        _forget_cached(file)
-        found = _described(file)
+        for file in files:
+            _forget_cached(file)
+        found = [_described(file) for file in files]
     except (OSError, ValidationError) as error:
         raise UnavailableError(f"checkpoint {place} does not read: {error}") from error
-    if found not in manifest.files:
-        raise UnavailableError(
-            f"{file} is not what was written: its checksum differs",
-            hint="look at the disk of the checkpoint folder",
-        )
-    return found.num_bytes
+    for file, one in zip(files, found, strict=True):
+        if one not in manifest.files:
+            raise UnavailableError(
+                f"{file} is not what was written: its checksum differs",
+                hint="look at the disk of the checkpoint folder",
+            )
+    return found[0].num_bytes
 
 
 def clear_unfinished(folder: Path) -> None:
