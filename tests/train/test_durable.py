@@ -17,7 +17,8 @@ from isthmus.train.checkpoint import durable
 from isthmus.train.checkpoint.dcp_layout import Piece
 from isthmus.train.checkpoint.durable import DurableWriter
 from isthmus.train.checkpoint.find import find_whole
-from isthmus.train.checkpoint.folder import load, newest, publish
+from isthmus.train.checkpoint.folder import load, newest
+from isthmus.train.checkpoint.writing import publish
 from tests.train.devices import on_devices
 
 

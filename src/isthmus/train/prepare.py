@@ -10,7 +10,7 @@ import torch
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerSpec
 from isthmus.data import Dataset, open_dataset
-from isthmus.train.checkpoint.folder import make_folder
+from isthmus.train.checkpoint.writing import make_folder
 from isthmus.train.device import choose_device
 from isthmus.train.model.pieces import StagePieces
 from isthmus.train.model.stage import build_stage

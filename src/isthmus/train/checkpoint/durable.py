@@ -12,7 +12,7 @@ import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.folder import failure, is_published, publish, tell_failure, write_part
+from isthmus.train.checkpoint.writing import failure, is_published, publish, tell_failure, write_part
 from isthmus.train.update.host_copy import Ready, copy_ready, copy_to_host
 
 _POLL_S = 0.05

@@ -17,9 +17,10 @@ from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
 from isthmus.train.checkpoint.dcp_layout import Piece
 from isthmus.train.checkpoint.durable import DurableWriter
 from isthmus.train.checkpoint.find import find_whole
-from isthmus.train.checkpoint.folder import clear_unfinished, load, manifests, read_back
+from isthmus.train.checkpoint.folder import load, manifests, read_back
 from isthmus.train.checkpoint.pieces import saved_pieces, wanted_state
 from isthmus.train.checkpoint.slot import Snapshot
+from isthmus.train.checkpoint.writing import clear_unfinished
 from isthmus.train.exchange import Exchange
 from isthmus.train.update.ownership import Ownership
 
