@@ -94,6 +94,13 @@ def test_its_state_moves_to_and_from_the_device(first: bool, second: bool) -> No
     assert all(torch.equal(one, after[1][name]) for name, one in straight[1].items())
 
 
+def test_a_snapshot_without_its_weights_is_not_taken_over() -> None:
+    """They are not left at what they were: a snapshot of a rank that had none of its own is an error."""
+    without, with_weights = make("fp32"), make("fp32", on_host=True)
+    with pytest.raises(KeyError, match="weight/0"):
+        with_weights[0].load_own(without[0].own_state())
+
+
 def test_a_plan_without_it_is_refused_to_a_job_that_asks(tmp_path: Path) -> None:
     """A job that needs the room is not started on a plan that takes it; a plan may ask by itself."""
     job = make_job(tmp_path, training={"optimizer_on_host": True})

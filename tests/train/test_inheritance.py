@@ -53,7 +53,7 @@ def spec_of(folder: Path) -> WorkerSpec:
 
 
 def test_a_lease_is_left_only_where_it_is_said_so(tmp_path: Path) -> None:
-    """What was left is found by the same run alone, and only once nobody holds it."""
+    """What was left is found by the same run and layout of state alone, and only once nobody holds it."""
     spec, shared = spec_of(tmp_path), tmp_path / "shm"
     shared.mkdir()
     with MemoryLease(spec, shared):
@@ -63,8 +63,12 @@ def test_a_lease_is_left_only_where_it_is_said_so(tmp_path: Path) -> None:
         lease.leave()
     assert list(left_behind(told_of(spec), shared)) == [lease.run]
     checkpoints = spec.job.checkpoints.model_copy(update={"folder": "/elsewhere"})
-    other = spec.model_copy(update={"job": spec.job.model_copy(update={"checkpoints": checkpoints})})
-    assert list(left_behind(told_of(other), shared)) == []
+    for other in (
+        {"job": spec.job.model_copy(update={"checkpoints": checkpoints})},
+        {"plan": spec.plan.model_copy(update={"optimizer_on_host": True})},
+        {"plan": spec.plan.model_copy(update={"zero": 1})},
+    ):
+        assert list(left_behind(told_of(spec.model_copy(update=other)), shared)) == []
 
 
 def test_what_was_left_and_not_taken_up_is_removed(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def told_of(spec: WorkerSpec) -> str:
 
     It is the folder of checkpoints, and all of the plan that decides what a rank holds.
     """
-    layout = spec.plan.model_dump_json(include={"stages", "dp", "chunks", "schedule", "zero"})
+    layout = spec.plan.model_dump_json(
+        include={"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host"}
+    )
     where = Path(spec.job.checkpoints.folder).absolute()
     return hashlib.sha256(f"{spec.run} {where} {layout}".encode()).hexdigest()
 

@@ -129,9 +129,9 @@ class Optimizer:
     def _refresh(self) -> None:
         """Let the model compute with the new weights, those that others have updated as well."""
         for one in self._shares:
-            working = one.of(self._working[one.name].detach())
-            if working.data_ptr() == one.weight.data_ptr():
+            if one.is_in(self._working[one.name]):
                 continue
+            working = one.of(self._working[one.name].detach())
             new = one.weight.detach()
             if working.is_cuda and not new.is_cuda:  # rounded before it crosses
                 new = host_room(working).copy_(new)

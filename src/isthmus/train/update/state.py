@@ -71,7 +71,7 @@ class OptimizerState:
         for number, one in enumerate(self._shares):
             state = self._of(one)
             tensors |= {f"{kind}/{number}": state[kind] for kind in ("step", *_MOMENTS)}
-            if one.of(self._working[one.name]).data_ptr() != one.weight.data_ptr():
+            if not one.is_in(self._working[one.name]):
                 tensors[f"weight/{number}"] = one.weight.detach()
         return tensors
 
@@ -80,7 +80,7 @@ class OptimizerState:
         for name, working in self._working.items():
             working.detach().copy_(tensors[f"working/{name}"])
         for number, one in enumerate(self._shares):
-            if f"weight/{number}" in tensors:
+            if not one.is_in(self._working[one.name]):
                 one.weight.detach().copy_(tensors[f"weight/{number}"])
             self._adam.state[one.weight] = {
                 kind: tensors[f"{kind}/{number}"].to(one.weight.device, copy=True)

@@ -24,6 +24,10 @@ class WeightShare:
         """Return these rows of the rank's own `tensor`: a view."""
         return rows_of(tensor, self.rows)
 
+    def is_in(self, tensor: torch.Tensor) -> bool:
+        """Tell whether the weight is the memory of these rows of `tensor`, and no copy."""
+        return bool(self.of(tensor).data_ptr() == self.weight.data_ptr())
+
 
 def make_shares(
     name: str, parameter: nn.Parameter, ownership: Ownership, *, keeps_fp32: bool, on_host: bool
