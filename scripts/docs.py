@@ -20,13 +20,13 @@ EXAMPLES = ROOT / "tests" / "core" / "formats"
 INTRODUCTION = """\
 # File formats
 
-`pool.yaml`, `job.yaml` and plans are YAML (JSON is YAML too). Each has a `version`, 1 today; a file of
-version 1 will load for as long as Isthmus exists, and a file of a later version is refused with a clear
-error. An unknown field is an error: a typing mistake never passes silently. Sizes may be written `64 MiB`
-or `96 GB`.
+`pool.yaml`, `job.yaml`, plans and an owner's `policy.yaml` are YAML (JSON is YAML too). Each has a `version`,
+1 today; a file of version 1 will load for as long as Isthmus exists, and a file of a later version is refused
+with a clear error. An unknown field is an error: a typing mistake never passes silently. Sizes may be
+written `64 MiB` or `96 GB`.
 
-`isthmus schema pool|job|plan` prints the JSON Schema; `isthmus check FILE` tells what is wrong with a file.
-"""
+`isthmus schema pool|job|plan|policy` prints the JSON Schema of a form, `isthmus check FILE` what is wrong
+with a file."""
 
 CHIPS_INTRODUCTION = """\
 # Chips known by data sheet
