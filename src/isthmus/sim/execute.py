@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from isthmus.schedule import Operation, Schedule
+from isthmus.sim.carrier import Carrier
 from isthmus.sim.kernel import Event, Kernel, Steps
 from isthmus.sim.program import POST, SEND, WAIT_LEFT, Letter, Program
-from isthmus.sim.wire import Carrier
 
 Transport = Literal["buffered", "rendezvous"]
 """When a message starts on its way: as soon as it is sent, or once its receive was posted as well."""

@@ -20,9 +20,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from isthmus.sim.carrier import Carrier
 from isthmus.sim.execute import Barrier, Pipeline
 from isthmus.sim.kernel import Event, Kernel, Steps, all_of
-from isthmus.sim.wire import Carrier
 
 
 @dataclass(frozen=True, kw_only=True)

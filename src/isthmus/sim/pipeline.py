@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Operation, Schedule
+from isthmus.sim.carrier import CARRIERS, Carrier, Sharing
 from isthmus.sim.execute import Path, Pipeline, Transport
 from isthmus.sim.kernel import Kernel
 from isthmus.sim.program import read_program
-from isthmus.sim.wire import CARRIERS, Carrier, Sharing, Wire
+from isthmus.sim.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime, group_by_cluster
 from isthmus.schedule import Operation
 from isthmus.sim import account
+from isthmus.sim.carrier import Carrier
 from isthmus.sim.execute import Barrier, Path, Pipeline
 from isthmus.sim.folding import fold_replicas, unfold_replicas
 from isthmus.sim.gradients import GradientExchange, Holder
@@ -16,7 +17,6 @@ from isthmus.sim.pipeline import durations, make_carriers
 from isthmus.sim.program import Program, read_program
 from isthmus.sim.result import LinkRun, StageRun, TrainingRun
 from isthmus.sim.training import Replica, Training
-from isthmus.sim.wire import Carrier
 
 
 def simulate(training: Training, *, fold: bool = True, details: bool = True) -> TrainingRun:

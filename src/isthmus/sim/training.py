@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from isthmus.core.errors import InputError
 from isthmus.schedule import Operation, Schedule
+from isthmus.sim.carrier import Sharing
 from isthmus.sim.execute import Transport
-from isthmus.sim.wire import Sharing, Wire
+from isthmus.sim.wire import Wire
 
 Ends = tuple[str, str]
 """A direction between clusters: (from, to)."""
