@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -25,6 +26,10 @@ class Done:
 
     def is_completed(self) -> bool:
         return True
+
+
+class Message:
+    """One that can be asked whether it is still held."""
 
 
 def test_exchanges_begin_in_the_order_in_which_they_were_handed_over() -> None:
@@ -61,6 +66,19 @@ def test_what_starting_raises_is_raised_by_waiting() -> None:
         with pytest.raises(PeerError, match="rank 1 is lost"):
             bad.wait()
     assert good.wait()
+
+
+def test_between_exchanges_it_holds_none() -> None:
+    """What has begun and nobody waits for any more is free; to hand over nothing is no harm."""
+    poster: Poster[Message] = Poster()
+    assert poster.post([], lambda _: Done()) == []
+    message = Message()
+    known, (posted,) = weakref.ref(message), poster.post([message], lambda _: Done())
+    del message
+    assert posted.wait()
+    poster.drain()
+    del posted
+    assert known() is None
 
 
 def test_the_thread_ends_with_the_poster() -> None:

@@ -96,11 +96,16 @@ _Queue: TypeAlias = "SimpleQueue[_Handed[_Message] | threading.Event | None]"
 
 
 def _run(queue: _Queue[_Message]) -> None:
-    while (item := queue.get()) is not None:
-        if isinstance(item, threading.Event):
-            item.set()
-            continue
+    while _begin(queue.get()):
+        pass  # while it waits it holds nothing of what was begun
+
+
+def _begin(item: _Handed[_Message] | threading.Event | None) -> bool:
+    """Do what was asked for; False where that is to end."""
+    if isinstance(item, threading.Event):
+        item.set()
+    elif item is not None:
         posted, start = item
         for one in posted:
             one.begin(start)
-        del item, posted, start, one
+    return item is not None
