@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ import torch.distributed as dist
 from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError
 from isthmus.train.pinned import host_copies, host_room
+
+Carry: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""A sum or a gather among the ranks of a stage."""
 
 
 class TensorGroup:
@@ -139,94 +142,47 @@ def entered(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
     `x` are the tokens between blocks; backward sums the gradients of all shares.
     """
-    return _between(x, _Entered if group.cuts_sequence else _Copied, group)
+    return _between(x, group, group.joined, group.sum_of_own) if group.cuts_sequence else copied(x, group)
 
 
 def left(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Return the tokens between blocks of the sum of all ranks' `x` [B, S, H], the shares of a block."""
-    return _between(x, _Left if group.cuts_sequence else _Summed, group)
+    if group.cuts_sequence:
+        return _between(x, group, group.sum_of_own, group.joined)
+    return _between(x, group, group.sum, _same)
 
 
 def begun(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Return the tokens between blocks of `x` [B, S, H], which all ranks have alike."""
-    return _between(x, _Begun, group) if group.cuts_sequence else x
+    return _between(x, group, group.own, group.joined) if group.cuts_sequence else x
 
 
 def ended(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Return all tokens [B, S, H] on all ranks, whose gradients are alike; `x` are those between blocks."""
-    return _between(x, _Ended, group) if group.cuts_sequence else x
+    return _between(x, group, group.joined, group.own) if group.cuts_sequence else x
 
 
 def copied(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
     """Return `x`, which all ranks have and each uses for its share; backward sums their gradients."""
-    return _between(x, _Copied, group)
+    return _between(x, group, _same, group.sum)
 
 
-def _between(x: torch.Tensor, function: type[torch.autograd.Function], group: TensorGroup) -> torch.Tensor:
-    result: torch.Tensor = x if group.size == 1 else function.apply(x, group)
+def _between(x: torch.Tensor, group: TensorGroup, there: Carry, back: Carry) -> torch.Tensor:
+    """Return `there(x)`, whose gradient goes `back`."""
+    result: torch.Tensor = x if group.size == 1 else _Carried.apply(x, there, back)
     return result
 
 
-class _Copied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.group.sum(gradients[0]), None
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
 
 
-class _Summed(torch.autograd.Function):
+class _Carried(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-        return group.sum(x)
+    def forward(ctx: Any, x: torch.Tensor, there: Carry, back: Carry) -> torch.Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
-    def backward(_: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
-
-
-class _Entered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-        ctx.group = group
-        return group.joined(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.group.sum_of_own(gradients[0]), None
-
-
-class _Left(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-        ctx.group = group
-        return group.sum_of_own(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.group.joined(gradients[0]), None
-
-
-class _Begun(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-        ctx.group = group
-        return group.own(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.group.joined(gradients[0]), None
-
-
-class _Ended(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-        ctx.group = group
-        return group.joined(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.group.own(gradients[0]), None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
