@@ -1,7 +1,8 @@
 """`SimulatedServer`: the coordinator under a virtual clock, with a log that outlives it and a planner.
 
-It does what the server's shell does: admit, decide, append, and only then answer. Whoever dies in the middle
-is rebuilt from the log.
+It does what the server's shell does: admit, append, decide, and only then answer. (The shell decides before
+it appends, a batch at a time; a death between the two leaves the same behind.) Whoever dies in the middle is
+rebuilt from the log.
 """
 
 from __future__ import annotations
