@@ -1,14 +1,15 @@
 """The coordinator: every decision about jobs and chips, as a pure object. Events in, instructions out.
 
-A shell uses it like this (the server and the tests' simulated pool both do):
+A shell uses it like this (`actor`: many events at a time, with one append):
 
     if coordinator.admit(event):        # raises where the event is not allowed; False: it changes nothing
-        store.append([event])           # durable first,
-        act_on(coordinator.handle(event))   # then decided
-    reply(coordinator.orders(cluster))  # and only then said
+        asked = coordinator.handle(event)
+        store.append([event])           # where this fails, the state is folded anew from the log
+        act_on(asked)                   # only now is anything done
+    reply(coordinator.orders(cluster))  # or said
 
 On every report the shell also calls `hear(cluster, now_s)`, and now and then it passes each event of
-`due(now_s)` through the same three lines. After a restart: `Coordinator.replay(events)`, then
+`due(now_s)` through the same lines. After a restart: `Coordinator.replay(events)`, then
 `act_on(coordinator.handle(Restarted(now_s=...)))`.
 
 In which order waiting jobs start is `queueing`'s to say. No event looks through all jobs: what it costs

@@ -1,7 +1,7 @@
 """What happens to the coordinator (`Event`) and what it asks for (`Instruction`): frozen data, nothing else.
 
-Events are facts. The server's shell appends them to the store and only then hands them to the coordinator,
-so that the state of the pool is always the fold of the log. Every event carries the time at which it was
+Events are facts. The server's shell does and answers nothing before the event behind it is in the store, so
+that the state of the pool is always the fold of the log. Every event carries the time at which it was
 taken in, `now_s` (seconds since the epoch); the coordinator has no clock of its own.
 """
 
