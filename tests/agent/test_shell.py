@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -306,6 +307,35 @@ def test_a_local_job_that_never_fits_is_told_so_in_its_folder(site: Site) -> Non
     assert site.adapter.started == []
     assert "9 cards of node group 'h20' wanted" in (site.state / "local" / "big" / "log").read_text()
     assert (site.state / "local" / "bad" / "exit").read_text() == "2\n"
+
+
+def test_whatever_lies_among_local_jobs_ends_no_agent(site: Site) -> None:
+    """Folders whose name is none, no command, a folder for a file, a link to nowhere: the others run."""
+    for name, job in (("my job", '["true"]'), ("\u4f5c\u4e1a", '["true"]'), ("idle", "[]")):
+        folder = site.state / "local" / name
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(f'{{"command": {job}, "node_group": "h20"}}')
+    (site.state / "local" / "folder" / "job.json").mkdir(parents=True)
+    (site.state / "local" / "gone").mkdir()
+    (site.state / "local" / "gone" / "job.json").symlink_to("nowhere")
+    good = submit_local(site.state, "good", LocalJobFile(command=("true",), node_group="h20"))
+    site.shell.tick()
+    assert [folder for folder, _ in site.adapter.started] == [good / "run-0"]
+    assert [job.name for job in site.shell.report("i")[0].local_jobs] == ["good"]
+    assert "names no job" in (site.state / "local" / "my job" / "log").read_text()
+    assert (site.state / "local" / "folder" / "exit").read_text() == "2\n"
+
+
+def test_strange_files_among_runs_end_no_agent(site: Site) -> None:
+    """Somebody's notes and copies beside a job's attempts are left alone, and not reported."""
+    attempt = site.run().parent
+    (attempt.parent / "notes.txt").write_text("look here")
+    copy = attempt.with_name("1.bak")
+    shutil.copytree(attempt, copy)
+    (copy / "rank-0" / "log").write_text("a line\n")
+    site.shell.tick()
+    assert site.shell.report("i")[0].logs == ()
+    assert copy.exists()
 
 
 def test_a_full_disk_is_complained_of_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from isthmus.agent.events import LocalJob
 from isthmus.agent.parts import HeldPart
@@ -16,6 +17,7 @@ from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.pool import Cluster
 from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
 
+_NAME: TypeAdapter[Name] = TypeAdapter(Name)
 _ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])
 _TAIL_BYTES = 8192
 _MOST_WORDS = 300
@@ -129,7 +131,7 @@ class LocalJobFile(Frozen):
     not `preemptible` is never stopped for a job of the pool, whatever the owner's policy lets the pool do.
     """
 
-    command: tuple[str, ...]
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
     node_group: Name
     chips: Count = 1
     level: Name | None = None
@@ -142,16 +144,19 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
     A job that can never run gets its reason in `log` and the status 2 in `exit`.
     """
     found = []
-    for file in sorted(state.local.glob("*/job.json"), key=lambda file: (file.stat().st_mtime_ns, file)):
+    for file in sorted(state.local.glob("*/job.json"), key=lambda file: (_written_ns(file), file)):
         folder = file.parent
         if (folder / "exit").exists() or (folder / "cancel").exists():
             continue
         try:
+            _check_name(folder.name)
             job = LocalJobFile.model_validate_json(file.read_bytes())
             level = job.level or cluster.priorities.middle
             cluster.priorities.rank(level)
             _check_fits(job, cluster)
-        except (ValidationError, ValueError) as error:
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except (OSError, ValidationError, ValueError) as error:
             with contextlib.suppress(OSError):  # on a full disk it is said at the next look
                 write_atomically(folder / "log", f"{error}\n")
                 WorkerFolder(folder).write_exit(2)
@@ -174,6 +179,22 @@ def submit_local(state: Path, name: str, job: LocalJobFile) -> Path:
     folder = StateFolder(state).local / name
     write_atomically(folder / "job.json", json.dumps(job.model_dump(mode="json")))
     return folder
+
+
+def _written_ns(file: Path) -> int:
+    """Return when `file` was written, 0 where it is gone."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _check_name(name: str) -> None:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        rule = "letters, digits, '.', '_' and '-', at most 63 of them"
+        raise ValueError(f"the folder '{name}' names no job: {rule}") from error
 
 
 def _check_fits(job: LocalJobFile, cluster: Cluster) -> None:

@@ -59,6 +59,8 @@ class Outbox:
         for folder in sorted(self._runs.glob("*/*/rank-*")):
             if batch.full:
                 break
+            if not folder.parent.name.isdecimal():  # somebody's copy of an attempt
+                continue
             sent = self._position(folder)
             metrics = self._take_metrics(folder, sent.metrics, batch)
             log = self._take_log(folder, sent.log, batch)

@@ -251,6 +251,8 @@ class AgentShell:
     def _clear(self) -> None:
         """Remove the folders of attempts that the server no longer names and has all lines of."""
         for attempt in self.folders.runs.glob("*/*"):
+            if not attempt.name.isdecimal():  # not ours
+                continue
             key = attempt.parent.name, int(attempt.name)
             if key not in self.machine.parts and self.outbox.drained(attempt):
                 shutil.rmtree(attempt, ignore_errors=True)
