@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import ModelError, PlanError
-from isthmus.train.model.stage import StageModel, build_stage, token_loss
+from isthmus.train.model.stage import EMBEDDING, HEAD, StageModel, build_stage, token_loss
 from tests.train.small_models import (
     NUM_LAYERS,
     VARIANTS,
@@ -23,7 +23,6 @@ from tests.train.small_models import (
     write_config,
 )
 
-EMBEDDING = "model.embed_tokens.weight"
 any_variant = pytest.mark.parametrize("variant", VARIANTS)
 cuts = st.sets(st.integers(1, NUM_LAYERS - 1)).map(lambda inner: [0, *sorted(inner), NUM_LAYERS])
 few = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -164,15 +163,16 @@ def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
 def test_tied_copies_are_told(tmp_path):
     """First and last stage hold a copy each, a middle stage none, a single stage one parameter used twice."""
     folder = write_config(tmp_path / "tied", "llama-tied")
-    first, middle, last = stages(folder, [0, 1, 3, NUM_LAYERS])
-    assert first.tied_parameter() is first.model.embed_tokens.weight
-    assert middle.tied_parameter() is None
-    assert last.tied_parameter() is last.lm_head.weight
-    assert torch.equal(first.tied_parameter(), last.tied_parameter())
+    first, middle, last = (
+        dict(one.global_named_parameters()) for one in stages(folder, [0, 1, 3, NUM_LAYERS])
+    )
+    assert EMBEDDING not in middle
+    assert torch.equal(first[EMBEDDING], last[EMBEDDING])
+    assert not any(HEAD in held for held in (first, middle, last))
     (single,) = stages(folder, [0, NUM_LAYERS])
-    assert single.tied_parameter() is single.lm_head.weight is single.model.embed_tokens.weight
+    assert single.lm_head.weight is single.model.embed_tokens.weight
     (untied,) = stages(write_config(tmp_path / "untied", "llama"), [0, NUM_LAYERS])
-    assert untied.tied_parameter() is None
+    assert {EMBEDDING, HEAD} <= dict(untied.global_named_parameters()).keys()
 
 
 def test_a_stage_says_what_it_is(tmp_path):

@@ -149,14 +149,6 @@ class StageModel(nn.Module):
         for name, parameter in self.named_parameters():
             yield (EMBEDDING if self.tied and name == HEAD else name), parameter
 
-    def tied_parameter(self) -> nn.Parameter | None:
-        """Return this stage's copy of the tied embedding, or None where it holds none or nothing is tied."""
-        if self.tied and self.is_first:
-            return self.model.embed_tokens.weight
-        if self.tied and self.is_last:
-            return self.lm_head.weight
-        return None
-
 
 def build_stage(
     model: str | Path,
