@@ -137,6 +137,7 @@ def test_a_pool_for_a_trace_has_the_chips_it_asks_for() -> None:
 
 
 def test_percentiles_are_values_that_occurred() -> None:
+    """Nothing is interpolated; of nothing it is 0."""
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
     assert percentile([1.0, 2.0], 0.95) == 2.0
     assert percentile([], 0.95) == 0.0
