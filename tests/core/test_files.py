@@ -133,6 +133,23 @@ def test_relative_paths_of_a_job_start_where_the_job_file_is(tmp_path):
     assert job.data.tokenizer == "bytes"
 
 
+def test_a_tilde_is_the_home_of_who_reads_the_file(tmp_path, monkeypatch):
+    """`~/models` never becomes a folder called `~` beside the job."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    job = load_job(write(tmp_path, JOB.replace("[text]", "[~/text, ~x, 's3://~/y']")))
+    assert job.data.paths == ("/home/ada/text", f"{tmp_path}/~x", "s3://~/y")
+    assert load_plan(write(tmp_path, PLAN + "model: ~/llama\n")).model == "/home/ada/llama"
+
+
+@pytest.mark.parametrize("field", ["model: model", "folder: checkpoints", "output: out", "paths: [text]"])
+def test_a_path_of_nothing_is_a_mistake(tmp_path, field):
+    """An empty path would be the job's own folder: a result would be written among the user's files."""
+    name, value = field.split(": ")
+    text = JOB.replace(field, f"{name}: ['']" if value == "[text]" else f"{name}: ''")
+    with pytest.raises(FileError, match=f"{name}.*at least 1 character"):
+        load_job(write(tmp_path, text))
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_schema_names_every_top_level_field(kind):
     """`isthmus schema` describes the file form: its fields, and for a pool the short forms of links."""

@@ -16,6 +16,9 @@ class Frozen(BaseModel):
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 """A name: letters, digits, `.`, `_`, `-`; at most 63 characters."""
 
+PathName = Annotated[str, Field(min_length=1)]
+"""A path or URL of a file or folder."""
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -41,19 +41,19 @@ def load_plan(path: str | Path) -> Plan:
     A relative path of its model is taken from the folder the file is in.
     """
     plan = _load(Path(path), Plan)
-    if plan.model is None or "://" in plan.model or Path(plan.model).is_absolute():
+    if plan.model is None or "://" in plan.model:
         return plan
-    return plan.model_copy(update={"model": str(Path(path).resolve().parent / plan.model)})
+    return plan.model_copy(update={"model": str(Path(path).resolve().parent / _at_home(plan.model))})
 
 
 def load_job(path: str | Path) -> Job:
-    """Read `job.yaml`; relative paths in it are taken from the folder the file is in."""
+    """Read `job.yaml`; relative paths in it are taken from the folder the file is in, `~` is the reader's."""
     file = Path(path)
     job = _load(file, Job)
     base = file.resolve().parent
 
     def absolute(text: str) -> str:
-        return text if "://" in text or Path(text).is_absolute() else str(base / text)
+        return text if "://" in text else str(base / _at_home(text))
 
     data = job.data.model_copy(update={"paths": tuple(absolute(x) for x in job.data.paths)})
     if data.tokenizer != "bytes":
@@ -67,6 +67,11 @@ def load_job(path: str | Path) -> Job:
             "checkpoints": folder,
         }
     )
+
+
+def _at_home(text: str) -> Path:
+    """Return a path, one that begins with `~/` from the user's home folder."""
+    return Path(text).expanduser() if text == "~" or text.startswith("~/") else Path(text)
 
 
 def _load(file: Path, kind: type[AnyModel]) -> AnyModel:

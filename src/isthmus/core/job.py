@@ -14,6 +14,7 @@ from isthmus.core.base import (
     Index,
     Name,
     NotNegative,
+    PathName,
     Positive,
     TransportKind,
 )
@@ -29,10 +30,10 @@ class Data(Frozen):
     `messages` list. `tokenizer` is `bytes` or the path of a `tokenizer.json`.
     """
 
-    paths: tuple[str, ...] = Field(min_length=1)
+    paths: tuple[PathName, ...] = Field(min_length=1)
     format: Literal["auto", "text", "jsonl", "chat"] = "auto"
     text_field: str = "text"
-    tokenizer: str = "bytes"
+    tokenizer: PathName = "bytes"
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
     max_bytes: Count | None = None
 
@@ -89,7 +90,7 @@ class Checkpoints(Frozen):
     its cluster; where the cluster has no other, and with `copies_across_clusters`, of another cluster.
     """
 
-    folder: str
+    folder: PathName
     every_steps: Index = 100
     keep: Count = 2
     copies_across_clusters: bool = False
@@ -145,12 +146,12 @@ class Job(Frozen):
 
     version: Literal[1] = 1
     name: Name
-    model: str
+    model: PathName
     task: Task = "pretrain"
     data: Data
     training: Training
     checkpoints: Checkpoints
-    output: str
+    output: PathName
     placement: Placement = Placement()
     parallel: Parallel = Parallel()
     overlap: bool = True
