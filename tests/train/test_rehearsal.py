@@ -107,6 +107,9 @@ def two_replicas(clusters: str) -> list[dict[str, Any]]:
     ]
 
 
+APART = {"stages": two_replicas("aabb"), "dp": 2, "micro_batches": 2}
+
+
 def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None:
     """Tensor parallelism, recomputation, ZeRO and uneven replicas inside a cluster are a matter of time."""
     stages = two_replicas("abab")
@@ -115,6 +118,9 @@ def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None
         transport="rendezvous",
     )  # fmt: skip
     assert check_executable(spec) == make_schedule("1f1b", 2, 1)
+    fixed = {"micro_batches": 2, "zero": 3, "overlap_gradients": True}
+    inside = spec_of(tmp_path, stages=two_replicas("abab"), dp=2, **fixed)
+    assert check_executable(inside) == make_schedule("1f1b", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,9 @@ def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None
         ({"micro_batches": 5}, "samples a step is 10"),
         ({"schedule": "overlapped", "warm_up": (0, 1)}, "rise"),
         ({"schedule": "gpipe", "warm_up": (1, 0)}, "takes no warm-up"),
+        ({"precision": "bf16"}, "precision is bf16 in the plan and fp32 in the job"),
+        (APART | {"zero": 2}, "fixes zero to 2, and has replicas in several clusters"),
+        (APART | {"overlap_gradients": True}, "fixes overlap_gradients to True"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, fixed: dict[str, Any], words: str) -> None:

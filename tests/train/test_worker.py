@@ -19,6 +19,7 @@ from isthmus.core.worker import ProtectRequest, WorkerSpec
 from isthmus.train.executable import check_executable
 from isthmus.train.verify import verify
 from tests.comm.relay import Relay
+from tests.train.small_models import write_config
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
 
 STEPS = 20
@@ -275,7 +276,11 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
         ({"sequence_length": 99}, "sequence_length is 99"),
         ({"stages": plan.stages[:1]}, "number of layers is 1"),
         ({"stages": tuple(doubled), "dp": 2}, "samples a step is 16"),
-        ({"stages": tuple(apart), "dp": 2, "local_steps": 4}, "fixes local_steps to 4"),
+        ({"stages": tuple(apart), "dp": 2, "local_steps": 4, "micro_batches": 2}, "fixes local_steps to 4"),
+        (
+            {"model": str(write_config(tmp_path / "other", "qwen3"))},
+            f"model is {tmp_path}/other.* in the plan",
+        ),
     ):
         with pytest.raises(PlanError, match=why):
             check_executable(spec_of(tmp_path, Plan.model_validate(plan.model_dump() | update)))

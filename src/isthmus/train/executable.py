@@ -9,11 +9,12 @@ from isthmus.core.errors import ModelError, PlanError
 from isthmus.core.model import Model, load_model, require_trainable
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.worker import WorkerSpec
-from isthmus.schedule import Schedule, check_schedule, make_schedule
+from isthmus.schedule import Schedule
+from isthmus.train.agreement import check_agreement, require_equal
 from isthmus.train.device import HOST_BACKENDS, usable_backends
 from isthmus.train.model.weights import check_output
 from isthmus.train.prepare import device_of
-from isthmus.train.rehearsable import check_rehearsable, check_routes
+from isthmus.train.rehearsable import check_rehearsable
 from isthmus.train.shares.checks import check_shares
 
 
@@ -21,45 +22,23 @@ def check_executable(spec: WorkerSpec) -> Schedule:
     """Return the checked schedule of the plan; raise `PlanError` or `ModelError` on what cannot be run."""
     if spec.job.compute == "virtual":
         return check_rehearsable(spec)
-    plan, training = spec.plan, spec.job.training
-    _require_equal("compute", plan.compute, spec.job.compute)
-    for number, stage in enumerate(plan.stages):
-        _require_simple(number, stage)
-    if plan.local_steps > 1:
-        raise PlanError(
-            f"the plan fixes local_steps to {plan.local_steps}",
-            hint="this runtime reduces gradients every step: plan again with training.local_steps 1",
-        )
-    _require_executed(plan, training.precision)
-    if training.optimizer_on_host:
-        _require_equal("optimizer_on_host", plan.optimizer_on_host, training.optimizer_on_host)
-    _require_equal("sequence_length", plan.sequence_length, training.sequence_length)
-    _require_equal("samples a step", plan.samples, training.global_batch_size)
-    model = load_model(spec.job.model)
+    plan, model = spec.plan, load_model(spec.job.model)
     require_trainable(model)
     _check_repeatable(model)
-    _require_equal("number of layers", plan.num_layers, model.num_layers)
-    check_shares(plan, model)
     _check_backend(spec)
+    schedules = check_agreement(spec, model)
+    for number, stage in enumerate(plan.stages):
+        _require_simple(number, stage)
+    _require_executed(plan)
+    if spec.job.training.optimizer_on_host:
+        require_equal("optimizer_on_host", plan.optimizer_on_host, True)
+    check_shares(plan, model)
     check_output(Path(spec.job.output), spec.job.model)
-    schedules = [_schedule(plan, replica) for replica in range(plan.dp)]
     for one in dict.fromkeys(schedules):
-        check_schedule(one)
-        _check_executed(one, plan)
+        _check_pieces(one, plan)
         if spec.backend not in HOST_BACKENDS:
             check_meetings(one)
     return schedules[spec.stage.replica]
-
-
-def _schedule(plan: Plan, replica: int) -> Schedule:
-    """Return the schedule of one replica: its own number of stages and of micro-batches."""
-    return make_schedule(
-        plan.schedule,
-        len(plan.pipeline(replica)),
-        plan.micro_batches_of(replica),
-        warm_up=plan.warm_up,
-        num_chunks=plan.num_chunks or plan.chunks,
-    )
 
 
 def _require_simple(number: int, stage: Stage) -> None:
@@ -76,7 +55,7 @@ def _require_simple(number: int, stage: Stage) -> None:
         )
 
 
-def _require_executed(plan: Plan, precision: str) -> None:
+def _require_executed(plan: Plan) -> None:
     """Refuse what a hand-written plan may fix and this runtime does not follow."""
     if plan.zero > 1:
         dealt = "gradients" if plan.zero == 2 else "gradients and weights"
@@ -91,11 +70,9 @@ def _require_executed(plan: Plan, precision: str) -> None:
         )
     if plan.transport != "buffered":
         raise PlanError(f"the plan asks for {plan.transport} messages", hint="this runtime buffers them")
-    if plan.precision is not None:
-        _require_equal("precision", plan.precision, precision)
 
 
-def _check_executed(schedule: Schedule, plan: Plan) -> None:
+def _check_pieces(schedule: Schedule, plan: Plan) -> None:
     """Refuse pieces without a layer."""
     held = [of_stage for replica in range(plan.dp) for of_stage in plan.pieces(replica)]
     least = min(last - first for of_stage in held for first, last in of_stage)
@@ -103,13 +80,6 @@ def _check_executed(schedule: Schedule, plan: Plan) -> None:
         raise PlanError(
             f"schedule '{schedule.name}' cuts a stage into {schedule.num_chunks} pieces, one without a layer",
             hint="set chunks lower, or give the stage more layers",
-        )
-
-
-def _require_equal(what: str, of_plan: object, of_job: object) -> None:
-    if of_plan != of_job:
-        raise PlanError(
-            f"{what} is {of_plan} in the plan and {of_job} in the job", hint="make the plan again"
         )
 
 
@@ -130,7 +100,6 @@ def _check_backend(spec: WorkerSpec) -> None:
             f"backend '{spec.backend}' is not supported by this worker's torch and device",
             hint="supported here: " + ", ".join(usable),
         )
-    check_routes(spec)
 
 
 def check_meetings(schedule: Schedule) -> None:

@@ -6,52 +6,25 @@ time, what crosses clusters is real. Averages between groups of replicas (local 
 
 from __future__ import annotations
 
-from isthmus.comm.arena import is_supported
 from isthmus.core.errors import PlanError
 from isthmus.core.model import load_model
+from isthmus.core.plan import Plan
 from isthmus.core.worker import WorkerSpec
-from isthmus.schedule import Schedule, check_schedule, make_schedule
+from isthmus.schedule import Schedule
+from isthmus.train.agreement import check_agreement
 from isthmus.train.device import HOST_BACKENDS
 
 
 def check_rehearsable(spec: WorkerSpec) -> Schedule:
     """Return the checked schedule of the rank's replica; raise `PlanError` on what cannot be rehearsed."""
-    plan, training = spec.plan, spec.job.training
     if spec.stage_time is None:
         raise PlanError(
             f"the plan predicts no time for rank {spec.rank}",
             hint="a job of compute: virtual waits for predicted times: plan again",
         )
-    _check_equal(
-        ("compute", plan.compute, spec.job.compute),
-        ("sequence_length", plan.sequence_length, training.sequence_length),
-        ("samples a step", plan.samples, training.global_batch_size),
-        ("number of layers", plan.num_layers, load_model(spec.job.model).num_layers),
-    )
-    if plan.local_steps > 1:
-        raise PlanError(
-            f"the plan fixes local_steps to {plan.local_steps}",
-            hint="averages between clusters are not rehearsed: plan again with training.local_steps 1",
-        )
     _check_place(spec)
-    replica = spec.stage.replica
-    schedule = make_schedule(
-        plan.schedule,
-        len(plan.pipeline(replica)),
-        plan.micro_batches_of(replica),
-        warm_up=plan.warm_up,
-        num_chunks=plan.num_chunks or plan.chunks,
-    )
-    check_schedule(schedule)
-    return schedule
-
-
-def _check_equal(*rows: tuple[str, object, object]) -> None:
-    for what, of_plan, of_job in rows:
-        if of_plan != of_job:
-            raise PlanError(
-                f"{what} is {of_plan} in the plan and {of_job} in the job", hint="make the plan again"
-            )
+    _check_gradients(spec.plan)
+    return check_agreement(spec, load_model(spec.job.model))[spec.stage.replica]
 
 
 def _check_place(spec: WorkerSpec) -> None:
@@ -62,22 +35,15 @@ def _check_place(spec: WorkerSpec) -> None:
             f"backend '{spec.backend}' carries tensors of a device; a rehearsal has them in host memory",
             hint="use " + " or ".join(HOST_BACKENDS),
         )
-    check_routes(spec)
 
 
-def check_routes(spec: WorkerSpec) -> None:
-    """Refuse a backend that cannot reach other clusters where the plan has several, or not by a process."""
-    if spec.job.transport == "process" and spec.backend != "isthmus":
-        raise PlanError(
-            f"backend '{spec.backend}' has no transport to put into a process",
-            hint="use backend 'isthmus', or transport: thread",
-        )
-    if spec.job.transport == "process" and not is_supported():
-        raise PlanError(
-            "transport: process needs anonymous shared memory, which this machine has not (memfd_create)",
-            hint="run the workers on Linux, or use transport: thread",
-        )
-    if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
-        raise PlanError(
-            f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"
-        )
+def _check_gradients(plan: Plan) -> None:
+    """Refuse what would cross clusters in another way than it is rehearsed."""
+    if not any(plan.adding_clusters(stage) for stage in range(len(plan.stages))):
+        return
+    for name, fixed in (("zero", plan.zero > 1), ("overlap_gradients", plan.overlap_gradients)):
+        if fixed:
+            raise PlanError(
+                f"the plan fixes {name} to {getattr(plan, name)}, and has replicas in several clusters",
+                hint="between clusters gradients are rehearsed as sums after the last backward: leave it out",
+            )
