@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -9,12 +10,15 @@ from collections.abc import Sequence
 import typer
 
 from isthmus.cli.shell import Shell
-from isthmus.core.errors import InputError, IsthmusError
+from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
 PIPE_CLOSED = 141
 """Exit status when the reader of our output has gone: 128 + SIGPIPE."""
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a stream says that takes no more: a full disk behind `>`."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this Typer keeps it
 
@@ -36,6 +40,12 @@ def main(app: typer.Typer, arguments: Sequence[str] | None = None, *, shell: She
     except BrokenPipeError:
         _let_go_of_output(world)
         return PIPE_CLOSED
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _let_go_of_output(world)
+        lost = UnavailableError(f"cannot write: {error.strerror}", hint="free space where the output goes")
+        return _fail(world, lost, as_json=False)
     except IsthmusError as error:
         return _fail(world, error, as_json="--json" in given)
     except _UsageError as error:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
+class _Nowhere(io.StringIO):
+    """In place of a stream that was closed before Python began (`>&-`), which it has as None."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 @dataclass
 class Shell:
     """Where commands read settings and write answers; `as_json` is the command's `--json`.
@@ -26,8 +33,8 @@ class Shell:
     """
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    stdout: TextIO = field(default_factory=lambda: sys.stdout)
-    stderr: TextIO = field(default_factory=lambda: sys.stderr)
+    stdout: TextIO = field(default_factory=lambda: sys.stdout or _Nowhere())
+    stderr: TextIO = field(default_factory=lambda: sys.stderr or _Nowhere())
     transport: httpx.BaseTransport | None = None
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.time
@@ -43,7 +50,8 @@ class Shell:
         from rich.console import Console
 
         target = stream or self.stdout
-        width = None if target.isatty() else int(self.environ.get("COLUMNS", "0") or 0) or 160
+        columns = self.environ.get("COLUMNS", "")
+        width = None if target.isatty() else int(columns if columns.isdecimal() else 0) or 160
         return Console(file=target, width=width, highlight=False, soft_wrap=not target.isatty())
 
     def answer(self, value: BaseModel | Sequence[BaseModel] | Any, show: Callable[[], Any]) -> None:
