@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -252,6 +253,7 @@ def simulator(quick: bool, plans: int = 200) -> Iterator[Row]:
     errors = []
     for seed in range(min(plans, 6) if quick else plans):
         errors.append(_error(random.Random(seed), near, extra_s))
+        print(f"plan {seed}: {errors[-1]:+.2%}", file=sys.stderr, flush=True)
     worst, mean = max(map(abs, errors)), statistics.fmean(map(abs, errors))
     what = f"{len(errors)} random plans, predicted from micro-benchmarks alone"
     yield Row(what=f"{what}: error, mean", ours=100 * mean, unit="%", target="<= 3 %", met=mean <= 0.03)
@@ -347,7 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
     for name in chosen.parts or PARTS:
         part = PARTS[name]
-        rows += simulator(chosen.quick, chosen.plans) if part is simulator else part(chosen.quick)
+        for row in simulator(chosen.quick, chosen.plans) if part is simulator else part(chosen.quick):
+            print(f"{row.what}: {row.ours:.4g} {row.unit}", file=sys.stderr, flush=True)
+            rows.append(row)
     print_rows(rows, chosen.json)
 
 
