@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from isthmus.schedule import (
     gpipe,
     make_schedule,
     one_f_one_b,
+    receive_buffers,
 )
 
 stages = st.integers(1, 6)
@@ -48,14 +50,21 @@ def test_gpipe_keeps_every_micro_batch(num_stages: int, num_micro_batches: int) 
     assert check_schedule(gpipe(num_stages, num_micro_batches)) == (num_micro_batches,) * num_stages
 
 
-@given(stages, micro_batches)
-def test_evaluation_has_no_backward(num_stages: int, num_micro_batches: int) -> None:
-    """A forward-only schedule is complete without a backward or an update."""
-    schedule = forward_only(num_stages, num_micro_batches)
+@given(stages, st.integers(1, 50), st.integers(1, 3))
+def test_evaluation_is_forwards_in_bounded_memory(
+    num_stages: int, num_micro_batches: int, chunks: int
+) -> None:
+    """No backward, no update; a stage is a few messages ahead of what has arrived, whatever their number."""
+    schedule = forward_only(num_stages, num_micro_batches, chunks)
     check_schedule(schedule)
-    assert {one.kind for _, one in schedule} <= {
-        "forward", "send_forward", "receive_forward", "wait_send_forward", "wait_receive_forward"
-    }  # fmt: skip
+    assert max(receive_buffers(schedule)) <= 1
+    for operations in schedule.stages:
+        kinds = [one.kind for one in operations]
+        assert set(kinds) <= {
+            "forward", "send_forward", "receive_forward", "wait_send_forward", "wait_receive_forward"
+        }  # fmt: skip
+        moves = ((kind == "send_forward") - (kind == "wait_send_forward") for kind in kinds)
+        assert max(itertools.accumulate(moves)) <= 17
 
 
 @given(names, st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class Lost(Exchange):
     def is_completed(self) -> bool:
         return True
 
-    def wait(self, work: Any, timeout: timedelta | None = None) -> None:
+    def wait(self, work: Any, *, arrived: bool = False) -> None:
         self.left -= 1
         if self.left == 0:
             raise PeerError("rank 2 is lost")

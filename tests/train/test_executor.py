@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import torch
 
+from isthmus.comm.work import SendWork
 from isthmus.core.job import Training
 from isthmus.core.plan import StageTime
-from isthmus.schedule import gpipe
+from isthmus.schedule import forward_only, gpipe
+from isthmus.train.exchange import Exchange, Message
+from isthmus.train.executor import Executor
 from isthmus.train.metrics import Account
 from isthmus.train.micro_batches import MicroBatches
+from isthmus.train.model.pieces import StagePieces
 from isthmus.train.model.recompute import Kind, Recomputation
-from isthmus.train.model.stage import EMBEDDING
+from isthmus.train.model.stage import EMBEDDING, build_stage
 from tests.train.devices import needs_gpu, on_devices
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
@@ -245,6 +250,39 @@ def test_evaluation_trains_nothing_and_takes_any_number_of_samples(device: str, 
     assert cut.train(2) == pytest.approx(alone.train(2), rel=1e-6)
     alone.close()
     cut.close()
+
+
+class Slow(Future[None]):
+    """The arrival of a message that somebody must wait for."""
+
+    def result(self, timeout: float | None = None) -> None:
+        if not self.done():
+            self.set_result(None)
+
+
+class Far(Exchange):
+    """An exchange with a stage far away, which counts the messages that are on their way to it."""
+
+    def __init__(self) -> None:
+        super().__init__("ab", 0)
+        self.sent, self.most = list[Slow](), 0
+
+    def start_one(self, message: Message) -> SendWork:
+        self.sent.append(Slow())
+        self.most = max(self.most, sum(not one.done() for one in self.sent))
+        return SendWork(self.sent[-1], "send", message.tensor)
+
+
+def test_an_evaluation_is_ahead_of_the_network_by_a_few_messages(tmp_path: Path) -> None:
+    """However many are evaluated: what was sent and has not arrived is in the memory of who sent it."""
+    model = write_config(tmp_path, "llama")
+    stage = build_stage(model, (0, 1), dtype=torch.float32, device="cpu", seed=0, weights="random")
+    exchange = Far()
+    executor = Executor(StagePieces([stage]), 0, range(2), exchange, dtype=torch.float32)
+    batches = MicroBatches.cut(40, 1, 4, torch.zeros((40, 4), dtype=torch.int64))
+    executor.run(forward_only(2, 40), batches, Account())
+    assert len(exchange.sent) == 40
+    assert exchange.most <= 17
 
 
 def test_what_crosses_clusters_is_counted(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from isthmus.schedule.buffers import is_last_use, receive_buffers
 from isthmus.schedule.check import check_schedule
 from isthmus.schedule.dualpipe import dualpipe
 from isthmus.schedule.exchanges import lay_exchanges
-from isthmus.schedule.generate import SCHEDULES, forward_only, gpipe, make_schedule, one_f_one_b
+from isthmus.schedule.forward_only import forward_only
+from isthmus.schedule.generate import SCHEDULES, gpipe, make_schedule, one_f_one_b
 from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import Kind, Operation, Schedule
 from isthmus.schedule.overlapped import overlapped, warm_up_counts

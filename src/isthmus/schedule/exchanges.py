@@ -6,14 +6,15 @@ The rules, for every stage:
 - a computation's output is sent as soon as it is there, and no computation waits for a send;
 - the wait that frees a send's buffer comes when a message from the same peer proves that the send has arrived
   (the peer computed it after it had used what was sent): it bounds the buffers and never blocks. Sends
-  without such a proof are waited for before the update.
+  without such a proof are waited for before the update, or when there are more of them than there may be.
 
 Source: cross-domain pooling report, section 4.2.1, which starts the sends later (`docs/design/simulator.md`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -46,17 +47,18 @@ def require_counts(num_stages: int, num_micro_batches: int, num_chunks: int = 1)
             raise PlanError(f"a schedule of {count} {what}", hint="all counts must be at least 1")
 
 
-def lay_exchanges(computing: Schedule, receive_ahead: int = 1) -> Schedule:
+def lay_exchanges(computing: Schedule, receive_ahead: int = 1, max_sends: float = math.inf) -> Schedule:
     """Return `computing`, whose stages hold computing operations alone, with exchanges and update laid in.
 
     `receive_ahead` is the number of receives posted beyond the one that is needed next, per peer (at least
-    0).
+    0). Of the sends of a stage that no message proves to have arrived at most `max_sends` are under way.
     """
     if receive_ahead < 0:
         raise PlanError(f"receive_ahead is {receive_ahead}", hint="it must be at least 0")
     flow = _Flow(computing)
-    stages = tuple(tuple(_lay_stage(flow, stage, receive_ahead)) for stage in range(computing.num_stages))
-    return replace(computing, stages=stages)
+    stages = range(computing.num_stages)
+    laid = tuple(tuple(_lay_stage(flow, stage, receive_ahead, max_sends)) for stage in stages)
+    return replace(computing, stages=laid)
 
 
 class _Flow:
@@ -108,12 +110,13 @@ def _wait(one: Operation) -> Operation:
     return Operation(_WAIT[one.kind], one.micro_batch, one.chunk)
 
 
-def _lay_stage(flow: _Flow, stage: int, ahead: int) -> Iterator[Operation]:
+def _lay_stage(flow: _Flow, stage: int, ahead: int, max_sends: float) -> Iterator[Operation]:
     peers = sorted({peer for peer, receiver in flow.queues if receiver == stage})
     queues: dict[int, Sequence[Operation]] = {peer: flow.queues[peer, stage] for peer in peers}
     number = {one: i for queue in queues.values() for i, one in enumerate(queue)}
     posted, needed = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
-    proven: dict[Operation | None, list[Operation]] = defaultdict(list)
+    proven: dict[Operation, list[Operation]] = defaultdict(list)
+    unproven: deque[Operation] = deque()
     for one in flow.orders[stage]:
         source = flow.source[stage].get(one)
         if source is not None:
@@ -129,8 +132,10 @@ def _lay_stage(flow: _Flow, stage: int, ahead: int) -> Iterator[Operation]:
         if one in flow.target[stage]:
             send = _exchange(_OUTPUT, one)
             yield send
-            proven[flow.proof(stage, one)].append(_wait(send))
-    for waits in proven.values():
-        yield from waits
+            proof = flow.proof(stage, one)
+            (unproven if proof is None else proven[proof]).append(_wait(send))
+            if len(unproven) > max_sends:
+                yield unproven.popleft()
+    yield from unproven
     if flow.trains:
         yield Operation("update", 0)

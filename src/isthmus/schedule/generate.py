@@ -1,4 +1,4 @@
-"""All schedules by name, and those whose exchanges block: `1f1b`, `gpipe`, `forward_only`."""
+"""All schedules by name, and those whose exchanges block: `1f1b`, `gpipe`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from isthmus.core.errors import PlanError
 from isthmus.schedule.dualpipe import dualpipe
-from isthmus.schedule.exchanges import lay_exchanges, require_counts
+from isthmus.schedule.exchanges import require_counts
 from isthmus.schedule.interleaved import interleaved
 from isthmus.schedule.operation import Kind, Operation, Schedule
 from isthmus.schedule.overlapped import overlapped
@@ -47,24 +47,6 @@ def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
         backwards = (one for m in range(num_micro_batches) for one in ends.whole_backward(m))
         stages.append((*forwards, *backwards, Operation("update", 0)))
     return Schedule("gpipe", num_micro_batches, tuple(stages))
-
-
-def forward_only(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> Schedule:
-    """Forwards alone: how a held-out set is evaluated. Exchanges block, unless stages have several chunks."""
-    require_counts(num_stages, num_micro_batches, num_chunks)
-    if num_chunks > 1:
-        order = [
-            Operation("forward", m, chunk) for chunk in range(num_chunks) for m in range(num_micro_batches)
-        ]
-        computing = Schedule(
-            "forward_only", num_micro_batches, (tuple(order),) * num_stages, num_chunks, trains=False
-        )
-        return lay_exchanges(computing)
-    stages = tuple(
-        tuple(one for m in range(num_micro_batches) for one in _Ends(s, num_stages).whole_forward(m))
-        for s in range(num_stages)
-    )
-    return Schedule("forward_only", num_micro_batches, stages, trains=False)
 
 
 SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {

@@ -86,15 +86,16 @@ class Exchange:
             return dist.isend(message.tensor, message.peer, tag=message.tag)
         return dist.irecv(message.tensor, message.peer, tag=message.tag)
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: Work, *, arrived: bool = False) -> None:
         """Wait for an exchange; raises `PeerError` where the peer was lost.
 
         A message to another cluster is not waited for: the transport holds its tensor until it has arrived,
-        which is a round trip later, and nobody here changes a tensor once it was sent.
+        which is a round trip later, and nobody here changes a tensor once it was sent. With `arrived` it is:
+        then its memory is free.
         """
         account = self.account
         start_s, spent = account.clock(), work.is_completed()
-        if isinstance(begun(work), SendWork) and not work.is_completed():
+        if isinstance(begun(work), SendWork) and not (arrived or work.is_completed()):
             account.calls_s += account.clock() - start_s
             return
         spent = spent or (isinstance(work, Posted) and work.message.is_send)

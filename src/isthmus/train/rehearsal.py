@@ -54,14 +54,14 @@ def rehearse(spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder) -> None
 class BlockingExchange(Exchange):
     """Waits for every send until the receiver has said that it has the message (`transport: rendezvous`)."""
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: Work, *, arrived: bool = False) -> None:
         """Wait for an exchange; raises `PeerError` where the peer was lost."""
         if isinstance(begun(work), SendWork):
             start_s = self.account.clock()
             work.wait()
             self.account.waited(start_s, self.account.clock(), None)
         else:
-            super().wait(work)
+            super().wait(work, arrived=arrived)
 
 
 class Rehearsal:

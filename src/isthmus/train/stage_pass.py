@@ -109,8 +109,8 @@ class StagePass:
                 self.handed[step.tag] = self._outgoing(step)
 
     def _wait(self, step: Step) -> None:
-        if step.peer != self.setup.stage:
-            self.setup.exchange.wait(self.works.pop(step.tag))
+        if step.peer != self.setup.stage:  # what trains keeps what it has sent until its gradient has come
+            self.setup.exchange.wait(self.works.pop(step.tag), arrived=not self.trains)
         elif "receive" in step.kind:
             target = self.inputs if step.kind.endswith("forward") else self.gradients
             target[step.key] = self.handed.pop(step.tag)

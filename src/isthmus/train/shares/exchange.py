@@ -24,8 +24,8 @@ class Messenger(Protocol):
         """Start `messages`; return what to wait for, one each."""
         ...
 
-    def wait(self, work: Any) -> None:
-        """Wait for a message; raises `PeerError` where the peer was lost."""
+    def wait(self, work: Any, *, arrived: bool = False) -> None:
+        """Wait for a message, if `arrived` also for one sent far; `PeerError` where a peer was lost."""
         ...
 
 
@@ -59,10 +59,10 @@ class SharedExchange:
         works = self._exchange.start(messages)
         return [SharedWork(message, work) for message, work in zip(messages, works, strict=True)]
 
-    def wait(self, work: SharedWork) -> None:
+    def wait(self, work: SharedWork, *, arrived: bool = False) -> None:
         """Wait for a message; what was received is then on all ranks. Raises `PeerError` as they do."""
         if work.work is not None:
-            self._exchange.wait(work.work)
+            self._exchange.wait(work.work, arrived=arrived)
         if not work.message.is_send:
             start_s = self.account.clock()
             self._group.broadcast(work.message.tensor)
