@@ -121,6 +121,13 @@ def test_a_model_is_a_folder_or_its_config(tmp_path):
         (json.dumps(config(hidden_size=None)), "hidden_size"),
         (json.dumps(config(num_hidden_layers=0)), "num_hidden_layers"),
         (json.dumps(config(architectures=None)), "architectures"),
+        (json.dumps(config(architectures={"a": 1})), "architectures"),
+        (json.dumps(config(text_config="decoder")), "text_config is 'decoder'"),
+        (json.dumps(config(num_hidden_layers=True)), "num_hidden_layers is True"),
+        (json.dumps(config(num_hidden_layers=10**9)), "from 1 to 10,000"),
+        (json.dumps(config(vocab_size=10**30)), "vocab_size"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_model_that_cannot_be_read_says_why(tmp_path, text, words):
@@ -130,6 +137,13 @@ def test_a_model_that_cannot_be_read_says_why(tmp_path, text, words):
         load_model(tmp_path)
     with pytest.raises(ModelError, match="no model at"):
         load_model(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("text_config", [None, config()])
+def test_a_decoder_may_be_one_level_down(tmp_path, text_config):
+    """A multimodal folder keeps it in `text_config`; a null there says that it is where others have it."""
+    (tmp_path / "config.json").write_text(json.dumps(config(text_config=text_config)))
+    assert load_model(tmp_path).num_layers == config()["num_hidden_layers"]
 
 
 def test_an_architecture_the_runtime_cannot_cut_is_refused_before_training(tmp_path):

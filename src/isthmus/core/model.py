@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from isthmus.core.base import Count, Frozen
+from pydantic import Field
+
+from isthmus.core.base import Frozen
 from isthmus.core.errors import ModelError
 
 TRAINABLE = ("LlamaForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Architectures that the runtime cuts by layers and trains. Planning and simulation know more."""
+
+MOST_LAYERS = 10_000
+"""Decoder layers that a model may have; a mistake is refused before anybody reckons with each."""
+
+LARGEST = 1_000_000_000
+"""Largest dimension that a model may have."""
+
+_MOST = {"num_hidden_layers": MOST_LAYERS, "hidden_size": LARGEST, "vocab_size": LARGEST}
+Dimension = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Model(Frozen):
@@ -21,9 +32,9 @@ class Model(Frozen):
 
     path: str
     architecture: str
-    num_layers: Count
-    hidden_size: Count
-    vocab_size: Count
+    num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    hidden_size: Dimension
+    vocab_size: Dimension
     config: dict[str, Any]
 
     @property
@@ -54,7 +65,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file = config_path(path)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}", hint="check the file") from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{file} holds no JSON object")
@@ -67,15 +80,19 @@ def load_model(path: str | Path) -> Model:
     Raises `ModelError` where the file is missing, is not JSON, or lacks a dimension that every model has.
     """
     config, file = read_config(path), config_path(path)
-    text = config.get("text_config", config)  # a multimodal folder keeps its decoder one level down
+    text = config.get("text_config")  # where a multimodal folder keeps its decoder
+    text = config if text is None else text
+    if not isinstance(text, dict):
+        raise ModelError(f"{file}: text_config is {text!r:.80}", hint="it holds the decoder's dimensions")
     architectures = config.get("architectures") or []
-    if not architectures:
-        raise ModelError(f"{file}: 'architectures' is missing", hint='for example ["LlamaForCausalLM"]')
+    if not (isinstance(architectures, list) and architectures):
+        raise ModelError(f"{file}: 'architectures' is no list", hint='for example ["LlamaForCausalLM"]')
     sizes = {}
-    for field in ("num_hidden_layers", "hidden_size", "vocab_size"):
+    for field, most in _MOST.items():
         value = text.get(field)
-        if not isinstance(value, int) or value < 1:
-            raise ModelError(f"{file}: {field} is {value!r}", hint="a whole number of at least 1 is needed")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            hint = f"a whole number from 1 to {most:,} is needed"
+            raise ModelError(f"{file}: {field} is {value!r:.80}", hint=hint)
         sizes[field] = value
     return Model(
         path=str(path),

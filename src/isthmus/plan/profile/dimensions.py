@@ -6,6 +6,7 @@ from typing import Any
 
 from isthmus.core.errors import ModelError
 from isthmus.plan.profile.attention import AttentionShape, Kernel, Latent
+from isthmus.plan.profile.check_config import check_config, is_whole
 from isthmus.plan.profile.families import Config, Family, no_window
 from isthmus.plan.profile.layers import FeedForwardShape, LayerShape
 from isthmus.plan.profile.norms import NormKind
@@ -31,10 +32,14 @@ def layer_shape(family: Family, config: Config, index: int, kernel: Kernel | Non
 
 
 def with_defaults(family: Family, config: Config) -> dict[str, Any]:
-    """Return `config` with what the family's class would assume where it says nothing."""
+    """Return `config` with what the family's class would assume where it says nothing; `ModelError` where
+    what it says cannot be meant.
+    """
     stated = {key: value for key, value in config.items() if value is not None}
     counts = [stated[key] for key in _EXPERT_COUNTS if key in stated]
-    return {**family.defaults, **stated, **({"num_experts": counts[0]} if counts else {})}
+    whole = {**family.defaults, **stated, **({"num_experts": counts[0]} if counts else {})}
+    check_config(whole)
+    return whole
 
 
 def position_width(family: Family, config: Config) -> int:
@@ -96,12 +101,19 @@ def _feed_forward_shape(family: Family, config: Config, index: int) -> FeedForwa
         bias=family.expert_bias,
         activation_tensors=tensors,
         num_experts=_size(config, "num_experts"),
-        experts_per_token=_size(config, "num_experts_per_tok"),
+        experts_per_token=_chosen_experts(config),
         shared=shared,
         num_shared=num_shared or int(shared > 0),
         shared_gate=bool(config.get("shared_gate")),
         router_bias=family.router_bias,
     )
+
+
+def _chosen_experts(config: Config) -> int:
+    chosen, experts = _size(config, "num_experts_per_tok"), _size(config, "num_experts")
+    if chosen > experts:
+        raise ModelError(f"config.json: num_experts_per_tok is {chosen}", hint=f"there are {experts} experts")
+    return chosen
 
 
 def _window(family: Family, config: Config, index: int) -> int | None:
@@ -123,6 +135,8 @@ def _switch(config: Config, rule: str | bool) -> bool:
 
 def _size(config: Config, key: str) -> int:
     value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json: {key} is {value!r}", hint="a whole number of at least 1 is needed")
-    return value
+    if not is_whole(value, 1):
+        raise ModelError(
+            f"config.json: {key} is {value!r:.80}", hint="a whole number of at least 1 is needed"
+        )
+    return int(value)
