@@ -60,6 +60,9 @@ def test_an_alibaba_trace_is_read_with_its_organisations(tmp_path: Path) -> None
         ("JobID|Account\n1|x\n", "no column Submit"),
         (SACCT.replace("01:00:00", "an hour"), "line 2: 'an hour' is no elapsed time"),
         (ALIBABA.replace("2764", "long"), "line 2"),
+        (ALIBABA.replace("2764", "nan"), "line 2: 'nan' is no number"),
+        (ALIBABA.replace(",16,", ",inf,"), "line 3: 'inf' is no number"),
+        (ALIBABA.replace("A10", "x" * 200_000), "cannot be read: field larger"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:

@@ -7,6 +7,7 @@ traces of 2026 (`organization,gpu_model,gpu_request,worker_num,submit_time,durat
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -72,7 +73,7 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
             _require_columns(path, names, form.needed)
             rows = csv.DictReader(file, fieldnames=names, delimiter=separator)
             return _trace(_jobs(path, rows, form.read), limit)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read: {error}", hint="name a trace file") from error
 
 
@@ -148,8 +149,15 @@ def _elapsed_s(text: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"'{text}' is no number")
+    return value
+
+
 def _alibaba_job(row: Row) -> TraceJob | str:
-    chips, run_s = float(row["gpu_request"]), float(row["duration"])
+    chips, run_s = _number(row["gpu_request"]), _number(row["duration"])
     if chips <= 0:
         return "no chips asked for"
     if run_s <= 0:
@@ -157,9 +165,9 @@ def _alibaba_job(row: Row) -> TraceJob | str:
     return TraceJob(
         name=row["job_name"],
         owner=row["organization"] or "unknown",
-        submit_s=float(row["submit_time"]),
+        submit_s=_number(row["submit_time"]),
         run_s=run_s,
-        workers=max(1, int(float(row["worker_num"]))),
+        workers=max(1, int(_number(row["worker_num"]))),
         chips_per_worker=max(1, round(chips + 0.499)),
         chip=row["gpu_model"],
         priority="low" if row["job_type"].lower() == "spot" else "high",
