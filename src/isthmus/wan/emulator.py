@@ -35,8 +35,9 @@ def run_links(pool: Pool, state: Path, seed: int = 0, *, runs_first: bool = Fals
     """Emulate the links of `pool` until SIGTERM or SIGINT; call it in the main thread.
 
     Writes `routes.json` and `others.json` in `state` when the links listen and removes them at the end;
-    writes `links.json` every second. `runs_first` is that of `Relay`. Raises `InputError` if the pool has no
-    links, `UnavailableError` if the folder cannot be written or a port cannot be had.
+    writes `links.json` every second, where the disk takes it. `runs_first` is that of `Relay`. Raises
+    `InputError` if the pool has no links, `UnavailableError` if the folder cannot be written or a port cannot
+    be had.
     """
     if not pool.links:
         raise InputError("the pool has no links to emulate", hint="give them under `links` in pool.yaml")
@@ -73,11 +74,17 @@ async def _serve(relay: Relay, state: Path) -> None:
 
 async def _report(relay: Relay, file: Path, stop: asyncio.Event) -> None:
     start_s, last_s, last_bytes = time.monotonic(), time.monotonic(), dict.fromkeys(relay.directions, 0)
+    complained: str | None = None
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), STATISTICS_S)
         now_s = time.monotonic()
-        write_atomically(file, statistics(relay, last_bytes, now_s - last_s, now_s - start_s))
+        try:
+            write_atomically(file, statistics(relay, last_bytes, now_s - last_s, now_s - start_s))
+        except OSError as error:  # the links matter more than what is told of them
+            if error.strerror != complained:
+                _log.warning("%s cannot be written: %s", file, error.strerror)
+            complained = error.strerror
         last_s = now_s
         last_bytes = {ends: direction.bytes_delivered for ends, direction in relay.directions.items()}
 
