@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 from isthmus.comm.endpoint import Endpoint, listen
 from isthmus.comm.frame import Greeting
@@ -52,16 +53,17 @@ tcp_transports: Callable[..., list[TcpTransport]] = transports
 """Those of threads."""
 
 
+def group_over(clusters: Sequence[str], transport: JoinedTransport) -> IsthmusGroup:
+    """Return one rank's group; all ranks make theirs at once."""
+    return IsthmusGroup(transport, clusters, local_group(transport, clusters, "127.0.0.1", LIMIT))
+
+
 @contextmanager
 def isthmus_groups(clusters: Sequence[str], route: str | None = None) -> Iterator[list[IsthmusGroup]]:
     """Yield one group per rank; `clusters[r]` is where rank `r` runs."""
     transports = tcp_transports(len(clusters), route)
-
-    def make(transport: TcpTransport) -> IsthmusGroup:
-        return IsthmusGroup(transport, clusters, local_group(transport, clusters, "127.0.0.1", LIMIT))
-
     with ThreadPoolExecutor(len(clusters)) as pool:
-        groups = list(pool.map(make, transports))
+        groups = list(pool.map(partial(group_over, clusters), transports))
         try:
             yield groups
         finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,9 +14,11 @@ import torch.distributed as dist
 from isthmus.comm.conformance import check_process_group
 from isthmus.comm.group import IsthmusGroup, IsthmusOptions, create_group, register_backend
 from isthmus.comm.memory import memory_transports
+from isthmus.core.base import TransportKind
 from isthmus.core.errors import PeerError, PlanError
-from tests.comm.ranks import LIMIT, isthmus_groups
+from tests.comm.ranks import LIMIT, group_over, isthmus_groups, transports
 from tests.comm.relay import Relay
+from tests.train.alive import no_collector
 
 
 def gloo_groups(size: int) -> list[dist.ProcessGroupGloo]:
@@ -92,6 +96,25 @@ def test_a_lost_peer_is_named_with_the_operation() -> None:
     with pytest.raises(PeerError, match="send to rank 1"):
         a.send([torch.zeros(1)], 1, 0).wait()
     a.give_up("over")
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_an_abandoned_group_leaves_nothing_open(kind: TransportKind) -> None:
+    """Neither connections nor gloo's wait for the collector: losses may follow each other."""
+
+    def meet_and_part() -> None:
+        joined = transports(3, kind=kind)
+        with ThreadPoolExecutor(3) as pool:
+            groups = list(pool.map(partial(group_over, "aab"), joined))
+            list(pool.map(lambda group: group.barrier().wait(), groups))
+            list(pool.map(lambda one: one.abandon(), joined))
+            list(pool.map(lambda group: group.shutdown(), groups))
+
+    here = psutil.Process()
+    with no_collector():
+        before = here.num_fds()
+        meet_and_part()
+        assert here.num_fds() - before <= (3 if kind == "process" else 0), "an arena's addresses stay"
 
 
 def test_shape_and_type_must_be_those_that_were_sent() -> None:

@@ -93,6 +93,7 @@ def test_an_arena_gives_its_pages_back() -> None:
         here.give_back(offset, 2**20)
     assert here.held_bytes == 2**20
     here.close()
+    assert there.held_bytes == 0
     there.close()
 
 

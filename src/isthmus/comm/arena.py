@@ -98,7 +98,9 @@ class Arena:
         return self._whole[offset : offset + num_bytes]
 
     def close(self) -> None:
-        """Let go of it; the memory is there until nobody looks at any part of it."""
+        """Let go of it, and of all that is in it; its addresses stay until nobody looks at any part of it."""
+        if self._slots.end:
+            self._memory.madvise(mmap.MADV_REMOVE, 0, self._slots.end)
         os.close(self.descriptor)
 
 

@@ -28,7 +28,8 @@ class Ending:
         """Add one who is to be woken; at once where it is over already."""
         with self._lock:
             over = self.lost is not None or self.closed
-            self._wakes.append(wake)
+            if not over:
+                self._wakes.append(wake)
         if over:
             wake()
 
@@ -39,12 +40,17 @@ class Ending:
                 return None
             self.lost = error
             self._broken.set()
-            return tuple(self._wakes)
+            return self._taken()
 
     def close(self) -> Wakes | None:
-        """Be closed; return whom to wake, None where it was closed before."""
+        """Be closed; return who was not woken by a loss before, None where it was closed before."""
         with self._lock:
             if self.closed:
                 return None
             self.closed = True
-            return tuple(self._wakes)
+            return self._taken()
+
+    def _taken(self) -> Wakes:
+        """Return whom to wake, and let go of them: they hold what is to end with the transport."""
+        wakes, self._wakes = self._wakes, []
+        return wakes
