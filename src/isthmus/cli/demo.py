@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import sysconfig
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +12,14 @@ import typer
 
 from isthmus.cli.client import Client
 from isthmus.cli.command import verb
+from isthmus.cli.demo_folder import demo_folder
 from isthmus.cli.demo_site import DemoPool, run_tool
 from isthmus.cli.figures import Figures
 from isthmus.cli.follow import snapshots, watch_job
 from isthmus.cli.report import write_report
 from isthmus.cli.shell import Shell
 from isthmus.cli.tables import plans_table, pool_table
-from isthmus.core.errors import InputError, IsthmusError
+from isthmus.core.errors import IsthmusError
 from isthmus.core.files import load_job, load_pool
 from isthmus.core.job import Job
 from isthmus.core.model import load_model
@@ -30,8 +28,6 @@ from isthmus.core.views import JobView, Submission
 from isthmus.core.worker import write_atomically
 
 commands = typer.Typer()
-MARKER = ".isthmus-demo"
-"""A file that says that a folder is the demo's own, and may be emptied by the next demo."""
 BASELINE_STEPS = 24
 """Steps of the run without wide-area links."""
 WARM_UP_STEPS = 4
@@ -73,7 +69,11 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small model across three emulated clusters of three owners, and show what it came to."""
-    folder = prepare_folder(state)
+    with demo_folder(state) as folder:
+        _run(shell, folder, steps)
+
+
+def _run(shell: Shell, folder: Path, steps: int | None) -> None:
     pool = load_pool(folder / "pool.yaml")
     job = load_job(folder / "job.yaml")
     if steps is not None:
@@ -103,22 +103,6 @@ def demo(
         "report": str(report),
     }
     shell.answer(result, lambda: _summary(result))
-
-
-def prepare_folder(state: Path) -> Path:
-    """Empty the demo's folder and fill it with pool, job and model; refuse any other folder."""
-    folder = state.resolve()
-    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
-        raise InputError(f"{folder} is not empty and not the demo's", hint="give another --state folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "model").mkdir(parents=True)
-    (folder / MARKER).touch()
-    files = resources.files("isthmus.cli") / "demo_files"
-    for name, target in (("pool.yaml", "pool.yaml"), ("config.json", "model/config.json")):
-        write_atomically(folder / target, (files / name).read_text(encoding="utf-8"))
-    job = (files / "job.yaml").read_text(encoding="utf-8")
-    write_atomically(folder / "job.yaml", job.replace("STDLIB", sysconfig.get_path("stdlib")))
-    return folder
 
 
 def training_s(figures: Figures) -> float:

@@ -1,0 +1,40 @@
+"""The demo's folder: emptied by the next demo, never while one is at work, and never anybody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.demo_folder import demo_folder
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.files import load_job, load_pool
+
+
+def test_a_demo_empties_what_the_one_before_left(tmp_path: Path) -> None:
+    """Pool, job and model are there anew, and nothing else."""
+    for _ in range(2):
+        with demo_folder(tmp_path / "demo") as folder:
+            assert len(load_pool(folder / "pool.yaml").clusters) == 3
+            assert Path(load_job(folder / "job.yaml").model).is_dir()
+            assert not (folder / "result").exists()
+            (folder / "result").mkdir()
+            (folder / "report.html").touch()
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+    """What a user keeps is never deleted; a file in the folder's place is named."""
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InputError, match="not empty and not the demo's"), demo_folder(tmp_path):
+        pass
+    with pytest.raises(UnavailableError, match="Not a directory"), demo_folder(tmp_path / "thesis.tex"):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_demos_at_once_do_not_take_each_others_files(tmp_path: Path) -> None:
+    """The second one is told, and the first one's files stay."""
+    with demo_folder(tmp_path / "demo") as folder:
+        with pytest.raises(UnavailableError, match="another demo runs"), demo_folder(folder):
+            pass
+        assert (folder / "job.yaml").exists()
