@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,19 @@ from isthmus.train.checkpoint.slot import Snapshot
 from isthmus.train.exchange import Exchange
 from isthmus.train.faults.events import EventLog
 from isthmus.train.faults.pulse import Pulse
-from isthmus.train.faults.recovery import Recovery
+from isthmus.train.faults.recovery import MAX_LOSSES, Recovery
 from isthmus.train.membership import Membership
 from tests.train.alive import alive, no_collector
 from tests.train.worker_jobs import make_job, whole
+
+
+@pytest.fixture(autouse=True, scope="module")
+def modules_are_frozen() -> Iterator[None]:
+    """As in a process that a supervisor has started: the collector has only what came since."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Patient(Membership):
@@ -70,6 +80,21 @@ def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> 
     with no_collector():
         recovery_of(tmp_path, membership).persist(attempt, lambda: None)
     assert (found, membership.rejoined) == ([0, 0, 0], 2)
+
+
+def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path) -> None:
+    """What comes again at once would come for ever; one step in between, and the count begins anew."""
+    membership = Patient()
+    recovery = recovery_of(tmp_path, membership)
+
+    def attempt() -> None:
+        if membership.rejoined == 3:
+            recovery.ends(0.1)
+        raise PeerError("rank 1 sent something odd")
+
+    with pytest.raises(PeerError, match=f"{MAX_LOSSES} losses in a row .* rank 1 sent something odd"):
+        recovery.persist(attempt, lambda: None)
+    assert membership.rejoined == 3 + MAX_LOSSES
 
 
 @pytest.mark.parametrize("has_room", [True, False])

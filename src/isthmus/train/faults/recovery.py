@@ -23,6 +23,9 @@ from isthmus.train.faults.pace import Pace
 from isthmus.train.faults.pulse import Pulse
 from isthmus.train.membership import Membership
 
+MAX_LOSSES = 20
+"""Losses in a row, no step done between them, after which the attempt ends: nothing mends by itself then."""
+
 _SLOTS = 2
 _NONE = -1
 
@@ -43,14 +46,15 @@ class Recovery:
         self._membership, self.memory, self._pulse, self._events = membership, memory, pulse, events
         self._pace = Pace(_planned_s(spec))
         self._lost_s: float | None = None
-        self._done = 0
+        self._losses = self._done = 0
         self._keeps, self._moved = True, False
         self._figures: dict[str, float | None] = {}
 
     def persist(self, attempt: Callable[[], None], drain: Callable[[], None]) -> None:
         """Call `attempt`, then leave, until both end without losing a peer; raises what nothing mends.
 
-        `drain` sees to it that nothing begun before a loss goes on after it.
+        `drain` sees to it that nothing begun before a loss goes on after it. Nothing mends a rank that is
+        gone for good, nor more than `MAX_LOSSES` in a row.
         """
         while True:
             try:
@@ -61,7 +65,13 @@ class Recovery:
                 self._lost_s = self._lost_s or time.monotonic()
                 self._pulse.rest()
                 lost = error
+            self._losses += 1
             try:
+                if self._losses > MAX_LOSSES:
+                    raise PeerError(
+                        f"{MAX_LOSSES} losses in a row and no step between them, at last: {lost.message}",
+                        hint="the logs of all ranks say what each lost; the job restarts by itself",
+                    )
                 self._membership.rejoin(lost, drain)
             except PeerError:
                 if self._pulse.read().finished:  # whoever is gone had all there was to have
@@ -118,6 +128,7 @@ class Recovery:
     def ends(self, compute_s: float) -> dict[str, float | None]:
         """Take note that the step is done and computed for `compute_s`; return what a recovery has cost."""
         self._pulse.ends()
+        self._losses = 0
         if (told := self._pace.judge(compute_s)) is not None:
             self._events.tell("slow", told)
         figures, self._figures = self._figures, {}
