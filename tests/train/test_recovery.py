@@ -16,7 +16,7 @@ from isthmus.train.checkpoint.slot import Snapshot
 from isthmus.train.exchange import Exchange
 from isthmus.train.faults.events import EventLog
 from isthmus.train.faults.pulse import Pulse
-from isthmus.train.faults.recovery import MAX_LOSSES, Recovery
+from isthmus.train.faults.recovery import Recovery
 from isthmus.train.membership import Membership
 from tests.train.alive import alive, no_collector
 from tests.train.worker_jobs import make_job, whole
@@ -82,8 +82,11 @@ def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> 
     assert (found, membership.rejoined) == ([0, 0, 0], 2)
 
 
-def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path) -> None:
+def test_losses_that_let_no_step_be_done_end_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes again at once would come for ever; one step in between, and the count begins anew."""
+    monkeypatch.setattr("isthmus.train.faults.recovery.MAX_LOSSES", 4)
     membership = Patient()
     recovery = recovery_of(tmp_path, membership)
 
@@ -92,9 +95,9 @@ def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path) -> None
             recovery.ends(0.1)
         raise PeerError("rank 1 sent something odd")
 
-    with pytest.raises(PeerError, match=f"{MAX_LOSSES} losses in a row .* rank 1 sent something odd"):
+    with pytest.raises(PeerError, match="4 losses in a row .* rank 1 sent something odd"):
         recovery.persist(attempt, lambda: None)
-    assert membership.rejoined == 3 + MAX_LOSSES
+    assert membership.rejoined == 3 + 4
 
 
 @pytest.mark.parametrize("has_room", [True, False])
