@@ -95,7 +95,7 @@ def test_losses_that_let_no_step_be_done_end_the_attempt(
             recovery.ends(0.1)
         raise PeerError("rank 1 sent something odd")
 
-    with pytest.raises(PeerError, match="4 losses in a row .* rank 1 sent something odd"):
+    with pytest.raises(PeerError, match=r"4 losses in a row .* rank 1 sent something odd"):
         recovery.persist(attempt, lambda: None)
     assert membership.rejoined == 3 + 4
 
