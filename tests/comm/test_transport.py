@@ -29,6 +29,7 @@ from isthmus.comm.frame import (
     refusal,
     write_line,
 )  # fmt: skip
+from isthmus.comm.lane import Lane
 from isthmus.comm.mailbox import Mailbox
 from isthmus.comm.memory import memory_transports
 from isthmus.comm.mesh import connect
@@ -141,6 +142,32 @@ def test_cuts_and_silences_lose_and_double_nothing(kind: TransportKind, seed: in
 
 
 @pytest.mark.on_the_clock
+def test_of_two_that_come_back_as_one_lane_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A lane breaks; who dialled it opens it again, hears nothing, and opens it once more. 2. We are still
+    ending the old one: both new connections have its place in view. 3. One gets it, and the other is ended
+    too: no thread and no connection is left when all is over.
+    """
+    ends = [socket.socketpair() for _ in range(3)]
+    ending, join = threading.Barrier(2), Lane.join
+
+    def slowly(lane: Lane) -> None:
+        if lane is first:
+            ending.wait(10)
+        join(lane)
+
+    peer = peer_behind(ends[0][0])
+    first = peer._lanes[0]
+    peer.start()
+    monkeypatch.setattr(Lane, "join", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda end: peer.attach(0, (end[0], 0.0)), ends[1:])) == [True, True]
+    monkeypatch.setattr(Lane, "join", join)
+    peer.abandon()
+    assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
+    for _, far in ends:
+        far.close()
+
+
 def test_a_worker_that_is_gone_is_lost_at_once() -> None:
     """Who no longer listens is not waited for: every waiter wakes, and the error names peer and reason."""
     transports = tcp_transports(2, heartbeat_s=5)

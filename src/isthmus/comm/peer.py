@@ -68,18 +68,22 @@ class Peer:
         return self.mailbox.ask(tag, label, into)
 
     def attach(self, number: int, connection: Connection) -> bool:
-        """Put a new connection in the place of lane `number`; False where there is none (any more)."""
-        old = self._lanes.get(number)
-        if old is None or self._over.is_set():
+        """Put a new connection in the place of lane `number`; False where there is none (any more).
+
+        Who dials may open it once more before the old one has ended: each ends the one that it finds.
+        """
+        while (old := self._lanes.get(number)) is not None and not self._over.is_set():
+            old.cut()
+            old.join()
+            with self._lock:
+                if self._over.is_set():
+                    return False
+                if self._lanes[number] is old:
+                    self._lanes[number] = lane = self._lane(number, connection)
+                    lane.start()
+                    break
+        else:
             return False
-        old.cut()
-        old.join()
-        lane = self._lane(number, connection)
-        with self._lock:
-            if self._over.is_set():
-                return False
-            self._lanes[number] = lane
-            lane.start()
         self._mender.mended()
         return True
 
