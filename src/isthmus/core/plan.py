@@ -218,6 +218,11 @@ class Plan(Frozen):
         sizes = enumerate(self._num_ranks)
         return tuple(Rank(place, tp) for place, size in sizes for tp in range(size))
 
+    @cached_property
+    def rank_clusters(self) -> tuple[str, ...]:
+        """The cluster that each rank runs in."""
+        return tuple(self.stages[one.stage].cluster for one in self.ranks)
+
     def stage_of(self, rank: int) -> Stage:
         """Return the stage that a rank computes, or computes a share of."""
         return self.stages[self.ranks[rank].stage]

@@ -1,18 +1,21 @@
-"""`Exchange`: messages of a stage to others through torch.distributed, with the waiting accounted for."""
+"""`Exchange`: messages of a rank to others through torch.distributed, with the waiting accounted for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from isthmus.comm.work import SendWork
+from isthmus.core.worker import WorkerSpec
+from isthmus.train.device import HOST_BACKENDS, synchronize
 from isthmus.train.metrics import Account
 from isthmus.train.poster import Posted, Poster, begun
-from isthmus.train.staging import HostStaging, Landing
+from isthmus.train.staging import DeviceCopies, HostStaging, Landing
 
 Work: TypeAlias = "dist.Work | Landing | Posted[Message]"
 
@@ -163,3 +166,13 @@ class Exchange:
 
         (posted,) = self._poster.post([replace(message, tensor=host)], start)
         return posted
+
+
+def exchange_of(spec: WorkerSpec, device: torch.device) -> Exchange:
+    """Return the exchange of the rank of `spec`, which computes on `device`: direct, or by host memory."""
+    clusters = spec.plan.rank_clusters
+    if spec.backend in HOST_BACKENDS:
+        staging = None if device.type == "cpu" else HostStaging(DeviceCopies(device))
+        return Exchange(clusters, spec.rank, staging=staging)
+    settle = partial(synchronize, device)
+    return Exchange(clusters, spec.rank, together=True, device=device, settle=settle)

@@ -7,6 +7,7 @@ from pathlib import Path
 from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.schedule import Schedule
 from isthmus.train.device import device_name
+from isthmus.train.export import export
 from isthmus.train.faults.recovery import Recovery
 from isthmus.train.metrics import MetricsLog
 from isthmus.train.prepare import Prepared, describe
@@ -64,7 +65,7 @@ def _train(run: Run) -> None:
                 print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
             run.stop_if_lost(step)
             run.keep(step + 1)
-    run.export()
+    export(spec.job, run.place, run.prepared.pieces, run.exchange)
 
 
 def _due(done: int, every: int, total: int) -> bool:

@@ -77,9 +77,8 @@ class Rehearsal:
         self._ranks = [plan.ranks_of(i)[0] for i in places]
         self._stage = places.index(place)
         self.pieces = self._virtual_pieces()
-        clusters = [plan.stage_of(rank).cluster for rank in range(len(plan.ranks))]
         blocking = plan.transport == "rendezvous"
-        self.exchange = (BlockingExchange if blocking else Exchange)(clusters, spec.rank)
+        self.exchange = (BlockingExchange if blocking else Exchange)(plan.rank_clusters, spec.rank)
         self._executor = Executor(
             self.pieces,
             self._stage,

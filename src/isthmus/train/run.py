@@ -1,36 +1,29 @@
-"""`Run`: one rank's state of a run: its steps, evaluations, checkpoints and export."""
+"""`Run`: one rank's state of a run: its steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
 import time
-from functools import partial
-from pathlib import Path
 
 import torch
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.worker import WorkerFolder, WorkerSpec
-from isthmus.data import Batch, Dataset
-from isthmus.data.tokenizer import tokenizer_file
 from isthmus.schedule import Schedule, forward_only
+from isthmus.train.batches import Batches
 from isthmus.train.checkpoint.copies import Copies
 from isthmus.train.checkpoint.saver import Saver
 from isthmus.train.checkpoint.slot import Snapshot
-from isthmus.train.device import HOST_BACKENDS, synchronize
-from isthmus.train.exchange import Exchange
+from isthmus.train.device import synchronize
+from isthmus.train.exchange import exchange_of
 from isthmus.train.executor import Executor
 from isthmus.train.faults.recovery import Recovery
 from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
 from isthmus.train.model.recompute import Recomputation
-from isthmus.train.model.weights import export_shard, finish_export
 from isthmus.train.prepare import Prepared
 from isthmus.train.protection import Guard
-from isthmus.train.replicas import Place, meet_owners, rows_of
+from isthmus.train.replicas import Place, meet_owners
 from isthmus.train.shares.exchange import SharedExchange
 from isthmus.train.shares.meeting import meet_sharers
-from isthmus.train.staging import DeviceCopies, HostStaging
 from isthmus.train.update.optimizer import Optimizer, Update
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.reduce import Reducer
@@ -59,7 +52,8 @@ class Run:
         self.group = prepared.pieces.group
         self.tells_loss = prepared.pieces.tells_loss and self.place.replica == 0 and self.group.index == 0
         self.samples = self.num_skipped = 0
-        self.exchange = _exchange(spec, prepared.pieces.device)
+        self.batches = Batches(prepared, spec.plan, self.place, self.training)
+        self.exchange = exchange_of(spec, prepared.pieces.device)
         self.ownership = self._meet()
         self.saver = Saver(spec, folder, self.ownership, self.exchange)
         self.copies = Copies(spec, folder, recovery, self.exchange)
@@ -85,7 +79,9 @@ class Run:
         """Meet the ranks that share the stage, and learn what all hold."""
         spec, shard = self.spec, self.spec.plan.zero == 1
         meet_sharers(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
-        return meet_owners(self.prepared.pieces, spec.rank, _clusters(spec), self.exchange, shard=shard)
+        return meet_owners(
+            self.prepared.pieces, spec.rank, spec.plan.rank_clusters, self.exchange, shard=shard
+        )
 
     def resume(self) -> int:
         """Load the newest checkpoint that the ranks find whole; return the number of steps done."""
@@ -124,7 +120,7 @@ class Run:
         start_s = time.time()
         account = Account(traced=step in self.spec.trace_steps)
         batch_size = self.training.global_batch_size
-        batches = self._cut(partial(Dataset.train_batch, first_sample=self.samples, num_samples=batch_size))
+        batches = self.batches.of_step(self.samples)
         done: list[Update] = []
         shared_s = self.group.waited_s
         losses = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
@@ -160,8 +156,7 @@ class Run:
 
     def evaluate(self) -> dict[str, float | None]:
         """Measure the loss on the held-out samples; the last stage of the first replica tells it."""
-        start_s, count = time.time(), self.training.evaluate_samples
-        batches = self._cut(partial(Dataset.validation_batch, num_samples=count), count)
+        start_s, batches = time.time(), self.batches.held_out()
         loss = None
         if batches.sizes:
             chunks = len(self.prepared.pieces.own)
@@ -199,17 +194,6 @@ class Run:
             self.guard.failed(step)
         return {"protect_s": time.time() - start_s}
 
-    def export(self) -> None:
-        """Write the model of the first replica as a Hugging Face folder."""
-        job, place = self.spec.job, self.place
-        if place.replica == 0:
-            export_shard(StagePieces(self.prepared.pieces.own), Path(job.output), place.stage)
-        self.exchange.meet()
-        if place.replica == 0 and place.stage == 0 and self.group.index == 0:
-            own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
-            finish_export(Path(job.output), job.model, len(place.ranks), tokenizer_folder=own)
-        self.exchange.meet()
-
     def _update(self, step: int) -> Update:
         account = self.exchange.account
         self.saver.settle()
@@ -225,32 +209,3 @@ class Run:
     def _counted(self, loss: float | None) -> float:
         """Return this rank's part of a loss; of those that share a stage all know it, the first counts."""
         return loss or 0.0 if self.group.index == 0 else 0.0
-
-    def _cut(self, read: partial[Batch], size: int | None = None) -> MicroBatches:
-        """Read a batch where this stage needs one, and cut the replica's part into its micro-batches."""
-        pieces, dataset, plan = self.prepared.pieces, self.prepared.dataset, self.spec.plan
-        size = size or self.training.global_batch_size
-        batch = None if dataset is None else read(dataset)
-        return MicroBatches.cut(
-            size,
-            plan.micro_batch_size_of(self.place.replica),
-            self.training.sequence_length,
-            batch.input_ids if batch and pieces.is_first else None,
-            batch.labels if batch and pieces.is_last else None,
-            rows=rows_of(plan, self.place.replica, size),
-        )
-
-
-def _exchange(spec: WorkerSpec, device: torch.device) -> Exchange:
-    """Return the exchange for a stage on `device`: direct, or by way of host memory."""
-    clusters = _clusters(spec)
-    if spec.backend in HOST_BACKENDS:
-        staging = None if device.type == "cpu" else HostStaging(DeviceCopies(device))
-        return Exchange(clusters, spec.rank, staging=staging)
-    settle = partial(synchronize, device)
-    return Exchange(clusters, spec.rank, together=True, device=device, settle=settle)
-
-
-def _clusters(spec: WorkerSpec) -> list[str]:
-    """Return the cluster of every rank."""
-    return [spec.plan.stage_of(rank).cluster for rank in range(len(spec.plan.ranks))]

@@ -30,8 +30,7 @@ class VirtualGradients:
         self, plan: Plan, parameters: Callable[[str], int], tied: bool, rank: int, exchange: Exchange
     ) -> None:
         held = held_by(plan, parameters, tied)
-        clusters = [plan.stage_of(one).cluster for one in range(len(plan.ranks))]
-        self._reducer = Reducer(deal_buckets(held, clusters), rank, exchange)
+        self._reducer = Reducer(deal_buckets(held, plan.rank_clusters), rank, exchange)
         self._memory = torch.zeros(BUCKET_ELEMENTS if held[rank] else 0)
 
     def reduce(self) -> None:
