@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,20 +17,16 @@ from isthmus.comm.frame import Greeting
 from isthmus.comm.group import BACKEND, IsthmusGroup, IsthmusOptions, register_backend
 from isthmus.comm.meet import meet
 from isthmus.comm.transport import JoinedTransport
-from isthmus.comm.work import gloo_reason
 from isthmus.core.errors import PeerError, ProtocolError, RestartError
 from isthmus.core.messages import RankMap, WorkerAddress
 from isthmus.core.units import format_seconds
 from isthmus.core.worker import WorkerSpec
-from isthmus.train.device import HOST_BACKENDS
 from isthmus.train.faults.events import EventLog
 from isthmus.train.faults.pulse import Pulse
+from isthmus.train.plain_group import GROUP_TIMEOUT, join_plain
 from isthmus.train.traffic import lanes_between
 
 __all__ = ["Membership", "listen"]
-
-GROUP_TIMEOUT = timedelta(hours=1)
-"""Longest wait inside gloo: as long as a stage may compute; lost peers are noticed much sooner."""
 
 GRACE_S = 4.0
 """How long after a final loss the main thread may take to end by itself."""
@@ -73,7 +68,7 @@ class Membership:
         if self._spec.backend == BACKEND:
             self._meet(self._pulse.incarnation + 1, timeout_s or self._spec.rendezvous_timeout_s)
         else:
-            _join_plain(self._spec, self._workers, self._listener, self._device)
+            join_plain(self._spec, self._workers, self._listener, self._device)
 
     def rejoin(self, error: PeerError, drain: Callable[[], None]) -> None:
         """Meet the others anew after `error`, which told of a loss; between the groups `drain` is called.
@@ -217,32 +212,3 @@ def _endpoint(spec: WorkerSpec, worker: WorkerAddress) -> Endpoint:
     route = spec.routes.get(worker.cluster)
     lanes = lanes_between(spec.plan, spec.rank, worker.rank, spec.lanes)
     return Endpoint(worker.host, worker.port, route, lanes, spec.congestion_control)
-
-
-def _join_plain(
-    spec: WorkerSpec, workers: list[WorkerAddress], listener: socket.socket, device: torch.device
-) -> None:
-    """Join a group of torch's own; rank 0 serves the store at the port it has checked in with."""
-    first, timeout = workers[0], timedelta(seconds=spec.rendezvous_timeout_s)
-    serving = spec.rank == 0
-    try:
-        store = dist.TCPStore(
-            first.host,
-            first.port,
-            None,
-            serving,
-            timeout,
-            wait_for_workers=False,
-            master_listen_fd=socket.dup(listener.fileno()) if serving else None,
-        )
-        dist.init_process_group(
-            spec.backend,
-            store=store,
-            rank=spec.rank,
-            world_size=len(workers),
-            timeout=GROUP_TIMEOUT,
-            device_id=None if spec.backend in HOST_BACKENDS else device,
-        )
-    except RuntimeError as error:
-        why = gloo_reason(error)
-        raise PeerError(f"rank {spec.rank} could not join the {spec.backend} group: {why}") from error

@@ -8,7 +8,7 @@ from isthmus.comm.gloo import local_group
 from isthmus.comm.group import IsthmusGroup
 from isthmus.core.plan import Plan
 from isthmus.train.device import HOST_BACKENDS
-from isthmus.train.membership import GROUP_TIMEOUT
+from isthmus.train.plain_group import GROUP_TIMEOUT
 from isthmus.train.shares.group import TensorGroup
 
 
