@@ -10,15 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PeerError
 from isthmus.core.worker import WorkerSpec
 from isthmus.train.checkpoint.lease import MemoryLease, left_behind, told_of
-from isthmus.train.checkpoint.memory import default_folder
+from isthmus.train.checkpoint.memory import MemoryCheckpoint, default_folder
 from isthmus.train.checkpoint.slot import MemorySlot
-from isthmus.train.faults.inheritance import givers_of
+from isthmus.train.exchange import Exchange
+from isthmus.train.faults.inheritance import givers_of, inherit
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started
 
 places = st.lists(
@@ -84,6 +86,40 @@ def test_what_was_left_and_not_taken_up_is_removed(tmp_path: Path) -> None:
     with MemoryLease(spec, shared):
         assert list(left_behind(told_of(spec), shared)) == []
     assert list(shared.iterdir()) == []
+
+
+class Alone(Exchange):
+    """The exchange of a rank without peers."""
+
+    def __init__(self) -> None:
+        super().__init__("a", 0)
+
+    def tell_all(self, told: bytes) -> list[bytes]:
+        return [told]
+
+    def meet(self) -> None:
+        """Nobody else is to come."""
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_was_left_is_taken_over_where_there_is_room(
+    has_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room the attempt does not end: it begins from the disk. What was left is removed anyway."""
+    spec, shared = spec_of(tmp_path), tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr("isthmus.train.checkpoint.memory.SHARED_MEMORY", shared)
+    with MemoryLease(spec) as left:
+        before = MemoryCheckpoint(left.run, 0)
+        before.take(7, 56, {"weight": torch.arange(9.0)}).result()
+        left.leave()
+    with MemoryLease(spec) as lease:
+        memory = MemoryCheckpoint(lease.run, 0)
+        if not has_room:
+            (shared / f"isthmus-{lease.run}/rank-00000.0.data").mkdir()
+        inherit(spec, memory, Alone(), None, after=4)
+        assert memory.steps() == ((7,) if has_room else ())
+        assert [one.name for one in shared.iterdir()] == [f"isthmus-{lease.run}"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from isthmus.comm.transport import Transport
+from isthmus.core.errors import UnavailableError
 from isthmus.core.worker import WorkerSpec
 from isthmus.train.checkpoint.lease import left_behind, remove_left_behind, told_of
 from isthmus.train.checkpoint.memory import MemoryCheckpoint
@@ -43,7 +44,8 @@ def inherit(
 ) -> None:
     """Bring to each rank's `memory` the newest state that all have left, if it is of more than `after` steps.
 
-    All ranks call it. What was left on this machine is removed.
+    All ranks call it. What was left on this machine is removed. A rank that has no room for its own goes
+    without, and so do all: `Recovery.agree` finds no step that all have.
     """
     runs = list(left_behind(told_of(spec)))
     slots = _slots_in(runs, len(spec.plan.ranks))
@@ -83,10 +85,16 @@ def _read(told: bytes) -> dict[int, list[int]]:
 
 
 def _copy(source: MemorySlot, memory: MemoryCheckpoint) -> None:
-    """Put what `source` holds in the place of the older snapshot of `memory`."""
+    """Put what `source` holds in the place of the older snapshot of `memory`, if there is room for it."""
     found = source.copy()
-    if found is not None:
-        label, data = found
-        slot = memory.spare_slot()
-        slot.begin(data.numel())[: data.numel()].copy_(data)
-        memory.put(slot, slot.adopt(label))
+    if found is None:
+        return
+    label, data = found
+    slot = memory.spare_slot()
+    try:
+        room = slot.begin(data.numel())
+    except UnavailableError as error:
+        print(f"warning: what the last attempt left is not taken over: {error}", flush=True)
+        return
+    room[: data.numel()].copy_(data)
+    memory.put(slot, slot.adopt(label))
