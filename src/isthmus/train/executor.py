@@ -6,6 +6,7 @@ What one step holds is `isthmus.train.stage_pass`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,15 @@ from isthmus.train.program import Program, make_program
 from isthmus.train.receive_buffers import ReceiveBuffers
 from isthmus.train.shares.exchange import Messenger
 from isthmus.train.stage_pass import Losses, StagePass, StageSetup
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """What a schedule asks of a stage."""
+
+    schedule: Schedule
+    program: Program
+    num_buffers: int
 
 
 class Executor:
@@ -57,9 +67,7 @@ class Executor:
             sleep=sleep,
         )
         self._deferred: DeferredWeights | None = None
-        self._known: Schedule | None = None
-        self._program: Program = ()
-        self._num_buffers = 0
+        self._learned: dict[bool, _Learned] = {}
         self.losses = Losses(None, None)
 
     def run(
@@ -75,8 +83,8 @@ class Executor:
         neighbour is lost.
         """
         self._setup.exchange.account = account
-        self._learn(schedule)
-        self._make_room(batches)
+        learned = self._learn(schedule)
+        self._make_room(learned.num_buffers, batches)
 
         def updated(losses: Losses) -> None:
             self.losses = losses
@@ -84,23 +92,24 @@ class Executor:
 
         one = StagePass(self._setup, schedule.trains, batches, account, updated, self._deferred)
         with torch.set_grad_enabled(schedule.trains):
-            for steps in self._program:
+            for steps in learned.program:
                 if steps[0].starts:
                     one.start(steps)
                 else:
                     one.do(steps[0])
         return one.cost()
 
-    def _learn(self, schedule: Schedule) -> None:
-        """Work out what the schedule asks of this stage, unless it is that of the step before."""
-        if self._known is schedule:
-            return
-        self._known, self._program = schedule, make_program(schedule, self.stage)
-        self._num_buffers = receive_buffers(schedule)[self.stage]
-        if self._deferred is None and any(steps[0].kind == "backward_weight" for steps in self._program):
-            self._deferred = DeferredWeights(self.pieces.models)
+    def _learn(self, schedule: Schedule) -> _Learned:
+        """Return what the schedule asks of this stage: worked out anew where it is another than last time."""
+        learned = self._learned.get(schedule.trains)
+        if learned is None or learned.schedule is not schedule:
+            program, num_buffers = make_program(schedule, self.stage), receive_buffers(schedule)[self.stage]
+            learned = self._learned[schedule.trains] = _Learned(schedule, program, num_buffers)
+            if self._deferred is None and any(one[0].kind == "backward_weight" for one in program):
+                self._deferred = DeferredWeights(self.pieces.models)
+        return learned
 
-    def _make_room(self, batches: MicroBatches) -> None:
+    def _make_room(self, num_buffers: int, batches: MicroBatches) -> None:
         """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is.
 
         What a step that was broken off has left behind is dropped.
@@ -108,4 +117,4 @@ class Executor:
         if self._deferred is not None:
             self._deferred.drop()
         shape = max(batches.sizes), batches.sequence_length, self.pieces.first.hidden_size
-        self.buffers.begin(self._num_buffers, torch.empty(shape, dtype=self._dtype, device="meta"))
+        self.buffers.begin(num_buffers, torch.empty(shape, dtype=self._dtype, device="meta"))
