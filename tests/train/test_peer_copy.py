@@ -185,3 +185,26 @@ def test_training_traffic_waits_for_one_piece_at_most(
     ranks.take(1)
     assert max(under_way) <= 1000
     assert len(under_way) > 1000
+
+
+def test_a_missing_copy_is_told_once(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not at each step: both logs have it when it begins, and when it begins again."""
+    places = [tmp_path / f"isthmus-of-1/rank-00000.{number}.data" for number in (0, 1)]
+    told = []
+    for step in range(1, 7):
+        if step in (1, 5):
+            for place in places:
+                place.unlink(missing_ok=True)
+                place.mkdir(parents=True)
+        if step == 4:
+            for place in places:
+                place.rmdir()
+        ranks.take(step)
+        said = capsys.readouterr().out
+        told.append(("no copy of rank 0 is held here" in said, "rank 1 holds no copy" in said))
+    for place in places:
+        place.rmdir()
+    yes, no = (True, True), (False, False)
+    assert told == [yes, no, no, no, yes, no]

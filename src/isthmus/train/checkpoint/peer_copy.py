@@ -56,10 +56,12 @@ def send_slot(
     return _answer(transport, peer, tag) == _WHOLE
 
 
-def receive_slot(transport: Transport, peer: int, into: MemoryCheckpoint, *, back: bool = False) -> bool:
+def receive_slot(
+    transport: Transport, peer: int, into: MemoryCheckpoint, *, back: bool = False, warns: bool = True
+) -> bool:
     """Put what `peer` sends in place of the older snapshot of `into`; tell whether it is whole.
 
-    Raises `PeerError` where the peer is lost.
+    `warns` says in the log why there is no room. Raises `PeerError` where the peer is lost.
     """
     tag, head = _FIRST_TAG + back, bytearray(_HEAD.size)
     transport.receive(peer, tag, "head", memoryview(head)).result()
@@ -70,7 +72,8 @@ def receive_slot(transport: Transport, peer: int, into: MemoryCheckpoint, *, bac
     try:
         memory = slot.begin(num_bytes)[:num_bytes]
     except UnavailableError as error:
-        print(f"warning: no copy of rank {peer} is held here: {error}", flush=True)
+        if warns:
+            print(f"warning: no copy of rank {peer} is held here: {error}", flush=True)
         _tell(transport, peer, tag, _REFUSED)
         return False
     _tell(transport, peer, tag, _ACCEPTED)
@@ -87,13 +90,15 @@ def receive_slot(transport: Transport, peer: int, into: MemoryCheckpoint, *, bac
 class PeerCopies:
     """The copy of `memory`, this rank's, at its holder, and the copies that it holds for others.
 
-    `holders` are by rank. Threads end once the transport is closed.
+    `holders` are by rank. That a copy is missing is told once, until there is one again. Threads end once the
+    transport is closed.
     """
 
     def __init__(self, transport: Transport, memory: MemoryCheckpoint, holders: Sequence[int | None]) -> None:
         self._transport, self._memory, self._holder = transport, memory, holders[transport.rank]
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-copy")
         self._sending: Future[bool] | None = None
+        self._is_held = True
         self.held = {
             other: memory.sibling(other) for other, holder in enumerate(holders) if holder == transport.rank
         }
@@ -130,14 +135,16 @@ class PeerCopies:
         last.result()
         slot = self._memory.slot(step)
         whole = slot is not None and send_slot(self._transport, holder, slot, share=SHARE)
-        if not whole:
+        if self._is_held and not whole:
             print(f"warning: rank {holder} holds no copy of the state after step {step}", flush=True)
+        self._is_held = whole
         return whole
 
     def _hold(self, other: int, held: MemoryCheckpoint) -> None:
+        is_whole = True
         with suppress(PeerError):
             while True:
-                receive_slot(self._transport, other, held)
+                is_whole = receive_slot(self._transport, other, held, warns=is_whole)
 
 
 def _tell(transport: Transport, peer: int, tag: int, answer: int) -> None:
