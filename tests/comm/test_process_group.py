@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.conformance import check_process_group
 from isthmus.comm.group import IsthmusGroup, IsthmusOptions, create_group, register_backend
+from isthmus.comm.group_conformance import check_process_group
 from isthmus.comm.memory import memory_transports
 from isthmus.core.base import TransportKind
 from isthmus.core.errors import PeerError, PlanError
