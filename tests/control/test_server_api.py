@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from isthmus.control.app import MAX_BODY_BYTES, create_app
 from isthmus.control.auth import digest
-from isthmus.control.events import JobCancelled
+from isthmus.control.events import AgentReported, Event, JobCancelled
 from isthmus.control.shell import ControlShell
 from isthmus.control.store import MemoryStore, StoredToken
 from isthmus.core.errors import IsthmusError
@@ -361,3 +361,23 @@ def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
     store.append([JobCancelled(now_s=1, job_id="ghost")])
     with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be taken in again"):
         ControlShell(store, POOL, planner=plan_across)
+
+
+class Shared(MemoryStore):
+    """A log to which another server appends a site's report between this one's first two looks at it."""
+
+    shared = True
+    looks = 0
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        self.looks += 1
+        if self.looks == 2:
+            self.append([AgentReported.of(report(EAST), 1000.0)])
+        return super().events(after)
+
+
+def test_what_others_append_while_a_server_starts_is_part_of_what_it_begins_with() -> None:
+    """The script: 1. a folds the log; 2. b takes in a site's report; 3. a looks whose agents are known."""
+    started = ControlShell(Shared(), POOL, planner=plan_across)
+    assert [view.cluster.name for view in started.pool().clusters] == ["east"]
+    assert started.sites.sync(report(EAST)).parts == ()

@@ -76,6 +76,7 @@ class ControlShell:
         snapshots: Snapshots | None = None,
     ) -> None:
         self.store, self.file, self.clock = store, pool, clock
+        self._made = False
         self.changes = Changes()
         self._leadership: Leadership = leadership or Alone()
         self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
@@ -91,6 +92,7 @@ class ControlShell:
         self.intake = Intake(self._actor, pool, clock)
         self.sites = SiteDesk(self._actor, store, pool, clock, self.changes, self._progress, self._leadership)
         self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
+        self._made = True
 
     def start(self) -> None:
         """Take up what the last life left, and begin to tick."""
@@ -223,7 +225,11 @@ class ControlShell:
             self.meters.resume(job.id, job.state)
 
     def _observe(self, folded: Folded) -> None:
-        """Keep up with what is durable, and do what it asks for where that is this server's to do."""
+        """Keep up with what is durable, and do what it asks for where that is this server's to do.
+
+        What another server appends while this one is being made is part of what it begins with.
+        """
+        live = folded.live and self._made
         self.meters.look(folded)
         if isinstance(folded.event, JobSubmitted):
             self.changes.note_submitted(folded.event.job_id, folded.event.user)
@@ -231,16 +237,16 @@ class ControlShell:
             match instruction:
                 case JobChanged(job_id=job_id):
                     self.changes.note(job_id, folded.number)
-                    if folded.live:
+                    if live:
                         self._job_log.look(folded, job_id)
                 case ForgetJob(job_id=job_id):
                     self.changes.note_deleted(job_id, folded.number)
                     self._job_log.forget(job_id)
                     self.meters.forget(job_id)
                     self._progress.forget(job_id)
-        if folded.live and not folded.own and isinstance(folded.event, AgentReported):
+        if live and not folded.own and isinstance(folded.event, AgentReported):
             self.sites.heard_elsewhere(folded.event)
-        if folded.live:
+        if live:
             self._act(folded.asked, own=folded.own)
 
     def _act(self, instructions: Iterable[Instruction], *, own: bool) -> None:
