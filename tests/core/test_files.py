@@ -1,5 +1,6 @@
 """Rules of the files users write: short, with defaults, and every mistake answered with its place."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,31 @@ def test_relative_paths_of_a_job_start_where_the_job_file_is(tmp_path):
     assert job.data.paths == (str(Path(base) / "text"), "s3://bucket/x", "/abs")
     assert (job.output, job.checkpoints.folder) == (f"{base}/out", f"{base}/checkpoints")
     assert job.data.tokenizer == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "words"),
+    [
+        (
+            "bandwidth_gbps: 1",
+            "bandwidth_gbps: .nan",
+            "bandwidth_gbps: input should be a finite number, not nan",
+        ),
+        ("round_trip_ms: 20", "round_trip_ms: 20\n    loss: 1", "loss: input should be less than 1, not 1"),
+        ("owner: o", "owner: 上海", "owner: a name is needed, of letters, digits"),
+        ("owner: o", "owner: o\n    storage_bytes: -1 TB", "storage_bytes: input should be"),
+        ("owner: o", "owner: o\n    node_groups: x", "node_groups: a list is needed, not 'x'"),
+    ],
+)
+def test_a_pool_of_impossible_things_is_refused_in_plain_words(tmp_path, good, bad, words):
+    """Also as JSON, which knows no number that is none."""
+    text = POOL.replace(good, bad, 1)
+    if "node_groups: x" in bad:
+        text = text.replace("    node_groups:\n      - {chip: H20, nodes: 2, chips_per_node: 8}\n", "", 1)
+    with pytest.raises(FileError) as refused:
+        load_pool(write(tmp_path, text))
+    assert words in refused.value.message
+    json.dumps(refused.value.as_dict(), allow_nan=False)
 
 
 def test_a_tilde_is_the_home_of_who_reads_the_file(tmp_path, monkeypatch):

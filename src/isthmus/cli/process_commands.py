@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -120,8 +121,9 @@ def _how_to_use(found: dict[str, str]) -> str:
     if "admin_token" not in found:
         return "\n".join([*lines, "the admin's token was made by another server on the same database"])
     lines += ["to use it as its admin:"]
-    lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={found['admin_token']}"]
-    lines += [f"  export ISTHMUS_CA={found['certificate']}"] if "certificate" in found else []
+    token = shlex.quote(found["admin_token"])
+    lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={token}"]
+    lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"] if "certificate" in found else []
     return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])
 
 

@@ -49,6 +49,6 @@ def named_error(response: httpx.Response, server: str) -> IsthmusError:
     if issubclass(named, errors.FileError):  # its message already names the place
         named = InputError
     hint = body.get("hint")
-    if issubclass(named, AuthError) and not hint and response.status_code == 401:
-        hint = "set ISTHMUS_TOKEN_FILE, or give --token-file"
+    if issubclass(named, AuthError) and response.status_code == 401:
+        hint = "give --token-file FILE, or set ISTHMUS_TOKEN_FILE; the pool's operator makes tokens"
     return named(body["message"], hint=hint if isinstance(hint, str) else None)

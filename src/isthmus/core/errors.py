@@ -20,6 +20,7 @@ The command line exits with `exit_code`; the server answers with `http_status`.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 
@@ -68,7 +69,10 @@ class FileError(InputError):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the error with its place in the file."""
-        value = self.value if isinstance(self.value, str | int | float | bool | None) else str(self.value)
+        value = self.value
+        endless = isinstance(value, float) and not math.isfinite(value)  # JSON has no word for it
+        if endless or not isinstance(value, str | int | float | bool | None):
+            value = str(value)
         place = {"file": self.file, "line": self.line, "field": self.field, "value": value}
         return super().as_dict() | place
 

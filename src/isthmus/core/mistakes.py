@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from isthmus.core.base import NAME_PATTERN
 from isthmus.core.errors import FileError
 from isthmus.core.pool import UnknownNameError
 from isthmus.core.yaml_lines import Lines, Location, dotted, value_at
@@ -44,14 +45,24 @@ def _message(
     if details["type"] == "missing":
         return "is missing", None
     value = value_at(document, place)
-    text = details["msg"].removeprefix("Value error, ")
-    text = text[0].lower() + text[1:]
+    text = _in_words(details)
     shown = f", not {value!r}" if isinstance(value, str | int | float | bool) else ""
     hint = None
     if details["type"] == "literal_error" and isinstance(value, str):
         expected = re.findall(r"'([^']+)'", str((details.get("ctx") or {}).get("expected", "")))
         hint = nearest(value, expected)
     return text + shown, hint
+
+
+def _in_words(details: ErrorDetails) -> str:
+    """Return a complaint of pydantic in the words of these files: names and lists."""
+    context = details.get("ctx") or {}
+    if details["type"] == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
+        return "a name is needed, of letters, digits, '.', '_' and '-', at most 63 of them"
+    if details["type"] == "tuple_type":
+        return "a list is needed"
+    text = details["msg"].removeprefix("Value error, ").replace("Tuple", "List")
+    return text[0].lower() + text[1:]
 
 
 def _siblings(kind: type[BaseModel], loc: Location) -> list[str]:

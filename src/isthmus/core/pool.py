@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import Count, Fraction, Frozen, Name, NotNegative, Positive
+from isthmus.core.base import Count, Frozen, Name, NotNegative, Positive
 from isthmus.core.chip import Chip, catalogue
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
@@ -78,6 +78,10 @@ class Owner(Frozen):
     title: str = ""
 
 
+Loss = Annotated[float, Field(ge=0, lt=1)]
+"""A part of packets, never all of them: over such a link nothing comes."""
+
+
 class Link(Frozen):
     """One direction of a WAN path between two clusters.
 
@@ -90,7 +94,7 @@ class Link(Frozen):
     bandwidth_gbps: Positive
     delay_ms: NotNegative
     jitter_ms: NotNegative = 0.0
-    loss: Fraction = 0.0
+    loss: Loss = 0.0
     link_class: Literal["best-effort", "reserved"] = Field("best-effort", alias="class")
     congestion_control: Literal["cubic", "bbr"] = "bbr"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
@@ -33,7 +33,7 @@ def parse_bytes(value: Any) -> Any:
     return round(float(match.group(1)) * _FACTORS[match.group(2).lower()])
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 """A number of bytes; a file may also say `64 MiB` or `96 GB`."""
 
 
