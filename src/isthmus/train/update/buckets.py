@@ -17,7 +17,10 @@ BUCKET_ELEMENTS = 1 << 20
 """Numbers in a bucket: 4 MiB of fp32."""
 
 ALIGNED_ELEMENTS = 16
-"""Segments begin at multiples of so many numbers, so that vector units treat each as part of the whole."""
+"""Segments begin at multiples of so many numbers, so that vector units treat each as part of the whole.
+
+A share that begins elsewhere (a short bias among several ranks) is updated to the same numbers, to rounding.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
