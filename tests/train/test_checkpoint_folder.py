@@ -19,6 +19,7 @@ from isthmus.train.checkpoint.dcp_layout import Piece
 from isthmus.train.checkpoint.folder import Manifest, load, manifests, newest, read_back
 from isthmus.train.checkpoint.writing import (
     clear_unfinished,
+    failure,
     is_published,
     make_folder,
     publish,
@@ -177,6 +178,14 @@ def test_a_crash_before_the_last_rename_loses_nothing(rest: str, tmp_path: Path)
     assert found_step(tmp_path) == 1
     assert [one.name for one in tmp_path.iterdir()] == [place.name]
     assert (place / "old").exists() == (rest == "old")
+
+
+def test_a_folder_that_is_completed_meanwhile_tells_of_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A rank finds the folder of one under way. 2. Rank 0 completes it. 3. The rank looks inside."""
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    assert failure(tmp_path, 4, "a") is None
 
 
 def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:

@@ -98,8 +98,8 @@ def tell_failure(folder: Path, *, step: int, rank: int, writing: str, why: str) 
 
 def failure(folder: Path, step: int, writing: str) -> str | None:
     """Return why a rank's part will not come, None as far as is known."""
-    for told in sorted(_work(folder, step, writing).glob("*.failed")):
-        with suppress(OSError):
+    with suppress(OSError):  # the folder gets its name while we look, once all parts have come
+        for told in sorted(_work(folder, step, writing).glob("*.failed")):
             return f"rank {told.stem}: {told.read_text(encoding='utf-8')}"
     return None
 
