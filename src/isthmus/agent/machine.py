@@ -185,4 +185,5 @@ def _wind_up(site: SiteState, part: HeldPart, now_s: float) -> None:
     if part.local and part.state == "evicting":
         move(site, part, "queued", now_s)
     elif not (part.local and part.state == "queued"):
-        release(site, part, now_s)
+        ended = part.state in ("succeeded", "failed", "refused")  # and has said why
+        release(site, part, now_s, "" if ended else f"the agent of {site.cluster} is being stopped")
