@@ -30,8 +30,8 @@ from isthmus.control.actor import Actor
 from isthmus.control.events import Event, JobSubmitted
 from isthmus.control.placement import PlanRequest
 from isthmus.control.server import Listening, ServerConfig, open_store, run_server
-from isthmus.control.snapshots import Snapshots
-from isthmus.control.store import Store
+from isthmus.control.store.seam import Store
+from isthmus.control.store.snapshots import Snapshots
 from isthmus.core.job import Checkpoints, Data, Job, Training
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet

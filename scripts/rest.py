@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from isthmus.control.api import own_metrics, router
+from isthmus.control.rest.endpoints import own_metrics, router
 
 INTRODUCTION = """\
 # REST interface

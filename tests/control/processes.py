@@ -19,7 +19,7 @@ from isthmus.control.auth import Role
 from isthmus.control.events import Event
 from isthmus.control.rules import Rules
 from isthmus.control.server import Listening, ServerConfig, run_server
-from isthmus.control.sqlite_store import SqliteStore
+from isthmus.control.store.sqlite import SqliteStore
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobView, MetricsPage, PoolView, TokenRequest
 from tests.control.serving import POOL, plan_across, submission

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from isthmus.control.postgres_leadership import LEADER_LOCK
-from isthmus.control.postgres_store import PostgresStore
 from isthmus.control.server import Listening, ServerConfig, run_server
+from isthmus.control.store.postgres import PostgresStore
+from isthmus.control.store.postgres_leadership import LEADER_LOCK
 from tests.control.processes import RULES, RealPool, die, until
 from tests.control.serving import POOL, plan_across
 

@@ -11,7 +11,7 @@ import pytest
 from isthmus.control.actor import Actor, Folded, Request
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import Event, JobCancelled, JobSubmitted
-from isthmus.control.store import LogMovedError, MemoryStore
+from isthmus.control.store.seam import LogMovedError, MemoryStore
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from tests.control.samples import submission
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.control import auth
-from isthmus.control.store import MemoryStore
+from isthmus.control.store.seam import MemoryStore
 from isthmus.core.errors import UnavailableError
 from isthmus.core.views import TokenRequest
 from tests.control.serving import EAST, WEST, cluster, report, submission

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from pydantic import Field
 
-from isthmus.control.bodies import LARGE_BYTES, JsonRoute
+from isthmus.control.rest.json_route import LARGE_BYTES, JsonRoute
 from isthmus.core.base import Frozen, Name
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from isthmus.control.auth import Caller, UnknownCallerError
-from isthmus.control.gate import TRUST_S, TokenGate
+from isthmus.control.rest.gate import TRUST_S, TokenGate
 
 
 class Reached(Exception):  # noqa: N818 - it is what happens, not an error

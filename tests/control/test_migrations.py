@@ -11,12 +11,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from isthmus.control import postgres_schema, sqlite_store
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import decode, encode
-from isthmus.control.postgres_store import PostgresStore
-from isthmus.control.sqlite_store import SqliteStore
-from isthmus.control.store import Store
+from isthmus.control.store import postgres_schema, sqlite
+from isthmus.control.store.postgres import PostgresStore
+from isthmus.control.store.seam import Store
+from isthmus.control.store.sqlite import SqliteStore
 
 DATA = Path(__file__).parent / "data"
 LOG = (DATA / "log-v1.jsonl").read_text(encoding="utf-8").splitlines()
@@ -47,7 +47,7 @@ def test_a_sqlite_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path
     with sqlite3.connect(path) as db:
         versions = [version for (version,) in db.execute("SELECT version FROM migrations ORDER BY version")]
     db.close()
-    assert versions == list(range(1, len(sqlite_store.MIGRATIONS) + 1))
+    assert versions == list(range(1, len(sqlite.MIGRATIONS) + 1))
 
 
 @pytest.mark.slow

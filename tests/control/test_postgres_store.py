@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from isthmus.control.conformance import check_store
 from isthmus.control.events import JobCancelled
-from isthmus.control.postgres_schema import MIGRATIONS
-from isthmus.control.postgres_store import LOG_LOCK, PostgresStore
-from isthmus.control.store import LogMovedError, Store
+from isthmus.control.store.conformance import check_store
+from isthmus.control.store.postgres import LOG_LOCK, PostgresStore
+from isthmus.control.store.postgres_schema import MIGRATIONS
+from isthmus.control.store.seam import LogMovedError, Store
 from isthmus.core.errors import InputError, ProtocolError, UnavailableError
 from isthmus.core.messages import LogChunk, StepMetrics
 

@@ -15,10 +15,10 @@ import pytest
 
 from isthmus.agent.conformance import runs
 from isthmus.control.events import DeadlinePassed, EpochBegan, Event
-from isthmus.control.leadership import Alone
-from isthmus.control.postgres_leadership import PostgresLeadership
-from isthmus.control.postgres_store import PostgresStore
 from isthmus.control.shell import ControlShell
+from isthmus.control.store.leadership import Alone
+from isthmus.control.store.postgres import PostgresStore
+from isthmus.control.store.postgres_leadership import PostgresLeadership
 from tests.control.processes import until
 from tests.control.replicas import NAMES, Replicas
 from tests.control.serving import POOL, plan_across, submission

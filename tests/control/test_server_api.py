@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from isthmus.control.app import MAX_BODY_BYTES, create_app
 from isthmus.control.auth import digest
 from isthmus.control.events import AgentReported, Event, JobCancelled
+from isthmus.control.rest.app import MAX_BODY_BYTES, create_app
 from isthmus.control.shell import ControlShell
-from isthmus.control.store import MemoryStore, StoredToken
+from isthmus.control.store.seam import MemoryStore, StoredToken
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages import (
     PROTOCOL_VERSION,

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control import snapshots as module
 from isthmus.control.actor import Actor, Folded, Request
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import AgentReported, JobCancelled, JobSubmitted
 from isthmus.control.rules import Rules
 from isthmus.control.shell import ControlShell
-from isthmus.control.snapshots import Snapshots
-from isthmus.control.store import MemoryStore
+from isthmus.control.store import snapshots as module
+from isthmus.control.store.seam import MemoryStore
+from isthmus.control.store.snapshots import Snapshots
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 

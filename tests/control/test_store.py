@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.conformance import check_store
 from isthmus.control.events import JobCancelled, decode, encode
-from isthmus.control.sqlite_store import MIGRATIONS, SqliteStore
-from isthmus.control.store import MemoryStore, Store
+from isthmus.control.store.conformance import check_store
+from isthmus.control.store.seam import MemoryStore, Store
+from isthmus.control.store.sqlite import MIGRATIONS, SqliteStore
 from isthmus.core.errors import InputError, ProtocolError, UnavailableError
 from isthmus.core.messages import StepMetrics
 

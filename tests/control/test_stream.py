@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from isthmus.control import stream
 from isthmus.control.changes import Change, Changes
+from isthmus.control.rest import stream
 from isthmus.control.server import Listening, ServerConfig, run_server
 from isthmus.core.messages import StepMetrics
 from tests.control.processes import until

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.app import create_app
+from isthmus.control.rest.app import create_app
 from isthmus.control.shell import ControlShell
-from isthmus.control.store import MemoryStore
+from isthmus.control.store.seam import MemoryStore
 from isthmus.core.messages import LogChunk, ObservedPart, StepMetrics
 from tests.control.serving import EAST, WEST, plan_across, report, submission
 from tests.control.test_server_api import Server

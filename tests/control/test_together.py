@@ -11,8 +11,8 @@ import pytest
 from isthmus.control.actor import Actor, Request
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import Event, JobSubmitted
-from isthmus.control.store import MemoryStore
-from isthmus.control.together import Together
+from isthmus.control.rest.together import Together
+from isthmus.control.store.seam import MemoryStore
 from isthmus.control.unhurried import Unhurried
 from isthmus.core.errors import InputError, UnavailableError
 from tests.control.samples import submission

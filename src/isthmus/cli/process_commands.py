@@ -97,7 +97,7 @@ def serve(
     """
     server = import_extra("isthmus.control.server", "server")
     if database is not None:
-        import_extra("isthmus.control.postgres_store", "postgres")
+        import_extra("isthmus.control.store.postgres", "postgres")
     _log_to(shell, as_json=log_json)
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from isthmus.control.coordinator import Coordinator, Rules
 from isthmus.control.events import Event, Instruction
-from isthmus.control.snapshots import Snapshots, freeze, without_collection
-from isthmus.control.store import LogMovedError, Store
+from isthmus.control.store.seam import LogMovedError, Store
+from isthmus.control.store.snapshots import Snapshots, freeze, without_collection
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 
 LARGEST_BATCH = 1000

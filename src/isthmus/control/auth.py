@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from isthmus.control.store import Store, StoredToken
+from isthmus.control.store.seam import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
 from isthmus.core.pool import Cluster
 from isthmus.core.state_folder import sync_path, unwritable

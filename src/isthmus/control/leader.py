@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from isthmus.control.actor import Actor, Request
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import EpochBegan, Event, Instruction, PoolSet, Restarted
-from isthmus.control.leadership import Leadership
+from isthmus.control.store.leadership import Leadership
 from isthmus.core.errors import IsthmusError
 from isthmus.core.pool import Pool
 

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import uvicorn
 
-from isthmus.control.app import create_app
 from isthmus.control.auth import ADMIN_FILE, ensure_admin
 from isthmus.control.collector import spare_collector
 from isthmus.control.coordinator import Rules
-from isthmus.control.leadership import Leadership
 from isthmus.control.planner import PlannerProcess
 from isthmus.control.planning import Planner
+from isthmus.control.rest.app import create_app
 from isthmus.control.shell import ControlShell
-from isthmus.control.snapshots import Snapshots
-from isthmus.control.sqlite_store import SqliteStore
-from isthmus.control.store import Store
+from isthmus.control.store.leadership import Leadership
+from isthmus.control.store.seam import Store
+from isthmus.control.store.snapshots import Snapshots
+from isthmus.control.store.sqlite import SqliteStore
 from isthmus.control.tls import Certificate, self_signed
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
@@ -140,7 +140,7 @@ def open_store(config: ServerConfig) -> Store:
     """Open the database that `config` names, or else the SQLite file in its state folder."""
     if config.database is None:
         return SqliteStore(config.state / "isthmus.db")
-    from isthmus.control.postgres_store import PostgresStore
+    from isthmus.control.store.postgres import PostgresStore
 
     return PostgresStore(database_address(config.database))
 
@@ -148,7 +148,7 @@ def open_store(config: ServerConfig) -> Store:
 def _leadership(config: ServerConfig) -> Leadership | None:
     if config.database is None:
         return None
-    from isthmus.control.postgres_leadership import PostgresLeadership
+    from isthmus.control.store.postgres_leadership import PostgresLeadership
 
     return PostgresLeadership(database_address(config.database))
 

@@ -33,15 +33,15 @@ from isthmus.control.events import (
 from isthmus.control.intake import Intake
 from isthmus.control.job_log import JobLog
 from isthmus.control.leader import Leader, quietly
-from isthmus.control.leadership import Alone, Leadership
 from isthmus.control.metrics import Meters
 from isthmus.control.placement import check_degrees
 from isthmus.control.planning import Planner, PlanningDesk
 from isthmus.control.progress import Progress
 from isthmus.control.queue_view import Question, about_job, about_queue, answer
 from isthmus.control.site_desk import SiteDesk
-from isthmus.control.snapshots import Snapshots
-from isthmus.control.store import Store
+from isthmus.control.store.leadership import Alone, Leadership
+from isthmus.control.store.seam import Store
+from isthmus.control.store.snapshots import Snapshots
 from isthmus.control.unhurried import Unhurried
 from isthmus.core.errors import NotFoundError
 from isthmus.core.pool import Pool

@@ -12,9 +12,9 @@ from isthmus.control.changes import Changes
 from isthmus.control.coordinator import Coordinator
 from isthmus.control.events import AgentReported
 from isthmus.control.incumbents import Incumbents
-from isthmus.control.leadership import Leadership
 from isthmus.control.progress import Progress
-from isthmus.control.store import Store
+from isthmus.control.store.leadership import Leadership
+from isthmus.control.store.seam import Store
 from isthmus.core.errors import InputError
 from isthmus.core.messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from isthmus.control.events import Event
-from isthmus.control.sqlite_store import SqliteStore
+from isthmus.control.store.sqlite import SqliteStore
 
 
 class SqliteLog:

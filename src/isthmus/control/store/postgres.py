@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 
 from isthmus.control.events import Event, decode, encode
-from isthmus.control.group_commit import GroupCommit
-from isthmus.control.postgres_schema import migrate
-from isthmus.control.store import LogMovedError, StoredToken, cut_overlap, log_end
+from isthmus.control.store.group_commit import GroupCommit
+from isthmus.control.store.postgres_schema import migrate
+from isthmus.control.store.seam import LogMovedError, StoredToken, cut_overlap, log_end
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.views import LogPage, MetricsPage

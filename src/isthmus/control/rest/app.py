@@ -14,11 +14,11 @@ from starlette.exceptions import HTTPException
 
 import isthmus
 from isthmus.control import auth
-from isthmus.control.api import check_protocol, own_metrics, router
-from isthmus.control.gate import BodyLimit, TokenGate, as_json
+from isthmus.control.rest.endpoints import check_protocol, own_metrics, router
+from isthmus.control.rest.gate import BodyLimit, TokenGate, as_json
+from isthmus.control.rest.stream import OpenStreams
+from isthmus.control.rest.together import Together
 from isthmus.control.shell import ControlShell
-from isthmus.control.stream import OpenStreams
-from isthmus.control.together import Together
 from isthmus.core.errors import InputError, IsthmusError, NotFoundError, ProtocolError
 from isthmus.core.messages import PROTOCOL_VERSION, parse_protocol
 

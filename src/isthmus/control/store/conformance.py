@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.control.events import Event, JobCancelled
-from isthmus.control.store import LogMovedError, Store, StoredToken
+from isthmus.control.store.seam import LogMovedError, Store, StoredToken
 from isthmus.core.messages import LogChunk, StepMetrics
 
 Reopen = Callable[[Store], Store]

@@ -1,4 +1,4 @@
-"""The endpoints of the REST interface. Bodies are those of `isthmus.core`, and of `control/api_bodies.py`."""
+"""The endpoints of the REST interface. Bodies are those of `isthmus.core`, and a few of `rest/bodies.py`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from starlette.concurrency import run_in_threadpool
 
 import isthmus
 from isthmus.control import auth
-from isthmus.control.api_bodies import OUTCOMES, Agreement, Bulk, Choice, Submitted, documented, submitted
 from isthmus.control.auth import Caller
-from isthmus.control.bodies import JsonRoute
-from isthmus.control.gate import METRICS
 from isthmus.control.metrics import CONTENT_TYPE, exposition
 from isthmus.control.placement import NOT_FIXED
+from isthmus.control.rest.bodies import OUTCOMES, Agreement, Bulk, Choice, Submitted, documented, submitted
+from isthmus.control.rest.gate import METRICS
+from isthmus.control.rest.json_route import JsonRoute
+from isthmus.control.rest.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
+from isthmus.control.rest.together import Together
 from isthmus.control.shell import ControlShell
-from isthmus.control.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
-from isthmus.control.together import Together
 from isthmus.core.base import Index
 from isthmus.core.errors import ConflictError, NotFoundError, PlanError, ProtocolError, UnavailableError
 from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport

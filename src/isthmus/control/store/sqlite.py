@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.control.events import Event, decode, encode
-from isthmus.control.group_commit import GroupCommit
-from isthmus.control.store import LogMovedError, StoredToken, cut_overlap
+from isthmus.control.store.group_commit import GroupCommit
+from isthmus.control.store.seam import LogMovedError, StoredToken, cut_overlap
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
 from isthmus.core.messages import LogChunk, StepMetrics
 from isthmus.core.views import LogPage, MetricsPage

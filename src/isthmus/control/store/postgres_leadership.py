@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from isthmus.control.postgres_store import connect
+from isthmus.control.store.postgres import connect
 from isthmus.core.errors import IsthmusError
 
 LEADER_LOCK = 0x15_7468_6D75_7303

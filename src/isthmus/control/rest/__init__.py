@@ -1,0 +1,1 @@
+"""The REST interface: the gate, the endpoints, the bodies, the event stream."""
