@@ -136,7 +136,12 @@ def test_calibrate_refuses_what_it_cannot_do(folder):
     assert "unknown chip 'H9'" in run("calibrate", "--measure", "--chip", "H9")[1]
     runs = {"source": "s", "runs": [{"name": "r", "plan": "far.yaml", "pool": "pool.yaml", "iteration_s": 1}]}
     (folder / "runs.yaml").write_text(yaml.safe_dump(runs))
-    assert "unknown parameter 'speed'" in run("calibrate", folder / "runs.yaml", "--fit", "speed")[1]
+    for fit, refusal in (
+        ("speed", "unknown parameter 'speed'"),
+        ("", "no parameter to fit"),
+        ("H1000/matmul_share", "no run has 'H1000'"),
+    ):
+        assert refusal in run("calibrate", folder / "runs.yaml", "--fit", fit)[1]
     status, text = run("compare", folder / "near.yaml", folder / "runs.yaml", "--pool", folder / "pool.yaml")
     assert (status, "holds no run of" in text) == (2, True)
 
@@ -150,6 +155,7 @@ def test_profile_and_memory_answer(folder):
     held = answer("memory", folder / "config.json", "--parallel", "tp=2,pp=2", "--sequence", 4096)
     assert {"weights", "gradients", "optimizer", "static"} == set(held["per_chip"])
     assert "per_chip.static" in run("memory", folder / "config.json")[1]
+    assert "layers" in run("memory", folder / "config.json", "--parallel", "pp=9999")[1]
 
 
 @pytest.mark.slow

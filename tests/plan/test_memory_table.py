@@ -97,7 +97,7 @@ def test_the_default_counts_every_parameter():
     assert table["per_chip"]["static"] == 18 * 235_093_634_560
 
 
-@pytest.mark.parametrize("text", ["tp", "tp=0", "xp=2", "tp=two", "tp=-1"])
+@pytest.mark.parametrize("text", ["tp", "tp=0", "xp=2", "tp=two", "tp=-1", "tp=2,tp=4"])
 def test_a_mistake_in_the_degrees_is_named(text):
     """An unknown or impossible degree is shown with those that exist."""
     with pytest.raises(InputError, match=text.partition("=")[0]):

@@ -105,7 +105,9 @@ class AgentLoop:
                 _log.warning("%s; trying again", error)
             self._alone, self._report_at_s = True, now_s + wait_s
             return
-        if self._alone:
+        if self._told is None:
+            _log.info("cluster %s is in the pool", self.shell.cluster.name)
+        elif self._alone:
             _log.info("the server answers again")
         self._backoff.succeeded()
         self._alone, self._told = False, report.parts

@@ -26,7 +26,7 @@ from isthmus.core.pool import Pool
 from isthmus.plan import Calibration, fit_calibration, profile_model, save_calibration
 from isthmus.plan.time.measure import Measurement, calibrate_chip, with_links
 from isthmus.plan.time.parameters import PARAMETERS
-from isthmus.plan.time.runs import load_runs, observations
+from isthmus.plan.time.runs import RunTable, load_runs, observations
 from isthmus.plan.time.shapes import with_shapes
 
 commands = typer.Typer()
@@ -106,8 +106,8 @@ def calibrate(
     start = read_calibration(base)
     if runs is not None:
         keys = [key.strip() for key in fit.split(",") if key.strip()]
-        _require_known(keys)
         read = load_runs(runs)
+        _require_known(keys, read)
         made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
     else:
         links = None if pool is None else (load_pool(pool), _routes(routes))
@@ -131,10 +131,19 @@ def _routes(file: Path | None) -> Routes | None:
     return read
 
 
-def _require_known(keys: list[str]) -> None:
+def _require_known(keys: list[str], runs: RunTable) -> None:
+    """Raise `InputError` for a parameter, or for a chip or link, of which the runs say nothing."""
+    if not keys:
+        raise InputError("no parameter to fit", hint="name some with --fit, of " + ", ".join(PARAMETERS))
+    pools = [load_pool(run.pool) for run in runs.runs]
+    chips = [pool.chip(group).name for pool in pools for one in pool.clusters for group in one.node_groups]
+    places = dict.fromkeys([*chips, *(f"{one.source}>{one.target}" for pool in pools for one in pool.links)])
     for key in keys:
-        if key.rpartition("/")[2] not in PARAMETERS:
+        scope, slash, name = key.rpartition("/")
+        if name not in PARAMETERS:
             raise InputError(f"unknown parameter '{key}'", hint="known are " + ", ".join(PARAMETERS))
+        if slash and scope.partition(":")[0] not in places:
+            raise InputError(f"'{key}': no run has '{scope}'", hint="the runs have " + ", ".join(places))
 
 
 def _with_links(

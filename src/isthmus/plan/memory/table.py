@@ -42,14 +42,14 @@ class Parallel:
 
     @classmethod
     def parse(cls, text: str) -> Parallel:
-        """Read `tp=4,pp=4`; raise `InputError` for an unknown degree or one that is not 1 or more."""
+        """Read `tp=4,pp=4`; raise `InputError` for a degree that is unknown, said twice or below 1."""
         known = [field.name for field in fields(cls)]
         degrees: dict[str, int] = {}
         for part in filter(None, text.replace(" ", "").split(",")):
             name, _, value = part.partition("=")
-            if name not in known or not value.isdecimal() or int(value) < 1:
+            if name not in known or name in degrees or not value.isdecimal() or int(value) < 1:
                 raise InputError(
-                    f"parallel degree '{part}'", hint=f"write NAME=NUMBER, of {', '.join(known)}"
+                    f"parallel degree '{part}'", hint=f"write NAME=NUMBER, of {', '.join(known)}, each once"
                 )
             degrees[name] = int(value)
         return cls(**degrees)
@@ -71,6 +71,10 @@ def memory_table(
     counted.
     """
     profile = profile_model(model)
+    if parallel.pp > profile.num_layers:
+        raise InputError(
+            f"pp={parallel.pp}: the model has {profile.num_layers} layers", hint="a stage has one"
+        )
     degrees = Degrees(tp=parallel.tp, cp=parallel.cp, ep=parallel.ep, dp=parallel.dp, sp=parallel.tp > 1)
     weights = _weights(profile, parallel, degrees, report=accounting == "report", inference=inference)
     if inference:
