@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from isthmus.core.errors import ModelError
 from isthmus.core.model import LARGEST
@@ -36,7 +36,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     _check_heads(config)
 
 
-def is_whole(value: Any, least: int) -> bool:
+def is_whole(value: Any, least: int) -> TypeGuard[int]:
     """Tell whether `value` is a whole number from `least` to `LARGEST`, and neither true nor false."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
 

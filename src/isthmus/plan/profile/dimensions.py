@@ -139,4 +139,4 @@ def _size(config: Config, key: str) -> int:
         raise ModelError(
             f"config.json: {key} is {value!r:.80}", hint="a whole number of at least 1 is needed"
         )
-    return int(value)
+    return value
