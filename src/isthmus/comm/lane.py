@@ -24,9 +24,13 @@ from isthmus.comm.frame import (
 )
 from isthmus.comm.inbox import Inbox
 from isthmus.comm.outbox import QUEUE_MESSAGES, Outbox, Piece
+from isthmus.comm.readiness import Readiness
 from isthmus.comm.transport import Arrival
 
 _SMALL_BYTES = 64 * 2**10
+_LITTLE_BYTES = 4 * 2**10
+"""So much goes by any lane, ready or not: it is on its way with the first packets."""
+
 _Broken = (OSError, ValueError, MemoryError)
 
 
@@ -87,6 +91,7 @@ class Lane:
         self._carried: deque[Piece] = deque()
         self._noted: deque[Piece] = deque(maxlen=QUEUE_MESSAGES)
         self._lock = threading.Lock()
+        self._readiness = Readiness(connection)
         connection.settimeout(silence_s)
         self._threads = [
             threading.Thread(target=loop, name=f"isthmus-lane-{number}-{what}", daemon=True)
@@ -147,9 +152,11 @@ class Lane:
         if owner.farewell is not None:
             reason = memoryview(owner.farewell.encode()[:MAX_REASON_BYTES])
             return Piece(Head(LEAVE, num_bytes=len(reason), size=len(reason)), reason)
-        piece = owner.outbox.take()
+        piece = owner.outbox.take(at_most_bytes=_LITTLE_BYTES)
         if piece is not None:
             return piece
+        if owner.outbox.has_pieces():
+            return owner.outbox.take() if self._readiness.wait() else None
         if owner.outbox.wait_for_work(self._heartbeat_s, lambda: self.dead or owner.farewell is not None):
             return None
         return Piece(Head(HEARTBEAT), memoryview(b""))

@@ -79,16 +79,21 @@ class Outbox:
             self._notes.append(Piece(Head(RECEIVED, number), memoryview(b"")))
             self._changed.notify_all()
 
-    def take(self) -> Piece | None:
-        """Return what a lane should send next, None where there is nothing."""
+    def take(self, at_most_bytes: int = PIECE_BYTES) -> Piece | None:
+        """Return what a lane should send next, None where there is nothing, or that is longer."""
         with self._changed:
             while True:
                 queue = self._notes or self._pieces
-                if not queue:
+                if not queue or len(queue[0].payload) > at_most_bytes:
                     return None
                 piece = queue.popleft()
                 if piece.head.kind != DATA or piece.head.number in self._under_way:
                     return piece
+
+    def has_pieces(self) -> bool:
+        """Tell whether pieces of messages wait to be taken."""
+        with self._changed:
+            return bool(self._pieces)
 
     def give_back(self, pieces: list[Piece]) -> None:
         """Queue again, before all others, what a broken lane had taken and has not arrived."""

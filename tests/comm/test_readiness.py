@@ -1,0 +1,90 @@
+"""A lane gives its connection no more than that sends soon, and none while BBR holds it back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from isthmus.comm.outbox import PIECE_BYTES, Outbox, Piece
+from isthmus.comm.readiness import Readiness, is_probing
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two ends of a TCP connection."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as here,
+    ):
+        there, _ = server.accept()
+        with there:
+            yield here, there
+
+
+def test_a_connection_that_does_not_move_is_given_nothing_more(pair: Pair) -> None:
+    here, there = pair
+    readiness = Readiness(here)
+    assert readiness.wait()
+    here.setblocking(False)
+    sent = 0
+    with suppress(BlockingIOError):
+        while True:
+            sent += here.send(bytes(2**16))
+    assert not readiness.wait()
+    there.settimeout(10)
+    while sent:
+        sent -= len(there.recv(2**20))
+    assert readiness.wait()
+
+
+def test_a_connection_that_probes_rests_for_the_length_of_a_probe_and_not_for_ever(pair: Pair) -> None:
+    now_s, probes = [0.0], [True]
+    readiness = _of_bbr(pair[0], now_s, probes)
+    assert not readiness.wait()
+    now_s[0] = 0.1
+    assert not readiness.wait()
+    now_s[0] = 0.25
+    assert readiness.wait()
+    assert readiness.wait(), "its time is over: the next packet ends the probe"
+    probes[0] = False
+    assert readiness.wait()
+    probes[0] = True
+    assert not readiness.wait(), "the next probe has a time of its own"
+
+
+def test_a_connection_that_has_sent_little_does_not_probe(pair: Pair) -> None:
+    _of_bbr(pair[0], [0.0], [False])
+    assert not is_probing(pair[0])
+
+
+def test_a_broken_connection_is_ready_so_that_who_writes_sees_it(pair: Pair) -> None:
+    readiness = Readiness(pair[0])
+    pair[0].shutdown(socket.SHUT_RDWR)
+    assert readiness.wait()
+
+
+def test_little_pieces_are_taken_alone_while_a_long_one_stays() -> None:
+    outbox = Outbox()
+    outbox.put(1, "little", memoryview(bytes(100)), 0.0)
+    outbox.put(2, "long", memoryview(bytes(PIECE_BYTES)), 0.0)
+    assert [_label(outbox.take(at_most_bytes=1000)) for _ in range(2)] == ["little", None]
+    assert outbox.has_pieces()
+    assert _label(outbox.take()) == "long"
+    assert not outbox.has_pieces()
+
+
+def _label(piece: Piece | None) -> str | None:
+    return None if piece is None else piece.head.label
+
+
+def _of_bbr(connection: socket.socket, now_s: list[float], probes: list[bool]) -> Readiness:
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    except OSError:
+        pytest.skip("the kernel has no BBR: modprobe tcp_bbr")
+    return Readiness(connection, probing=lambda _: probes[0], clock=lambda: now_s[0])
