@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -23,11 +22,11 @@ from isthmus.control.store.sqlite import SqliteStore
 from isthmus.core.pool import Cluster
 from isthmus.core.views import JobView, MetricsPage, PoolView, TokenRequest
 from tests.control.serving import POOL, plan_across, submission
+from tests.forks import FORKS, preload
 
 STAND_IN = (sys.executable, str(Path(__file__).parents[1] / "agent" / "stand_in.py"))
 RULES = Rules(retry_s=0.2, agent_lost_s=20)
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["pytest", "isthmus.control.server", "isthmus.agent", "tests.control.replicas"])
+preload("pytest", "isthmus.control.server", "isthmus.agent", "tests.control.replicas")
 
 
 class CrashingStore(SqliteStore):
@@ -187,7 +186,7 @@ class RealPool:
         return [int(pid) for _, of, _, pid in self.starts() if of == str(attempt)]
 
     def _launch(self, name: str, target: Callable[..., None], *args: object) -> None:
-        self.processes[name] = _FORK.Process(target=target, args=args)
+        self.processes[name] = FORKS.Process(target=target, args=args)
         self.processes[name].start()
 
     def admin_token(self) -> str:

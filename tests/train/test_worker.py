@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -141,6 +143,15 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None
             assert workers.wait()[0] == status
         assert words in workers.log(0)
         assert len(workers.log(0).splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_folder_says_what_it_needs() -> None:
+    """Started as an agent does it, with warnings as errors; the other tests fork workers."""
+    command = [sys.executable, "-W", "error", "-m", "isthmus.train.worker"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == InputError.exit_code
+    assert "one argument is needed" in done.stderr
 
 
 @pytest.mark.slow

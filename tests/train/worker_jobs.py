@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,10 @@ from isthmus.core.job import Job
 from isthmus.core.messages import RankMap, StepMetrics
 from isthmus.core.plan import Plan
 from isthmus.core.worker import WorkerFolder, WorkerSpec
+from tests.forks import ForkedProgram, preload
 from tests.train.small_models import NUM_LAYERS, write_config
+
+preload("isthmus.train.faults.supervisor")
 
 LIMIT_S = 90.0
 TEXT = "".join(f"The {n}th line says that {n} times {n} is {n * n}. " for n in range(900))
@@ -82,7 +83,7 @@ class Workers:
     """The processes of one attempt, one per rank."""
 
     folders: list[WorkerFolder]
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[ForkedProgram] = field(default_factory=list)
 
     def wait(self, limit_s: float = LIMIT_S) -> list[int]:
         """Return the exit statuses."""
@@ -131,10 +132,7 @@ def started(
         here = {"host": hosts[rank]} if hosts else {}
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
         place.write_spec(own)
-        with place.log.open("wb") as log:
-            command = [sys.executable, "-W", "error", "-m", f"isthmus.train.{program}", str(place.path)]
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            workers.processes.append(process)
+        workers.processes.append(ForkedProgram(f"isthmus.train.{program}", place.path, place.log))
     try:
         _hand_out_ranks(workers)
         yield workers

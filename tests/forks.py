@@ -1,0 +1,60 @@
+"""Processes that tests start, forked from one that has loaded their modules already: a start costs no import.
+
+A test module says as it is imported what its processes load (`preload`); the first start loads all of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+FORKS = multiprocessing.get_context("forkserver")
+_preloaded: list[str] = []
+
+
+def preload(*modules: str) -> None:
+    """Have `modules` loaded before the first process is forked."""
+    _preloaded.extend(modules)
+    FORKS.set_forkserver_preload(_preloaded)
+
+
+class ForkedProgram:
+    """`python -W error -m MODULE FOLDER`, forked, in a session of its own; its output goes to `log`.
+
+    `pid`, `poll` and `wait` are those of `subprocess.Popen`.
+    """
+
+    def __init__(self, module: str, folder: Path, log: Path) -> None:
+        self._process = FORKS.Process(target=_become, args=(module, str(folder), str(log)))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        """Return the exit status, less than 0 the signal that ended it, None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Return the exit status; `subprocess.TimeoutExpired` where it does not end in time."""
+        self._process.join(timeout_s)
+        status = self._process.exitcode
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout_s or 0.0)
+        return status
+
+
+def _become(module: str, folder: str, log: str) -> None:
+    gc.freeze()  # what the tests have loaded is not gone through again and again
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(file, sys.stdout.fileno())
+    os.dup2(file, sys.stderr.fileno())
+    warnings.simplefilter("error")
+    status = importlib.import_module(module).main([folder])
+    sys.stdout.flush()
+    os._exit(status)
