@@ -3,7 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test unit lint docs bench clean
+.PHONY: help setup demo test whole unit lint docs bench clean
+
+# Of the sources each process that the tests start would otherwise make its own bytecode.
+test whole unit: export PYTHONDONTWRITEBYTECODE =
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -18,6 +21,9 @@ demo: $(READY)  ## train a small model across three emulated clusters and show t
 
 test: $(READY) lint  ## lint, types, layer contracts, and all tests
 	$(BIN)/python -m pytest
+
+whole: $(READY) lint  ## the same, with every case of the rules of which `test` tries a sample
+	$(BIN)/python -m pytest --whole
 
 unit: $(READY)  ## the fast tests only
 	$(BIN)/python -m pytest -m 'not slow and not root and not gpu'

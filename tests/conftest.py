@@ -3,6 +3,8 @@
 Nothing but what carries `on_the_clock` is judged by its time: the machine may be busy. What does is tried up
 to three times, and a second try is told of. New examples are looked for with
 `python -m pytest --hypothesis-profile=explore`.
+
+Of rules that take long, and hold of many cases alike, a run tries a sample; `--whole` tries all.
 """
 
 import pytest
@@ -13,6 +15,17 @@ settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("repeatable")
 
 TRIES = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run try all cases."""
+    parser.addoption("--whole", action="store_true", help="try all cases where otherwise a sample is tried")
+
+
+@pytest.fixture(scope="session")
+def whole(request: pytest.FixtureRequest) -> bool:
+    """Tell whether all cases are tried."""
+    return bool(request.config.getoption("--whole"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,13 +1,20 @@
-"""Tests that compute on a card choose kernels as a worker does."""
+"""How many steps curves are compared over; tests that compute on a card choose kernels as a worker does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from isthmus.train.device import set_up
+from tests.train.threads import LONG, SHORT
+
+
+@pytest.fixture(scope="session")
+def steps_of(whole: bool) -> Callable[[bool], int]:
+    """Return over how many steps a curve is compared, given whether it is one of the sample."""
+    return lambda is_sampled: LONG if is_sampled or whole else SHORT
 
 
 @pytest.fixture(autouse=True)

@@ -131,10 +131,12 @@ class Replicas:
         return done
 
 
-def curve(model: Path, plan: Plan, training: Training, **options: Any) -> list[Update]:
-    """Train a plan for all its steps; return what each step found."""
+def curve(
+    model: Path, plan: Plan, training: Training, steps: int | None = None, **options: Any
+) -> list[Update]:
+    """Train a plan for all steps of `training`, or the first so many; return what each step found."""
     replicas = Replicas(model, plan, training, **options)
     try:
-        return replicas.train(training.steps)
+        return replicas.train(steps or training.steps)
     finally:
         replicas.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from isthmus.train.replicas import Place, rows_of
 from tests.train.devices import on_devices
 from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import NUM_LAYERS, write_config
+from tests.train.threads import LONG
 
 LENGTH = 8
 ONE = Cut(ends=[4], clusters="a", micro_batches=4, size=2)
@@ -23,6 +24,7 @@ UNLIKE = (
     Cut(ends=[2, 3, 4], clusters="abb", micro_batches=1, size=3),
     Cut(ends=[4], clusters="b", micro_batches=1, size=2),
 )
+EVEN = (Cut(ends=[2, 4], clusters="ab", micro_batches=2, size=2),) * 2
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,31 +67,50 @@ def test_unlike_replicas_train_what_one_process_trains(variant: str, device: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["qwen3-tied-window", "qwen3-moe-tied-sparse"])
-def test_the_curves_of_200_steps_agree(variant: str, tmp_path: Path) -> None:
-    """Even replicas, and unlike ones with ZeRO-1, agree with one process to 1e-4 at each of 200 steps."""
-    model, training = write_config(tmp_path, variant), make_training(steps=200)
-    alone = curve(model, make_plan([ONE], LENGTH), training)
-    even = [Cut(ends=[2, 4], clusters=two, micro_batches=2, size=2) for two in ("ab", "ab")]
-    for cuts, zero in ((even, 0), (UNLIKE, 1)):
-        close(curve(model, make_plan(cuts, LENGTH, zero=zero), training), alone, 1e-4)
+@pytest.mark.parametrize(
+    ("variant", "cuts", "zero", "sampled"),
+    [
+        ("qwen3-tied-window", EVEN, 0, True),
+        ("qwen3-tied-window", UNLIKE, 1, False),
+        ("qwen3-moe-tied-sparse", EVEN, 0, False),
+        ("qwen3-moe-tied-sparse", UNLIKE, 1, True),
+    ],
+    ids=["dense, even", "dense, unlike", "experts, even", "experts, unlike"],
+)
+def test_the_curves_of_200_steps_agree(
+    variant: str,
+    cuts: Sequence[Cut],
+    zero: int,
+    sampled: bool,
+    steps_of: Callable[[bool], int],
+    tmp_path: Path,
+) -> None:
+    """Even replicas, and unlike ones with ZeRO-1, agree with one process to 1e-4 at each of 200 steps.
+
+    A sample of them in a run of the tests, the others over a few.
+    """
+    model, training, steps = write_config(tmp_path, variant), make_training(steps=LONG), steps_of(sampled)
+    alone = curve(model, make_plan([ONE], LENGTH), training, steps)
+    close(curve(model, make_plan(cuts, LENGTH, zero=zero), training, steps), alone, 1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["llama-tied", "mixtral"])
-def test_where_the_sums_have_one_order_curves_agree_to_1e_6(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variant", "sampled"), [("llama-tied", False), ("mixtral", True)])
+def test_where_the_sums_have_one_order_curves_agree_to_1e_6(
+    variant: str, sampled: bool, steps_of: Callable[[bool], int], tmp_path: Path
+) -> None:
     """Of 200 steps, replicas cut unlike one another have the curve of replicas in one piece each, to 1e-6.
 
     The samples of each replica are the same, and so is the order in which gradients are added.
     """
-    model, training = write_config(tmp_path, variant), make_training(steps=200)
+    model, training, steps = write_config(tmp_path, variant), make_training(steps=LONG), steps_of(sampled)
     whole = [Cut(ends=[4], clusters="a", micro_batches=count, size=2) for count in (3, 1)]
-    expected = curve(model, make_plan(whole, LENGTH), training)
+    expected = curve(model, make_plan(whole, LENGTH), training, steps)
     unlike = [
         Cut(ends=[1, 4], clusters="ab", micro_batches=3, size=2),
         Cut(ends=[2, 3, 4], clusters="cba", micro_batches=1, size=2),
     ]
-    close(curve(model, make_plan(unlike, LENGTH), training), expected, 1e-6)
+    close(curve(model, make_plan(unlike, LENGTH), training, steps), expected, 1e-6)
 
 
 def test_all_owners_compute_with_the_same_bits(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.reduce import Reducer
 from tests.train.devices import staging_for
 
+LONG, SHORT = 200, 20
+"""Steps that curves are compared over: of a sample of the cases in every run, of the others only if asked."""
+
 
 class GroupExchange(Exchange):
     """An exchange over a group that is not torch's default one, of which a process has only one."""
