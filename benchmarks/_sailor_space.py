@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 from benchmarks._models import gpt
@@ -20,11 +20,14 @@ from benchmarks._sailor import FLOAT_BYTES, Case, LayerTable, Place, SailorPlan,
 from isthmus.core.chip import Chip, InNodeLink
 from isthmus.core.pool import NodeGroup
 from isthmus.plan.memory.stage import Degrees
+from isthmus.plan.search.chains import Chains, Numbered
 from isthmus.plan.search.explore import Explorer
 from isthmus.plan.search.found import Found
 from isthmus.plan.search.layout import Layout
 from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.line import Segment
+from isthmus.plan.search.numbers import Kin
+from isthmus.plan.search.ranking import Bounded, Family
 from isthmus.plan.search.seat import Seat
 from isthmus.plan.search.shape import Chain, Cost, Shape
 from isthmus.plan.search.share import LayerTimes, share_layers
@@ -238,27 +241,41 @@ class SailorShape(Shape):
 
 
 @dataclass
+class SailorChains(Chains):
+    """The planner's chains, those that come back each by itself: what it sends has its own price."""
+
+    def by_number(self, seats: tuple[Seat, ...], layer_s: tuple[float, ...], kin: Kin) -> list[Family]:
+        """Return the chains of each of these numbers of stages whose links are all measured."""
+        layers, count, found = seats[0].task.profile.num_layers, len(self.orders), []
+        for stages in kin.stages:
+            pace_s = layers / sum(n / each_s for n, each_s in zip(stages, layer_s, strict=True))
+            parts = partial(self._measured, Numbered(seats, kin.dp, stages))
+            found.append(Family(kin.dp, layers * min(layer_s), pace_s, count, parts))
+        return found
+
+    def _measured(self, one: Numbered) -> list[Bounded]:
+        found = []
+        for order in self.orders:
+            for shape in list(self.made(one, order, "1f1b").variants):
+                shape.back = ()
+                if isinstance(shape, SailorShape) and all(each_s < math.inf for _, each_s, _ in shape.places):
+                    cost = shape.bound
+                    found.append(Bounded(one.dp, cost.first_s, cost.pace_s, lambda _, made=shape: made))
+        return found
+
+
+@dataclass
 class SailorSpace(Space):
     """The planner's space with stages, chains and rings at Sailor's costs."""
 
     task: SailorTask
 
-    def shapes(
-        self,
-        island: Sequence[Spot],
-        micro_batch_size: int,
-        schedule: str,
-        micro_batches: int,
-        limit_s: float = math.inf,
-        coarse: bool = False,
-    ) -> Iterator[SailorShape]:
-        """Yield the planner's chains over measured links, each by itself: what it sends has its own price."""
-        for shape in super().shapes(island, micro_batch_size, schedule, micro_batches, limit_s, coarse):
-            variants = list(shape.variants)
-            for one in variants:
-                one.back = ()
-                if isinstance(one, SailorShape) and all(seconds < math.inf for _, seconds, _ in one.places):
-                    yield one
+    def chains(
+        self, island: Sequence[Spot], micro_batch_size: int, micro_batches: int, coarse: bool = False
+    ) -> SailorChains:
+        """Return the planner's chains over measured links."""
+        made = super().chains(island, micro_batch_size, micro_batches, coarse)
+        return SailorChains(**{one.name: getattr(made, one.name) for one in fields(made)})
 
     def _orders(self, island: Sequence[Spot], coarse: bool) -> list[tuple[tuple[Spot, ...], bool, bool]]:
         """Return the planner's orders, those left out in which neighbours have no measured link."""
@@ -286,9 +303,9 @@ class SailorSpace(Space):
             self._seats[key] = SailorSeat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
-    def alike(self, spot: Spot) -> tuple[object, ...]:
-        """Return what tells the chains of a spot that trains alone: links inside a zone differ by zone."""
-        return *super().alike(spot), spot.cluster
+    def alike(self, island: Sequence[Spot]) -> tuple[object, ...]:
+        """Return what tells the chains of an island: links inside a zone differ by zone."""
+        return *super().alike(island), *(spot.cluster for spot in island)
 
     def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> SailorShape:
         """Return a chain at Sailor's costs."""

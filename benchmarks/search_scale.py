@@ -40,6 +40,9 @@ CASES: tuple[tuple[str, Pool, tuple[int, ...], int, float, str | None, float | N
     # what, pool, model, samples, CPU seconds allowed, peer, its seconds
     ("48 chips, Llama-2-7B", pool({"a": [("H100", 24)], "b": [("BI-V150", 24)]}, 100, 10),
      LLAMA2_7B, 256, 0.5, None, None),
+    ("24 chips of 3 types at 3 sites, 10 Gbit/s between, Llama-2-7B",
+     pool({"a": [("H100", 8)], "b": [("A100", 8)], "c": [("BI-V150", 8)]}, 10, 10),
+     LLAMA2_7B, 64, 1.0, None, None),
     ("32 chips of 3 types at 4 sites, 10 Gbit/s between, Llama-2-7B",
      pool({"a": [("H100", 8)], "b": [("A100", 8)], "c": [("H100", 8)], "d": [("BI-V150", 8)]}, 10, 10),
      LLAMA2_7B, 64, 1.0, None, None),
@@ -110,7 +113,7 @@ def bound_row(chips: int, count: int, samples: int, allowed: float) -> Row:
 def rows(quick: bool) -> list[Row]:
     """Measure everything; `quick` leaves out what takes longer than some seconds."""
     found = []
-    for what, where, dimensions, samples, allowed_s, peer, peer_s in CASES[: 4 if quick else None]:
+    for what, where, dimensions, samples, allowed_s, peer, peer_s in CASES[: 5 if quick else None]:
         answer, seconds = ask(llama(*dimensions), where, samples)
         best_s = answer.plans[0].predicted.iteration_s if answer.plans[0].predicted else 0.0
         found.append(

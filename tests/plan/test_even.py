@@ -29,7 +29,7 @@ def made(rows, looser):
         Option(SimpleNamespace(dp=dp, true=Cost(first, pace)), Cost(first * looser, pace * looser))
         for first, pace, dp in rows
     ]
-    return Options(lambda: every, 1.0)
+    return Options(every)
 
 
 def cut(option, micro_batches):

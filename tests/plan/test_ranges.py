@@ -68,18 +68,19 @@ def test_rows_are_what_cutting_each_stage_gives(model, memory):
 @pytest.mark.parametrize("model", UNLIKE)
 @pytest.mark.parametrize("memory", [1.0, 0.3])
 def test_no_split_of_unlike_layers_beats_the_bounds_of_its_chain(model, memory):
-    """`bound` and `outlook` are below first micro-batch and pace of every split; `cut` finds one."""
+    """A chain's bound and `outlook` are below first micro-batch and pace of every split; `cut` finds one."""
     space, spots = space_of(*model, memory)
-    for shape in itertools.islice(space.shapes(spots, 1, "1f1b", 16), 0, 400, 9):
+    for bound in itertools.islice(space.chains(spots, 1, 16).every(), 0, 400, 9):
+        shape = bound.made("1f1b")
         found = shape.cut(16)
         outlook, every = shape.outlook(16), []
         for cuts in itertools.combinations(range(1, LAYERS), shape.num_stages - 1):
             chain = shape.with_layers(list(itertools.pairwise((0, *cuts, LAYERS))), 16)
             if chain is not None:
                 every.append(chain)
-                for bound in (shape.bound, outlook):
-                    assert bound.first_s <= chain.cost.first_s * (1 + 1e-9)
-                    assert bound.pace_s <= chain.cost.pace_s * (1 + 1e-9)
+                for one in (bound, outlook):
+                    assert one.first_s <= chain.cost.first_s * (1 + 1e-9)
+                    assert one.pace_s <= chain.cost.pace_s * (1 + 1e-9)
         assert (found is None) == (not every)
 
 

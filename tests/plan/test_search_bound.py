@@ -115,8 +115,9 @@ def test_what_ran_in_a_time_is_never_refuted_by_arithmetic(blocks, micro_batches
     name, ahead = schedule
     time_s = run(blocks, micro_batches, name)
     layers = sum(sum(one["layers"]) for one in blocks)
+    hops_s = 2 * sum(one["hop_s"] + one["wire_s"] for one in blocks[1:])
     for order in itertools.permutations(parts(blocks)):
-        most = most_micro_batches(list(order), layers, time_s, 99, ahead=ahead)
+        most = most_micro_batches(list(order), layers, time_s, 99, ahead=ahead, hops_s=hops_s)
         assert most >= micro_batches
 
 

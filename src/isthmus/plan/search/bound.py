@@ -223,7 +223,7 @@ class Refutation:
             option = island.heap[0][2]
             if not option.filled:
                 most = option.chances.filled(
-                    option.chance, island.tail, self.time_s, option.most, island.several
+                    option.chance, island.spots, island.tail, self.time_s, option.most, island.several
                 )
                 self._settle(island, option, most)
                 option.filled = True

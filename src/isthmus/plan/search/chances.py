@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from isthmus.plan.search.filling import Part, most_micro_batches
+from isthmus.plan.search.crossing import Crossing, crossing_of
+from isthmus.plan.search.filling import EXACT, Part, most_micro_batches
 from isthmus.plan.search.orders import may_return
 from isthmus.plan.search.seat import Seat, few
 from isthmus.plan.search.space import Space
@@ -60,10 +61,12 @@ class Chances:
         self._known: dict[tuple[int, ...], list[Chance]] = {}
         self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reduced: dict[tuple[int, int], float] = {}
+        self._crossings: dict[tuple[str, ...], Crossing] = {}
         self._rooms = {spot: self._room(spot) for spot in spots}
         seats = [seat for room in self._rooms.values() for seat, _ in room]
         self.rest_s = min((seat.rest_s for seat in seats), default=0.0)
         self._first = seats[0] if seats else None
+        self._message_bytes = seats[0].message_bytes if seats else 0.0
 
     def free_s(self, spots: Sequence[Spot]) -> float:
         """Return what all chips need at the pace of their best cut, if none of them ever waits."""
@@ -145,8 +148,15 @@ class Chances:
         most = (time_s - tail.fixed_s - self.rest_s) * rate / self.layers * (1 + 1e-9)
         return min(math.floor(most), -(-self.total // chance.dp)) if most >= 1 else 0
 
-    def filled(self, chance: Chance, tail: Tail, time_s: float, at_most: int, several: bool) -> int:
-        """Return the micro-batches of a replica whose pipeline fills and drains."""
+    def filled(
+        self, chance: Chance, spots: tuple[Spot, ...], tail: Tail, time_s: float, at_most: int, several: bool
+    ) -> int:
+        """Return the micro-batches of a replica whose pipeline fills and drains, and whose messages pass."""
+        left_s, crossing = time_s - tail.fixed_s - self.rest_s, self._crossing(spots)
+        if crossing.wire_s:  # passes of one micro-batch come before the first message and after the last
+            passes_s = self.layers * min(self.layer_s(seat) for one in chance.choices for seat, _ in one)
+            messages = (left_s - passes_s) / crossing.wire_s * EXACT
+            at_most = min(at_most, 1 + math.floor((messages - 1) / chance.dp)) if messages >= 1 else 0
         parts = [
             [
                 Part(
@@ -160,9 +170,18 @@ class Chances:
             for one in chance.choices
         ]
         return most_micro_batches(
-            parts, self.layers, time_s - tail.fixed_s - self.rest_s, at_most,
-            ahead=self.ahead(several), whole=self.space.task.equal_layers,
+            parts, self.layers, left_s, at_most,
+            ahead=self.ahead(several), whole=self.space.task.equal_layers, hops_s=crossing.hops_s,
         )  # fmt: skip
+
+    def _crossing(self, spots: tuple[Spot, ...]) -> Crossing:
+        """Return what a chain spends on messages at least; nothing is known of pools."""
+        if any(spot.members for spot in spots):
+            return Crossing()
+        names = tuple(dict.fromkeys(spot.cluster for spot in spots))
+        if names not in self._crossings:
+            self._crossings[names] = crossing_of(names, self.space.ways, self._message_bytes)
+        return self._crossings[names]
 
     def layer_s(self, seat: Seat) -> float:
         """Return the least seconds of a layer both ways; unlike ones are weighed as on one seat for all."""

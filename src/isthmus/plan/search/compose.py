@@ -8,14 +8,15 @@ alone. Nothing else needs to be cut, and the answer is the best of all.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from isthmus.plan.search.shape import Chain, Cost, Shape
+from isthmus.plan.search.spots import Spot
 
 PRECISION = 1e-5
 """Relative precision of the time that is bisected for."""
@@ -37,10 +38,14 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 @dataclass(eq=False, slots=True)
 class Option:
-    """A shape of an island, with its cost so far: a bound, a closer one once `weighed`, exact once `cut`."""
+    """A shape of an island, with its cost so far: a bound, a closer one once `weighed`, exact once `cut`.
+
+    `island` has the spots that it was made for; it stands for those of islands alike, too.
+    """
 
     shape: Shape
     cost: Cost
+    island: tuple[Spot, ...] = ()
     chain: Chain | None = None
     cut: bool = False
     weighed: bool = False
@@ -55,26 +60,29 @@ class Option:
 class Options(list[Option]):
     """The options of an island, the most promising `open_at_once` of them; the others take lost places.
 
-    `make` yields all, the same each time: only those that are open are kept. `more`: there are others.
+    `ranked` has all, the most promising first. `more`: there are others.
     """
 
-    def __init__(self, make: Callable[[], Iterable[Option]], time_s: float, open_at_once: int = 64) -> None:
+    def __init__(self, ranked: Iterable[Option], open_at_once: int = 64) -> None:
         super().__init__()
-        self._make, self._time_s, self._seen = make, time_s, 0
-        self.more = True
+        self._ranked, self._next = iter(ranked), list[Option]()
         self._open(open_at_once)
+
+    @property
+    def more(self) -> bool:
+        """Whether some are not open."""
+        return bool(self._next)
 
     def lose(self, option: Option) -> None:
         """Take out an option that is infeasible."""
         self.remove(option)
-        if not self and self.more:
+        if not self:
             self._open(64)
 
     def _open(self, count: int) -> None:
-        end = self._seen + count
-        best = heapq.nlargest(end + 1, self._make(), key=lambda one: one.taken(self._time_s))
-        self.extend(best[self._seen : end])
-        self._seen, self.more = end, len(best) > end
+        some = [*self._next, *islice(self._ranked, count + 1 - len(self._next))]
+        self.extend(some[:count])
+        self._next = some[count:]
 
 
 Cutter = Callable[[Option, int], bool]
@@ -94,7 +102,9 @@ def compose(
     def cut_one(one: Option, time_s: float) -> bool:
         return cut(one, max(1, one.taken(time_s) // one.shape.dp))
 
-    return settle(islands, lambda from_s: _least_s(islands, total, from_s), cut_one, Options.lose, give_up_s)
+    return settle(
+        islands, lambda from_s: soonest_s(islands, total, from_s, give_up_s), cut_one, Options.lose, give_up_s
+    )
 
 
 def settle(
@@ -124,8 +134,46 @@ def settle(
     return math.inf
 
 
-def earliest_s(low_s: float, done: Callable[[float], bool]) -> float:
-    """Return the least time from `low_s` on by which something is `done`, to `PRECISION`."""
+def soonest_s(islands: Sequence[Options], total: int, from_s: float, give_up_s: float) -> float:
+    """Return the least time, from `from_s` on, within which the best options end `total` micro-batches.
+
+    Every island ends at least one. `from_s` is a time that is known to be too short, or just enough. A time
+    of `give_up_s` and more is that.
+    """
+    kinds = {id(options): options for options in islands}
+    weights = Counter(id(options) for options in islands)
+    rows = [
+        (weights[key], [(one.shape.dp, one.cost.first_s, one.cost.pace_s) for one in options])
+        for key, options in kinds.items()
+    ]
+    return earliest_s(rows, total, from_s, give_up_s)
+
+
+def earliest_s(
+    islands: Sequence[tuple[int, Sequence[tuple[int, float, float]]]],
+    total: int,
+    from_s: float,
+    give_up_s: float,
+) -> float:
+    """Return the least time, to `PRECISION`, by which the best of each island together end `total`.
+
+    `islands` are how many there are of a kind, and what each may be: what it ends at once, and the seconds of
+    the first time and of each further one. From `from_s` on; at most `give_up_s`, which may be infinite.
+    """
+
+    def done(time_s: float) -> bool:
+        left = total
+        for weight, rows in islands:
+            most = 0
+            for each, first_s, pace_s in rows:
+                if time_s >= first_s:  # as `Option.taken`
+                    most = max(most, each * (1 + int((time_s - first_s) / pace_s + 1e-9)))
+            left -= weight * most
+        return left <= 0
+
+    low_s = max(from_s, *(min(first_s for _, first_s, _ in rows) for _, rows in islands))
+    if low_s >= give_up_s or (give_up_s < math.inf and not done(give_up_s)):
+        return give_up_s
     if done(low_s):
         return low_s
     step_s = max(low_s * 1e-3, 1e-9)
@@ -137,29 +185,3 @@ def earliest_s(low_s: float, done: Callable[[float], bool]) -> float:
         middle_s = (low_s + high_s) / 2
         low_s, high_s = (low_s, middle_s) if done(middle_s) else (middle_s, high_s)
     return high_s
-
-
-def _least_s(islands: Sequence[Options], total: int, from_s: float) -> float:
-    """Return the least time, from `from_s` on, within which the best options end `total` micro-batches.
-
-    Every island ends at least one. `from_s` is a time that is known to be too short, or just enough.
-    """
-    kinds = {id(options): options for options in islands}
-    weights = Counter(id(options) for options in islands)
-    low_s = max(from_s, *(min(one.cost.first_s for one in options) for options in kinds.values()))
-    paces = [
-        (weights[key], [(one.shape.dp, one.cost.first_s, one.cost.pace_s) for one in options])
-        for key, options in kinds.items()
-    ]
-
-    def done(time_s: float) -> bool:
-        left = total
-        for weight, rows in paces:
-            most = 0
-            for dp, first_s, pace_s in rows:  # as `Option.taken`
-                if time_s >= first_s and (taken := dp * (1 + int((time_s - first_s) / pace_s + 1e-9))) > most:
-                    most = taken
-            left -= weight * most
-        return left <= 0
-
-    return earliest_s(low_s, done)

@@ -11,17 +11,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from isthmus.plan.search.branch import Branch, BranchKey
-from isthmus.plan.search.compose import Option, Options, compose
+from isthmus.plan.search.chains import Chains
+from isthmus.plan.search.compose import Option, Options, compose, soonest_s
 from isthmus.plan.search.even import compose_even
 from isthmus.plan.search.found import Found
 from isthmus.plan.search.island_options import island_options
 from isthmus.plan.search.islands import Island, island_sets
 from isthmus.plan.search.layout import Layout, deal
+from isthmus.plan.search.ranking import Bounded
 from isthmus.plan.search.shape import Cost, Shape
-from isthmus.plan.search.space import Space
+from isthmus.plan.search.space import MANY_CHIPS, Space
 from isthmus.plan.search.spots import Spot, flat
 
 PATIENCE = 1500
@@ -54,6 +56,8 @@ class Explorer:
     link_bound: bool = True
     near: frozenset[BranchKey] | None = None
     _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
+    _chains: dict[tuple[object, ...], Chains] = field(default_factory=dict)
+    _alone: dict[tuple[Bounded, str], Option] = field(default_factory=dict)
     _better_at: int = 0
 
     def run(self, spots: Sequence[Spot]) -> list[Layout]:
@@ -74,6 +78,15 @@ class Explorer:
                 break
         return self.found.layouts
 
+    def anew(self, space: Space, found: Found, near: frozenset[BranchKey] | None) -> Explorer:
+        """Return the same search of another space."""
+        return replace(self, space=space, found=found, near=near, _options={}, _chains={}, _alone={})
+
+    def forget(self) -> None:
+        """Let go of all chains but those that were found: they are many."""
+        for known in (self._options, self._chains, self._alone):
+            known.clear()
+
     def _ends(self) -> bool:
         """Say whether the search was stopped, or has looked at enough for nothing."""
         tired = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
@@ -84,12 +97,11 @@ class Explorer:
             for size in self.space.micro_batch_sizes(self.asked_size, self.samples):
                 if self._left_out(islands, size, schedule):
                     continue
-                options = self._options_of(islands, size, schedule)
-                if not all(options):
-                    continue
-                promise_s = self._promise_s(options, self.samples // size) + ring
-                if promise_s < math.inf:
+                promise_s = self._promise_s(islands, size, schedule, ring)
+                if promise_s < self.found.limit_s:
                     yield Branch(islands, size, schedule, ring, promise_s)
+                elif promise_s < math.inf:
+                    self.tally.pruned += 1
 
     def _parted(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[tuple[tuple[Island, ...], str, float]]:
         """Yield the sets of islands that may train together, each schedule, and the seconds of their ring."""
@@ -112,28 +124,41 @@ class Explorer:
         names = frozenset(frozenset((s.cluster, s.group.name) for s in flat(island)) for island in islands)
         return self.near is not None and (names, size, schedule) not in self.near
 
-    def _promise_s(self, options: Sequence[Options], total: int) -> float:
-        if len(options) == 1:
-            return min(_alone_s(one, total) for one in options[0])
-        found = self._compose(options, total, lambda *_: False, 0.0)
-        return found if isinstance(found, float) else found[0]
+    def _promise_s(self, islands: Sequence[Island], size: int, schedule: str, ring_s: float) -> float:
+        """Return the least seconds of a branch by bounds alone; infinite where there is nothing in it."""
+        if len(islands) == 1:
+            return next(self._chains_of(islands[0], size).by_end(self.found.limit_s), (math.inf, None))[0]
+        options, total = self._options_of(islands, size, schedule), self.samples // size
+        if not all(options):
+            return math.inf
+        if not self.space.limits.even_batches:
+            return ring_s + soonest_s(options, total, 0.0, self.found.limit_s - ring_s)
+        found = compose_even(options, total, lambda *_: False, 0.0)
+        return ring_s + (found if isinstance(found, float) else found[0])
 
     @property
     def _compose(self) -> Callable[..., tuple[float, tuple[Option, ...]] | float]:
         return compose_even if self.space.limits.even_batches else compose
 
+    def _chains_of(self, island: Island, size: int, coarse: bool = False) -> Chains:
+        """Return the chains of an island; islands that are alike share them."""
+        island = _sorted(island)
+        key = (size, coarse, *self.space.alike(island))
+        if key not in self._chains:
+            self._chains[key] = self.space.chains(island, size, self.samples // size, coarse)
+        return self._chains[key]
+
     def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
-        """Return the options of each island; islands of one spot share those of their kind."""
-        total, found = self.samples // size, []
-        alone = len(islands) == 1
+        """Return the options of each of several islands."""
+        found = []
         for island in islands:
-            key: tuple[object, ...] = (size, schedule, alone, *(id(spot) for spot in island))
-            if len(island) == 1 and not island[0].members:
-                key = (size, schedule, alone, *self.space.alike(island[0]))
+            coarse = len(island) > 1 and sum(spot.chips for spot in island) > MANY_CHIPS
+            chains = self._chains_of(island, size, coarse)
+            key = (id(chains), schedule)
             if key not in self._options:
-                self._options[key] = island_options(
-                    self.space, island, size, schedule, total, self.found, alone=alone
-                )
+                best_s = math.inf if self.found.best is None else self.found.best.estimate_s
+                self._options[key] = island_options(chains, schedule, best_s)
+                self.space.thinned = self.space.thinned or self._options[key].more
             found.append(self._options[key])
         return found
 
@@ -141,10 +166,10 @@ class Explorer:
         if branch.promise_s >= self.found.limit_s:
             self.tally.pruned += 1
             return
-        options = self._options_of(branch.islands, branch.micro_batch_size, branch.schedule)
-        if len(options) == 1:
-            self._visit_single(branch, options[0])
+        if len(branch.islands) == 1:
+            self._visit_single(branch)
             return
+        options = self._options_of(branch.islands, branch.micro_batch_size, branch.schedule)
         total = self.samples // branch.micro_batch_size
         answer = self._compose(options, total, self._cut, self.found.limit_s - branch.ring_s)
         if isinstance(answer, float) or self.tally.stopped:
@@ -153,40 +178,44 @@ class Explorer:
         chosen = []
         for option, island in zip(answer[1], branch.islands, strict=True):
             if option.chain is not None:
-                chosen.append((self._placed(option.shape, island), option.chain))
+                chosen.append((self._placed(option, island), option.chain))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
             return  # a plan has one warm-up for all its replicas
         even = self.space.limits.even_batches
         self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s, even))
 
-    def _visit_single(self, branch: Branch, options: Options) -> None:
+    def _visit_single(self, branch: Branch) -> None:
         """Cut the chains of one island in the order of their bounds, until none can beat what was found."""
-        total = self.samples // branch.micro_batch_size
-
-        ordered = sorted(options, key=lambda one: _alone_s(one, total))
-        for place, option in enumerate(ordered):
-            if _alone_s(option, total) >= self.found.limit_s:
-                self.tally.pruned += len(ordered) - place
+        chains = self._chains_of(branch.islands[0], branch.micro_batch_size)
+        total, ranking = chains.micro_batches, chains.by_end(self.found.limit_s)
+        for least_s, one in ranking:
+            if least_s >= self.found.limit_s:
+                self.tally.pruned += ranking.left + 1
                 return
-            if not self._cut_below(option, -(-total // option.shape.dp)):
-                continue
-            if option.chain is not None:
-                shape = self._placed(option.shape, branch.islands[0])
+            option = self._alone.get((one, branch.schedule))
+            if option is None:
+                option = Option(one.made(branch.schedule), Cost(one.first_s, one.pace_s), chains.island)
+                self._alone[one, branch.schedule] = option
+            if self._cut_below(option, -(-total // one.dp)) and option.chain is not None:
+                shape = self._placed(option, branch.islands[0])
                 self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
             if self._ends():
                 return
 
-    def _placed(self, shape: Shape, island: Island) -> Shape:
-        """Return the shape at the spot of this island, where it was made for another of its kind."""
-        if len(island) > 1 or shape.pooled or shape.segments[0].spot is island[0]:
-            return shape
-        segments = [one._replace(spot=island[0]) for one in shape.segments]
-        return self.space.shape(segments, shape.dp, shape.schedule)
+    def _placed(self, option: Option, island: Island) -> Shape:
+        """Return the shape at the spots of this island, where it was made for another that is alike."""
+        there, here = option.island, _sorted(island)
+        if all(a is b for a, b in zip(there, here, strict=True)):
+            return option.shape
+        moved = dict(zip(map(id, there), here, strict=True))
+        segments = [one._replace(spot=moved[id(one.spot)]) for one in option.shape.segments]
+        return self.space.shape(segments, option.shape.dp, option.shape.schedule)
 
     def _cut_below(self, option: Option, micro_batches: int) -> bool:
         """Cut an option of an island that trains alone, unless a closer bound says that it cannot pay."""
         while not option.cut:
             if not self._cut(option, micro_batches):
+                option.cut = True  # nothing more can be found out
                 return False
             least_s = option.cost.first_s + (micro_batches - 1) * option.cost.pace_s
             if not option.cut and least_s >= self.found.limit_s:
@@ -234,7 +263,6 @@ class Explorer:
                 self._better_at = self.tally.evaluated
 
 
-def _alone_s(option: Option, total: int) -> float:
-    """Return the least seconds in which a shape's replicas end `total` micro-batches on their own."""
-    bound, dp = option.shape.bound, option.shape.dp
-    return bound.first_s + (-(-total // dp) - 1) * bound.pace_s
+def _sorted(island: Island) -> Island:
+    """Return the spots of an island by kind, as those of islands that are alike."""
+    return tuple(sorted(island, key=lambda spot: repr(spot.kind)))

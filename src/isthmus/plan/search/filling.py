@@ -7,7 +7,8 @@ followed by `k` others, takes `l` a layer, and `g = T / (L l) - 1`:
 - filling: stage `j` computes M times, and while its first micro-batch goes to the end and back it computes
   at most `ahead x k` forwards, a share `f` of a pass each. So T is at least
   (all passes of one micro-batch) + (M - 1 - c k) x (its own), with c = ahead x f. Weighing these by
-  a = g / (M - 1 - c k) gives every layer a weight above T / L if the weights sum to less than 1: they do not;
+  a = g / (M - 1 - c k) gives every layer a weight above T / L if the weights sum to less than 1: they do not.
+  For what a micro-batch is under way T is so much shorter here;
 - the first stage reduces its gradients when all is over.
 
 The order of a chain is taken as it is best: fast stages first, where the weights are large.
@@ -45,24 +46,26 @@ def most_micro_batches(
     *,
     ahead: int | None,
     whole: bool = True,
+    hops_s: float = 0.0,
 ) -> int:
     """Return a number of micro-batches, up to `at_most`, that no chain surpasses within `time_s`.
 
     `spots` has the choices for each spot, of which a chain takes one. `ahead` bounds the forwards as above;
     0 leaves open how many there are, None even that a micro-batch passes through the stages in turn. `whole`
-    says that layers are alike, and their number counts.
+    says that layers are alike, and their number counts. For `hops_s` a micro-batch is under way, both ways.
     """
-    if time_s <= 0:
+    filling_s = time_s - hops_s if ahead else time_s  # any number of forwards may fill the way there and back
+    if filling_s <= 0:
         return 0
     free = time_s / num_layers * sum(max(one.stages / one.layer_s for one in parts) for parts in spots)
     free -= min(one.reduce_s / one.layer_s for parts in spots for one in parts)
     most = min(at_most, math.floor(free * EXACT))
     if most < 2:
         return max(0, most)
-    blocks = _blocks(spots, num_layers, time_s)
+    blocks = _blocks(spots, num_layers, filling_s)
     share = 1.0 if not ahead else ahead * max(one.forward_most for parts in spots for one in parts)
     last = min(
-        min(max(0.0, time_s / (num_layers * one.layer_s) - 1), one.reduce_s / one.layer_s)
+        min(max(0.0, filling_s / (num_layers * one.layer_s) - 1), one.reduce_s / one.layer_s)
         for parts in spots
         for one in parts
     )

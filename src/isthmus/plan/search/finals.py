@@ -21,16 +21,17 @@ class Effort:
 
     `width` layouts are kept by their estimate, beside the best of each set of clusters. They are simulated in
     that order until `cells` (stages x micro-batches) are spent or an estimate is `close` times the best time.
-    Of the best `refined` layers are then moved one by one, for as many cells again.
+    Of the best `refined` layers are then moved one by one, for `moved` cells and what was left.
     """
 
     width: int
     cells: int
     close: float
     refined: int
+    moved: int
 
 
-LARGE, SMALL = Effort(8, 2000, 1.1, 2), Effort(64, 5000, 1.25, 16)
+LARGE, SMALL = Effort(8, 2000, 1.1, 2, 2000), Effort(64, 8000, 1.25, 16, 5000)
 
 
 def finals(
@@ -65,7 +66,7 @@ def finals(
         spent += cells(layout)
         known.add(layout.clusters)
     found.sort(key=by_time)
-    left = max(0, effort.cells - spent) + effort.cells
+    left = max(0, effort.cells - spent) + effort.moved
     for place, one in enumerate(found[: effort.refined]):
         found[place] = refine(one, scored, left // effort.refined // cells(one.layout))
     unique = {one.plan.id: one for one in found}

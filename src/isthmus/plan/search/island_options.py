@@ -1,40 +1,35 @@
-"""`island_options`: the chains that an island may be, bounded but not yet cut."""
+"""`island_options`: the chains that an island beside others may be, bounded but not yet cut."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
+from isthmus.plan.search.chains import Chains
 from isthmus.plan.search.compose import Option, Options
-from isthmus.plan.search.found import Found
-from isthmus.plan.search.islands import Island
-from isthmus.plan.search.space import MANY_CHIPS, Space
+from isthmus.plan.search.shape import Cost
 
-OPEN, ALL = 32, 1 << 30
-"""Options of an island that are compared at once: with those of others, and where it trains alone."""
+OPEN = 32
+"""Options of an island that are compared at once with those of others."""
 
 
-def island_options(
-    space: Space, island: Island, size: int, schedule: str, total: int, found: Found, *, alone: bool
-) -> Options:
-    """Return the options of an island for `total` micro-batches of `size`.
+def island_options(chains: Chains, schedule: str, time_s: float) -> Options:
+    """Return the chains of an island as options, those first that end most micro-batches in a time.
 
-    One that trains `alone` has only those that can beat what was found by now.
+    An infinite time stands for the least in which a chain alone ends all of them.
     """
-    several = len(island) > 1
-    limit_s = found.limit_s if alone and several else math.inf
-    coarse = not alone and several and sum(spot.chips for spot in island) > MANY_CHIPS
+    if time_s == math.inf:
+        total = chains.micro_batches
+        alone = chains.ranked(lambda dp, first_s, pace_s: first_s + total / dp * pace_s)
+        time_s, _ = next(alone, (0.0, None))
 
-    def make() -> Iterator[Option]:
-        for shape in space.shapes(island, size, schedule, total, limit_s, coarse):
-            yield Option(shape, shape.bound)
+    def worth(dp: int, first_s: float, pace_s: float) -> float:
+        if time_s < first_s:
+            return first_s - time_s
+        more = (time_s - first_s) / pace_s
+        whole = math.floor(more + 1e-9)
+        return -(dp * (1 + whole) + (more - whole) / 2)
 
-    if found.best is not None:
-        scale_s = found.best.estimate_s
-    else:
-        scale_s = min(
-            (one.cost.first_s + total / one.shape.dp * one.cost.pace_s for one in make()), default=0.0
-        )
-    options = Options(make, scale_s, ALL if alone else OPEN)
-    space.thinned = space.thinned or options.more
-    return options
+    ranked = chains.ranked(worth)
+    return Options(
+        (Option(one.made(schedule), Cost(one.first_s, one.pace_s), chains.island) for _, one in ranked), OPEN
+    )

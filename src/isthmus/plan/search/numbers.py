@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from isthmus.plan.search.limits import Limits
 
@@ -22,6 +23,14 @@ FEW_BACK = 3
 """Of at most so many stages at a spot any number is put at the end of a chain that returns to it."""
 
 
+class Kin(NamedTuple):
+    """Chains of `dp` replicas: their numbers of stages per spot, and the most of them at each spot."""
+
+    dp: int
+    most: tuple[int, ...]
+    stages: tuple[tuple[int, ...], ...]
+
+
 @dataclass
 class Numbers:
     """Numbers for a model of so many layers. `thinned` turns true once some were left out.
@@ -33,20 +42,21 @@ class Numbers:
     layers: int
     thrifty: bool = False
     thinned: bool = False
-    _known: dict[tuple[object, ...], tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[Kin, ...]] = field(default_factory=dict)
 
-    def of(
-        self, room: Sequence[int], micro_batches: int, coarse: bool
-    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return the (replicas, stages per spot) that fit `room` places per spot."""
+    def of(self, room: Sequence[int], micro_batches: int, coarse: bool) -> tuple[Kin, ...]:
+        """Return the numbers of stages per spot that fit `room` places per spot, by numbers of replicas."""
         key = (tuple(room), micro_batches, coarse)
         if key not in self._known:
-            found: dict[tuple[int, tuple[int, ...]], None] = {}
-            for dp, stages in self._all(room, coarse):
+            found: dict[int, dict[tuple[int, ...], None]] = {}
+            for most, stages in self._all(room, coarse):
                 pp = sum(stages)
                 if pp <= self.layers and self.limits.pp in (None, pp):
-                    found |= dict.fromkeys((one, stages) for one in self.replicas(dp, micro_batches))
-            self._known[key] = tuple(found)
+                    for dp in self.replicas(most, micro_batches):
+                        found.setdefault(dp, {})[stages] = None
+            self._known[key] = tuple(
+                Kin(dp, tuple(map(max, zip(*some, strict=True))), tuple(some)) for dp, some in found.items()
+            )
         return self._known[key]
 
     def replicas(self, room: int, micro_batches: int) -> tuple[int, ...]:

@@ -186,9 +186,7 @@ def _searched(
     if training.local_steps > 1 and not limits.executable:
         apart = replace(space, task=replace(task, local_steps=training.local_steps), _seats={})
         near, found = _near(question, training.local_steps), Found(width, explorer.found.best)
-        explorers.append(
-            _explored(replace(explorer, space=apart, near=near, found=found, _options={}), groups)
-        )
+        explorers.append(_explored(explorer.anew(apart, found, near), groups))
     return explorers
 
 
@@ -219,6 +217,7 @@ def _explored(explorer: Explorer, groups: Sequence[Sequence[Spot]]) -> Explorer:
     unlike = UnlikeSizes.after(explorer)
     for group in groups:
         unlike.run(group)
+    unlike.forget()
     return unlike
 
 

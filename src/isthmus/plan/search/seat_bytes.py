@@ -28,6 +28,7 @@ class SeatBytes(SeatSeconds):
     def __init__(self, task: Task, spot: Spot, degrees: Degrees, micro_batch_size: int) -> None:
         super().__init__(task, spot, degrees, micro_batch_size)
         self._statics: dict[tuple[int, int], tuple[float, float]] = {}
+        self._least_last: dict[tuple[int, int, int], float] = {}
 
     @cached_property
     def _load(self) -> Load:
@@ -92,6 +93,13 @@ class SeatBytes(SeatSeconds):
         dense, expert, _, _ = self._held
         sums = [a + b for a, b in zip(dense, expert, strict=True)]
         return min(b - a for a, b in itertools.pairwise(sums))
+
+    def least_last_s(self, layers: int, dp: int, zero: Zero) -> float:
+        """Return the least seconds of the all-reduce and update of a stage with so many layers."""
+        key = (layers, dp, zero)
+        if key not in self._least_last:
+            self._least_last[key] = self.last_s(layers * self.least_parameters, dp, zero)
+        return self._least_last[key]
 
     def end_parameters(self, is_first: bool) -> float:
         """Parameters on one chip that the first stage (or the last) holds beside its layers."""

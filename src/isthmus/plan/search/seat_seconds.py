@@ -124,9 +124,14 @@ class SeatSeconds:
         return 0.0 if self.virtual else self.host.rates.step_s
 
     @cached_property
-    def head_s(self) -> float:
-        """Seconds of embedding and head, both ways."""
-        return sum(map(sum, self._ends))
+    def start_s(self) -> float:
+        """Seconds of the embedding, both ways."""
+        return sum(self._ends[0])
+
+    @cached_property
+    def end_s(self) -> float:
+        """Seconds of the head, both ways."""
+        return sum(self._ends[1])
 
     def update_s(self, parameters: float, dealt: int) -> float:
         """Return the seconds of the optimizer on `parameters` per chip, dealt out over `dealt` chips."""
@@ -141,3 +146,8 @@ class SeatSeconds:
         """Return the seconds of the all-reduce of `parameters` gradients per chip over `dp` replicas here."""
         num_bytes = 4 * parameters * (0.75 if zero else 1.0)
         return all_reduce_s(self.host.topology, num_bytes, dp, self.num_chips)
+
+    def last_s(self, parameters: float, dp: int, zero: Zero) -> float:
+        """Return the seconds of a stage's all-reduce and update, `parameters` per chip on `dp` replicas."""
+        own_s = self.update_s(parameters, dp if zero else 1)
+        return own_s + (self.reduce_s(parameters, dp, zero) if dp > 1 else 0.0)

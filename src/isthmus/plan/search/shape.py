@@ -1,20 +1,18 @@
-"""`Shape`: one chain of stages over node groups, `dp` times; bounded at once, cut exactly when asked.
+"""`Shape`: one chain of stages over node groups, `dp` times, cut exactly: the best split and what it costs.
 
-`bound` needs no split: a pipeline's pace is at least what all its chips together need for the model, its
-first micro-batch at least what the fastest of them would. `cut` finds the exact split and what it costs.
+What it costs at least, whatever the split, is in `chains.py`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from isthmus.plan.search.line import Line
 from isthmus.plan.search.ranges import RangeTimes
-from isthmus.plan.search.seat import Seat, StageCut, few
+from isthmus.plan.search.seat import StageCut, few
 from isthmus.plan.search.share import LayerTimes, least_share, share_layers
 from isthmus.plan.search.split import split_layers
 from isthmus.plan.search.spots import flat
@@ -42,18 +40,7 @@ class Chain:
 
 
 class Shape(Line):
-    """A chain of stages, bounded at once, cut exactly when asked."""
-
-    @cached_property
-    def bound(self) -> Cost:
-        """What no split can beat."""
-        layers, first = self.task.profile.num_layers, self.segments[0].seat
-        ends_s = first.head_s if len(self.segments) == 1 else 0.0
-        kinds = [(one.stages, one.seat.layer_s(first)) for one in self.segments]
-        along, num_bytes = self.along, self.dp * self.message_bytes
-        hops_s = along.delay_s + num_bytes * along.s_per_byte
-        first_s = layers * min(layer_s for _, layer_s in kinds) + ends_s + 2 * hops_s + self._least_last_s
-        return Cost(first_s, max(self._least_pace_s(layers, kinds), num_bytes * along.slowest_s_per_byte))
+    """A chain of stages, cut exactly when asked."""
 
     @cached_property
     def _least_last_s(self) -> float:
@@ -61,25 +48,7 @@ class Shape(Line):
         if self.pooled:
             return 0.0
         largest = -(-self.task.profile.num_layers // self.num_stages)
-        return min(self._last_s(one.seat, largest * one.seat.least_parameters) for one in self.segments)
-
-    def _least_pace_s(self, layers: int, kinds: Sequence[tuple[int, float]]) -> float:
-        """Return the least time in which stages that take whole layers hold all of them.
-
-        `kinds` are stages and the seconds that a layer takes there. Layers that differ may be cut anywhere.
-        """
-        pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
-        while self.task.equal_layers:
-            room, next_s = 0, math.inf
-            for count, layer_s in kinds:
-                whole = int(pace_s / layer_s + 1e-9)
-                room += count * whole
-                if (whole + 1) * layer_s < next_s:
-                    next_s = (whole + 1) * layer_s
-            if room >= layers:
-                break
-            pace_s = next_s
-        return pace_s
+        return min(one.seat.least_last_s(largest, self.dp, self.zero) for one in self.segments)
 
     def cut(self, micro_batches: int) -> Chain | None:
         """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
@@ -189,26 +158,19 @@ class Shape(Line):
     def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:
         sum_s = sum(times) + 2 * sum(self.hops_s)
         wire_s, stage_s = self.wire_s, max(times)
-        pace_s = max(stage_s, wire_s)
-        if self.schedule != "overlapped":
-            pace_s = max(pace_s, self._round_trip_s(times))
+        pace_s = max(stage_s, wire_s, self._round_trip_s(times))
         held: dict[tuple[int, int, bool], float] = {}
         for seat, (first, last) in zip(self.seats, layers, strict=True):
             key = (id(seat), last - first, first == 0)
             if key not in held or last == self.task.profile.num_layers:
-                held[key] = self._last_s(seat, seat.parameters(first, last))
+                held[key] = seat.last_s(seat.parameters(first, last), self.dp, self.zero)
         return Chain(layers, Cost(sum_s + max(held.values()), pace_s), wire_s > stage_s)
 
-    def _last_s(self, seat: Seat, parameters: float) -> float:
-        """Return the seconds of a stage's all-reduce and update."""
-        own_s = seat.update_s(parameters, self.dp if self.zero else 1)
-        return own_s + (seat.reduce_s(parameters, self.dp, self.zero) if self.dp > 1 else 0.0)
-
     def _round_trip_s(self, times: Sequence[float]) -> float:
-        """Return the pace of 1F1B that its number of micro-batches in flight allows."""
+        """Return the pace that the micro-batches in flight allow: each stays until it is back."""
         later_s = pace_s = 0.0
         count = len(times)
         for stage in reversed(range(count)):
             later_s += times[stage] + (2 * self.hops_s[stage] if stage < count - 1 else 0.0)
-            pace_s = max(pace_s, later_s / (count - stage))
+            pace_s = max(pace_s, later_s / self.in_flight(stage))
         return pace_s

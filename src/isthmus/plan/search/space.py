@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import mul
 
 from isthmus.plan.memory.stage import Degrees
+from isthmus.plan.search.chains import Chains, Order
 from isthmus.plan.search.layout import ring_s
 from isthmus.plan.search.limits import Limits
 from isthmus.plan.search.line import Segment
@@ -121,9 +121,13 @@ class Space:
             self._seats[key] = Seat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
-    def alike(self, spot: Spot) -> tuple[object, ...]:
-        """Return what tells the chains of a spot that trains alone from those of other spots."""
-        return spot.kind, spot.chips, spot.reads_data
+    def alike(self, island: Sequence[Spot]) -> tuple[object, ...]:
+        """Return what tells the chains of an island, its spots in this order, from those of others."""
+        if any(spot.members for spot in island):
+            return tuple(map(id, island))
+        names = [spot.cluster for spot in island]
+        spots = ((spot.kind, spot.chips, spot.reads_data, names.index(spot.cluster)) for spot in island)
+        return (*spots, *(self.ways.way(*ends) for ends in itertools.permutations(dict.fromkeys(names), 2)))
 
     def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
         """Return a chain. A space with costs of its own has its own `seat`, `alike`, `shape` and `ring_s`."""
@@ -144,51 +148,47 @@ class Space:
             return reduce_s(islands)
         return local_ring_s(islands, self.task.local_steps, reduce_s, average_s)
 
-    def shapes(
-        self,
-        island: Sequence[Spot],
-        micro_batch_size: int,
-        schedule: str,
-        micro_batches: int,
-        limit_s: float = math.inf,
-        coarse: bool = False,
-    ) -> Iterator[Shape]:
-        """Yield every chain that uses all spots of an island, at most `micro_batches` replicas of it.
+    def chains(
+        self, island: Sequence[Spot], micro_batch_size: int, micro_batches: int, coarse: bool = False
+    ) -> Chains:
+        """Return the chains that use all spots of an island, at most `micro_batches` replicas of each.
 
-        Those that return to their start with some stages are the `variants` of one shape.
-        Those that cannot end `micro_batches` on their own before `limit_s` are left out. `coarse` thins
+        Those that return to their start with some stages are the `variants` of one shape. `coarse` thins
         numbers of replicas and stages where they are many, and returns.
         """
-        if not self.limits.mixed_chips and len({spot.group.chip for spot in island}) > 1:
-            return
-        if not all(self.cuts(spot) for spot in island):
-            return
-        self.thinned = self.thinned or len(island) > MAX_ORDERED
-        layers = self.task.profile.num_layers
-        for order, once, back in self._orders(island, coarse):
-            seat = self.seat(order[0], self.cuts(order[0])[0], micro_batch_size)
-            wire_s = seat.message_bytes * self.ways.along(tuple(s.cluster for s in order)).slowest_s_per_byte
-            if micro_batches * wire_s >= limit_s:
-                continue
-            for cuts in self._cut_choices(order):
-                seats = [self.seat(*one, micro_batch_size) for one in zip(order, cuts, strict=True)]
-                room = [spot.places(seat.num_chips) for spot, seat in zip(order, seats, strict=True)]
-                speeds = [1 / (layers * seat.layer_s(seats[0])) for seat in seats]
-                least_s = min(1 / speed for speed in speeds)
-                most = sum(one * speed for one, speed in zip(room, speeds, strict=True))
-                if least_s + (micro_batches - most * least_s) / most >= limit_s:
-                    continue
-                for dp, stages in self.numbers.of(room, micro_batches, coarse):
-                    if limit_s < math.inf:
-                        pace_s = 1 / sum(map(mul, stages, speeds))
-                        if least_s + (-(-micro_batches // dp) - 1) * pace_s >= limit_s:
-                            continue
-                    shape = self.shape(list(map(Segment, order, seats, stages)), dp, schedule)
-                    if back:
-                        shape.back, shape.once = self.numbers.back(stages[0]), once
-                    too_many = self.limits.max_chips and shape.num_chips > self.limits.max_chips
-                    if not too_many and (once or shape.back):
-                        yield shape
+        orders, cuts = list[Order](), list[tuple[Seat, ...]]()
+        mixed = len({spot.group.chip for spot in island}) > 1
+        if (self.limits.mixed_chips or not mixed) and all(self.cuts(spot) for spot in island):
+            self.thinned = self.thinned or len(island) > MAX_ORDERED
+            for chosen in self._cut_choices(island):
+                seats = zip(island, chosen, strict=True)
+                cuts.append(tuple(self.seat(spot, cut, micro_batch_size) for spot, cut in seats))
+            orders = [
+                self._order(island, *one, cuts[0][0].message_bytes) for one in self._orders(island, coarse)
+            ]
+        return Chains(tuple(island), orders, cuts, micro_batches, self.numbers, coarse, self.shape)
+
+    def _order(
+        self, island: Sequence[Spot], spots: tuple[Spot, ...], once: bool, back: bool, num_bytes: float
+    ) -> Order:
+        places = {(spot.cluster, spot.group.name): place for place, spot in enumerate(island)}
+        along = self.ways.along(tuple(spot.cluster for spot in spots))
+        return Order(
+            spots,
+            tuple(places[spot.cluster, spot.group.name] for spot in spots),
+            once,
+            back,
+            along.delay_s,
+            num_bytes * along.s_per_byte,
+            num_bytes * along.slowest_s_per_byte,
+        )
+
+    def shapes(
+        self, island: Sequence[Spot], micro_batch_size: int, schedule: str, micro_batches: int
+    ) -> Iterator[Shape]:
+        """Yield every chain that uses all spots of an island, as `chains` has them."""
+        for one in self.chains(island, micro_batch_size, micro_batches).every():
+            yield one.made(schedule)
 
     def _orders(self, island: Sequence[Spot], coarse: bool) -> list[tuple[tuple[Spot, ...], bool, bool]]:
         """Return the orders to try: whether each may be passed once, and whether with a return to its start.
@@ -201,19 +201,19 @@ class Space:
             self.thinned, back = True, []
         return [(one, one in once, one in back) for one in dict.fromkeys(once + back)]
 
-    def _cut_choices(self, order: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
+    def _cut_choices(self, island: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
         """Yield a cut per spot; in larger islands one per kind of spot, in the largest the same for all."""
-        each = [self.cuts(spot) for spot in order]
-        few = len(order) <= 2 or sum(spot.chips for spot in order) <= MANY_CHIPS
+        each = [self.cuts(spot) for spot in island]
+        few = len(island) <= 2 or sum(spot.chips for spot in island) <= MANY_CHIPS
         if few and math.prod(len(one) for one in each) <= MANY_CUTS:
             yield from itertools.product(*each)
             return
         self.thinned = True
-        of_kind = {spot.kind: cuts for spot, cuts in zip(order, each, strict=True)}
+        of_kind = {spot.kind: cuts for spot, cuts in zip(island, each, strict=True)}
         if few and math.prod(len(one) for one in of_kind.values()) <= MANY_CUTS:
             for chosen in itertools.product(*of_kind.values()):
                 cut = dict(zip(of_kind, chosen, strict=True))
-                yield tuple(cut[spot.kind] for spot in order)
+                yield tuple(cut[spot.kind] for spot in island)
             return
         for base in dict.fromkeys(itertools.chain(*each)):
             yield tuple(base if base in options else options[-1] for options in each)

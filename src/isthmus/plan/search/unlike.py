@@ -53,10 +53,13 @@ class UnlikeSizes(Explorer):
         for islands, schedule, ring_s in self._parted(sets):
             if len(islands) < 2 or len(sizes) < 2 or self._left_out(islands, 0, schedule):
                 continue
-            options = self._sized(islands, schedule)
-            promise_s = ring_s + (_least_s(options, self.samples, 0.0) if all(options) else math.inf)
-            if promise_s < math.inf:
+            options, promise_s = self._sized(islands, schedule), math.inf
+            if all(options):
+                promise_s = ring_s + soonest_s(options, self.samples, 0.0, self.found.limit_s - ring_s)
+            if promise_s < self.found.limit_s:
                 yield Branch(islands, 0, schedule, ring_s, promise_s)
+            else:
+                self.tally.pruned += 1
 
     def _sizes(self) -> tuple[int, ...]:
         """Return the sizes that may stand beside each other: powers of two. None for even micro-batches."""
@@ -88,7 +91,7 @@ class UnlikeSizes(Explorer):
             self.tally.pruned += 1
             return
         chosen = [
-            (self._placed(one.option.shape, island), one.option.chain)
+            (self._placed(one.option, island), one.option.chain)
             for one, island in zip(answer, branch.islands, strict=True)
             if one.option.chain is not None
         ]
@@ -113,19 +116,22 @@ def compose_samples(
         return cut(one, one.taken(time_s))
 
     found = settle(
-        islands, lambda from_s: _least_s(islands, samples, from_s), cut_one, list.remove, give_up_s
-    )
+        islands,
+        lambda from_s: soonest_s(islands, samples, from_s, give_up_s),
+        cut_one, list.remove, give_up_s,
+    )  # fmt: skip
     return found if isinstance(found, float) else found[1]
 
 
-def _least_s(islands: Sequence[Sequence[SizedOption]], samples: int, from_s: float) -> float:
-    """Return the least time, from `from_s` on, within which the best options end `samples`."""
-    low_s = max(from_s, *(min(one.option.cost.first_s for one in options) for options in islands))
-
-    def done(time_s: float) -> bool:
-        return sum(max(one.taken(time_s) for one in options) for options in islands) >= samples
-
-    return earliest_s(low_s, done)
+def soonest_s(
+    islands: Sequence[Sequence[SizedOption]], samples: int, from_s: float, give_up_s: float
+) -> float:
+    """Return the least time, from `from_s` on, in which the best options end `samples`; else `give_up_s`."""
+    rows = []
+    for options in islands:
+        costs = ((one.size * one.option.shape.dp, one.option.cost) for one in options)
+        rows.append((1, [(each, cost.first_s, cost.pace_s) for each, cost in costs]))
+    return earliest_s(rows, samples, from_s, give_up_s)
 
 
 def deal_unlike(chosen: Sequence[tuple[Shape, Chain]], samples: int, ring_s: float) -> Layout | None:

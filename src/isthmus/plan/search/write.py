@@ -156,9 +156,7 @@ def predicted(one: Scored, task: Task) -> Plan:
 
 def _update_s(row: Row, seat: Seat, cut: StageCut) -> float:
     """Return the seconds that a stage's reduction of gradients inside its cluster and its update take."""
-    shape, parameters = row.shape, seat.parameters(cut.first, cut.last)
-    own_s = seat.update_s(parameters, shape.dp if shape.zero else 1)
-    return own_s + (seat.reduce_s(parameters, shape.dp, shape.zero) if shape.dp > 1 else 0.0)
+    return seat.last_s(seat.parameters(cut.first, cut.last), row.shape.dp, row.shape.zero)
 
 
 def _peaks(layout: Layout) -> Sequence[int]:

@@ -1,0 +1,49 @@
+"""`least_pace_s` and `least_end_s`: what stages of equal layers take at least, memory and messages apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Kinds = Sequence[tuple[int, float]]
+"""Numbers of stages, and the seconds that a layer takes there."""
+
+
+def least_pace_s(layers: int, kinds: Kinds) -> float:
+    """Return the least time in which all stages, each of whole layers and at least one, hold all layers."""
+    slowest_s = max(layer_s for _, layer_s in kinds)
+    pace_s = max(slowest_s, layers / sum(count / layer_s for count, layer_s in kinds))
+    while True:
+        room, next_s = 0, math.inf
+        for count, layer_s in kinds:
+            held = int(pace_s / layer_s + 1e-9)
+            room += count * held
+            if (held + 1) * layer_s < next_s:
+                next_s = (held + 1) * layer_s
+        if room >= layers:
+            return pace_s
+        pace_s = next_s
+
+
+def least_end_s(layers: int, kinds: Kinds, repeats: int, pace_s: float) -> float:
+    """Return the least (sum of all stages + `repeats` x pace), of paces that are at least `pace_s`.
+
+    The longer the pace, the more layers the fastest stages may take.
+    """
+    fastest = sorted(kinds, key=lambda one: one[1])
+    each_s, spare = (
+        sum(count * layer_s for count, layer_s in kinds),
+        layers - sum(count for count, _ in kinds),
+    )
+    free_s, best_s = each_s + spare * fastest[0][1], math.inf
+    while free_s + repeats * pace_s < best_s:
+        left, sum_s, next_s = spare, each_s, math.inf
+        for count, layer_s in fastest:
+            held = int(pace_s / layer_s + 1e-9)
+            more = min(left, count * (held - 1))
+            left, sum_s = left - more, sum_s + more * layer_s
+            next_s = min(next_s, (held + 1) * layer_s)
+        if not left:
+            best_s = min(best_s, sum_s + repeats * pace_s)
+        pace_s = next_s
+    return best_s
