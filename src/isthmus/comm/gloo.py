@@ -55,7 +55,8 @@ def local_group(
         raise PeerError(
             f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_reason(error)}"
         ) from error
-    transport.when_lost(partial(_break, group, 1 if near[0] == transport.rank else 0))
+    others = [place for place, rank in enumerate(near) if rank != transport.rank]
+    transport.when_lost(partial(break_group, group, others))
     return group
 
 
@@ -85,13 +86,15 @@ def _loss_of(transport: Transport) -> PeerError:
     return transport.loss() or PeerError(f"rank {transport.rank} has given the group up")
 
 
-def _break(group: dist.ProcessGroupGloo, other: int) -> None:
+def break_group(group: dist.ProcessGroupGloo, others: Sequence[int]) -> None:
     """Wake whoever waits inside `group`, with an error: gloo knows nothing of a loss elsewhere.
 
-    A time-out of one message breaks the whole group, and there is no other way to break one.
+    A time-out of one message breaks the whole group, and there is no other way to break one. From one of the
+    `others` who is gone an error comes at once, and breaks nothing: so each is tried.
     """
-    with suppress(RuntimeError):
-        group.recv([torch.empty(1)], other, _BREAK_TAG).wait(timedelta(milliseconds=1))
+    for other in others:
+        with suppress(RuntimeError):
+            group.recv([torch.empty(1)], other, _BREAK_TAG).wait(timedelta(milliseconds=1))
 
 
 def _meet(transport: Transport, near: Sequence[int], host: str, timeout: timedelta) -> dist.TCPStore:

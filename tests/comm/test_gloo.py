@@ -1,0 +1,34 @@
+"""Breaking a group of gloo wakes whoever waits in it, also where the first of the others is gone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.gloo import break_group
+
+
+def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:
+    """1. rank 0 is gone; 2. rank 2 waits for rank 1, which lives and is silent; 3. the group is broken."""
+    store = dist.HashStore()
+
+    def join(rank: int) -> dist.ProcessGroupGloo:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=60)
+        return dist.ProcessGroupGloo(store, rank, 3, options)
+
+    with ThreadPoolExecutor(3) as pool:
+        groups = list(pool.map(join, range(3)))
+        break_group(groups[0], [1])
+        waiting = pool.submit(groups[2].recv([torch.empty(1)], 1, 7).wait)
+        with pytest.raises(RuntimeError):  # rank 0 is gone, as rank 2 sees it
+            groups[2].recv([torch.empty(1)], 0, 7).wait(timedelta(seconds=60))
+        assert not waiting.done()
+        break_group(groups[2], [0, 1])
+        with pytest.raises(RuntimeError):
+            waiting.result(50)
