@@ -1,19 +1,20 @@
-"""A pool of three clusters on this machine with a small job, and the same job in one process alone."""
+"""A pool of clusters on this machine with a small job, and the same job in one process alone."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from isthmus.cli.client import Client
+from isthmus.cli.demo_site import DemoPool
 from isthmus.core.job import Job
 from isthmus.core.messages import RankMap, StepMetrics
 from isthmus.core.model import load_model
@@ -21,6 +22,9 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
 from isthmus.core.views import JobView, Submission
 from isthmus.core.worker import WorkerFolder, WorkerSpec
+from tests.forks import ForkedProgram, preload
+
+preload("isthmus.train.worker")
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -65,23 +69,38 @@ def clusters_of(cores: dict[str, int], memory_scale: float) -> dict[str, Any]:
     }
 
 
-def three_clusters() -> dict[str, Any]:
-    """Three owners with one core of 800 kB each: `CONFIG` needs all three."""
-    return clusters_of({"north": 1, "south": 1, "west": 1}, 2e-4)
-
-
-def make_folder(folder: Path, pool: dict[str, Any] | None = None) -> Pool:
-    """Fill `folder` with the file of `pool` (of `three_clusters`), a model and a text; return the pool."""
-    pool = pool or three_clusters()
-    (folder / "pool.yaml").write_text(yaml.safe_dump(pool))
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
+@contextmanager
+def running(folder: Path, clusters: dict[str, Any]) -> Iterator[DemoPool]:
+    """A pool with a model and a text in its `folder`; at the end not one of its processes is left."""
+    (folder / "pool.yaml").write_text(yaml.safe_dump(clusters))
+    make_model(folder, "model")
     (folder / "text").mkdir()
     words = ["the", "isthmus", "joins", "two", "lands", "by", "a", "narrow", "strip"]
     for number in range(20):
         text = " ".join(words[(i * i + number) % len(words)] for i in range(400))
         (folder / "text" / f"{number}.txt").write_text(text)
-    return Pool.model_validate(pool)
+    with DemoPool(folder, Pool.model_validate(clusters)) as pool:
+        yield pool
+    wait_until("every process of the pool has ended", lambda: not processes_in(folder), 15)
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes whose command line names the pool's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def make_model(folder: Path, name: str, **changes: int) -> str:
+    """Write `CONFIG` with `changes` to `folder / name`; return that."""
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps(CONFIG | changes))
+    return str(folder / name)
 
 
 def make_job(folder: Path, name: str, *, steps: int = 24, every_steps: int = 4, **changes: Any) -> Job:
@@ -112,7 +131,7 @@ def submit(client: Client, job: Job) -> JobView:
     return client.submit(Submission(job=job, model=load_model(job.model)))
 
 
-def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0) -> Any:
     """Return the first true value of `condition`; fail with `what` when it does not come."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -122,6 +141,34 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 120.0
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
         time.sleep(0.05)
+
+
+def state_is(client: Client, job: str, *states: str) -> JobView:
+    """Wait until a job is in one of the states; it may not fail."""
+
+    def condition() -> JobView | None:
+        view = client.job(job)
+        assert view.state != "failed" or "failed" in states, view.reason
+        return view if view.state in states else None
+
+    found: JobView = wait_until(f"{job} is {' or '.join(states)}", condition)
+    return found
+
+
+def choose(client: Client, job: str, wanted: Callable[[Plan], object] = bool) -> Plan:
+    """Wait for a job's plans and choose the first that is `wanted`; return it."""
+    state_is(client, job, "choosing")
+    plan = next(one for one in client.plans(job).plans if wanted(one))
+    client.choose(job, plan.id)
+    return plan
+
+
+def at_step(client: Client, job: str, step: int, attempt: int = 1) -> None:
+    """Wait until an attempt of a job, or a later one, has reached a step."""
+    wait_until(
+        f"{job} reaches step {step} in attempt {attempt}",
+        lambda: any(m.step >= step and m.attempt >= attempt for m in all_metrics(client, job)),
+    )
 
 
 def all_metrics(client: Client, job: str) -> list[StepMetrics]:
@@ -143,22 +190,28 @@ def losses(metrics: list[StepMetrics]) -> dict[int, float]:
     }  # type: ignore[misc]
 
 
-def train_alone(job: Job, folder: Path) -> dict[int, float]:
+def as_one_process(job: Job, metrics: list[StepMetrics], folder: Path) -> Job:
+    """Assert that each step's loss is that of one process to 1e-4; return the job it did, below `folder`."""
+    own = {"checkpoints": job.checkpoints.model_copy(update={"folder": str(folder / "checkpoints")})}
+    alone = job.model_copy(update=own | {"output": str(folder / "result")})
+    together, expected = losses(metrics), _train_alone(alone, folder / "worker")
+    assert together.keys() == expected.keys() == set(range(job.training.steps))
+    assert max(abs(together[step] - expected[step]) / expected[step] for step in expected) < 1e-4
+    return alone
+
+
+def _train_alone(job: Job, folder: Path) -> dict[int, float]:
     """Run `job` as one process with all layers, without server, agent or links; return its losses by step."""
-    layers = (0, CONFIG["num_hidden_layers"])
     plan = Plan(
         id="alone",
-        stages=(Stage(cluster="here", node_group="cpu", layers=layers),),
+        stages=(Stage(cluster="here", node_group="cpu", layers=(0, load_model(job.model).num_layers)),),
         micro_batches=job.training.num_micro_batches,
         micro_batch_size=job.training.micro_batch_size,
         sequence_length=job.training.sequence_length,
     )
     worker = WorkerFolder(folder)
     worker.write_spec(WorkerSpec(run="alone", attempt=1, rank=0, job=job, plan=plan))
-    with worker.log.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "isthmus.train.worker", str(folder)], stdout=log, stderr=log
-        )
+    process = ForkedProgram("isthmus.train.worker", folder, worker.log)
     address = wait_until("the lone worker checks in", worker.read_checkin)
     worker.write_ranks(RankMap(workers=(address,)))
     assert process.wait(120) == 0, worker.log.read_text()

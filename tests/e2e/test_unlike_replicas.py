@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isthmus.cli.demo_site import DemoPool
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from tests.e2e.site import (
-    CONFIG,
     all_metrics,
+    as_one_process,
+    at_step,
+    choose,
     clusters_of,
-    losses,
-    make_folder,
     make_job,
+    make_model,
+    running,
+    state_is,
     submit,
-    train_alone,
     wait_until,
 )
 
@@ -51,44 +51,34 @@ def is_unlike(plan: Plan) -> bool:
 def test_unlike_replicas_train_what_one_process_trains_also_preempted(tmp_path: Path) -> None:
     """Replicas of two stages and of one, at two owners, with unlike numbers of micro-batches.
 
-    1. The job is offered such a plan and its user takes it: all three workers start. 2. Another job needs the
-    south: nothing is ended before its work is safe, then both owners are left. 3. The rest trains afterwards.
-    The losses are those of one process.
+    1. The job is offered such a plan and its user takes it: all three workers start. 2. The user of another,
+    planned for the south, chooses: nothing is ended before its work is safe, then both owners are left.
+    3. The rest trains afterwards. The losses are those of one process.
     """
-    with DemoPool(tmp_path, make_folder(tmp_path, two_and_one())) as site:
+    with running(tmp_path, two_and_one()) as site:
         client = site.client
-        unlike = submit(client, job_of(tmp_path, "unlike", policy="manual", priority="low")).id
-        wait_until("plans are there", lambda: client.job(unlike).state == "choosing")
-        plan = next(one for one in client.plans(unlike).plans if is_unlike(one))
+        urgent_job = make_job(
+            tmp_path, "urgent", steps=3, model=make_model(tmp_path, "small", num_hidden_layers=1),
+            priority="high", placement={"clusters": ["south"]}, policy="manual",
+        )  # fmt: skip
+        urgent = submit(client, urgent_job).id
+        state_is(client, urgent, "choosing")
+        unlike_job = job_of(tmp_path, "unlike", policy="manual", priority="low")
+        unlike = submit(client, unlike_job).id
+        plan = choose(client, unlike, is_unlike)
         assert len(set(plan.replica_micro_batches)) == 2
         assert plan.predicted is not None
         assert set(plan.predicted.gradient_gbps) == {"north>south", "south>north"}
-        client.choose(unlike, plan.id)
-        wait_until("it trains", lambda: any(one.step >= 3 for one in all_metrics(client, unlike)))
-
-        small = tmp_path / "small"
-        small.mkdir()
-        (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 1}))
-        urgent_job = make_job(
-            tmp_path, "urgent", steps=3, model=str(small), priority="high",
-            placement={"clusters": ["south"]}, policy="manual",
-        )  # fmt: skip
-        urgent = submit(client, urgent_job).id
-        wait_until("plans for urgent", lambda: client.plans(urgent).plans)
-        client.choose(urgent, client.plans(urgent).plans[0].id)
+        at_step(client, unlike, 3)
+        choose(client, urgent)
         offered = wait_until("an offer", lambda: client.job(urgent).offer)
         assert {(victim.job, victim.cluster) for victim in offered} == {(unlike, "south")}
         client.preempt(urgent, offered)
 
-        for job in (urgent, unlike):
-            wait_until("it ends", lambda job=job: client.job(job).state in ("succeeded", "failed"))
-            assert client.job(job).state == "succeeded", client.job(job).reason
-        view, metrics = client.job(unlike), all_metrics(client, unlike)
+        state_is(client, urgent, "succeeded")
+        view, metrics = state_is(client, unlike, "succeeded"), all_metrics(client, unlike)
     assert view.plan is not None
     assert is_unlike(view.plan)
     assert (view.attempt > 1, view.restarts) == (True, 0), "to be preempted is no failure"
     assert {one.rank for one in metrics} == {0, 1, 2}
-    together = losses(metrics)
-    alone = train_alone(job_of(tmp_path, "alone"), tmp_path / "alone" / "worker")
-    assert together.keys() == alone.keys() == set(range(STEPS))
-    assert max(abs(together[step] - alone[step]) / alone[step] for step in alone) < 1e-4
+    as_one_process(unlike_job, metrics, tmp_path / "alone")

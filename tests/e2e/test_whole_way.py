@@ -1,6 +1,6 @@
 """The whole way with real processes: server, three agents, emulated links, workers."""
 
-import json
+import itertools
 import os
 import re
 import signal
@@ -10,44 +10,32 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from isthmus.cli.demo_site import DemoPool
 from isthmus.core.errors import AuthError, ConflictError, NotFoundError
 from tests.e2e.site import (
-    CONFIG,
     all_metrics,
+    as_one_process,
+    at_step,
+    choose,
     losses,
-    make_folder,
     make_job,
+    make_model,
+    processes_in,
+    state_is,
     submit,
-    train_alone,
     wait_until,
 )
 
 pytestmark = pytest.mark.slow
+tries = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A pool of three clusters; when the tests are over, not one of its processes is left."""
-    folder = tmp_path_factory.mktemp("pool")
-    with DemoPool(folder, make_folder(folder)) as pool:
-        yield pool
-    wait_until("every process of the pool has ended", lambda: not processes_in(folder), 15)
-
-
-def processes_in(folder):
-    """Processes whose command line names the pool's folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+@pytest.fixture
+def site(three: DemoPool) -> DemoPool:
+    """The pool of three clusters."""
+    return three
 
 
 def workers_of(site, job_id):
@@ -70,48 +58,29 @@ def nothing_is_held(site):
 
 
 def ended(site, job_id):
-    def condition():
-        view = site.client.job(job_id)
-        return view if view.state in ("succeeded", "failed", "cancelled") else None
-
-    return wait_until(f"{job_id} ends", condition)
-
-
-def at_step(site, job_id, step):
-    wait_until(
-        f"{job_id} reaches step {step}",
-        lambda: any(m.step >= step for m in all_metrics(site.client, job_id)),
-    )
-
-
-def plans_of(site, job_id):
-    wait_until("plans are there", lambda: site.client.job(job_id).state == "choosing")
-    return site.client.plans(job_id)
+    return state_is(site.client, job_id, "succeeded", "failed", "cancelled")
 
 
 def choose_three_clusters(site, view):
-    plans = plans_of(site, view.id).plans
-    plan = next(p for p in plans if len(p.clusters) == 3)
-    site.client.choose(view.id, plan.id)
-    return plan
+    return choose(site.client, view.id, lambda plan: len(plan.clusters) == 3)
 
 
 @pytest.mark.on_the_clock
-def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(site):
+def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(site, tmp_path):
     """Three clusters, uneven layers, tied embeddings, two kills: the loss curve is that of one process.
 
     A rank's process is replaced in place, and the attempt goes on; without its supervisor the attempt ends.
     """
-    job = make_job(site.folder, "killed", steps=120, policy="manual")
+    job = make_job(site.folder, f"killed-{next(tries)}", steps=120, policy="manual")
     view = submit(site.client, job)
     plan = choose_three_clusters(site, view)
     assert len({stage.num_layers for stage in plan.stages}) > 1, "an uneven split was wanted"
-    at_step(site, view.id, 10)
+    at_step(site.client, view.id, 10)
     first = workers_of(site, view.id)
     process = first[-1].children()[0]
     os.kill(process.pid, signal.SIGKILL)
     wait_until("another process has taken its place", lambda: first[-1].children() not in ([], [process]))
-    at_step(site, view.id, 30)
+    at_step(site.client, view.id, 30)
     assert site.client.job(view.id).attempt == 1
     os.kill(first[0].pid, signal.SIGKILL)
     killed_s = time.monotonic()
@@ -119,14 +88,9 @@ def test_a_killed_worker_stops_all_sites_and_the_resumed_run_equals_one_process(
     assert time.monotonic() - killed_s < 10
     last = ended(site, view.id)
     assert (last.state, last.attempt, last.restarts) == ("succeeded", 2, 1)
-    together = losses(all_metrics(site.client, view.id))
-    alone_job = make_job(site.folder, "alone", steps=120)
-    alone = train_alone(alone_job, site.folder / "alone" / "worker")
-    assert together.keys() == alone.keys() == set(range(120))
-    worst = max(abs(together[step] - alone[step]) / alone[step] for step in alone)
-    assert worst < 1e-4
+    alone = as_one_process(job, all_metrics(site.client, view.id), tmp_path)
     wait_until("everything is free again", lambda: nothing_is_held(site))
-    assert_opens_in_transformers(Path(job.output), Path(alone_job.output))
+    assert_opens_in_transformers(Path(job.output), Path(alone.output))
 
 
 def assert_opens_in_transformers(one, other):
@@ -170,10 +134,7 @@ def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(site):
     """`max_restarts` 1: two attempts, then failed; the reason is the signal, not who lost a peer by it."""
     job = submit(site.client, make_job(site.folder, "hopeless", steps=100_000, max_restarts=1))
     for attempt in (1, 2):
-        wait_until(
-            f"attempt {attempt} trains",
-            lambda n=attempt: any(m.attempt == n for m in all_metrics(site.client, job.id)),
-        )
+        at_step(site.client, job.id, 0, attempt)
         os.kill(max(process.pid for process in workers_of(site, job.id)), signal.SIGKILL)
     view = ended(site, job.id)
     assert (view.state, view.attempt) == ("failed", 2)
@@ -184,7 +145,7 @@ def test_a_worker_that_always_dies_is_restarted_a_stated_number_of_times(site):
 def test_cancelling_releases_everything_and_only_an_ended_job_can_be_deleted(site):
     """Cancel stops workers at every site; delete forgets."""
     view = submit(site.client, make_job(site.folder, "cancelled", steps=100_000))
-    at_step(site, view.id, 1)
+    at_step(site.client, view.id, 1)
     with pytest.raises(ConflictError):
         site.client.delete(view.id)
     site.client.cancel(view.id)
@@ -197,12 +158,10 @@ def test_cancelling_releases_everything_and_only_an_ended_job_can_be_deleted(sit
 
 def test_more_stages_than_layers_are_never_planned(site):
     """Two layers make at most two stages, and three clusters are refused with the reason."""
-    small = site.folder / "two-layers"
-    small.mkdir()
-    (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 2}))
-    job = make_job(site.folder, "two-layers", model=str(small), policy="manual")
-    view = submit(site.client, job)
-    plans = plans_of(site, view.id)
+    model = make_model(site.folder, "two-layers", num_hidden_layers=2)
+    view = submit(site.client, make_job(site.folder, "small", model=model, policy="manual"))
+    state_is(site.client, view.id, "choosing")
+    plans = site.client.plans(view.id)
     assert all(len(plan.stages) <= 2 for plan in plans.plans)
     assert any("fewer than 3 clusters" in one.reason for one in plans.refused)
     site.client.cancel(view.id)
