@@ -19,6 +19,13 @@ MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 260,
 }  # fmt: skip
+PLAN = {
+    "id": "two", "model": "config.json", "micro_batches": 4, "micro_batch_size": 1, "sequence_length": 64,
+    "stages": [
+        {"cluster": "a", "node_group": "core", "layers": [0, 2]},
+        {"cluster": "b", "node_group": "core", "layers": [2, 4]},
+    ],
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -31,18 +38,26 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_parts_and_messages_are_measured_where_they_are(folder):
-    """Two copies on a core each, then tensors between two workers through the emulated link."""
+    """Two copies on a core each, then tensors between two workers through the emulated link.
+
+    What comes of it is a calibration, which a simulation names.
+    """
     with links_in_background(load_pool(folder / "pool.yaml")) as links:
         (folder / "routes.json").write_text(json.dumps(links.routes))
         made = answer(
             *("calibrate", "--measure", "--copies", 2, "--model", folder / "config.json", "--sequence", 64),
             *("--pool", folder / "pool.yaml", "--routes", folder / "routes.json"),
+            *("--name", "here", "--output", folder / "here.yaml"),
         )
     found = made["parameters"]
     assert {"CPU-core:h64:n64:tp1/shape_time", "CPU-core:h64:n64:v260/head_time"} <= set(found)
+    assert {"CPU-core/matmul_share", "CPU-core/memory_share", "CPU-core/launch_s"} <= set(found)
     assert {"CPU-core/update_time", "CPU-core/step_s", "a>b/message_s", "b>a/message_s"} <= set(found)
     assert 0 < found["a>b/message_s"]["value"] < 0.1
     assert found["CPU-core:h64:n64:tp1/shape_time"]["relative"] >= 0.03
+    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    known = ("--pool", folder / "pool.yaml", "--calibration", folder / "here.yaml")
+    assert answer("simulate", folder / "plan.yaml", *known)["calibration"] == "here"
 
 
 @pytest.mark.slow

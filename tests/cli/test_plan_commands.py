@@ -156,14 +156,3 @@ def test_profile_and_memory_answer(folder):
     assert {"weights", "gradients", "optimizer", "static"} == set(held["per_chip"])
     assert "per_chip.static" in run("memory", folder / "config.json")[1]
     assert "layers" in run("memory", folder / "config.json", "--parallel", "pp=9999")[1]
-
-
-@pytest.mark.slow
-def test_calibrate_measures_this_machine(folder):
-    """The worker's micro-benchmarks become a calibration of the chip, which a simulation names."""
-    made = answer("calibrate", "--measure", "--name", "here", "--output", folder / "c.yaml")
-    assert set(made["parameters"]) >= {"CPU-core/matmul_share", "CPU-core/memory_share", "CPU-core/launch_s"}
-    told = answer(
-        "simulate", folder / "near.yaml", "--pool", folder / "pool.yaml", "--calibration", folder / "c.yaml"
-    )
-    assert told["calibration"] == "here"
