@@ -95,6 +95,13 @@ def test_between_names_both_directions_and_a_node_group_is_named_after_its_chip(
         ("job", "steps: 10", "stepz: 10", 6, ["'stepz'", "'steps'"]),
         ("job", "name: first", "name: first\npolicy: autom", 2, ["policy", "'autom'", "'auto'"]),
         ("job", "steps: 10", "steps: 10\n  micro_batch_size: 3", 5, ["training", "not a multiple"]),
+        (
+            "job",
+            "steps: 10",
+            "steps: 10\n  global_batch_size: 1000000000",
+            7,
+            ["global_batch_size", "1000000"],
+        ),
         ("plan", "[3, 4]", "[2, 4]", 1, ["do not follow 3"]),
         ("plan", "version: 1", "version: 2", 1, ["version"]),
     ],

@@ -52,7 +52,7 @@ class Training(Frozen):
     steps: Count
     sequence_length: Count = 2048
     micro_batch_size: Count = 1
-    global_batch_size: Count = 8
+    global_batch_size: Annotated[Count, Field(le=10**6)] = 8
     local_steps: Count = 1
     learning_rate: Positive = 3e-4
     min_learning_rate: NotNegative = 0.0
