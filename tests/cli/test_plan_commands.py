@@ -86,6 +86,16 @@ def test_simulate_shows_people_a_table_and_writes_trace_and_page(folder):
     assert (folder / "t.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_chips_that_a_cluster_does_not_have_are_told_of(folder):
+    """A forecast of such a plan holds for a larger cluster, and says so."""
+    far = (folder / "far.yaml").read_text()
+    (folder / "large.yaml").write_text(far.replace("tp: 2", "tp: 1000", 1))
+    fits = answer("simulate", folder / "far.yaml", "--pool", folder / "pool.yaml")
+    told = answer("simulate", folder / "large.yaml", "--pool", folder / "pool.yaml")
+    assert not any("which has" in note for note in fits["assumptions"])
+    assert any("takes 1,000 chips of a/" in note for note in told["assumptions"])
+
+
 def test_a_plan_without_a_model_asks_for_one(folder):
     """The mistake names the plan and what to do."""
     plan = yaml.safe_load((folder / "far.yaml").read_text())

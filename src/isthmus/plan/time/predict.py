@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.model import Model
-from isthmus.core.plan import Plan, StageTime
+from isthmus.core.plan import Part, Plan, StageTime
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model import ModelProfile, profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, Rates
@@ -166,6 +166,11 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
                 f"stage {number} needs {done.peak_memory_bytes / 1e9:.1f} GB, more than the "
                 f"{chip.memory_bytes / 1e9:.1f} GB of {chip.name}"
             )
+    for cluster in dict.fromkeys(stage.cluster for stage in stages):
+        for group, taken in Part.of(plan, cluster).chips.items():
+            there = pool.cluster(cluster).group(group).chips
+            if taken > there:
+                notes.append(f"the plan takes {taken:,} chips of {cluster}/{group}, which has {there:,}")
     return tuple(notes)
 
 
