@@ -57,7 +57,7 @@ def test_a_request_that_does_not_read_is_answered_in_one_line(capsys) -> None:
 @pytest.mark.slow
 def test_it_answers_as_the_function_does(planner: PlannerProcess, tmp_path: Path) -> None:
     """Plans, refusals and errors are those of `propose`, request after request."""
-    with pytest.raises(PlanError, match="hidden_size is None"):
+    with pytest.raises(PlanError, match="num_attention_heads is None"):
         ask(planner)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = load_model(tmp_path)

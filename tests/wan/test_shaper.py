@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.errors import InputError
 from isthmus.core.link_physics import SEGMENT_BYTES, cubic_bytes_per_s, effective_bytes_per_s, wire_bytes
 from isthmus.core.pool import Link
 from isthmus.wan.shaper import CHUNK_S, MAX_CHUNK_BYTES, Flow, Path, Shaper
@@ -165,12 +164,6 @@ def test_queue_and_chunks_are_bounded(link: Link) -> None:
         admitted += 1
     if link.congestion_control == "bbr" and shaper.chunk_bytes > SEGMENT_BYTES:
         assert shaper.path.backlog_s(now_s) <= shaper.queue_s + 4 * CHUNK_S
-
-
-def test_a_link_that_loses_everything_is_refused() -> None:
-    """Loss 1 is no link: the error says which, and what to write instead."""
-    with pytest.raises(InputError, match=r"from a to b loses every packet.*below 1"):
-        Shaper(link_of(loss=1.0), Random(0))
 
 
 @given(LINKS, SENDS)

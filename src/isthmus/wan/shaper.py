@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
 
-from isthmus.core.errors import InputError
 from isthmus.core.link_physics import SEGMENT_BYTES, effective_bytes_per_s, wire_bytes
 from isthmus.core.pool import Link, Pool
 
@@ -92,11 +91,6 @@ class Shaper:
 
     def __post_init__(self) -> None:
         link = self.link
-        if link.loss >= 1:
-            raise InputError(
-                f"the link from {link.source} to {link.target} loses every packet (loss {link.loss:g})",
-                hint="give a loss below 1, or leave the link out",
-            )
         self.path = Path(link.bytes_per_s, link.delay_s, link.jitter_ms / 1e3, self.rng)
         self.round_trip_s = link.delay_s + (self.reverse or link).delay_s
         self.flow_bytes_per_s = effective_bytes_per_s(link, self.reverse)
