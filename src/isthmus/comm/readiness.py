@@ -23,18 +23,24 @@ _MOVES_S, _PAUSE_S = 0.05, 0.005
 _PROBE_S, _PROBE_PACKETS = 0.2, 4
 
 # of `struct tcp_info`, linux/tcp.h
-_INFO_BYTES, _STATE, _WINDOW = 148, 1, 80
-_OPEN = 0
+_INFO_BYTES, _STATE, _OPEN = 148, 1, 0
+_FIELD, _FIELDS = struct.Struct("=I"), (16, 68, 80)
+"""Where the bytes of a packet, the round trip in microseconds, and the window in packets stand."""
 
 
 def is_probing(connection: socket.socket) -> bool:
-    """Tell whether BBR looks for the bare round trip: its window is that, and no loss explains it."""
+    """Tell whether BBR looks for the bare round trip, and a piece would take longer than that goes on.
+
+    The window is that of a probe then, and no loss explains it.
+    """
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except OSError:  # broken: whoever writes will see it
         return False
-    (window,) = struct.unpack_from("=I", info, _WINDOW)
-    return bool(info[_STATE] == _OPEN and window <= _PROBE_PACKETS)
+    (packet_bytes,), (round_trip_us,), (window,) = (_FIELD.unpack_from(info, at) for at in _FIELDS)
+    rounds = UNSENT_BYTES / max(window * packet_bytes, 1)
+    slow = rounds * round_trip_us / 1e6 > _PROBE_S
+    return bool(info[_STATE] == _OPEN and window <= _PROBE_PACKETS and slow)
 
 
 class Readiness:
