@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -60,6 +61,32 @@ def test_a_connection_that_probes_rests_for_the_length_of_a_probe_and_not_for_ev
 def test_a_connection_that_has_sent_little_does_not_probe(pair: Pair) -> None:
     _of_bbr(pair[0], [0.0], [False])
     assert not is_probing(pair[0])
+
+
+@pytest.mark.parametrize(
+    ("state", "packet_bytes", "round_trip_us", "window", "probes"),
+    [
+        pytest.param(0, 1448, 40_000, 4, True, id="the bare round trip is looked for, far away"),
+        pytest.param(0, 1448, 40_000, 10, False, id="a connection that has just begun"),
+        pytest.param(4, 1448, 40_000, 1, False, id="after a loss"),
+        pytest.param(0, 65_483, 100, 4, False, id="to a proxy on this host, where four packets are a piece"),
+        pytest.param(0, 1448, 1000, 4, False, id="so near that a piece is there before a probe ends"),
+    ],
+)
+def test_a_probe_is_told_from_what_the_kernel_says(
+    state: int, packet_bytes: int, round_trip_us: int, window: int, probes: bool
+) -> None:
+    info = bytearray(148)
+    info[1] = state
+    for at, value in ((16, packet_bytes), (68, round_trip_us), (80, window)):
+        struct.pack_into("=I", info, at, value)
+
+    class Told(socket.socket):
+        def getsockopt(self, *_: int) -> bytes:  # type: ignore[override]
+            return bytes(info)
+
+    with Told() as connection:
+        assert is_probing(connection) is probes
 
 
 def test_a_broken_connection_is_ready_so_that_who_writes_sees_it(pair: Pair) -> None:
