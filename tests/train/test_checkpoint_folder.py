@@ -180,11 +180,34 @@ def test_a_crash_before_the_last_rename_loses_nothing(rest: str, tmp_path: Path)
     assert (place / "old").exists() == (rest == "old")
 
 
+def test_a_whole_checkpoint_that_cannot_be_put_in_its_place_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the only one: the next start tries again."""
+    place, work = tmp_path / "step-00000001", tmp_path / "step-00000001.2.tmp"
+    write(tmp_path, 1)
+    place.rename(work)
+
+    def fail(*_: object) -> None:
+        raise OSError("read-only for a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        clear_unfinished(tmp_path)
+    assert found_step(tmp_path) is None
+    clear_unfinished(tmp_path)
+    assert found_step(tmp_path) == 1
+
+
 def test_a_folder_that_is_completed_meanwhile_tells_of_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A rank finds the folder of one under way. 2. Rank 0 completes it. 3. The rank looks inside."""
-    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+
+    def gone(*_: object) -> None:
+        raise FileNotFoundError("the folder has its name now")
+
+    monkeypatch.setattr(Path, "glob", gone)
     assert failure(tmp_path, 4, "a") is None
 
 

@@ -99,9 +99,10 @@ def test_the_curves_of_200_steps_agree(
 def test_where_the_sums_have_one_order_curves_agree_to_1e_6(
     variant: str, sampled: bool, steps_of: Callable[[bool], int], tmp_path: Path
 ) -> None:
-    """Of 200 steps, replicas cut unlike one another have the curve of replicas in one piece each, to 1e-6.
+    """Replicas cut unlike one another have the curve of replicas in one piece each, to 1e-6.
 
-    The samples of each replica are the same, and so is the order in which gradients are added.
+    The samples of each replica are the same, and so is the order in which gradients are added. 200 steps, or
+    in a run of the tests a sample of the cases.
     """
     model, training, steps = write_config(tmp_path, variant), make_training(steps=LONG), steps_of(sampled)
     whole = [Cut(ends=[4], clusters="a", micro_batches=count, size=2) for count in (3, 1)]

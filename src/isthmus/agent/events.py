@@ -62,10 +62,11 @@ class WorkersSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJobsSeen:
-    """Every local job that should exist now, oldest first."""
+    """Every local job that should exist now, oldest first; of those named in `unread` nothing is known."""
 
     now_s: float
     jobs: tuple[LocalJob, ...]
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,12 +138,13 @@ class LocalJobFile(Frozen):
     preemptible: bool = True
 
 
-def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
+def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[tuple[LocalJob, ...], tuple[str, ...]]:
     """Return the site's own jobs that should exist: a folder with `job.json`, without `exit` and `cancel`.
 
-    A job that can never run gets its reason in `log` and the status 2 in `exit`.
+    A job that can never run gets its reason in `log` and the status 2 in `exit`. Then the names of those
+    whose file could not be read now: of these nothing is known, one may be running.
     """
-    found = []
+    found, unread = list[LocalJob](), list[str]()
     for file in sorted(state.local.glob("*/job.json"), key=lambda file: (_written_ns(file), file)):
         folder = file.parent
         if (folder / "exit").exists() or (folder / "cancel").exists():
@@ -156,10 +157,13 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
             _check_fits(job, cluster)
         except FileNotFoundError:  # removed meanwhile
             continue
-        except (OSError, ValidationError, ValueError) as error:
+        except (IsADirectoryError, ValueError) as error:
             with contextlib.suppress(OSError):  # on a full disk it is said at the next look
                 write_atomically(folder / "log", f"{error}\n")
                 WorkerFolder(folder).write_exit(2)
+            continue
+        except OSError:
+            unread.append(folder.name)
             continue
         found.append(
             LocalJob(
@@ -171,7 +175,7 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[LocalJob, ...]:
                 preemptible=job.preemptible,
             )
         )
-    return tuple(found)
+    return tuple(found), tuple(unread)
 
 
 def submit_local(state: Path, name: str, job: LocalJobFile) -> Path:

@@ -11,9 +11,12 @@ from isthmus.agent.site import SiteState, move, release
 from isthmus.agent.site_queue import queue
 
 
-def want_local(site: SiteState, jobs: Sequence[LocalJob], now_s: float) -> None:
-    """Queue the `jobs` that are new, let go of those that are no longer wanted, tell of those that ended."""
-    wanted = {job.name for job in jobs}
+def want_local(site: SiteState, jobs: Sequence[LocalJob], unread: Sequence[str], now_s: float) -> None:
+    """Queue the `jobs` that are new, let go of those that are no longer wanted, tell of those that ended.
+
+    The `unread` stay as they are.
+    """
+    wanted = {*(job.name for job in jobs), *unread}
     for part in list(site.parts.values()):
         if part.local and part.job not in wanted:
             part.withdrawn, part.requeue = True, False

@@ -109,7 +109,7 @@ class AgentMachine:
                 for seen in sorted(event.workers, key=peers_last):
                     see(site, seen, now_s)
             case LocalJobsSeen():
-                want_local(site, event.jobs, now_s)
+                want_local(site, event.jobs, event.unread, now_s)
             case QueueSeen():
                 see_queue(site, event.entries)
             case FilesSeen():

@@ -83,10 +83,10 @@ class DurableWriter:
     def close(self) -> None:
         """Give up what is not complete; what is half written is left behind.
 
-        The disk is waited for only where all parts are there, and rank 0 is about to complete them.
+        The disk is waited for only while rank 0 completes a checkpoint whose parts are all there.
         """
         self._given_up.set()
-        with self._completing:
+        with self._completing:  # from here on nobody begins to complete one
             pass
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._under_way = None

@@ -7,9 +7,9 @@
     FOLDER/step-00000200.7f.tmp/0.part      what rank 0 has written there, and its file's checksum
 
 Tensors bear the names they have in the whole model, so a run resumes under another cut. FOLDER is shared by
-all ranks, who need no other way to tell each other: every rank writes its file and then its part; whoever
-finds all parts adds manifest and metadata and renames the folder. One without `.tmp` is complete, and its
-checksums tell whether it still is.
+all ranks, who need no other way to tell each other: every rank writes its file and then its part; rank 0,
+once all parts are there, adds manifest and metadata and renames the folder. One without `.tmp` is complete,
+and its checksums tell whether it still is.
 """
 
 from __future__ import annotations

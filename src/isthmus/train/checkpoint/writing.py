@@ -1,4 +1,4 @@
-"""Writing a checkpoint: each rank its part; whoever finds all parts completes it (layout: `folder.py`)."""
+"""Writing a checkpoint: each rank its part; rank 0 completes it (layout: `folder.py`)."""
 
 from __future__ import annotations
 
@@ -112,14 +112,15 @@ def is_published(folder: Path, step: int, writing: str) -> bool:
 def clear_unfinished(folder: Path) -> None:
     """Remove what a crash left half written; called by rank 0 before the first step.
 
-    What was whole, and only not in its place yet, is put there.
+    What was whole, and only not in its place yet, is put there; where that fails it stays for the next time.
     """
     for left in folder.glob("step-*.tmp"):
         place = _place(left)
         if (left / MANIFEST).is_file() and not (place / MANIFEST).is_file():
             with suppress(OSError):
                 _put_in_place(left, place)
-        shutil.rmtree(left, ignore_errors=True)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _put_in_place(work: Path, place: Path) -> None:
