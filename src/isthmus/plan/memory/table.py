@@ -73,7 +73,7 @@ def memory_table(
     profile = profile_model(model)
     if parallel.pp > profile.num_layers:
         raise InputError(
-            f"pp={parallel.pp}: the model has {profile.num_layers} layers", hint="a stage has one"
+            f"pp={parallel.pp}: the model has {profile.num_layers} layers", hint="each stage needs one"
         )
     degrees = Degrees(tp=parallel.tp, cp=parallel.cp, ep=parallel.ep, dp=parallel.dp, sp=parallel.tp > 1)
     weights = _weights(profile, parallel, degrees, report=accounting == "report", inference=inference)

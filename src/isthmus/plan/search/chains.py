@@ -144,7 +144,7 @@ class Chains:
         if task.equal_layers:
             pace_s = least_pace_s(layers, kinds)
         else:
-            pace_s = layers / sum(count / layer_s for count, layer_s in kinds)
+            pace_s = layers / sum(count / each_s for count, each_s in kinds)
         paced_s = max(pace_s, wire_s)
 
         def alone() -> float:

@@ -201,6 +201,7 @@ class Explorer:
                 self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
             if self._ends():
                 return
+        self.tally.pruned += ranking.left
 
     def _placed(self, option: Option, island: Island) -> Shape:
         """Return the shape at the spots of this island, where it was made for another that is alike."""
