@@ -19,10 +19,10 @@ import psutil
 
 from isthmus.core.base import TransportKind
 from isthmus.core.job import Job
-from isthmus.core.messages import RankMap, StepMetrics
-from isthmus.core.worker import WorkerEvent, WorkerFolder, WorkerSpec
-from isthmus.train.faults.events import read_events
-from isthmus.train.faults.supervisor import supervise
+from isthmus.core.messages.agent_messages import RankMap, StepMetrics
+from isthmus.core.messages.worker_folder import WorkerEvent, WorkerFolder, WorkerSpec
+from isthmus.train.liveness.worker_events import read_events
+from isthmus.train.process.supervisor import supervise
 from tests.comm.relay import Relay
 from tests.train.worker_jobs import make_job, make_plan
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.control.placement.network import NetworkStage
 from isthmus.control.placement.place import _groups, _room_order, _rooms
-from isthmus.control.placement.refuse import never
-from isthmus.control.placement.requirement import Range, Requirement
-from isthmus.control.placement.resources import Resources
-from isthmus.control.placement.room import Room
-from isthmus.control.placement.storage import StorageStage
+from isthmus.control.placement.resources.free_resources import Resources
+from isthmus.control.placement.resources.requirement import Range, Requirement
+from isthmus.control.placement.stages.cluster_room import Room
+from isthmus.control.placement.stages.compute_refusals import never
+from isthmus.control.placement.stages.network_stage import NetworkStage
+from isthmus.control.placement.stages.storage_stage import StorageStage
 from isthmus.core.job import Placement
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.control.events import PreemptionAgreed, VictimNamed
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.faults import Faults
-from isthmus.control.simulation.trace import TraceJob
+from isthmus.control.simulation.faults.fault_rates import Faults
+from isthmus.control.simulation.traces.trace import TraceJob
 from isthmus.control.simulation.world import PoolWorld
+from isthmus.control.state.events import PreemptionAgreed, VictimNamed
 from isthmus.core.errors import ConflictError
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 

@@ -10,8 +10,8 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.attention import AttentionShape, Kernel, attention
 from isthmus.plan.profile.component import Component, Saved, Weight
-from isthmus.plan.profile.layers import FeedForwardShape, LayerShape, feed_forward, norms
-from isthmus.plan.profile.model import LayerProfile, ModelProfile, profile_model
+from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape, feed_forward, norms
+from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
 from isthmus.plan.profile.norms import norm_saved
 
 GPT_VOCABULARY = 51200

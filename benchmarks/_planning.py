@@ -8,7 +8,7 @@ from typing import Any
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model import ModelProfile, profile_model
+from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 
 
 def llama(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> ModelProfile:

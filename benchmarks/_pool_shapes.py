@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from isthmus.control.simulation.trace import TraceJob
+from isthmus.control.simulation.traces.trace import TraceJob
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.core.job import Job
-from isthmus.core.messages import RankMap, StepMetrics
+from isthmus.core.messages.agent_messages import RankMap, StepMetrics
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.pool import Pool
-from isthmus.core.worker import WorkerFolder, WorkerSpec
 from isthmus.wan.emulator import ROUTES, run_links
 
 HERE = "east"
@@ -286,7 +286,7 @@ def _started(worker: WorkerFolder, core: int) -> subprocess.Popen[bytes]:
         os.sched_setaffinity(0, {core})
 
     with worker.log.open("wb") as log:
-        command = [sys.executable, "-m", "isthmus.train.worker", str(worker.path)]
+        command = [sys.executable, "-m", "isthmus.train.process.worker", str(worker.path)]
         return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=stay)
 
 

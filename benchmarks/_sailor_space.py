@@ -19,22 +19,22 @@ from benchmarks._models import gpt
 from benchmarks._sailor import FLOAT_BYTES, Case, LayerTable, Place, SailorPlan, StageUse, Tables
 from isthmus.core.chip import Chip, InNodeLink
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage import Degrees
-from isthmus.plan.search.chains import Chains, Numbered
-from isthmus.plan.search.explore import Explorer
-from isthmus.plan.search.found import Found
-from isthmus.plan.search.layout import Layout
-from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.line import Segment
-from isthmus.plan.search.numbers import Kin
-from isthmus.plan.search.ranking import Bounded, Family
-from isthmus.plan.search.seat import Seat
-from isthmus.plan.search.shape import Chain, Cost, Shape
-from isthmus.plan.search.share import LayerTimes, share_layers
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import Spot, flat
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.ways import Way, Ways
+from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.search.chains.chain_shape import Chain, Cost, Shape
+from isthmus.plan.search.chains.degrees import Kin
+from isthmus.plan.search.chains.enumerate_chains import Chains, Numbered
+from isthmus.plan.search.chains.ranking import Bounded, Family
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.chains.stage_layout import Segment
+from isthmus.plan.search.compose.best_found import Found
+from isthmus.plan.search.compose.layout import Layout
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Way, Ways
+from isthmus.plan.search.costs.slots import Spot, flat
+from isthmus.plan.search.costs.stage_costs import Seat
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.explore.branch_and_bound import Explorer
+from isthmus.plan.search.splits.split_equal_layers import LayerTimes, share_layers
 from isthmus.plan.time.calibration import DATA_SHEET
 
 NEVER_S = 1e9

@@ -20,10 +20,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from isthmus.core.job import Job
-from isthmus.core.messages import RankMap, StepMetrics
+from isthmus.core.messages.agent_messages import RankMap, StepMetrics
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.plan import Plan, StageTime
-from isthmus.core.worker import WorkerFolder, WorkerSpec
-from isthmus.wan.connect import dial
+from isthmus.wan.dial import dial
 
 OVERRUN_SHARE = 0.01
 """A step counts where no stage's waiting, in place of computing, took this share of the step too long."""
@@ -118,7 +118,7 @@ def _outcome(ranks: Sequence[Sequence[StepMetrics]], planned_s: Sequence[float])
 @contextmanager
 def _started(workers: Sequence[WorkerFolder]) -> Iterator[list[BaseProcess]]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "isthmus.train.worker"])
+    context.set_forkserver_preload(["__main__", "isthmus.train.process.worker"])
     processes: list[BaseProcess] = [context.Process(target=_work, args=(str(one.path),)) for one in workers]
     try:
         for process in processes:
@@ -133,7 +133,7 @@ def _started(workers: Sequence[WorkerFolder]) -> Iterator[list[BaseProcess]]:
 
 def _work(folder: str) -> None:
     """Be the worker of `folder`, with the log where an adapter puts it."""
-    from isthmus.train.worker import main
+    from isthmus.train.process.worker import main
 
     log = os.open(WorkerFolder(Path(folder)).log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

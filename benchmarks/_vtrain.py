@@ -13,15 +13,8 @@ from benchmarks._models import cluster, even_plan, gpt
 from benchmarks.table import Row, compared
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.plan import (
-    DATA_SHEET,
-    Calibration,
-    Observation,
-    estimate_s,
-    fit_calibration,
-    fit_shapes,
-)
-from isthmus.plan.profile.model import ModelProfile
+from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration, fit_shapes
+from isthmus.plan.profile.model_profile import ModelProfile
 from isthmus.plan.time.parameters import shape_scope
 from isthmus.plan.time.predict import simulate_plan
 

@@ -18,20 +18,20 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.endpoint import Endpoint, listen
-from isthmus.comm.frame import Greeting
-from isthmus.comm.group import BACKEND, IsthmusOptions, register_backend
-from isthmus.comm.meet import meet
+from isthmus.comm.connect import meet
+from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
+from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.core.base import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule
-from isthmus.train.exact_sleep import sleep_exactly
-from isthmus.train.exchange import Exchange, Message
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.virtual import VirtualStage
+from isthmus.train.messages.exact_sleep import sleep_exactly
+from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.messages.metrics import Account
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.model.virtual_stage import VirtualStage
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.wan.netns import NAMESPACES
 
 TIMEOUT_S = 60.0

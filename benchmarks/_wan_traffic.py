@@ -15,7 +15,7 @@ import threading
 import time
 
 from isthmus.wan.clock import ask_to_be_woken_soon
-from isthmus.wan.connect import dial, parse_address
+from isthmus.wan.dial import dial, parse_address
 
 _WINDOW = struct.Struct("!dd")
 

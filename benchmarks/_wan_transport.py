@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks._wan_stage import StageJob, joined, ping
-from isthmus.comm.process import ProcessTransport
-from isthmus.train.exchange import Exchange, Message, Work
-from isthmus.train.metrics import Account
+from isthmus.comm.process.process_transport import ProcessTransport
+from isthmus.train.messages.exchange import Exchange, Message, Work
+from isthmus.train.messages.metrics import Account
 
 AHEAD = 4
 SMALL = (16, 1024)

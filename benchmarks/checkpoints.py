@@ -32,10 +32,10 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.table import Row, compared, print_rows
+from isthmus.train.checkpoint.checkpoint_folder import load, newest
 from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.durable import DurableWriter
-from isthmus.train.checkpoint.folder import load, newest
-from isthmus.train.checkpoint.memory import MemoryCheckpoint
+from isthmus.train.checkpoint.durable_writer import DurableWriter
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 
 PEER = "torch.distributed.checkpoint"
 NUM_STEPS = 3

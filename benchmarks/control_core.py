@@ -19,21 +19,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.table import Row, print_rows
-from isthmus.control.collector import spare_collector
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import (
-    AgentReported,
-    Event,
-    JobSubmitted,
-    MakePlans,
-    PlansMade,
-)
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.server.gc_tuning import spare_collector
+from isthmus.control.state.events import AgentReported, Event, JobSubmitted, MakePlans, PlansMade
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
-from isthmus.core.messages import ObservedPart, PartOrder, WorkerAddress
+from isthmus.core.messages.agent_messages import ObservedPart, PartOrder, WorkerAddress
+from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Stage
 from isthmus.core.pool import Cluster, NodeGroup
-from isthmus.core.views import Submission
 
 SITES, CHIPS = 40, 512
 GANGS, QUEUED = 20_000, 1_000_000

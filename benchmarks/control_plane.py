@@ -19,17 +19,18 @@ from benchmarks._joint_preemption import preempt_once
 from benchmarks._pool_shapes import kai_scale, kueue_baseline
 from benchmarks.table import Row, compared, print_rows
 from isthmus.control.placement import Resources, place
-from isthmus.control.rules import Rules
-from isthmus.control.simulation.compare import Comparison, compare
+from isthmus.control.simulation.compare_scenarios import Comparison, compare
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.generate import generate_trace
-from isthmus.control.simulation.jobs import TracePlanner
 from isthmus.control.simulation.outcome import LARGER, PoolOutcome, percentile
-from isthmus.control.simulation.pools import pool_for
-from isthmus.control.simulation.trace import TraceJob
+from isthmus.control.simulation.traces.generate_trace import generate_trace
+from isthmus.control.simulation.traces.trace import TraceJob
+from isthmus.control.simulation.traces.trace_jobs import TracePlanner
+from isthmus.control.simulation.traces.trace_pools import pool_for
 from isthmus.control.simulation.world import PoolWorld
+from isthmus.control.state.rules import Rules
 from isthmus.core.job import Placement
 from isthmus.core.pool import Cluster, NodeGroup, Pool
+from isthmus.site.site_queue import queue_order
 
 QUICK = 0.05
 DELAYS = Delays(planning_s=0.001, check_in_s=0.05, stop_s=0.05)
@@ -133,7 +134,7 @@ def reordering(part: float) -> Iterator[Row]:
     _until(world, lambda: len(_standing(world)) == count)
     server, agent = world.server, world.agents["a"]
     cpu_s, wall_s, at_s = time.process_time(), time.perf_counter(), world.kernel.now
-    parts = agent.site.books.queue()
+    parts = queue_order(agent.machine.site)
     for part, there in zip(parts, Random(0).sample(range(count), count), strict=True):
         part.place = there
     agent.poke(0.0)
@@ -163,7 +164,7 @@ def _one_cluster(nodes: int) -> Cluster:
 
 def _standing(world: PoolWorld) -> list[str]:
     """Return the pool's jobs as they stand in the site's queue."""
-    return [part.job for part in world.agents["a"].site.books.queue()]
+    return [part.job for part in queue_order(world.agents["a"].machine.site)]
 
 
 def _until(world: PoolWorld, holds: Callable[[], bool], at_most_s: float = 600.0) -> None:

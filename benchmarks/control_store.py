@@ -26,16 +26,16 @@ import psycopg
 
 from benchmarks.table import Row, print_rows
 from benchmarks.wan_links import cpu_s
-from isthmus.control.actor import Actor
-from isthmus.control.events import Event, JobSubmitted
 from isthmus.control.placement import PlanRequest
-from isthmus.control.server import Listening, ServerConfig, open_store, run_server
-from isthmus.control.store.seam import Store
+from isthmus.control.server.run_server import Listening, ServerConfig, open_store, run_server
+from isthmus.control.service.actor import Actor
+from isthmus.control.state.events import Event, JobSubmitted
 from isthmus.control.store.snapshots import Snapshots
+from isthmus.control.store.store import Store
 from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
-from isthmus.core.views import Submission
 from tests.control.postgres import INSTALL, binaries, running
 
 CLIENTS = 16

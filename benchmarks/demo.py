@@ -30,9 +30,9 @@ from pathlib import Path
 
 from benchmarks._real_pipeline import DISTURBED, FAR, Case, Far, Pipeline, emulated, pool, spread
 from benchmarks.table import Row, compared, print_rows
+from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import load_model
 from isthmus.core.plan import StageTime
-from isthmus.core.worker import write_atomically
 from isthmus.plan import Calibration, load_calibration, predict, profile_model
 from isthmus.plan.time.loads import schedule_of, stage_costs, wires_of
 from isthmus.sim import Replica, Training, TrainingRun, simulate

@@ -16,9 +16,9 @@ import time
 from dataclasses import replace
 
 from benchmarks.table import Row, print_rows
-from isthmus.control.forecast import forecast_starts, play
-from isthmus.control.order import Objective, Release, Request, global_order
-from isthmus.control.packing import pack_jobs
+from isthmus.control.algorithms.global_order import Objective, Release, Request, global_order
+from isthmus.control.algorithms.pack_jobs import pack_jobs
+from isthmus.control.algorithms.start_forecast import forecast_starts, play
 
 OBJECTIVES: tuple[Objective, ...] = ("arrival", "utilisation", "throughput", "deadline")
 NOW_S = 20_000.0

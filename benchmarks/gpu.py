@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.table import Row, compared, print_rows
-from isthmus.train.device import device_name, synchronize
-from isthmus.train.exchange import Exchange, Message, Work
-from isthmus.train.staging import Copies, DeviceCopies, HostStaging
+from isthmus.train.messages.device import device_name, synchronize
+from isthmus.train.messages.exchange import Exchange, Message, Work
+from isthmus.train.messages.host_staging import Copies, DeviceCopies, HostStaging
 
 PEER = "PyTorch: `.to()`, `.cpu()`"
 MICRO_BATCHES = 32

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from benchmarks._greedy_placement import greedy_placement
 from benchmarks.table import Row, compared, print_rows
 from isthmus.control.placement import FreeLink, Placements, Requirement, Resources, StageNeed, WanNeed, place
-from isthmus.control.placement.resources import FreeGroup, Site
+from isthmus.control.placement.resources.free_resources import FreeGroup, Site
 from isthmus.core.job import Placement
 
 OWNERS = 20

@@ -19,9 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.table import Row, print_rows
-from isthmus.control.simulation.chaos import ChaosRun, run_chaos
-from isthmus.control.simulation.faults import RATES
-from isthmus.control.simulation.torn_log import SqliteLog
+from isthmus.control.simulation.chaos.run_chaos import ChaosRun, run_chaos
+from isthmus.control.simulation.faults.fault_rates import RATES
+from isthmus.control.simulation.faults.torn_log import SqliteLog
 
 RUNS, QUICK_RUNS = 10_000, 40
 REAL_STORE_EVERY = 10

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import _rows, _tasks, _vtrain
 from benchmarks.table import Row, print_rows
-from isthmus.core.files import load_plan, load_pool
+from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.plan import estimate_s, profile_model
 

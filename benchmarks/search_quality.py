@@ -17,17 +17,18 @@ from benchmarks._planning import TOY, job, small_pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
-from isthmus.plan.search.islands import island_sets
-from isthmus.plan.search.layout import Layout, deal, ring_s
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.chains.chain_shape import Chain, Shape
+from isthmus.plan.search.chains.replica_groups import island_sets
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.compose.layout import Layout, deal
+from isthmus.plan.search.costs.gradient_ring import ring_s
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import Spot, spots_of
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.finish.score import calibration_for, score
+from isthmus.plan.search.finish.write_plan import write_plan
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.score import calibration_for, score
-from isthmus.plan.search.shape import Chain, Shape
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import Spot, spots_of
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.ways import Ways
-from isthmus.plan.search.write import write_plan
 
 SAMPLES = 6
 LENGTH = 1024

@@ -23,8 +23,8 @@ from benchmarks._planning import (
 )
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model import ModelProfile
-from isthmus.plan.search.layout import Layout
+from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.search.compose.layout import Layout
 from isthmus.plan.search.plans import Answer, Question, search_plans
 
 KINDS = ("A100", "H100", "910B", "A800")

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.table import Row, compared, print_rows
-from isthmus.agent.adapter import Move
-from isthmus.agent.folders import LocalJobFile, submit_local
-from isthmus.agent.local import LocalAdapter
-from isthmus.agent.shell import AgentShell
-from isthmus.agent.site_queue import queue
-from isthmus.core.messages import AgentOrders, PartOrder, QueueEntry
+from isthmus.agent.adapters.adapter import Move
+from isthmus.agent.adapters.local import LocalAdapter
+from isthmus.agent.service.agent_service import AgentShell
+from isthmus.agent.service.run_folders import LocalJobFile, submit_local
+from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.site.site_queue import queue_order
 
 CARDS = 8
 SITE = Cluster(
@@ -88,7 +88,7 @@ def measure(num: int, shuffled: float, seed: int) -> list[Row]:
         shell.obey(AgentOrders(parts=parts, queue=tuple(jobs)))
         shell.tick()
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-        wanted = [QueueEntry(job=part.job, attempt=part.attempt) for part in queue(shell.machine.site)]
+        wanted = [QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(shell.machine.site)]
         left = 100 * inversions(adapter.queue(), wanted)
         shell.shut_down()
         while not shell.ended:

@@ -19,16 +19,16 @@ from benchmarks._planning import TOY, TOY_BYTES, job
 from benchmarks.search_quality import layouts, splits
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
-from isthmus.plan.search.islands import island_sets
-from isthmus.plan.search.layout import Layout
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.chains.replica_groups import island_sets
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.compose.layout import Layout
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import Spot, spots_of
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.explore.mixed_sizes import deal_unlike
+from isthmus.plan.search.finish.score import calibration_for
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.score import calibration_for
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import Spot, spots_of
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.unlike import deal_unlike
-from isthmus.plan.search.ways import Ways
 
 SAMPLES, LENGTH, MOST_LAYOUTS = 16, 1024, 20_000
 

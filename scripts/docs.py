@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.cli.reference import render as render_cli
+from isthmus.cli.app.reference import render as render_cli
 from isthmus.core.chip import catalogue
-from isthmus.core.files import FILE_KINDS, json_schema
+from isthmus.core.files.user_files import FILE_KINDS, json_schema
 from isthmus.core.units import format_bytes
 from scripts.rest import render as render_rest
 

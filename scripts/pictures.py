@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.core.files import load_plan, load_pool
+from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.plan import Forecast, predict
 

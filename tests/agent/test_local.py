@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.conformance import ContractError, check_adapter, runs
-from isthmus.agent.local import LocalAdapter, worker_environment
+from isthmus.agent.adapters.check_adapter import ContractError, check_adapter, runs
+from isthmus.agent.adapters.local import LocalAdapter, worker_environment
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
 
 SITE = Cluster(

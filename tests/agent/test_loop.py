@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.daemon import LOOK_S, QUICK_S, AgentConfig, AgentLoop, Backoff, run_agent
-from isthmus.agent.exchange import Exchange
+from isthmus.agent.service.daemon import LOOK_S, QUICK_S, AgentConfig, AgentLoop, Backoff, run_agent
+from isthmus.agent.service.sync_client import Exchange
 from isthmus.core.errors import (
     AuthError,
     ConflictError,
@@ -21,10 +21,10 @@ from isthmus.core.errors import (
     ProtocolError,
     UnavailableError,
 )
-from isthmus.core.messages import AgentOrders, AgentReport
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.state_folder import locked
-from tests.agent.samples import EAST, order, orders
 from tests.agent.test_shell import Site
+from tests.site.samples import EAST, order, orders
 
 
 class Answering:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.agent import outbox as module
-from isthmus.agent.outbox import Batch, Outbox
+from isthmus.agent.service import metrics_outbox as module
+from isthmus.agent.service.metrics_outbox import Batch, Outbox
 
 
 @pytest.fixture

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.adapter import Move, WorkerStatus
-from isthmus.agent.folders import LocalJobFile, last_words, read_routes, submit_local, worker_spec
-from isthmus.agent.parts import HeldPart
-from isthmus.agent.shell import AgentShell
-from isthmus.agent.table import PartTable
-from isthmus.agent.validators import validate
+from isthmus.agent.adapters.adapter import Move, WorkerStatus
+from isthmus.agent.service.agent_service import AgentShell
+from isthmus.agent.service.part_table import PartTable
+from isthmus.agent.service.run_folders import LocalJobFile, last_words, read_routes, submit_local, worker_spec
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.core.messages import PartOrder, QueueEntry, RankMap
+from isthmus.core.messages.agent_messages import PartOrder, QueueEntry, RankMap
+from isthmus.core.messages.worker_folder import WorkerFolder
 from isthmus.core.plan import StageTime
-from isthmus.core.worker import WorkerFolder
-from tests.agent.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
+from isthmus.site.parts import SitePart
+from isthmus.site.site_invariants import check_site
+from tests.site.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
 
 
 class FakeAdapter:
@@ -82,7 +82,7 @@ class Site:
 
     def obey(self, *parts: PartOrder) -> None:
         self.shell.obey(orders(*parts))
-        validate(self.shell.machine)
+        check_site(self.shell.machine)
 
     def run(self, *places: str) -> Path:
         """Take part a/1 to running; return the folder of its rank 0."""
@@ -267,14 +267,14 @@ def test_a_table_of_another_version_is_named_and_left_alone(tmp_path: Path) -> N
 
 def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
     """No prediction, no stage time: the worker computes at its own pace."""
-    part = HeldPart(job="a", attempt=1, spec=JOB, plan=plan(timed=False))
+    part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(timed=False))
     assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}).stage_time is None
 
 
 def test_a_virtual_job_waits_on_any_chip() -> None:
     """`compute: virtual` gives a worker the plan's times for its stage, also on a real chip."""
     job = JOB.model_copy(update={"compute": "virtual"})
-    part = HeldPart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")))
+    part = SitePart(job="a", attempt=1, spec=job, plan=plan(("west/h20", "east/l40s")))
     spec = worker_spec(part, 1, EAST, host="127.0.0.1", routes={})
     assert spec.stage_time == StageTime(forward_s=0.1, backward_s=0.2)
 

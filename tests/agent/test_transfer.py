@@ -8,14 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.events import FetchFiles, FilesSeen, Instruction
-from isthmus.agent.fetches import Fetch, Fetches
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.transfer import CommandSource, FolderSource, fetch_all, localised, place, read_sources
+from isthmus.agent.service.fetches import Fetch, Fetches
+from isthmus.agent.service.file_transfer import (
+    CommandSource,
+    FolderSource,
+    fetch_all,
+    localised,
+    place,
+    read_sources,
+)
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.job import Job
-from tests.agent.hand import Site
-from tests.agent.samples import INVENTORY, JOB, order
+from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.machine import SiteMachine
+from isthmus.site.machine_events import FetchFiles, FetchObserved, Instruction
+from tests.site.driver import Site
+from tests.site.samples import INVENTORY, JOB, order
 
 CHECKPOINT = "checkpoints/step-00000004"
 
@@ -155,10 +163,10 @@ class Fetching(Site):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = AgentMachine("east", INVENTORY, fetches=True)
+        self.machine = SiteMachine("east", DeviceIds(INVENTORY), fetches=True)
 
     def files(self, words: str = "", **seen: bool) -> list[Instruction]:
-        return self.handle(FilesSeen(now_s=self.now_s, job="a", words=words, **seen))
+        return self.handle(FetchObserved(now_s=self.now_s, job="a", words=words, **seen))
 
 
 def test_a_part_is_prepared_once_its_files_are_here() -> None:
@@ -190,7 +198,7 @@ def test_after_a_restart_the_files_are_asked_for_again() -> None:
     site = Fetching()
     wants = order("prepared", files_at=("north",))
     site.obey(wants)
-    site.machine = AgentMachine("east", INVENTORY, list(site.machine.parts.values()), fetches=True)
+    site.machine = SiteMachine("east", DeviceIds(INVENTORY), list(site.machine.parts.values()), fetches=True)
     site.wait(1)
     assert site.states == {"a/1": "ready"}
     assert [type(step) for step in site.obey(wants)] == [FetchFiles]

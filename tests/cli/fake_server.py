@@ -12,13 +12,11 @@ import httpx
 from pydantic import BaseModel
 
 from isthmus.cli import main
-from isthmus.cli.client import Client
-from isthmus.cli.shell import Shell
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.shell.shell import Shell
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
-from isthmus.core.messages import PROTOCOL_VERSION, LogChunk, StepMetrics
-from isthmus.core.plan import PlanSet
-from isthmus.core.standing import DryRun, Standing
-from isthmus.core.views import (
+from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
+from isthmus.core.messages.api_views import (
     Health,
     JobView,
     LogPage,
@@ -27,6 +25,8 @@ from isthmus.core.views import (
     TokenRequest,
     TokenView,
 )
+from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.plan import PlanSet
 from tests.cli.samples import START_S, make_pool, make_view
 
 TOKEN = "a-token"

@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 from isthmus.core.job import Checkpoints, Data, Job, Training
-from isthmus.core.messages import Span, StepMetrics
+from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.messages.api_views import ClusterView, JobView, PartView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage, StageTime
 from isthmus.core.pool import Cluster, Link, NodeGroup, VirtualChip
-from isthmus.core.views import ClusterView, JobView, PartView, PoolView
 
 START_S = 1_800_000_000.0
 CLUSTERS = ("qingyang", "hangzhou", "nanjing")

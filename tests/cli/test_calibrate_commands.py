@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isthmus.core.files import load_pool
+from isthmus.core.files.user_files import load_pool
 from isthmus.wan import links_in_background
 from tests.cli.test_plan_commands import answer, run
 

@@ -7,7 +7,7 @@ import inspect
 import httpx
 import pytest
 
-from isthmus.cli.client import RETRY_DELAYS_S, Client
+from isthmus.cli.client.api_client import RETRY_DELAYS_S, Client
 from isthmus.core import errors
 from isthmus.core.errors import (
     AuthError,
@@ -19,9 +19,9 @@ from isthmus.core.errors import (
     ProtocolError,
     UnavailableError,
 )
-from isthmus.core.messages import LogChunk
+from isthmus.core.messages.agent_messages import LogChunk
+from isthmus.core.messages.api_views import Submission, TokenRequest
 from isthmus.core.model import Model
-from isthmus.core.views import Submission, TokenRequest
 from tests.cli.fake_server import TOKEN, URL, FakeServer
 from tests.cli.samples import make_job, make_metrics
 

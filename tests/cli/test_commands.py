@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from isthmus.cli.finding import pick
+from isthmus.cli.client.resolve_job import pick
 from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, NotFoundError
-from isthmus.core.files import FILE_KINDS
+from isthmus.core.files.user_files import FILE_KINDS
+from isthmus.core.messages.api_views import JobView, PoolView, TokenView, VictimView
 from isthmus.core.plan import PlanSet
-from isthmus.core.views import JobView, PoolView, TokenView, VictimView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S, make_metrics, make_plan, make_view
 

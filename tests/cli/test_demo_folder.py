@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.demo_folder import demo_folder
+from isthmus.cli.demo.demo_folder import demo_folder
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.files import load_job, load_pool
+from isthmus.core.files.user_files import load_job, load_pool
 
 
 def test_a_demo_empties_what_the_one_before_left(tmp_path: Path) -> None:

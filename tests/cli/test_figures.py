@@ -6,17 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cli.charts import bar, curve, resample
-from isthmus.cli.figures import (
-    Figures,
-    neighbours,
-    predicted_tokens_per_s,
-    thin,
-    wan_links,
-    wan_neighbours,
-)
-from isthmus.cli.tables import stages_text
-from isthmus.core.messages import StepMetrics
+from isthmus.cli.figures import Figures, neighbours, predicted_tokens_per_s, thin, wan_links, wan_neighbours
+from isthmus.cli.terminal.charts import bar, curve, resample
+from isthmus.cli.terminal.tables import stages_text
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan, Stage
 from tests.cli.samples import make_metrics, make_plan
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.messages import LogChunk
+from isthmus.core.messages.agent_messages import LogChunk
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import make_metrics, make_plan
 

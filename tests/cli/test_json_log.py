@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from isthmus.cli.json_log import JsonLines
+from isthmus.cli.shell.json_log import JsonLines
 
 
 def line(**fields: object) -> dict[str, object]:

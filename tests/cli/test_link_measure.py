@@ -2,11 +2,11 @@
 
 import pytest
 
-from isthmus.cli.link_measure import measure_links
+from isthmus.cli.commands.measure_links import measure_links
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET
-from isthmus.plan.time.measure import with_links
+from isthmus.plan.time.micro_benchmarks import with_links
 
 
 def pool_of(*links: dict) -> Pool:

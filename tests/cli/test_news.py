@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import httpx
 
-from isthmus.cli.client import Client
-from isthmus.cli.news import RETRY_AFTER, News
-from isthmus.cli.shell import Shell
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.job_events import RETRY_AFTER, News
+from isthmus.cli.shell.shell import Shell
 from isthmus.core.errors import NotFoundError
 
 HELLO = "event: hello\nid: 5\ndata: {}\n\n"

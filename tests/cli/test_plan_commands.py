@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from isthmus.cli import main
-from isthmus.cli.shell import Shell
+from isthmus.cli.shell.shell import Shell
 
 POOL = {
     "clusters": [

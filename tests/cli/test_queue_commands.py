@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from isthmus.core.messages.api_views import VictimView
+from isthmus.core.messages.queue_status import Ahead, Standing
 from isthmus.core.plan import Refusal
-from isthmus.core.standing import Ahead, Standing
-from isthmus.core.views import VictimView
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cli.report import MAX_POINTS, MAX_TIMELINES, render_report
-from isthmus.cli.trace import trace_events, transfers
-from isthmus.core.messages import StepMetrics
+from isthmus.cli.job_report.stage_trace import trace_events, transfers
+from isthmus.cli.job_report.write_report import MAX_POINTS, MAX_TIMELINES, render_report
+from isthmus.core.messages.agent_messages import StepMetrics
 from tests.cli.samples import CLUSTERS, make_job, make_metrics, make_plan, make_pool, make_view
 
 VOID = {"meta", "br", "link", "img", "input"}

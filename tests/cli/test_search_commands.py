@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.files import load_plan
+from isthmus.core.files.user_files import load_plan
 from tests.cli.fake_server import FakeServer, run
 
 CONFIG = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.reference import all_commands
-from isthmus.cli.settings import DEFAULT_SERVER, Settings, context_path, resolve
+from isthmus.cli.app.reference import all_commands
+from isthmus.cli.client.settings import DEFAULT_SERVER, Settings, context_path, resolve
 from isthmus.core.errors import FileError, InputError
 from tests.cli.fake_server import FakeServer, run
 

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from isthmus.cli import main
-from isthmus.cli.shell import Shell
+from isthmus.cli.shell.shell import Shell
 
 
 def test_a_terminal_without_a_character_shows_something_else_and_json_loses_nothing() -> None:

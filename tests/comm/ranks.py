@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
-from isthmus.comm.endpoint import Endpoint, listen
-from isthmus.comm.frame import Greeting
-from isthmus.comm.gloo import local_group
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.meet import meet
-from isthmus.comm.tcp import TcpTransport
-from isthmus.comm.transport import JoinedTransport
+from isthmus.comm.connect import meet
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.group.local_gloo import local_group
+from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.tcp_transport import TcpTransport
+from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.transport.transport import JoinedTransport
 from isthmus.core.base import TransportKind
 
 LIMIT = timedelta(seconds=30)

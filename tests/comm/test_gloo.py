@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.gloo import break_group
+from isthmus.comm.group.local_gloo import break_group
 
 
 def test_who_waits_for_a_living_rank_is_woken_though_another_is_gone() -> None:

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from isthmus.comm import tcp
-from isthmus.comm.endpoint import Endpoint, listen
-from isthmus.comm.frame import Greeting, greet
-from isthmus.comm.mesh import connect
-from isthmus.comm.peer import Peer
-from isthmus.comm.tcp import TcpTransport
+from isthmus.comm.tcp import tcp_transport
+from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.peer import Peer
+from isthmus.comm.tcp.rendezvous import connect
+from isthmus.comm.tcp.tcp_transport import TcpTransport
+from isthmus.comm.tcp.wire_format import Greeting, greet
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
 LIMIT_S = 20.0
@@ -55,7 +55,7 @@ def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: p
     on its way. 3. Another takes its place: they hear of that and end, with a straggler, for they have to meet
     it once more.
     """
-    monkeypatch.setattr(tcp, "LINGER_S", 600.0)
+    monkeypatch.setattr(tcp_transport, "LINGER_S", 600.0)
     part, parting = Peer.part, threading.Semaphore(0)
 
     def parts(peer: Peer, reason: str, linger_s: float) -> None:

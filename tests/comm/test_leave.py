@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isthmus.comm import tcp
-from isthmus.comm.lane import Lane
-from isthmus.comm.outbox import Piece
+from isthmus.comm.tcp import tcp_transport
+from isthmus.comm.tcp.connection import Lane
+from isthmus.comm.tcp.send_queue import Piece
 from isthmus.core.errors import PeerError
 from tests.comm.ranks import tcp_transports
 
 
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "LINGER_S", 60.0)
+    monkeypatch.setattr(tcp_transport, "LINGER_S", 60.0)
 
 
 def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group import IsthmusGroup, IsthmusOptions, create_group, register_backend
-from isthmus.comm.group_conformance import check_process_group
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.check_group import check_process_group
+from isthmus.comm.group.isthmus_group import IsthmusGroup, IsthmusOptions, create_group, register_backend
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.core.base import TransportKind
 from isthmus.core.errors import PeerError, PlanError
 from tests.comm.ranks import LIMIT, group_over, isthmus_groups, transports

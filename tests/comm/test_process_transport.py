@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.comm.arena import Arena, Slots, slot_bytes
-from isthmus.comm.endpoint import Endpoint, listen
-from isthmus.comm.frame import Greeting
-from isthmus.comm.meet import meet
-from isthmus.comm.process import ProcessTransport
-from isthmus.comm.windows import WINDOW_BYTES, Sending, Window
-from isthmus.comm.words import Line, Word, packed_error, unpacked_error
+from isthmus.comm.connect import meet
+from isthmus.comm.process.arena import Arena, Slots, slot_bytes
+from isthmus.comm.process.control_messages import Line, Word, packed_error, unpacked_error
+from isthmus.comm.process.process_transport import ProcessTransport
+from isthmus.comm.process.send_window import WINDOW_BYTES, Sending, Window
+from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 from tests.comm.ranks import transports
 
@@ -228,7 +228,7 @@ def test_a_worker_that_is_killed_leaves_nothing() -> None:
         processes = [int(one) for one in worker.stdout.readline().split()]
         for pid in processes:
             told = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")[1:]
-            assert told[:2] == [b"-m", b"isthmus.comm.carrier"]
+            assert told[:2] == [b"-m", b"isthmus.comm.process.transport_process"]
             assert all(one.isdigit() for one in told[2:])
             files = [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
             assert "/memfd:isthmus (deleted)" in files

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from isthmus.comm.outbox import PIECE_BYTES, Outbox, Piece
-from isthmus.comm.readiness import Readiness, is_probing
+from isthmus.comm.tcp.send_queue import PIECE_BYTES, Outbox, Piece
+from isthmus.comm.tcp.socket_readiness import Readiness, is_probing
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.comm.conformance import check_joined_transport, check_transport
-from isthmus.comm.endpoint import Endpoint, listen
-from isthmus.comm.frame import (
+from isthmus.comm.tcp.connection import Lane
+from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.peer import Peer
+from isthmus.comm.tcp.rendezvous import connect
+from isthmus.comm.tcp.tcp_transport import TcpTransport
+from isthmus.comm.tcp.wire_format import (
     DATA,
     HEARTBEAT,
     LEAVE,
@@ -29,13 +32,10 @@ from isthmus.comm.frame import (
     refusal,
     write_line,
 )  # fmt: skip
-from isthmus.comm.lane import Lane
-from isthmus.comm.mailbox import Mailbox
-from isthmus.comm.memory import memory_transports
-from isthmus.comm.mesh import connect
-from isthmus.comm.peer import Peer
-from isthmus.comm.tcp import TcpTransport
-from isthmus.comm.transport import Arrival, Transport
+from isthmus.comm.transport.check_transport import check_joined_transport, check_transport
+from isthmus.comm.transport.in_memory import memory_transports
+from isthmus.comm.transport.receive_matching import Mailbox
+from isthmus.comm.transport.transport import Arrival, Transport
 from isthmus.core.base import TransportKind
 from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
 from tests.comm.ranks import tcp_transports, transports

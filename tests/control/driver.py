@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.control.coordinator import Coordinator, Rules
-from isthmus.control.events import (
+from isthmus.control.coordinator.coordinator import Coordinator, Rules
+from isthmus.control.state.events import (
     AgentReported,
     Event,
     Instruction,
@@ -18,8 +18,8 @@ from isthmus.control.events import (
     PreemptionAgreed,
     VictimNamed,
 )
-from isthmus.control.validators import violations
-from isthmus.core.messages import (
+from isthmus.control.state.invariants import violations
+from isthmus.core.messages.agent_messages import (
     AgentReport,
     LocalJobSeen,
     ObservedPart,
@@ -28,9 +28,9 @@ from isthmus.core.messages import (
     QueueEntry,
     WorkerAddress,
 )
+from isthmus.core.messages.api_views import JobState
 from isthmus.core.plan import Part, Plan, PlanSet, Refusal
 from isthmus.core.pool import Cluster
-from isthmus.core.views import JobState
 from tests.control.samples import cluster, plan, submission
 
 RULES = Rules(reservation_s=10, start_s=20, lease_s=5, agent_lost_s=3, retry_s=2, retry_most_s=8)

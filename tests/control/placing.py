@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from hypothesis import strategies as st
 
 from isthmus.control.placement import FreeLink, Requirement, Resources, StageNeed, WanNeed
-from isthmus.control.placement.requirement import Range
-from isthmus.control.placement.resources import FreeGroup, Site
+from isthmus.control.placement.resources.free_resources import FreeGroup, Site
+from isthmus.control.placement.resources.requirement import Range
 from isthmus.core.job import Placement
 
 CHIPS = ("H20", "A100")

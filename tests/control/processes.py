@@ -13,20 +13,20 @@ from pathlib import Path
 import httpx
 
 from isthmus.agent import AgentConfig, run_agent
-from isthmus.agent.conformance import runs
-from isthmus.control.auth import Role
-from isthmus.control.events import Event
-from isthmus.control.rules import Rules
-from isthmus.control.server import Listening, ServerConfig, run_server
+from isthmus.agent.adapters.check_adapter import runs
+from isthmus.control.server.run_server import Listening, ServerConfig, run_server
+from isthmus.control.service.auth import Role
+from isthmus.control.state.events import Event
+from isthmus.control.state.rules import Rules
 from isthmus.control.store.sqlite import SqliteStore
+from isthmus.core.messages.api_views import JobView, MetricsPage, PoolView, TokenRequest
 from isthmus.core.pool import Cluster
-from isthmus.core.views import JobView, MetricsPage, PoolView, TokenRequest
 from tests.control.serving import POOL, plan_across, submission
 from tests.forks import FORKS, preload
 
 STAND_IN = (sys.executable, str(Path(__file__).parents[1] / "agent" / "stand_in.py"))
 RULES = Rules(retry_s=0.2, agent_lost_s=20)
-preload("pytest", "isthmus.control.server", "isthmus.agent", "tests.control.replicas")
+preload("pytest", "isthmus.control.server.run_server", "isthmus.agent", "tests.control.replicas")
 
 
 class CrashingStore(SqliteStore):

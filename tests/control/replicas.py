@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from isthmus.control.server import Listening, ServerConfig, run_server
+from isthmus.control.server.run_server import Listening, ServerConfig, run_server
 from isthmus.control.store.postgres import PostgresStore
 from isthmus.control.store.postgres_leadership import LEADER_LOCK
 from tests.control.processes import RULES, RealPool, die, until

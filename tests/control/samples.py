@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from isthmus.control.events import MakePlans
+from isthmus.control.state.events import MakePlans
 from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Cluster, NodeGroup
-from isthmus.core.views import Submission
 
 MODEL = Model(
     path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={}

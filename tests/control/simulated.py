@@ -11,20 +11,9 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from isthmus.agent.events import Event as AgentEvent
-from isthmus.agent.events import (
-    Instruction,
-    OrdersReceived,
-    SeenWorker,
-    StartWorker,
-    StopWorker,
-    WorkersSeen,
-    WriteRanks,
-)
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import HeldPart
-from isthmus.control.coordinator import Coordinator, Rules
-from isthmus.control.events import (
+from isthmus.control.coordinator.coordinator import Coordinator, Rules
+from isthmus.control.simulation.simulated_server import EventLog
+from isthmus.control.state.events import (
     AgentReported,
     Event,
     JobCancelled,
@@ -35,12 +24,24 @@ from isthmus.control.events import (
     PlansMade,
     Restarted,
 )
-from isthmus.control.records import ENDED
-from isthmus.control.simulation.server import EventLog
-from isthmus.control.validators import violations
+from isthmus.control.state.invariants import violations
+from isthmus.control.state.job_records import ENDED
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages import AgentOrders, AgentReport, WorkerAddress
-from isthmus.core.views import Submission
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, WorkerAddress
+from isthmus.core.messages.api_views import Submission
+from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.machine import SiteMachine
+from isthmus.site.machine_events import Event as AgentEvent
+from isthmus.site.machine_events import (
+    Instruction,
+    ObservedWorker,
+    OrdersReceived,
+    StartWorker,
+    StopWorker,
+    WorkersObserved,
+    WriteRankMap,
+)
+from isthmus.site.parts import SitePart
 from tests.control.samples import cluster, plan_for
 from tests.control.world import Chaos, World
 
@@ -151,15 +152,15 @@ class Site:
 
     def __init__(self, name: str, chips: int, world: World) -> None:
         self.cluster, self.world, self.chaos = cluster(name, chips), world, world.chaos
-        self.chips, self.table, self.lives = chips, list[HeldPart](), 0
+        self.chips, self.table, self.lives = chips, list[SitePart](), 0
         self.late: list[tuple[float, AgentReport]] = []
         self.boot(0.0)
 
     def boot(self, now_s: float) -> None:
         self.lives += 1
         self.down_until_s = 0.0
-        cards = {"g": [str(card) for card in range(self.chips)]}
-        self.machine = AgentMachine(self.cluster.name, cards, _copy(self.table), now_s=now_s)
+        devices = DeviceIds({"g": [str(device) for device in range(self.chips)]})
+        self.machine = SiteMachine(self.cluster.name, devices, _copy(self.table), now_s=now_s)
 
     def step(self, server: Server, now_s: float) -> None:
         """Look at the workers, report, carry the orders out; late reports arrive whatever the agent does."""
@@ -179,7 +180,7 @@ class Site:
         assert running <= self.chips, f"{running} workers on {self.chips} cards"
 
     def _live(self, server: Server, now_s: float) -> None:
-        self._apply(WorkersSeen(now_s=now_s, workers=tuple(self._look(now_s))))
+        self._apply(WorkersObserved(now_s=now_s, workers=tuple(self._look(now_s))))
         self.table = _copy(self.machine.parts.values())
         report = AgentReport(
             cluster=self.cluster,
@@ -218,21 +219,21 @@ class Site:
                 self.world.start(name, part.job, part.attempt, rank)
             case StopWorker(rank=rank, force=force):
                 self.world.stop(name, part.job, part.attempt, rank, force=force)
-            case WriteRanks():
+            case WriteRankMap():
                 for rank in part.workers:
                     self.world.give_ranks(name, part.job, part.attempt, rank)
 
-    def _look(self, now_s: float) -> Iterator[SeenWorker]:
+    def _look(self, now_s: float) -> Iterator[ObservedWorker]:
         for part in self.machine.parts.values():
             for rank, held in part.workers.items():
                 if held.live:
                     yield self._look_at(part, rank, now_s)
 
-    def _look_at(self, part: HeldPart, rank: int, now_s: float) -> SeenWorker:
+    def _look_at(self, part: SitePart, rank: int, now_s: float) -> ObservedWorker:
         worker = self.world.worker(self.cluster.name, part.job, part.attempt, rank)
         address = WorkerAddress(rank=rank, cluster=self.cluster.name, host="h", port=rank + 1)
         here = worker.state == "running" and worker.checkin_s <= now_s
-        return SeenWorker(
+        return ObservedWorker(
             job=part.job,
             attempt=part.attempt,
             rank=rank,
@@ -242,7 +243,7 @@ class Site:
         )
 
 
-def _copy(parts: Iterable[HeldPart]) -> list[HeldPart]:
+def _copy(parts: Iterable[SitePart]) -> list[SitePart]:
     """Copy a part table as its file would keep it."""
     return [replace(p, workers={rank: replace(w) for rank, w in p.workers.items()}) for p in parts]
 

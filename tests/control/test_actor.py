@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isthmus.control.actor import Actor, Folded, Request
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import Event, JobCancelled, JobSubmitted
-from isthmus.control.store.seam import LogMovedError, MemoryStore
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.service.actor import Actor, Folded, Request
+from isthmus.control.state.events import Event, JobCancelled, JobSubmitted
+from isthmus.control.store.store import LogMovedError, MemoryStore
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from tests.control.samples import submission
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control import auth
-from isthmus.control.store.seam import MemoryStore
+from isthmus.control.service import auth
+from isthmus.control.store.store import MemoryStore
 from isthmus.core.errors import UnavailableError
-from isthmus.core.views import TokenRequest
+from isthmus.core.messages.api_views import TokenRequest
 from tests.control.serving import EAST, WEST, cluster, report, submission
 from tests.control.test_server_api import Server
 

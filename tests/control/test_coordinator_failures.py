@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import (
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
     ForgetJob,
@@ -16,9 +16,9 @@ from isthmus.control.events import (
     PlanningFailed,
     PlansMade,
 )
-from isthmus.control.validators import violations
+from isthmus.control.state.invariants import violations
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages import ObservedPart
+from isthmus.core.messages.agent_messages import ObservedPart
 from isthmus.core.plan import PlanSet
 from tests.control.driver import RULES, Driver, seen, started
 from tests.control.samples import plan, submission

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from isthmus.control.events import AgentReported, JobDeleted, PoolSet
+from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import Placement
-from isthmus.core.messages import AgentReport, QueueEntry
+from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
 from tests.control.driver import Driver, seen

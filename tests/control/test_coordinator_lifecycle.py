@@ -6,19 +6,14 @@ import itertools
 
 import pytest
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import (
-    AgentLost,
-    JobChanged,
-    MakePlans,
-    Restarted,
-)
-from isthmus.control.lifecycle import JOB_STEPS, move
-from isthmus.control.part_life import PART_STEPS, observe
-from isthmus.control.records import JobRecord, State
-from isthmus.control.site_records import PartRecord
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.coordinator.job_lifecycle import JOB_STEPS, move
+from isthmus.control.coordinator.part_observations import PART_STEPS, observe
+from isthmus.control.state.events import AgentLost, JobChanged, MakePlans, Restarted
+from isthmus.control.state.job_records import JobRecord, State
+from isthmus.control.state.site_records import PartRecord
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages import ObservedPart
+from isthmus.core.messages.agent_messages import ObservedPart
 from tests.control.driver import RULES, Driver, seen, started
 from tests.control.samples import plan, submission
 

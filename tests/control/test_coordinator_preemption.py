@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.control.events import AgentLost, JobDeleted, PreemptionAgreed, VictimNamed
+from isthmus.control.state.events import AgentLost, JobDeleted, PreemptionAgreed, VictimNamed
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages import LocalJobSeen, ObservedPart
+from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
 from isthmus.core.priority import PriorityMap
 from tests.control.driver import Driver, seen
 from tests.control.samples import cluster, plan

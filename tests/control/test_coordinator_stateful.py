@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import AgentLost, EpochBegan, JobDeleted, PoolSet, Restarted
-from isthmus.control.records import ENDED, State
-from isthmus.control.validators import violations
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.events import AgentLost, EpochBegan, JobDeleted, PoolSet, Restarted
+from isthmus.control.state.invariants import violations
+from isthmus.control.state.job_records import ENDED, State
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages import LocalJobSeen, ObservedPart, WorkerAddress
+from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart, WorkerAddress
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
 from tests.control.driver import RULES, Driver

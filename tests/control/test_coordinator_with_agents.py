@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from isthmus.agent.events import (
-    AskProtection,
-    Instruction,
-    LocalJob,
-    LocalJobsSeen,
-    OrdersReceived,
-    SeenWorker,
-    StartWorker,
-    StopWorker,
-    WorkersSeen,
-)
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import HeldPart, PartKey
-from isthmus.agent.validators import validate
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import (
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.events import (
     AgentReported,
     Event,
     JobCancelled,
@@ -30,10 +16,25 @@ from isthmus.control.events import (
     PreemptionAgreed,
     VictimNamed,
 )
-from isthmus.control.validators import violations
-from isthmus.core.messages import AgentOrders, Protection, WorkerAddress
+from isthmus.control.state.invariants import violations
+from isthmus.core.messages.agent_messages import AgentOrders, Protection, WorkerAddress
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.policy import OwnerPolicy
+from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.machine import SiteMachine
+from isthmus.site.machine_events import (
+    Instruction,
+    LocalJob,
+    LocalJobsObserved,
+    ObservedWorker,
+    OrdersReceived,
+    RequestCheckpoint,
+    StartWorker,
+    StopWorker,
+    WorkersObserved,
+)
+from isthmus.site.parts import PartKey, SitePart
+from isthmus.site.site_invariants import check_site
 from tests.control.samples import cluster, plan, submission
 
 LENDS = OwnerPolicy(preemptible_from="low", grace_s=0)
@@ -44,26 +45,26 @@ class Site:
 
     def __init__(self, name: str, policy: OwnerPolicy) -> None:
         self.cluster, self.saves = cluster(name), True
-        self.machine = AgentMachine(name, {"g": tuple("0123")}, policy=policy)
+        self.machine = SiteMachine(name, DeviceIds({"g": tuple("0123")}), policy=policy)
         self.local: list[LocalJob] = []
         self.running: dict[tuple[str, int, int], bool] = {}
         self.saved: set[PartKey] = set()
 
     def look(self, now_s: float) -> None:
         """See local jobs and workers."""
-        self._do(self.machine.handle(LocalJobsSeen(now_s=now_s, jobs=tuple(self.local))))
-        self._do(self.machine.handle(WorkersSeen(now_s=now_s, workers=tuple(self._workers()))))
-        validate(self.machine)
+        self._do(self.machine.handle(LocalJobsObserved(now_s=now_s, jobs=tuple(self.local))))
+        self._do(self.machine.handle(WorkersObserved(now_s=now_s, workers=tuple(self._workers()))))
+        check_site(self.machine)
 
-    def _workers(self) -> Iterator[SeenWorker]:
+    def _workers(self) -> Iterator[ObservedWorker]:
         for part in self.machine.parts.values():
             for rank, worker in part.workers.items():
                 if worker.live:
                     yield self._worker(part, rank)
 
-    def _worker(self, part: HeldPart, rank: int) -> SeenWorker:
+    def _worker(self, part: SitePart, rank: int) -> ObservedWorker:
         here = self.running.get((part.job, part.attempt, rank), False)
-        return SeenWorker(
+        return ObservedWorker(
             job=part.job,
             attempt=part.attempt,
             rank=rank,
@@ -75,7 +76,7 @@ class Site:
 
     def obey(self, orders: AgentOrders, now_s: float) -> None:
         self._do(self.machine.handle(OrdersReceived(now_s=now_s, orders=orders)))
-        validate(self.machine)
+        check_site(self.machine)
 
     def _do(self, instructions: list[Instruction]) -> None:
         for one in instructions:
@@ -84,7 +85,7 @@ class Site:
                     self.running[part.job, part.attempt, rank] = True
                 case StopWorker(part=part, rank=rank):
                     self.running[part.job, part.attempt, rank] = False
-                case AskProtection(part=part):
+                case RequestCheckpoint(part=part):
                     self.saved.add(part.key)
 
     def runs(self, job: str) -> bool:

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.control.forecast import forecast_starts
-from isthmus.control.order import Release, Request
+from isthmus.control.algorithms.global_order import Release, Request
+from isthmus.control.algorithms.start_forecast import forecast_starts
 
 
 def _job(name: str, chips: int, submitted_s: float, run_s: float = 0.0, queue: str = "q") -> Request:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from isthmus.control.auth import Caller, UnknownCallerError
 from isthmus.control.rest.gate import TRUST_S, TokenGate
+from isthmus.control.service.auth import Caller, UnknownCallerError
 
 
 class Reached(Exception):  # noqa: N818 - it is what happens, not an error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.control.incumbents import Incumbents
+from isthmus.control.service.agent_takeover import Incumbents
 from isthmus.core.errors import ConflictError, UnavailableError
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.records import ENDED, State
-from isthmus.control.simulation.server import EventLog, ListLog
-from isthmus.control.simulation.torn_log import SqliteLog
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.simulation.faults.torn_log import SqliteLog
+from isthmus.control.simulation.simulated_server import EventLog, ListLog
+from isthmus.control.state.job_records import ENDED, State
 from tests.control.samples import submission
 from tests.control.simulated import (
     RULES,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.conformance import runs
+from isthmus.agent.adapters.check_adapter import runs
 from tests.control.processes import RealPool, until
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.control.shell import ControlShell
-from isthmus.core.messages import ObservedPart, WorkerAddress
+from isthmus.control.service.control_service import ControlShell
+from isthmus.core.messages.agent_messages import ObservedPart, WorkerAddress
 from tests.control.serving import EAST, POOL, WEST, plan_across, report
 from tests.control.test_server_api import Server
 

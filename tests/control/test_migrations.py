@@ -11,12 +11,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import decode, encode
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.events import decode, encode
 from isthmus.control.store import postgres_schema, sqlite
 from isthmus.control.store.postgres import PostgresStore
-from isthmus.control.store.seam import Store
 from isthmus.control.store.sqlite import SqliteStore
+from isthmus.control.store.store import Store
 
 DATA = Path(__file__).parent / "data"
 LOG = (DATA / "log-v1.jsonl").read_text(encoding="utf-8").splitlines()

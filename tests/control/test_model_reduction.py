@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.agent.cards import Ledger
-from isthmus.control import advance, preemption
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.records import JobRecord, State
+from isthmus.control.coordinator import advance, joint_preemption
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.job_records import JobRecord, State
+from isthmus.site import DeviceIds
 from tests.control.model.components import Components, Effect, Placed
 from tests.control.model.explore import explore
 from tests.control.model.pool import EXCHANGES, Pool, World, whole_key
@@ -172,8 +172,11 @@ def _finds(scenario: Scenario, what: str) -> None:
 
 
 def test_both_find_a_site_that_gives_a_card_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that takes every card for free."""
-    monkeypatch.setattr(Ledger, "is_free", lambda *_: True)
+    """An agent that gives a part devices that others hold."""
+    is_free = DeviceIds._is_free
+    monkeypatch.setattr(
+        DeviceIds, "_is_free", lambda book, device, part: part is not None or is_free(book, device, part)
+    )
     _finds(Scenario(jobs=(("j", "abc"),), faults=0, evictions=1), "two holders")
 
 
@@ -190,13 +193,13 @@ def test_both_find_a_coordinator_that_commits_too_early(monkeypatch: pytest.Monk
 
 def test_both_find_a_preemption_that_does_not_wait_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that takes every victim for protected."""
-    monkeypatch.setattr(preemption, "protected_step", lambda _: 1)
+    monkeypatch.setattr(joint_preemption, "protected_step", lambda _: 1)
     _finds(SMALL_PREEMPTION, "j is ended for another, and its processes have saved the steps {None}")
 
 
 def test_both_find_a_job_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that never leaves `stopping`: nothing is wrong with any state, but no goal is reached."""
-    monkeypatch.setattr("isthmus.control.attempts.end_if_released", lambda *_: None)
+    monkeypatch.setattr("isthmus.control.coordinator.attempts.end_if_released", lambda *_: None)
     monkeypatch.setattr(advance, "end_if_released", lambda *_: None)
     scenario = Scenario(sites=("a", "b"), jobs=(("j", "ab"),), faults=0)
     full, fast = explore(Pool(scenario)), sweep(scenario)

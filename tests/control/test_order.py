@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.control.order import Objective, Release, Request, global_order
-from isthmus.control.packing import pack_jobs
+from isthmus.control.algorithms.global_order import Objective, Release, Request, global_order
+from isthmus.control.algorithms.pack_jobs import pack_jobs
 
 FREE = {"queue1": 6, "queue2": 6, "queue3": 6}
 JOB1 = {"queue1": 8}

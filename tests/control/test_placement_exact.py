@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.control.placement import FreeLink, Requirement, Resources, place
-from isthmus.control.placement.resources import Site
+from isthmus.control.placement.resources.free_resources import Site
 from isthmus.core.job import Placement
 from tests.control.placing import every_placement, requirements, resources, switches
 

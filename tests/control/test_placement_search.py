@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from isthmus.control.placement import FreeLink, Placements, Requirement, Resources, place
-from isthmus.control.placement.requirement import Range
+from isthmus.control.placement.resources.requirement import Range
 from isthmus.core.job import Placement
 from tests.control.placing import joined, pipelines, site
 

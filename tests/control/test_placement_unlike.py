@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.control.placement import Demand, Requirement, Resources, place, place_all
-from isthmus.control.placement.demand import Alike
-from isthmus.control.placement.gradients import Gradients
-from isthmus.control.placement.resources import FreeGroup
+from isthmus.control.placement.resources.demand import Alike
+from isthmus.control.placement.resources.free_resources import FreeGroup
+from isthmus.control.placement.resources.gradient_traffic import Gradients
 from isthmus.core.job import Placement
 from tests.control.placing import (
     CHIPS,

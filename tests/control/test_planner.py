@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.placement import PlanRequest, propose
-from isthmus.control.planner import COMMAND, PlannerProcess, PlanningEndedError, answer_to
+from isthmus.control.service.planner_process import COMMAND, PlannerProcess, PlanningEndedError, answer_to
 from isthmus.core.errors import PlanError
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
@@ -124,7 +124,8 @@ def test_the_process_ends_with_its_server() -> None:
 @pytest.mark.slow
 def test_no_job_makes_the_planner_eat_the_machine() -> None:
     """Its memory is bounded, and to run out of it is an answer like any other bug."""
-    code = "import isthmus.control.planner as p; p.propose = lambda *_: bytearray(2**40); p.main()"
+    code = "from isthmus.control.service import planner_process as p; "
+    code += "p.propose = lambda *_: bytearray(2**40); p.main()"
     planner = PlannerProcess(command=(sys.executable, "-c", code))
     with pytest.raises(PlanError, match="the planner broke: MemoryError"):
         ask(planner)

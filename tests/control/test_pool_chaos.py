@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.simulation.chaos import run_chaos
-from isthmus.control.simulation.faults import RATES
-from isthmus.control.simulation.torn_log import SqliteLog
+from isthmus.control.simulation.chaos.run_chaos import run_chaos
+from isthmus.control.simulation.faults.fault_rates import RATES
+from isthmus.control.simulation.faults.torn_log import SqliteLog
 
 
 @pytest.mark.parametrize("seed", range(1))

@@ -6,9 +6,9 @@ import io
 import json
 from pathlib import Path
 
-from isthmus.cli.app import app
-from isthmus.cli.entry import main
-from isthmus.cli.shell import Shell
+from isthmus.cli.app.app import app
+from isthmus.cli.app.entry import main
+from isthmus.cli.shell.shell import Shell
 
 SACCT = """JobID|Account|Submit|Elapsed|NNodes|ReqTRES|QOS
 1|vision|2026-03-01T10:00:00|01:00:00|2|gres/gpu=16|normal

@@ -6,14 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.control.simulation.compare import Comparison, compare
-from isthmus.control.simulation.generate import generate_trace
+from isthmus.control.simulation.compare_scenarios import Comparison, compare
+from isthmus.control.simulation.delays import Delays
 from isthmus.control.simulation.outcome import percentile
-from isthmus.control.simulation.pools import pool_for, settle
-from isthmus.control.simulation.trace import Trace, TraceJob
+from isthmus.control.simulation.traces.generate_trace import generate_trace
+from isthmus.control.simulation.traces.trace import Trace, TraceJob
+from isthmus.control.simulation.traces.trace_pools import pool_for, settle
 from isthmus.control.simulation.world import PoolWorld
-from isthmus.control.validators import violations
+from isthmus.control.state.invariants import violations
+from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
+from isthmus.core.plan import Plan, Stage
+from isthmus.core.policy import Hours, OwnerPolicy
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
+from isthmus.site import OrdersReceived
+from tests.control.samples import submission
 
 TRACE = generate_trace({"a": 64, "b": 128}, seed=4, num_jobs=25, load=0.9)
 POOL = pool_for(TRACE, load=0.9, owners=2)
@@ -51,10 +57,8 @@ def test_every_job_that_fits_ends_and_no_chip_is_left_held(scenario: str) -> Non
     assert outcome.pool.done + outcome.too_large == len(jobs)
     world.kernel.run(world.kernel.now + 60)
     for agent in world.agents.values():
-        assert agent.site.quiet
-        assert agent.site.free_chips() == {
-            group.name: group.chips for group in agent.site.cluster.node_groups
-        }
+        assert agent.idle
+        assert agent.machine.free_chips() == {group.name: group.chips for group in agent.cluster.node_groups}
 
 
 def _holds(server: object, now_s: float) -> None:
@@ -171,4 +175,58 @@ def test_a_gang_that_no_one_kind_of_chip_has_room_for_runs_as_unlike_pipelines()
     assert world.outcome().pool.done == 2
     assert world.fates["picky"].started_s >= world.fates["mixed"].ended_s, "all of b is the gang's"
     world.kernel.run(world.kernel.now + 60)
-    assert all(agent.site.quiet for agent in world.agents.values())
+    assert all(agent.idle for agent in world.agents.values())
+
+
+def _world(policy: OwnerPolicy, run_s: float = 3600.0, **delays: float) -> PoolWorld:
+    """One job on one site of its owner `a`, under the policy of that owner."""
+    pool = Pool(clusters=(_cluster("a", 1),))
+    jobs, pool = settle(Trace(jobs=(_job("j", run_s=run_s),)), pool)
+    return PoolWorld(pool, jobs, policies={"a": policy}, delays=Delays(**delays))
+
+
+def test_the_owners_hours_hold_in_the_simulator() -> None:
+    """A job of three hours starts when the hours begin, is saved when they end, and ends the next day."""
+    world = _world(
+        OwnerPolicy(hours=(Hours.model_validate({"from": "08:00", "to": "10:00"}),)), run_s=3 * 3600.0
+    )
+    world.run()
+    fate = world.fates["j"]
+    assert fate.started_s is not None
+    assert 8 * 3600 <= fate.started_s < 8 * 3600 + 60
+    assert fate.stopped == 1
+    assert fate.ended_s is not None
+    assert 24 + 9 <= fate.ended_s / 3600 < 24 + 9.1
+
+
+def test_a_user_whom_the_owner_does_not_let_in_gets_nothing_in_the_simulator() -> None:
+    """The site refuses, as a real one does; the job never starts."""
+    world = _world(OwnerPolicy(users=("somebody-else",)))
+    world.run(until_s=3600)
+    assert world.fates["j"].started_s is None
+
+
+def test_a_site_that_shares_no_storage_copies_files_before_it_holds_devices() -> None:
+    """A part whose job has trained elsewhere is prepared once its files have arrived."""
+    world = PoolWorld(_two(), (), scenario="alone", delays=Delays(fetch_s=300.0))
+    site = world.agents["b"]
+    order = PartOrder(
+        job="j",
+        attempt=2,
+        desired="prepared",
+        lease_s=1000.0,
+        spec=submission().job,
+        plan=Plan(
+            id="p",
+            stages=(Stage(cluster="b", node_group="g", layers=(0, 4)),),
+            micro_batches=1,
+            micro_batch_size=1,
+            sequence_length=64,
+        ),
+        files_at=("a",),
+    )
+    site.handle(OrdersReceived(now_s=0.0, orders=AgentOrders(parts=(order,))))
+    world.kernel.run(299.0)
+    assert site.parts["j", 2].state == "evicting"
+    world.kernel.run(301.0)
+    assert site.parts["j", 2].state == "prepared"

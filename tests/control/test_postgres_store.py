@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from isthmus.control.events import JobCancelled
-from isthmus.control.store.conformance import check_store
+from isthmus.control.state.events import JobCancelled
+from isthmus.control.store.check_store import check_store
 from isthmus.control.store.postgres import LOG_LOCK, PostgresStore
 from isthmus.control.store.postgres_schema import MIGRATIONS
-from isthmus.control.store.seam import LogMovedError, Store
+from isthmus.control.store.store import LogMovedError, Store
 from isthmus.core.errors import InputError, ProtocolError, UnavailableError
-from isthmus.core.messages import LogChunk, StepMetrics
+from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.control import planning
-from isthmus.control.events import MakePlans
 from isthmus.control.placement import PlanRequest
-from isthmus.control.planning import PlanningDesk
+from isthmus.control.service import planner_queue
+from isthmus.control.service.planner_queue import PlanningDesk
+from isthmus.control.state.events import MakePlans
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages import ObservedPart, StepMetrics
+from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
+from isthmus.core.messages.queue_status import DryRun, Standing
 from isthmus.core.plan import PlanSet
-from isthmus.core.standing import DryRun, Standing
 from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_server_api import Server
 
@@ -135,7 +135,7 @@ def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
 
 def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hangs: after a while the answer is that there is none yet."""
-    monkeypatch.setattr(planning, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(planner_queue, "PATIENCE_S", 0.01)
     go_on = threading.Event()
 
     def slow(_: PlanRequest) -> PlanSet:
@@ -146,8 +146,8 @@ def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.Monkey
     asked = MakePlans(job_id="j", round=1, submission=submission(), clusters=(EAST,), free_chips={})
     with pytest.raises(ConflictError, match=r"has not answered in 0\.01 s"):
         desk.answer(asked)
-    monkeypatch.setattr(planning, "PATIENCE_S", 10.0)
-    others = [threading.Thread(target=desk.answer, args=(asked,)) for _ in range(planning.MOST_ASKING)]
+    monkeypatch.setattr(planner_queue, "PATIENCE_S", 10.0)
+    others = [threading.Thread(target=desk.answer, args=(asked,)) for _ in range(planner_queue.MOST_ASKING)]
     for one in others:
         one.start()
     while desk._asking.acquire(blocking=False):

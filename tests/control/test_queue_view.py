@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.control import ledger
-from isthmus.control.expected import UNDER_WAY, Pace
-from isthmus.control.progress import Progress
-from isthmus.control.queue_view import about_job, about_queue, answer
-from isthmus.control.records import ENDED
-from isthmus.core.messages import StepMetrics
+from isthmus.control.queries.expected_releases import UNDER_WAY, Pace
+from isthmus.control.queries.explain_wait import about_job, about_queue, answer
+from isthmus.control.service.progress import Progress
+from isthmus.control.state import ledger
+from isthmus.control.state.job_records import ENDED
+from isthmus.core.messages.agent_messages import StepMetrics
+from isthmus.core.messages.queue_status import Standing
 from isthmus.core.plan import Plan, Prediction
-from isthmus.core.standing import Standing
 from tests.control.driver import Driver
 from tests.control.samples import plan
 

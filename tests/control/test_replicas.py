@@ -13,9 +13,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from isthmus.agent.conformance import runs
-from isthmus.control.events import DeadlinePassed, EpochBegan, Event
-from isthmus.control.shell import ControlShell
+from isthmus.agent.adapters.check_adapter import runs
+from isthmus.control.service.control_service import ControlShell
+from isthmus.control.state.events import DeadlinePassed, EpochBegan, Event
 from isthmus.control.store.leadership import Alone
 from isthmus.control.store.postgres import PostgresStore
 from isthmus.control.store.postgres_leadership import PostgresLeadership

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from isthmus.control.auth import digest
-from isthmus.control.events import AgentReported, Event, JobCancelled
-from isthmus.control.rest.app import MAX_BODY_BYTES, create_app
-from isthmus.control.shell import ControlShell
-from isthmus.control.store.seam import MemoryStore, StoredToken
+from isthmus.control.rest.create_app import MAX_BODY_BYTES, create_app
+from isthmus.control.service.auth import digest
+from isthmus.control.service.control_service import ControlShell
+from isthmus.control.state.events import AgentReported, Event, JobCancelled
+from isthmus.control.store.store import MemoryStore, StoredToken
 from isthmus.core.errors import IsthmusError
-from isthmus.core.messages import (
+from isthmus.core.messages.agent_messages import (
     PROTOCOL_VERSION,
     AgentOrders,
     AgentReport,
@@ -22,8 +22,8 @@ from isthmus.core.messages import (
     ObservedPart,
     StepMetrics,
 )
+from isthmus.core.messages.api_views import JobView
 from isthmus.core.pool import Cluster
-from isthmus.core.views import JobView
 from tests.control.serving import EAST, POOL, WEST, cluster, job, plan_across, report, submission
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from isthmus.control.server import Listening, ServerConfig, certificate_of, run_server
-from isthmus.control.tls import Certificate, self_signed
+from isthmus.control.server.run_server import Listening, ServerConfig, certificate_of, run_server
+from isthmus.control.server.tls import Certificate, self_signed
 from isthmus.core.errors import InputError, UnavailableError
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

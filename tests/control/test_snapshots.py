@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.actor import Actor, Folded, Request
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import AgentReported, JobCancelled, JobSubmitted
-from isthmus.control.rules import Rules
-from isthmus.control.shell import ControlShell
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.service.actor import Actor, Folded, Request
+from isthmus.control.service.control_service import ControlShell
+from isthmus.control.state.events import AgentReported, JobCancelled, JobSubmitted
+from isthmus.control.state.rules import Rules
 from isthmus.control.store import snapshots as module
-from isthmus.control.store.seam import MemoryStore
 from isthmus.control.store.snapshots import Snapshots
+from isthmus.control.store.store import MemoryStore
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 
@@ -120,7 +120,7 @@ def test_followers_and_meters_know_the_jobs_of_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that starts behind a snapshot streams and counts what one does that folds the whole log."""
-    monkeypatch.setattr("isthmus.control.shell.SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr("isthmus.control.service.control_service.SNAPSHOT_EVERY", 1)
     store = MemoryStore()
     first = ControlShell(store, POOL, planner=plan_across, snapshots=Snapshots(tmp_path))
     asked = [first.intake.submission(user, submission()) for user in ("ann", "bob")]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.events import JobCancelled, decode, encode
-from isthmus.control.store.conformance import check_store
-from isthmus.control.store.seam import MemoryStore, Store
+from isthmus.control.state.events import JobCancelled, decode, encode
+from isthmus.control.store.check_store import check_store
 from isthmus.control.store.sqlite import MIGRATIONS, SqliteStore
+from isthmus.control.store.store import MemoryStore, Store
 from isthmus.core.errors import InputError, ProtocolError, UnavailableError
-from isthmus.core.messages import StepMetrics
+from isthmus.core.messages.agent_messages import StepMetrics
 
 
 def event(number: int) -> JobCancelled:

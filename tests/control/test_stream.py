@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from isthmus.control.changes import Change, Changes
 from isthmus.control.rest import stream
-from isthmus.control.server import Listening, ServerConfig, run_server
-from isthmus.core.messages import StepMetrics
+from isthmus.control.server.run_server import Listening, ServerConfig, run_server
+from isthmus.control.service.change_feed import Change, Changes
+from isthmus.core.messages.agent_messages import StepMetrics
 from tests.control.processes import until
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.rest.app import create_app
-from isthmus.control.shell import ControlShell
-from isthmus.control.store.seam import MemoryStore
-from isthmus.core.messages import LogChunk, ObservedPart, StepMetrics
+from isthmus.control.rest.create_app import create_app
+from isthmus.control.service.control_service import ControlShell
+from isthmus.control.store.store import MemoryStore
+from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMetrics
 from tests.control.serving import EAST, WEST, plan_across, report, submission
 from tests.control.test_server_api import Server
 

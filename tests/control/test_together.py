@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from isthmus.control.actor import Actor, Request
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import Event, JobSubmitted
+from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.rest.together import Together
-from isthmus.control.store.seam import MemoryStore
-from isthmus.control.unhurried import Unhurried
+from isthmus.control.service.actor import Actor, Request
+from isthmus.control.service.background_writes import Unhurried
+from isthmus.control.state.events import Event, JobSubmitted
+from isthmus.control.store.store import MemoryStore
 from isthmus.core.errors import InputError, UnavailableError
 from tests.control.samples import submission
 

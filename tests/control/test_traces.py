@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.simulation.generate import generate_trace
-from isthmus.control.simulation.trace import TraceJob, read_trace
+from isthmus.control.simulation.traces.generate_trace import generate_trace
+from isthmus.control.simulation.traces.trace import TraceJob, read_trace
 from isthmus.core.errors import InputError
 
 SACCT = """JobID|Account|Submit|Elapsed|NNodes|ReqTRES|QOS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.placement import PlanRequest, Resources, demand_of, place_all, propose
-from isthmus.control.placement.replant import replant
+from isthmus.control.placement.replace_stages import replant
 from isthmus.core.job import Placement
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, PlanSet

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.errors import FileError
-from isthmus.core.files import FILE_KINDS, json_schema, load_job, load_plan, load_policy, load_pool
+from isthmus.core.files.user_files import FILE_KINDS, json_schema, load_job, load_plan, load_policy, load_pool
 
 POOL = """\
 clusters:

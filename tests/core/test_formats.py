@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from isthmus.core.files import FILE_KINDS
+from isthmus.core.files.user_files import FILE_KINDS
 
 FORMATS = Path(__file__).parent / "formats"
 

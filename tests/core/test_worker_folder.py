@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from isthmus.core.errors import InputError, ProtocolError
-from isthmus.core.messages import RankMap, WorkerAddress
-from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
 
 
 def make_spec(**changes: object) -> WorkerSpec:

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from isthmus.core.errors import DataError
-from isthmus.data.files import read_files
+from isthmus.data.data_files import read_files
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.data.order import sample_order
+from isthmus.data.sample_order import sample_order
 
 sizes = st.integers(1, 400)
 seeds = st.integers(0, 2**63)

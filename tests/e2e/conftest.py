@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.cli.demo_site import DemoPool
+from isthmus.cli.demo.demo_pool import DemoPool
 from tests.e2e.site import clusters_of, running
 
 

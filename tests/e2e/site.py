@@ -13,18 +13,18 @@ from typing import Any
 import psutil
 import yaml
 
-from isthmus.cli.client import Client
-from isthmus.cli.demo_site import DemoPool
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.job import Job
-from isthmus.core.messages import RankMap, StepMetrics
+from isthmus.core.messages.agent_messages import RankMap, StepMetrics
+from isthmus.core.messages.api_views import JobView, Submission
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
-from isthmus.core.views import JobView, Submission
-from isthmus.core.worker import WorkerFolder, WorkerSpec
 from tests.forks import ForkedProgram, preload
 
-preload("isthmus.train.worker")
+preload("isthmus.train.process.worker")
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -211,7 +211,7 @@ def _train_alone(job: Job, folder: Path) -> dict[int, float]:
     )
     worker = WorkerFolder(folder)
     worker.write_spec(WorkerSpec(run="alone", attempt=1, rank=0, job=job, plan=plan))
-    process = ForkedProgram("isthmus.train.worker", folder, worker.log)
+    process = ForkedProgram("isthmus.train.process.worker", folder, worker.log)
     address = wait_until("the lone worker checks in", worker.read_checkin)
     worker.write_ranks(RankMap(workers=(address,)))
     assert process.wait(120) == 0, worker.log.read_text()

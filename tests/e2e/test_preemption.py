@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.demo_site import DemoPool
-from isthmus.train.checkpoint.folder import newest
+from isthmus.cli.demo.demo_pool import DemoPool
+from isthmus.train.checkpoint.checkpoint_folder import newest
 from tests.e2e.site import (
     all_metrics,
     as_one_process,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.demo_site import DemoPool
+from isthmus.cli.demo.demo_pool import DemoPool
 from tests.e2e.site import all_metrics, as_one_process, choose, make_job, make_model, state_is, submit
 
 pytestmark = pytest.mark.slow

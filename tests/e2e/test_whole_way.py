@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.demo_site import DemoPool
+from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.errors import AuthError, ConflictError, NotFoundError
 from tests.e2e.site import (
     all_metrics,
@@ -43,7 +43,7 @@ def workers_of(site, job_id):
     return [
         process
         for process in processes_in(site.folder)
-        if "isthmus.train.faults.supervisor" in " ".join(process.cmdline())
+        if "isthmus.train.process.supervisor" in " ".join(process.cmdline())
         and job_id in " ".join(process.cmdline())
         and process.name() != "sh"
         and process.parent().name() == "sh"

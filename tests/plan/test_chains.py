@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks._planning import TOY, job, pool
-from isthmus.plan.search.explore import Explorer
-from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import pool_of, spots_of
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.ways import Ways
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import pool_of, spots_of
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.explore.branch_and_bound import Explorer
 from isthmus.plan.time.calibration import DATA_SHEET
 
 MICRO_BATCHES = 16

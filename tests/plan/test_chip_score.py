@@ -8,7 +8,7 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError
 from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, render_chip_scores, weights_of
 from isthmus.plan.profile.layer_matrix import layer_matrix
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import published
 
 CHIPS = [catalogue()[name] for name in ("H20", "H100", "A100", "BI-V150")]

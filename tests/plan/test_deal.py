@@ -6,9 +6,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.plan.search.deal import Pace, deal_micro_batches
-from isthmus.plan.search.partitions import all_partitions, nested_partitions
-from isthmus.plan.search.recomputation import fewest_recomputed
+from isthmus.plan.search.costs.recomputation import fewest_recomputed
+from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batches
+from isthmus.plan.search.splits.partitions import all_partitions, nested_partitions
 
 paces = st.lists(
     st.builds(Pace, st.floats(0.1, 5), st.floats(0.05, 2), st.integers(1, 2)), min_size=1, max_size=3

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._planning import TOY, job, pool
-from isthmus.plan.search.compose import Option, Options
-from isthmus.plan.search.deal import Pace
-from isthmus.plan.search.even import compose_even, deal_evenly
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.chains.chain_shape import Cost
+from isthmus.plan.search.compose.compose import Option, Options
+from isthmus.plan.search.compose.compose_even import compose_even, deal_evenly
+from isthmus.plan.search.costs.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.shape import Cost
+from isthmus.plan.search.splits.deal_micro_batches import Pace
 
 options = st.lists(
     st.tuples(st.floats(0.1, 5), st.floats(0.01, 2), st.integers(1, 6)), min_size=1, max_size=5

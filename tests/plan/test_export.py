@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 
 from isthmus.core.errors import InputError, PlanError
-from isthmus.core.files import load_plan
+from isthmus.core.files.user_files import load_plan
 from isthmus.core.job import Job
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.plan.export.exported import Exported
 from isthmus.plan.export.grid import grid_of
-from isthmus.plan.export.layout import layout_text
+from isthmus.plan.export.isthmus_runtime import to_runtime
 from isthmus.plan.export.megatron import to_megatron
-from isthmus.plan.export.runtime import to_runtime
+from isthmus.plan.export.megatron_layout import layout_text
 from isthmus.plan.export.torchtitan import module_names, to_torchtitan
 from tests.plan.hand import model_of, pool_of
 from tests.plan.plans import grids, staged, with_stages

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.core.messages import StepMetrics
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.plan.export.logs import read_log
 from isthmus.plan.export.measured import add_run, measure
-from isthmus.plan.time.runs import load_runs
+from isthmus.plan.time.measured_runs import load_runs
 from tests.plan.plans import staged
 
 PLAN = staged((4, 4), dp=2, tp=2, sp=True)  # 16 samples of 4096 tokens on 8 chips

@@ -24,8 +24,8 @@ from isthmus.core.pool import Pool
 from isthmus.plan import profile_model
 from isthmus.plan.export.exported import Exported
 from isthmus.plan.export.grid import grid_of
-from isthmus.plan.export.layout import layout_text
 from isthmus.plan.export.megatron import to_megatron
+from isthmus.plan.export.megatron_layout import layout_text
 from isthmus.plan.export.torchtitan import to_torchtitan
 from tests.plan.hand import model_of, pool_of
 from tests.plan.plans import grids, staged

@@ -14,7 +14,7 @@ from isthmus.core.plan import Plan
 from isthmus.plan import make_plans
 from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.torchtitan import to_torchtitan
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.loads import StageCost, stage_costs
 from isthmus.plan.time.predict import predict

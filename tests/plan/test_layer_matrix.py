@@ -10,7 +10,7 @@ from isthmus.plan.profile.layer_matrix import (
     merge_small,
     render_layer_matrix,
 )
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, published
 
 

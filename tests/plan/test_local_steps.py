@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.plan import predict, profile_model
-from isthmus.plan.memory.stage import stage_memory
+from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.loads import stage_costs, wires_of
 from tests.plan.hand import model_of, plan_of, pool_of

@@ -5,7 +5,7 @@ import pytest
 from isthmus.core.chip import catalogue
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.loads import wires_of
-from isthmus.plan.time.measure import LEAST_S, Measurement, Timing, calibrate_chip, with_links
+from isthmus.plan.time.micro_benchmarks import LEAST_S, Measurement, Timing, calibrate_chip, with_links
 from isthmus.plan.time.predict import used_keys
 from tests.plan.hand import plan_of, pool_of
 

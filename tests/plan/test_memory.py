@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.memory.stage import Degrees, stage_memory
+from isthmus.plan.memory.stage_memory import Degrees, stage_memory
 from isthmus.plan.profile.component import RECOMPUTE, Sharding
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, published
 
 PROFILES = {name: profile_model(published(name)) for name in NAMES}

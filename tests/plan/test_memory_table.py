@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.core.errors import InputError
 from isthmus.core.units import GIB, MIB
-from isthmus.plan.memory.table import Parallel, memory_table
+from isthmus.plan.memory.memory_table import Parallel, memory_table
 from tests.plan.published import NAMES, published
 
 MODEL = published("qwen3-235b-a22b")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from isthmus.plan.memory.stage import stage_memory
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.torch_memory import FAMILIES, kept_bytes, peak_bytes, recompute_all, small, tokens
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from benchmarks._planning import TOY, job, pool
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.plan import Answer, Limits, Question, search_plans
-from isthmus.plan.search.runnable import why_not_runnable
+from isthmus.plan.search.finish.runnable import why_not_runnable
 
 TWO_SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from benchmarks._planning import job, pool
 from isthmus.core.model import Model
 from isthmus.plan.profile.layer_matrix import merge_small
-from isthmus.plan.profile.model import profile_model
-from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.split import split_layers
-from isthmus.plan.search.spots import spots_of
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.ways import Ways
+from isthmus.plan.profile.model_profile import profile_model
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import spots_of
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.splits.split_layers import split_layers
 from isthmus.plan.time.calibration import DATA_SHEET
 from tests.plan.test_search_bound import UNLIKE
 from tests.plan.test_split import lines, table

@@ -13,21 +13,21 @@ from benchmarks.search_quality import layouts, seconds
 from isthmus.core.model import Model
 from isthmus.core.plan import StageTime
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model import profile_model
-from isthmus.plan.search.bound import MET, Refutation, prove_bound
-from isthmus.plan.search.chances import Chances
-from isthmus.plan.search.filling import Part, most_micro_batches
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.profile.model_profile import profile_model
+from isthmus.plan.search.bound.layers_within import StageLimit, layers_within
+from isthmus.plan.search.bound.micro_batch_bound import Part, most_micro_batches
+from isthmus.plan.search.bound.prove_bound import MET, Refutation, prove_bound
+from isthmus.plan.search.bound.relaxations import Chances
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import spots_of
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.finish.score import calibration_for
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.score import calibration_for
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import spots_of
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.ways import Ways
-from isthmus.plan.search.within import StageLimit, layers_within
 from isthmus.schedule import make_schedule, overlapped
 from isthmus.sim import Wire
-from isthmus.sim.pipeline import run_pipeline
+from isthmus.sim.pipeline.run_pipeline import run_pipeline
 
 BYTES = 1e6
 

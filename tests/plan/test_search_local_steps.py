@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 
 from isthmus.core.job import Checkpoints, Data, Job, Training
-from isthmus.plan.memory.stage import stage_memory
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.search.costs.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.time.loads import replicas_reducing
 from isthmus.plan.time.predict import predict

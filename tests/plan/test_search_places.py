@@ -9,10 +9,10 @@ from benchmarks._planning import TOY, job, small_pool
 from benchmarks.search_quality import LIMITS, SAMPLES, layouts, seconds, space_of, spots_in
 from isthmus.core.job import Placement
 from isthmus.core.pool import Pool
-from isthmus.plan.search.line import Segment
-from isthmus.plan.search.orders import orders, returns
+from isthmus.plan.search.chains.slot_orders import orders, returns
+from isthmus.plan.search.chains.stage_layout import Segment
+from isthmus.plan.search.costs.slots import pool_of, pooled_lists
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.spots import pool_of, pooled_lists
 from isthmus.plan.time.predict import predict
 
 

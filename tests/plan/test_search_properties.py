@@ -10,9 +10,9 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
-from isthmus.plan.memory.stage import stage_memory
-from isthmus.plan.profile.model import profile_model
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.profile.model_profile import profile_model
+from isthmus.plan.search.costs.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule, overlapped

@@ -4,13 +4,13 @@ import pytest
 
 from isthmus.core.chip import catalogue
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage import Degrees
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.measure import LEAST_RELATIVE, ShapeTiming
+from isthmus.plan.time.measured_shapes import with_shapes
+from isthmus.plan.time.micro_benchmarks import LEAST_RELATIVE, ShapeTiming
 from isthmus.plan.time.predict import uncertainty
-from isthmus.plan.time.shapes import with_shapes
-from isthmus.plan.time.stage import Batch, Host, stage_pass, update_s
+from isthmus.plan.time.stage_time import Batch, Host, stage_pass, update_s
 from tests.plan.hand import model_of, plan_of, pool_of
 
 CHIP = catalogue()["CPU-core"]

@@ -9,7 +9,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from isthmus.plan import Limits, Question, search_plans
-from isthmus.plan.search.runnable import why_not_runnable
+from isthmus.plan.search.finish.runnable import why_not_runnable
 
 SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 

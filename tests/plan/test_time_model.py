@@ -10,7 +10,7 @@ from isthmus.core.chip import catalogue
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime
 from isthmus.plan import DATA_SHEET, estimate_s, predict, profile_model
-from isthmus.plan.memory.stage import Degrees
+from isthmus.plan.memory.stage_memory import Degrees
 from isthmus.plan.time.calibration import smooth_max
 from isthmus.plan.time.collectives import (
     HOP_S,
@@ -24,7 +24,7 @@ from isthmus.plan.time.collectives import (
     tree_all_reduce_s,
 )
 from isthmus.plan.time.loads import stage_costs
-from isthmus.plan.time.stage import Batch, Host, stage_pass
+from isthmus.plan.time.stage_time import Batch, Host, stage_pass
 from isthmus.schedule import one_f_one_b
 from isthmus.sim import run_pipeline
 from tests.plan.hand import model_of, plan_of, pool_of

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from benchmarks._planning import TOY, job
 from benchmarks.unlike_sizes import LENGTH, SAMPLES, compared, near_pool, space_of, unlike_layouts
-from isthmus.plan.memory.stage import stage_memory
-from isthmus.plan.search.bound import Refutation
-from isthmus.plan.search.chances import Chances
-from isthmus.plan.search.deal import Pace
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.search.bound.prove_bound import Refutation
+from isthmus.plan.search.bound.relaxations import Chances
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.finish.runnable import why_not_runnable
+from isthmus.plan.search.finish.score import score
+from isthmus.plan.search.finish.write_plan import write_plan
 from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.runnable import why_not_runnable
-from isthmus.plan.search.score import score
-from isthmus.plan.search.sizes import Sized, deal_samples
-from isthmus.plan.search.write import write_plan
+from isthmus.plan.search.splits.deal_micro_batches import Pace
+from isthmus.plan.search.splits.deal_samples import Sized, deal_samples
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isthmus.core.errors import InputError, PlanError
 from isthmus.schedule import Operation, Schedule, check_schedule, make_schedule, overlapped
 from isthmus.sim import Interference, Replica, StageLoad, Training, Wire, simulate
-from isthmus.sim.folding import fold_replicas
+from isthmus.sim.iteration.fold_replicas import fold_replicas
 
 seconds = st.floats(0.001, 0.1)
 PATHS = [("a", "a", "b", "b"), ("a", "b", "b", "c"), ("b", "b", "b", "b"), ("c", "a", "c", "a")]

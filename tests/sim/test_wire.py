@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Link
-from isthmus.sim.carrier import CARRIERS
 from isthmus.sim.kernel import Kernel
-from isthmus.sim.wire import Interference, Wire, finish_s, moved_bytes, wire_of
+from isthmus.sim.links.link_queue import CARRIERS
+from isthmus.sim.links.wire import Interference, Wire, finish_s, moved_bytes, wire_of
 
 sizes = st.floats(1, 1e4)
 interferences = st.builds(

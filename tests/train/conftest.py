@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from isthmus.train.device import set_up
+from isthmus.train.messages.device import set_up
 from tests.train.threads import LONG, SHORT
 
 

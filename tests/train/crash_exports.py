@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, shard_tensors
-from isthmus.train.model.stage import StageModel, build_stage
-from isthmus.train.model.weights import export_shard, finish_export
+from isthmus.train.model.save_weights import export_shard, finish_export
+from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.folder_crash_points import cut_off
 from tests.train.small_models import NUM_LAYERS, save_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.train.staging import DeviceCopies, HostStaging
+from isthmus.train.messages.host_staging import DeviceCopies, HostStaging
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 

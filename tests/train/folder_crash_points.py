@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
+from isthmus.train.checkpoint.checkpoint_folder import load, newest
 from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.folder import load, newest
-from isthmus.train.checkpoint.writing import clear_unfinished, publish, write_part
+from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_part
 
 STEPS = 3
 _BY_PATH = {"open", "os.mkdir", "os.rename"}

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.core.plan import Plan
 from isthmus.schedule import make_schedule
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.replicas import Place, rows_of
+from isthmus.train.messages.metrics import Account
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.update.optimizer import Optimizer, Update
+from isthmus.train.update.replicas import Place, rows_of
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from isthmus.train.shares.group import TensorGroup
+from isthmus.train.tensor_parallel.tensor_group import TensorGroup
 
 _Result = TypeVar("_Result")
 

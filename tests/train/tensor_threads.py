@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.core.job import Training
-from isthmus.train.executor import Executor
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.stage import build_stage
-from isthmus.train.shares.exchange import SharedExchange
-from isthmus.train.shares.group import TensorGroup
-from isthmus.train.shares.whole import whole_parameters
+from isthmus.train.model.stage_model import build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.model.whole_parameters import whole_parameters
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.tensor_parallel.tensor_group import TensorGroup
+from isthmus.train.tensor_parallel.tp_exchange import SharedExchange
 from tests.train.tensor_groups import each, tensor_groups
 from tests.train.threads import Pipeline, Stage, meet
 

@@ -18,8 +18,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.schedule import (
     Kind,
     Operation,
@@ -34,11 +34,11 @@ from isthmus.schedule import (
     receive_buffers,
     zero_bubble,
 )
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.stage import build_stage
+from isthmus.train.messages.metrics import Account
+from isthmus.train.model.stage_model import build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
 from tests.train.small_models import write_config
 from tests.train.threads import GroupExchange
 

@@ -12,7 +12,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from isthmus.train.model.balance import balance_loss
 from isthmus.train.model.recompute import Recomputation
-from isthmus.train.model.stage import build_stage
+from isthmus.train.model.stage_model import build_stage
 from tests.train.small_models import token_ids, write_config
 from tests.train.test_executor import make_training
 from tests.train.threads import Pipeline, random_batch

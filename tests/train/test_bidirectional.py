@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from isthmus.core.errors import PeerError
 from isthmus.core.job import Training
 from isthmus.core.plan import Plan
-from isthmus.train.verify import verify
+from isthmus.train.process.verify import verify
 from tests.train.replica_threads import Cut, Replicas, curve
 from tests.train.replica_threads import make_plan as plan_of_cuts
 from tests.train.small_models import write_config

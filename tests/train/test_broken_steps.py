@@ -11,14 +11,14 @@ import torch
 
 from isthmus.core.errors import PeerError
 from isthmus.schedule import Schedule, overlapped, zero_bubble
-from isthmus.train.exchange import Exchange, Message
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.deferred import _Product
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.stage import StageModel, build_stage
-from isthmus.train.stage_pass import StagePass
+from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.messages.metrics import Account
+from isthmus.train.model.deferred_weights import _Product
+from isthmus.train.model.stage_model import StageModel, build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
+from isthmus.train.pipeline.stage_pass import StagePass
 from tests.train.alive import alive, no_collector
 from tests.train.small_models import write_config
 

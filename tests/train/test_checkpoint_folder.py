@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from isthmus.core.errors import ProtocolError, UnavailableError
-from isthmus.core.worker import write_atomically
+from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.train.checkpoint.checkpoint_folder import Manifest, load, manifests, newest, read_back
 from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.folder import Manifest, load, manifests, newest, read_back
-from isthmus.train.checkpoint.writing import (
+from isthmus.train.checkpoint.write_checkpoint import (
     clear_unfinished,
     failure,
     is_published,
@@ -158,7 +158,7 @@ def test_a_part_may_be_completed_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         if path.name == "1.part":
             assert complete(tmp_path, 1)
 
-    monkeypatch.setattr("isthmus.train.checkpoint.writing.write_atomically", seen_at_once)
+    monkeypatch.setattr("isthmus.train.checkpoint.write_checkpoint.write_atomically", seen_at_once)
     write_part(tmp_path, [piece(1, 1)], step=1, rank=1, writing="1")
     assert found_step(tmp_path) == 1
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from isthmus.train.model.architecture import choose_kernels, read_architecture
-from isthmus.train.model.deferred import DeferredWeights
+from isthmus.train.model.deferred_weights import DeferredWeights
 from isthmus.train.model.recompute import Kind, Recomputation
-from isthmus.train.model.stage import StageModel, build_stage
+from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import write_config
 
 PUT_OFF = ("proj", "lm_head")

@@ -12,8 +12,8 @@ import torch
 
 from isthmus.core.errors import PlanError
 from isthmus.schedule import SCHEDULES, make_schedule
-from isthmus.train.device import choose_device, set_up, usable_backends
-from isthmus.train.executable import check_meetings
+from isthmus.train.messages.device import choose_device, set_up, usable_backends
+from isthmus.train.process.check_executable import check_meetings
 from tests.train.devices import needs_gpu
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import make_job, make_plan, run_job, started
@@ -65,7 +65,7 @@ def test_schedules_that_post_ahead_do_not_suit_them() -> None:
 _TOGETHER = """
 import sys, torch
 import torch.distributed as dist
-from isthmus.train.exchange import Exchange, Message
+from isthmus.train.messages.exchange import Exchange, Message
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -117,7 +117,7 @@ def test_a_rank_killed_beside_its_card_is_replaced(tmp_path: Path) -> None:
     plan = make_plan(job, [1, 4], "ab", stage={"recompute": "full"})
     straight = run_job(tmp_path / "whole", moved(job, tmp_path / "whole"), plan, device="cuda")
     cut = moved(job, tmp_path / "cut")
-    with started(tmp_path / "cut", cut, plan, program="faults.supervisor", device="cuda") as killed:
+    with started(tmp_path / "cut", cut, plan, program="supervisor", device="cuda") as killed:
         killed.wait_for_step(4)
         (process,) = psutil.Process(killed.processes[0].pid).children()
         process.kill()

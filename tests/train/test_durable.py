@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint import durable
+from isthmus.train.checkpoint import durable_writer
+from isthmus.train.checkpoint.checkpoint_folder import load, newest
 from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.durable import DurableWriter
-from isthmus.train.checkpoint.find import find_whole
-from isthmus.train.checkpoint.folder import load, newest
-from isthmus.train.checkpoint.writing import publish
+from isthmus.train.checkpoint.durable_writer import DurableWriter
+from isthmus.train.checkpoint.find_whole import find_whole
+from isthmus.train.checkpoint.write_checkpoint import publish
 from tests.train.devices import on_devices
 
 
@@ -142,7 +142,7 @@ def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(
         order.append("completed")
         return publish(*given, **named)
 
-    monkeypatch.setattr(durable, "publish", slowly)
+    monkeypatch.setattr(durable_writer, "publish", slowly)
     (only,) = writers(tmp_path, 1)
     only.begin(1, 8, [piece(0, 1)], nothing)
     assert completing.wait(10)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.comm.work import SendWork
+from isthmus.comm.group.group_work import SendWork
 from isthmus.core.job import Training
 from isthmus.core.plan import StageTime
 from isthmus.schedule import forward_only, gpipe
-from isthmus.train.exchange import Exchange, Message
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
+from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.messages.metrics import Account
 from isthmus.train.model.recompute import Kind, Recomputation
-from isthmus.train.model.stage import EMBEDDING, build_stage
+from isthmus.train.model.stage_model import EMBEDDING, build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
 from tests.train.devices import needs_gpu, on_devices
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks._fault_kinds import STEPS, Fault
-from isthmus.core.worker import WorkerFolder
-from isthmus.train.faults.events import EventLog, read_events
-from isthmus.train.faults.pace import IN_A_ROW, Pace
-from isthmus.train.faults.pulse import Pulse, Reading
-from isthmus.train.faults.stall import FROZEN_S, stall_of
+from isthmus.core.messages.worker_folder import WorkerFolder
+from isthmus.train.liveness.heartbeat import Pulse, Reading
+from isthmus.train.liveness.stall import FROZEN_S, stall_of
+from isthmus.train.liveness.straggler import IN_A_ROW, Pace
+from isthmus.train.liveness.worker_events import EventLog, read_events
 
 SAMPLED = [0, 6, 8, 12, 18, 33]
 """Killed at the end, all killed, a supervisor killed, killed while a checkpoint is written, killed twice as

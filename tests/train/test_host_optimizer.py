@@ -10,8 +10,8 @@ from torch import nn
 
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Training
-from isthmus.core.worker import WorkerSpec
-from isthmus.train.executable import check_executable
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.train.process.check_executable import check_executable
 from isthmus.train.update.buckets import Held
 from isthmus.train.update.optimizer import Optimizer
 from isthmus.train.update.ownership import Ownership

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PeerError
-from isthmus.core.worker import WorkerSpec
-from isthmus.train.checkpoint.lease import MemoryLease, left_behind, told_of
-from isthmus.train.checkpoint.memory import MemoryCheckpoint, default_folder
-from isthmus.train.checkpoint.slot import MemorySlot
-from isthmus.train.exchange import Exchange
-from isthmus.train.faults.inheritance import givers_of, inherit
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint, default_folder
+from isthmus.train.checkpoint.memory_lease import MemoryLease, left_behind, told_of
+from isthmus.train.checkpoint.memory_slot import MemorySlot
+from isthmus.train.messages.exchange import Exchange
+from isthmus.train.recovery.restore_from_memory import givers_of, inherit
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started
 
 places = st.lists(
@@ -108,7 +108,7 @@ def test_what_was_left_is_taken_over_where_there_is_room(
     """Without room the attempt does not end: it begins from the disk. What was left is removed anyway."""
     spec, shared = spec_of(tmp_path), tmp_path / "shm"
     shared.mkdir()
-    monkeypatch.setattr("isthmus.train.checkpoint.memory.SHARED_MEMORY", shared)
+    monkeypatch.setattr("isthmus.train.checkpoint.memory_checkpoint.SHARED_MEMORY", shared)
     with MemoryLease(spec) as left:
         before = MemoryCheckpoint(left.run, 0)
         before.take(7, 56, {"weight": torch.arange(9.0)}).result()
@@ -137,7 +137,7 @@ def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> Non
     )
     straight = run_job(tmp_path / "straight", straight_job, plan)
     hosts = [f"127.0.0.{number}" for number in (1, 2, 3)]
-    program, pauses = "faults.supervisor", {"forward_s": 0.005, "backward_s": 0.01}
+    program, pauses = "supervisor", {"forward_s": 0.005, "backward_s": 0.01}
     with started(tmp_path, job, plan, program=program, hosts=hosts, stage_time=pauses) as first:
         spec = first.folders[1].read_spec()
         wait_until(lambda: max(steps_of(1, memory_of(spec, holder=2)), default=0) >= 3, first)

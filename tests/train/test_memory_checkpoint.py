@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import UnavailableError
-from isthmus.train.checkpoint.memory import MemoryCheckpoint
-from isthmus.train.checkpoint.slot import MemorySlot
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.checkpoint.memory_slot import MemorySlot
 from tests.train.devices import needs_gpu
 
 Tensors = dict[str, torch.Tensor]

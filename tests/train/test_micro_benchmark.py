@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from isthmus.core.errors import InputError
+from isthmus.train.measure.measure_shapes import measure_shape
 from isthmus.train.measure.repeats import ROUNDS, interleaved
-from isthmus.train.measure.shapes import measure_shape
 from tests.train.small_models import write_config
 
 
@@ -43,7 +43,15 @@ def test_a_model_without_inner_layers_is_refused(tmp_path):
 @pytest.mark.slow
 def test_messages_between_two_workers_are_timed():
     """As many half round trips as were asked for, none of them instant."""
-    command = [sys.executable, "-m", "isthmus.train.measure.message", "--bytes", "4096", "--count", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "isthmus.train.measure.measure_message",
+        "--bytes",
+        "4096",
+        "--count",
+        "3",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found = json.loads(done.stdout)
     assert len(found) == 3

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from isthmus.schedule import overlapped, receive_buffers
-from isthmus.train.exchange import Exchange, Message
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.stage import build_stage
-from isthmus.train.program import Step
-from isthmus.train.stage_pass import StagePass
+from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.messages.metrics import Account
+from isthmus.train.model.stage_model import build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
+from isthmus.train.pipeline.stage_pass import StagePass
+from isthmus.train.pipeline.stage_program import Step
 from tests.train.small_models import write_config
 
 STAGES, TOTAL, WARM_UP = 3, 6, (4, 2, 0)

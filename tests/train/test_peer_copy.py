@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.comm.memory import MemoryTransport, memory_transports
+from isthmus.comm.transport.in_memory import MemoryTransport, memory_transports
 from isthmus.train.checkpoint import peer_copy
-from isthmus.train.checkpoint.memory import MemoryCheckpoint
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.peer_choice import choose_holders
 from isthmus.train.checkpoint.peer_copy import PeerCopies, receive_slot, send_slot
 

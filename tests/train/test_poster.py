@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 from isthmus.core.errors import PeerError
-from isthmus.train.exact_sleep import SPIN_S, sleep_exactly
-from isthmus.train.poster import Poster
+from isthmus.train.messages.exact_sleep import SPIN_S, sleep_exactly
+from isthmus.train.messages.send_thread import Poster
 
 DEADLINE_S = 10.0
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.messages import Protection
-from isthmus.core.worker import ProtectRequest, WorkerFolder
-from isthmus.train.protection import RETRY_STEPS, Guard
+from isthmus.core.messages.agent_messages import Protection
+from isthmus.core.messages.worker_folder import ProtectRequest, WorkerFolder
+from isthmus.train.liveness.checkpoint_requests import RETRY_STEPS, Guard
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from isthmus.core.model import load_model
-from isthmus.plan.profile.model import profile_model
+from isthmus.plan.profile.model_profile import profile_model
 from isthmus.train.model.recompute import Kind, Recomputation, run_layer
-from isthmus.train.model.stage import StageModel, build_stage
+from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import write_config
 from tests.train.test_stage_model_memory import LiveBytes
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.core.worker import WorkerFolder, WorkerSpec
-from isthmus.train.checkpoint.memory import MemoryCheckpoint
-from isthmus.train.checkpoint.slot import Snapshot
-from isthmus.train.exchange import Exchange
-from isthmus.train.faults.events import EventLog
-from isthmus.train.faults.pulse import Pulse
-from isthmus.train.faults.recovery import Recovery
-from isthmus.train.membership import Membership
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.liveness.heartbeat import Pulse
+from isthmus.train.liveness.worker_events import EventLog
+from isthmus.train.messages.exchange import Exchange
+from isthmus.train.recovery.recover import Recovery
+from isthmus.train.recovery.rejoin import Membership
 from tests.train.alive import alive, no_collector
 from tests.train.worker_jobs import make_job, whole
 
@@ -86,7 +86,7 @@ def test_losses_that_let_no_step_be_done_end_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes again at once would come for ever; one step in between, and the count begins anew."""
-    monkeypatch.setattr("isthmus.train.faults.recovery.MAX_LOSSES", 4)
+    monkeypatch.setattr("isthmus.train.recovery.recover.MAX_LOSSES", 4)
     membership = Patient()
     recovery = recovery_of(tmp_path, membership)
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.train.update.buckets import Bucket, Held, Segment, deal_buckets
 from isthmus.train.update.reduce import Reducer
 from tests.train.devices import on_devices, staging_for

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.train.program import Step
-from isthmus.train.stage_pass import StagePass
+from isthmus.train.pipeline.stage_pass import StagePass
+from isthmus.train.pipeline.stage_program import Step
 from tests.train.replica_threads import LIMIT_S, Cut, Replicas, curve, make_plan
 from tests.train.small_models import write_config
 from tests.train.test_replicas import LENGTH, make_training

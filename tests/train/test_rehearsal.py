@@ -12,20 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.comm.work import SendWork
+from isthmus.comm.group.group_work import SendWork
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
-from isthmus.core.messages import Protection
+from isthmus.core.messages.agent_messages import Protection
+from isthmus.core.messages.worker_folder import ProtectRequest, WorkerFolder, WorkerSpec
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, StageTime
-from isthmus.core.worker import ProtectRequest, WorkerFolder, WorkerSpec
 from isthmus.plan import profile_model
 from isthmus.schedule import make_schedule
-from isthmus.train.exchange import Exchange
-from isthmus.train.executable import check_executable
-from isthmus.train.model.virtual import VirtualStage
-from isthmus.train.rehearsal import BlockingExchange
-from isthmus.train.update.virtual import held_by
+from isthmus.train.messages.exchange import Exchange
+from isthmus.train.model.virtual_stage import VirtualStage
+from isthmus.train.pipeline.rehearsal import BlockingExchange
+from isthmus.train.process.check_executable import check_executable
+from isthmus.train.update.virtual_gradients import held_by
 from tests.comm.relay import Relay
 from tests.train.small_models import NUM_LAYERS
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started

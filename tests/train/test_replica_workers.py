@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.errors import PeerError
-from isthmus.train.verify import verify
+from isthmus.train.process.verify import verify
 from tests.train.replica_threads import Cut, make_plan
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import Workers, make_job, run_job, started, whole

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.job import Training
-from isthmus.train.replicas import Place, rows_of
+from isthmus.train.update.replicas import Place, rows_of
 from tests.train.devices import on_devices
 from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import NUM_LAYERS, write_config

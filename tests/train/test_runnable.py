@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from isthmus.core.errors import PlanError
+from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.core.worker import WorkerSpec
-from isthmus.plan.profile.model import RECOMPUTE
-from isthmus.plan.search.runnable import RUN_SCHEDULES, why_not_runnable
+from isthmus.plan.profile.model_profile import RECOMPUTE
+from isthmus.plan.search.finish.runnable import RUN_SCHEDULES, why_not_runnable
 from isthmus.schedule import SCHEDULES
-from isthmus.train.executable import check_executable
+from isthmus.train.process.check_executable import check_executable
 from tests.train.worker_jobs import make_job, make_plan
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isthmus.train.checkpoint.folder import manifests
+from isthmus.train.checkpoint.checkpoint_folder import manifests
 from tests.train.worker_jobs import make_job, make_plan, started
 
 
@@ -21,7 +21,7 @@ def test_checkpoints_are_complete_also_after_a_rank_was_started_again(tmp_path: 
     """
     job = make_job(tmp_path, steps=60, checkpoints={"every_steps": 20, "keep": 3})
     plan = make_plan(job, [1, 3, 4], "aab")
-    with started(tmp_path, job, plan, program="faults.supervisor") as workers:
+    with started(tmp_path, job, plan, program="supervisor") as workers:
         workers.wait_for_step(4)
         (process,) = psutil.Process(workers.processes[1].pid).children()
         os.kill(process.pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import ModelError, PlanError
-from isthmus.train.model.stage import EMBEDDING, HEAD, StageModel, build_stage, token_loss
+from isthmus.train.model.stage_model import EMBEDDING, HEAD, StageModel, build_stage, token_loss
 from tests.train.small_models import (
     NUM_LAYERS,
     VARIANTS,

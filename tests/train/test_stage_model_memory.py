@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from isthmus.train.model.recompute import Recomputation
-from isthmus.train.model.stage import StageModel, build_stage
+from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import save_model, write_config
 
 pytestmark = pytest.mark.slow

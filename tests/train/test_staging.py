@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError
-from isthmus.train.exchange import Exchange, Message
-from isthmus.train.pinned import host_copies
-from isthmus.train.staging import LANDINGS, DeviceCopies, HostStaging
+from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.messages.host_staging import LANDINGS, DeviceCopies, HostStaging
+from isthmus.train.messages.pinned_memory import host_copies
 from tests.train.late_copies import LateCopies
 from tests.train.small_models import write_config
 from tests.train.test_executor import losses, make_training

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.train.checkpoint.dcp_layout import read_into, write_metadata, write_part
-from isthmus.train.checkpoint.pieces import saved_pieces, wanted_state
+from isthmus.train.checkpoint.state_pieces import saved_pieces, wanted_state
 from isthmus.train.update.buckets import Held
 from isthmus.train.update.ownership import Ownership, Rows
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from isthmus.train.model.recompute import Recomputation
-from isthmus.train.model.stage import StageModel, build_stage
-from isthmus.train.model.weights import export_shard, finish_export
-from isthmus.train.shares.group import TensorGroup
-from isthmus.train.shares.slices import slice_of
+from isthmus.train.model.save_weights import export_shard, finish_export
+from isthmus.train.model.stage_model import StageModel, build_stage
+from isthmus.train.tensor_parallel.parameter_slices import slice_of
+from isthmus.train.tensor_parallel.tensor_group import TensorGroup
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 from tests.train.tensor_groups import each, tensor_groups
 

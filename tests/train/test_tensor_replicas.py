@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.core.plan import Plan
-from isthmus.train.executor import Executor
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.stage import build_stage
-from isthmus.train.replicas import Place
-from isthmus.train.shares.exchange import SharedExchange
+from isthmus.train.model.stage_model import build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.tensor_parallel.tp_exchange import SharedExchange
+from isthmus.train.update.replicas import Place
 from tests.train.replica_threads import Cut, Rank, Replicas, make_plan
 from tests.train.small_models import write_config
 from tests.train.tensor_groups import tensor_groups

@@ -13,10 +13,10 @@ import pytest
 
 from isthmus.core.errors import PeerError, PlanError
 from isthmus.core.job import Job
+from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.core.worker import WorkerSpec
-from isthmus.train.executable import check_executable
-from isthmus.train.verify import verify
+from isthmus.train.process.check_executable import check_executable
+from isthmus.train.process.verify import verify
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started, whole
 
@@ -90,7 +90,7 @@ def test_a_rank_that_shares_a_stage_is_replaced_in_place(tmp_path: Path) -> None
     plan = shared_plan(job, [2, 4], [{"tp": 2, "sp": True}, {}])
     straight = run_job(tmp_path / "straight", moved(job, tmp_path / "straight"), plan)
     hit = tmp_path / "hit"
-    with started(hit, moved(job, hit), plan, program="faults.supervisor") as workers:
+    with started(hit, moved(job, hit), plan, program="supervisor") as workers:
         workers.wait_for_step(3)
         supervisor = str(workers.processes[1].pid)
         listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.plan import Plan
-from isthmus.train.traffic import lanes_between
+from isthmus.train.messages.traffic import lanes_between
 
 
 def plan_of(replicas: int, stages: int) -> Plan:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.comm import arena
+from isthmus.comm.process import arena
 from isthmus.core.errors import PlanError
-from isthmus.core.worker import WorkerSpec
-from isthmus.train.executable import check_executable
-from isthmus.train.faults.events import read_events
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.train.liveness.worker_events import read_events
+from isthmus.train.process.check_executable import check_executable
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started
 
 STEPS = 40
@@ -27,7 +27,9 @@ def processes_of(workers: Workers, rank: int) -> tuple[list[int], list[int]]:
         try:
             command = (place / "cmdline").read_bytes() if place.name.isdigit() else b""
             if command and os.getpgid(int(place.name)) == group and int(place.name) != group:
-                (carriers if b"isthmus.comm.carrier" in command else others).append(int(place.name))
+                (carriers if b"isthmus.comm.process.transport_process" in command else others).append(
+                    int(place.name)
+                )
         except (OSError, ProcessLookupError):
             continue
     return carriers, others
@@ -43,7 +45,7 @@ def test_a_process_carries_what_threads_do_and_its_death_costs_a_step(tmp_path: 
     straight = run_job(tmp_path / "thread", job, plan)
     elsewhere = job.checkpoints.model_copy(update={"folder": str(tmp_path / "elsewhere")})
     job = job.model_copy(update={"transport": "process", "checkpoints": elsewhere})
-    how = {"program": "faults.supervisor", "stage_time": PAUSES}
+    how = {"program": "supervisor", "stage_time": PAUSES}
     with started(tmp_path / "process", job, plan, **how) as workers:
         workers.wait_for_step(3)
         (carrier,), _ = processes_of(workers, 1)

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from isthmus.core.errors import ModelError, UnavailableError
-from isthmus.train.model.stage import StageModel, build_stage
-from isthmus.train.model.weights import check_output, export_shard, finish_export, make_output
+from isthmus.train.model.save_weights import check_output, export_shard, finish_export, make_output
+from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 
 INDEX = "model.safetensors.index.json"

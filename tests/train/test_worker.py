@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from isthmus.core.errors import InputError, ModelError, PeerError, PlanError
 from isthmus.core.job import Job
-from isthmus.core.messages import Protection
+from isthmus.core.messages.agent_messages import Protection
+from isthmus.core.messages.worker_folder import ProtectRequest, WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.core.worker import ProtectRequest, WorkerSpec
-from isthmus.train.executable import check_executable
-from isthmus.train.verify import verify
+from isthmus.train.process.check_executable import check_executable
+from isthmus.train.process.verify import verify
 from tests.comm.relay import Relay
 from tests.train.small_models import write_config
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started, whole
@@ -148,7 +148,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_worker_without_a_folder_says_what_it_needs() -> None:
     """Started as an agent does it, with warnings as errors; the other tests fork workers."""
-    command = [sys.executable, "-W", "error", "-m", "isthmus.train.worker"]
+    command = [sys.executable, "-W", "error", "-m", "isthmus.train.process.worker"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == InputError.exit_code
     assert "one argument is needed" in done.stderr

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group import IsthmusGroup
-from isthmus.comm.memory import memory_transports
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.comm.transport.in_memory import memory_transports
 from isthmus.core.job import Training
 from isthmus.schedule import forward_only, make_schedule
-from isthmus.train.exchange import Exchange, Message
-from isthmus.train.executor import Executor
-from isthmus.train.metrics import Account
-from isthmus.train.micro_batches import MicroBatches
-from isthmus.train.model.pieces import StagePieces
-from isthmus.train.model.stage import build_stage
-from isthmus.train.replicas import held_by
-from isthmus.train.staging import HostStaging
+from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.messages.host_staging import HostStaging
+from isthmus.train.messages.metrics import Account
+from isthmus.train.model.stage_model import build_stage
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.pipeline.executor import Executor
+from isthmus.train.pipeline.micro_batches import MicroBatches
 from isthmus.train.update.buckets import BUCKET_ELEMENTS
 from isthmus.train.update.optimizer import Optimizer, Update
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.reduce import Reducer
+from isthmus.train.update.replicas import held_by
 from tests.train.devices import staging_for
 
 LONG, SHORT = 200, 20

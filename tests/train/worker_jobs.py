@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.core.job import Job
-from isthmus.core.messages import RankMap, StepMetrics
+from isthmus.core.messages.agent_messages import RankMap, StepMetrics
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.core.worker import WorkerFolder, WorkerSpec
 from tests.forks import ForkedProgram, preload
 from tests.train.small_models import NUM_LAYERS, write_config
 
-preload("isthmus.train.faults.supervisor")
+preload("isthmus.train.process.supervisor")
 
 LIMIT_S = 90.0
 TEXT = "".join(f"The {n}th line says that {n} times {n} is {n * n}. " for n in range(900))
@@ -132,7 +132,7 @@ def started(
         here = {"host": hosts[rank]} if hosts else {}
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
         place.write_spec(own)
-        workers.processes.append(ForkedProgram(f"isthmus.train.{program}", place.path, place.log))
+        workers.processes.append(ForkedProgram(f"isthmus.train.process.{program}", place.path, place.log))
     try:
         _hand_out_ranks(workers)
         yield workers

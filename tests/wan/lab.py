@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from isthmus.core.pool import Link, Pool
-from isthmus.wan.connect import format_address
+from isthmus.wan.dial import format_address
 
 
 def pool_of(*links: dict[str, Any]) -> Pool:

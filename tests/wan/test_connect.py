@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError, PeerError, UnavailableError
-from isthmus.wan.connect import dial, format_address, parse_address
+from isthmus.wan.dial import dial, format_address, parse_address
 
 
 @contextmanager

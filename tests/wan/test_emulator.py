@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
-from isthmus.wan.connect import dial
+from isthmus.wan.dial import dial
 from isthmus.wan.emulator import ROUTES, STATISTICS, run_links
 from tests.wan.lab import a_worker, pool_of, round_trips_s, wait_until
 

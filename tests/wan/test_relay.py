@@ -19,7 +19,7 @@ from isthmus.core.errors import NotFoundError, PeerError, UnavailableError
 from isthmus.core.link_physics import WIRE_OVERHEAD
 from isthmus.core.pool import Pool
 from isthmus.wan.background import BackgroundLinks, links_in_background
-from isthmus.wan.connect import dial, format_address, parse_address
+from isthmus.wan.dial import dial, format_address, parse_address
 from tests.wan.lab import Worker, a_worker, closed_port, pool_of, receive, round_trips_s, swallow, wait_until
 
 pytestmark = pytest.mark.slow

@@ -1,9 +1,9 @@
 """The site's agent: takes the server's orders, runs workers through an adapter, and reports what it has."""
 
-from isthmus.agent.adapter import Adapter, WorkerStatus
-from isthmus.agent.daemon import AgentConfig, run_agent
-from isthmus.agent.folders import LocalJobFile, submit_local
-from isthmus.agent.local import LocalAdapter
+from isthmus.agent.adapters.adapter import Adapter, WorkerStatus
+from isthmus.agent.adapters.local import LocalAdapter
+from isthmus.agent.service.daemon import AgentConfig, run_agent
+from isthmus.agent.service.run_folders import LocalJobFile, submit_local
 
 __all__ = [
     "Adapter",

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from isthmus.cli.shell import Shell
+    from isthmus.cli.shell.shell import Shell
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None, *, shell: Shell | None = None) -> int:
-    """Run one command and return its exit status; see `isthmus.cli.entry.main`."""
+    """Run one command and return its exit status; see `isthmus.cli.app.entry.main`."""
     try:
-        from isthmus.cli import app, entry
+        from isthmus.cli.app import app, entry
     except KeyboardInterrupt:  # Ctrl-C while the commands are still being loaded
         return 130
     return entry.main(app.app, arguments, shell=shell)

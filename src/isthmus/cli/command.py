@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from isthmus.cli.client import Client
-from isthmus.cli.settings import resolve
-from isthmus.cli.shell import Shell
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.settings import resolve
+from isthmus.cli.shell.shell import Shell
 
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or a name (the latest of it).")

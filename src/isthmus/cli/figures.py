@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from isthmus.core.messages import StepMetrics
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan
 
 Series = list[tuple[int, float]]

@@ -12,10 +12,10 @@ from isthmus.core.errors import DataError
 from isthmus.core.job import Data, Task
 from isthmus.data.chat import check_messages, conversation_pieces
 from isthmus.data.chat_template import open_template
+from isthmus.data.data_files import DataFile, read_files
 from isthmus.data.documents import file_kind, json_lines, read_documents
-from isthmus.data.files import DataFile, read_files
 from isthmus.data.holdout import hold_out_tokens, hold_out_whole
-from isthmus.data.order import sample_order
+from isthmus.data.sample_order import sample_order
 from isthmus.data.samples import PackedSamples, Samples, StreamSamples
 from isthmus.data.tokenizer import Tokenizer, open_tokenizer
 

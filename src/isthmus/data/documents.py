@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from isthmus.core.errors import DataError
 from isthmus.core.job import Data, Task
-from isthmus.data.files import DataFile
+from isthmus.data.data_files import DataFile
 
 Kind = Literal["text", "jsonl", "chat"]
 

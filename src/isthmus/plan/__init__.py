@@ -3,9 +3,9 @@
 The functions below are all a notebook needs; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
-from isthmus.plan.memory.stage import stage_memory
-from isthmus.plan.profile.model import ModelProfile, profile_model
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.memory.stage_memory import stage_memory
+from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.search.costs.limits import Limits
 from isthmus.plan.search.plans import Answer, Question, make_plans, search_plans
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
 from isthmus.plan.time.fit import Observation, fit_calibration, fit_shapes

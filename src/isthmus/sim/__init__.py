@@ -1,14 +1,14 @@
 """What a plan will do: schedules, replicas, wires and failures on a virtual clock."""
 
 from isthmus.sim.failures import Checkpoints, Failure, FailureRun, draw_failures, simulate_failures
-from isthmus.sim.page import timeline_page
-from isthmus.sim.pipeline import PipelineRun, run_pipeline
+from isthmus.sim.iteration.simulate import simulate
+from isthmus.sim.iteration.training import Replica, StageLoad, Training
+from isthmus.sim.links.wire import Interference, Wire, wire_of
+from isthmus.sim.output.chrome_trace import chrome_trace
+from isthmus.sim.output.timeline_page import timeline_page
+from isthmus.sim.pipeline.run_pipeline import PipelineRun, run_pipeline
+from isthmus.sim.pipeline.warm_up import best_warm_up
 from isthmus.sim.result import Flight, LinkRun, Span, StageRun, TrainingRun
-from isthmus.sim.run import simulate
-from isthmus.sim.trace import chrome_trace
-from isthmus.sim.training import Replica, StageLoad, Training
-from isthmus.sim.warm_up import best_warm_up
-from isthmus.sim.wire import Interference, Wire, wire_of
 
 __all__ = [
     "Checkpoints",

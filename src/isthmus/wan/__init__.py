@@ -1,7 +1,7 @@
 """Wide-area links: dialling across them, and emulating them on one machine, with or without root."""
 
 from isthmus.wan.background import BackgroundLinks, links_in_background
-from isthmus.wan.connect import dial
+from isthmus.wan.dial import dial
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces
 

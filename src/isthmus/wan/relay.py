@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from isthmus.core.errors import InputError, NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
-from isthmus.wan.connect import MAX_HEAD_BYTES, format_address, parse_address
+from isthmus.wan.dial import MAX_HEAD_BYTES, format_address, parse_address
 from isthmus.wan.pump import Direction, Half, close_with_reset
 from isthmus.wan.shaper import Flow, Shaper, both_ways
 

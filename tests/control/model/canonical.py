@@ -10,17 +10,17 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
-from isthmus.agent.site_queue import queue
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.indexes import Indexes
-from isthmus.control.records import JobRecord
-from isthmus.core.messages import AgentOrders, AgentReport, ObservedPart, PartOrder, Protection
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.indexes import Indexes
+from isthmus.control.state.job_records import JobRecord
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, ObservedPart, PartOrder, Protection
+from isthmus.site.site_queue import queue_order
 from tests.control.model.site import Site
 
 Key = tuple[Hashable, ...]
 
-_TEXTS = {"story", "detail", "reason", "setback"}
-_TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "wrote_s", "unsaved_s"}
+_TEXTS = {"story", "history", "observation", "wanted", "detail", "reason", "setback"}
+_TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "last_write_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
     "id", "number", "user", "packed", "round", "tried_on", "tried_whole", "parts", "plans",
     "refusals", "needs", "cuts", "on_links", "began_s", "run_s", "ends_s", "due_s", "trained_at", "victims",
@@ -31,7 +31,7 @@ _PART = _TEXTS | _TIMES | {
     "arrived",
 }  # fmt: skip
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
-_SET = {"deadline_s", "address", "rank_map", "plan", "cards"}
+_SET = {"deadline_s", "address", "rank_map", "plan", "devices"}
 """Fields of which it only matters whether they are set."""
 _DUE = {"force_at_s", "evict_at_s"}
 """Times of which it matters whether they have passed."""
@@ -67,7 +67,7 @@ def site_key(site: Site) -> Key:
         own.ending,
         own.is_open,
         tuple(site.jobs),
-        tuple(part.key for part in queue(own)),
+        tuple(part.key for part in queue_order(own)),
         tuple(
             (
                 part.job,

@@ -10,18 +10,21 @@ from typing import Any
 
 from sortedcontainers import SortedDict, SortedList
 
-from isthmus.agent.cards import Cards
-from isthmus.agent.machine import AgentMachine
-from isthmus.control.coordinator import Coordinator
+from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.core.base import Frozen
+from isthmus.site import DeviceIds, SiteMachine
 
 Memo = dict[int, Any]
 Copier = Callable[[Any, Memo], Any]
 
-_OBJECTS: dict[type, tuple[str, ...]] = {AgentMachine: ("site",), Coordinator: ("state", "_admitted")}
-"""Classes that are no data classes, with their attributes."""
+_OBJECTS: dict[type, tuple[str, ...]] = {
+    SiteMachine: ("site", "next_s"),
+    Coordinator: ("state", "_admitted"),
+    DeviceIds: ("_holder", "_claimer"),
+}
+"""Classes that are no data classes, with the attributes that change."""
 
-_SHARED: set[type] = {str, int, float, bool, type(None), tuple, frozenset, Cards}
+_SHARED: set[type] = {str, int, float, bool, type(None), tuple, frozenset}
 """Types whose values need no copy; what immutable data is met is added."""
 
 
@@ -101,7 +104,16 @@ def _sorted_list(thing: SortedList, memo: Memo) -> SortedList:
     return copy
 
 
+def _device_ids(thing: DeviceIds, memo: Memo) -> DeviceIds:
+    """Share the inventory, which never changes."""
+    copy = memo[id(thing)] = object.__new__(DeviceIds)
+    copy.__dict__.update(thing.__dict__)
+    copy.__dict__.update(_holder=dict(thing._holder), _claimer=dict(thing._claimer))
+    return copy
+
+
 _COPIERS: dict[type, Copier] = {
+    DeviceIds: _device_ids,
     dict: _dict,
     list: _list,
     set: lambda thing, memo: thing.copy(),

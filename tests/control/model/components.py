@@ -13,8 +13,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.core.messages import AgentReport
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.core.messages.agent_messages import AgentReport
 from tests.control.model.canonical import orders_key, report_key, server_key, site_key
 from tests.control.model.clone import Shelf, share
 from tests.control.model.facts import Facts, ServerFacts, SiteFacts

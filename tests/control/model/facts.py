@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.records import ENDED
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.job_records import ENDED
 from tests.control.model.pool import committed, wrong_at
 from tests.control.model.scenario import Scenario
 from tests.control.model.server import wrong_in

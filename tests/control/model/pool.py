@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from isthmus.agent.validators import InvariantError, validate
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import Event
-from isthmus.control.records import ENDED
-from isthmus.core.messages import AgentOrders
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.events import Event
+from isthmus.control.state.job_records import ENDED
+from isthmus.core.messages.agent_messages import AgentOrders
+from isthmus.site.site_invariants import SiteInvariantError, check_site
 from tests.control.model.canonical import Key, server_key, site_key
 from tests.control.model.explore import Step
 from tests.control.model.kinds import Kind
@@ -177,8 +177,8 @@ def whole_key(
 def wrong_at(site: Site) -> str:
     """Return the first invariant of a site that does not hold, or ""."""
     try:
-        validate(site.machine)
-    except InvariantError as error:
+        check_site(site.machine)
+    except SiteInvariantError as error:
         return str(error)
     return site.wrong
 

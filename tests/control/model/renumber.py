@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from isthmus.agent.parts import PartKey
-from isthmus.control.coordinator import Coordinator
-from isthmus.core.messages import AgentOrders, AgentReport, Victim
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, Victim
+from isthmus.site import DeviceIds, PartKey
+from isthmus.site.site_state import SiteState
 from tests.control.model.clone import clone
 from tests.control.model.site import Site, attempts_at
 
@@ -124,11 +125,12 @@ def site_anew(site: Site, numbers: Anew, lives: Mapping[str, str]) -> Site:
     """Return a site that counts anew; ended processes that nothing knows any more are forgotten."""
     copy = site.copy()
     own = copy.machine.site
-    own.fence, own.dropped = numbers.fences[own.fence], None
+    own.fence, own.rejected_fence = numbers.fences[own.fence], None
     for part in own.parts.values():
         part.attempt = numbers.key(part.key)[1]
         part.victims = tuple(numbers.key(key) for key in part.victims)
     own.parts = {part.key: part for part in own.parts.values()}
+    _index(own)
     copy.processes = {
         (*numbers.key(key[:2]), key[2]): process
         for key, process in copy.processes.items()
@@ -138,6 +140,17 @@ def site_anew(site: Site, numbers: Anew, lives: Mapping[str, str]) -> Site:
     copy.late = site.late and _report_anew(site.late, numbers, lives)
     copy.orders = site.orders and _orders_anew(site.orders, numbers)
     return copy
+
+
+def _index(own: SiteState) -> None:
+    """Make the device book and the indexes of a site from its parts."""
+    assert isinstance(own.devices, DeviceIds)
+    own.devices = DeviceIds(own.devices.ids)
+    for index in (own.queued_local, own.queued_pool, own.time_dependent):
+        index.clear()
+    for part in own.parts.values():
+        own.devices.change(part, "new", part.state)
+        own.update(part)
 
 
 def _report_anew(report: AgentReport, numbers: Anew, lives: Mapping[str, str]) -> AgentReport:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.control import ledger
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import (
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.queries.victims import offer
+from isthmus.control.state import ledger
+from isthmus.control.state.events import (
     AgentLost,
     AgentReported,
     DeadlinePassed,
@@ -22,10 +23,9 @@ from isthmus.control.events import (
     Restarted,
     VictimNamed,
 )
-from isthmus.control.offers import offer
-from isthmus.control.records import Rules
-from isthmus.control.validators import violations
-from isthmus.core.messages import AgentOrders, AgentReport
+from isthmus.control.state.invariants import violations
+from isthmus.control.state.job_records import Rules
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.plan import PlanSet
 from tests.control.model.canonical import Key, report_key
 from tests.control.model.clone import clone

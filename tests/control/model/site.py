@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from isthmus.agent.events import (
-    AskProtection,
-    EndLocal,
+from isthmus.agent.service.part_table import Table, read_table, write_table
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, Protection, WorkerAddress
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.machine import SiteMachine
+from isthmus.site.machine_events import (
     Event,
     Instruction,
     LocalJob,
-    LocalJobsSeen,
+    LocalJobsObserved,
+    ObservedWorker,
     OrdersReceived,
-    SeenWorker,
+    ReportLocalExit,
+    RequestCheckpoint,
     StartWorker,
     StopWorker,
-    WorkersSeen,
-    WriteRanks,
+    WorkersObserved,
+    WriteRankMap,
 )
-from isthmus.agent.machine import AgentMachine
-from isthmus.agent.parts import HeldPart, PartKey
-from isthmus.agent.site import LEASED
-from isthmus.agent.table import Table, read_table, write_table
-from isthmus.core.messages import AgentOrders, AgentReport, Protection, WorkerAddress
-from isthmus.core.policy import OwnerPolicy
-from isthmus.core.pool import Cluster, NodeGroup
+from isthmus.site.parts import LEASED, PartKey, SitePart
 from tests.control.model.clone import clone
 from tests.control.model.kinds import Kind
 
@@ -57,9 +57,9 @@ class Process:
     exit_status: int | None = None
 
 
-def new_machine(table: Table) -> AgentMachine:
+def new_machine(table: Table) -> SiteMachine:
     """Return the machine of an agent that comes up with a table."""
-    return AgentMachine(HERE, {"g": (CARD,)}, table.parts, fence=table.fence, policy=POLICY)
+    return SiteMachine(HERE, DeviceIds({"g": (CARD,)}), table.parts, fence=table.fence, policy=POLICY)
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Site:
     `jobs` are those of the owner's own users. `life` is the agent's; `late_life` that of the late report.
     """
 
-    machine: AgentMachine = field(default_factory=lambda: new_machine(Table()))
+    machine: SiteMachine = field(default_factory=lambda: new_machine(Table()))
     life: int = 1
     processes: dict[ProcessKey, Process] = field(default_factory=dict)
     jobs: dict[str, LocalJob] = field(default_factory=dict)
@@ -89,8 +89,8 @@ class Site:
 
     def look(self) -> AgentReport:
         """Have the agent look at its processes and local jobs; return its report."""
-        self.handle(WorkersSeen(now_s=0.0, workers=tuple(self._seen())))
-        self.handle(LocalJobsSeen(now_s=0.0, jobs=tuple(self.jobs.values())))
+        self.handle(WorkersObserved(now_s=0.0, workers=tuple(self._seen())))
+        self.handle(LocalJobsObserved(now_s=0.0, jobs=tuple(self.jobs.values())))
         return AgentReport(
             cluster=CLUSTER,
             incarnation=str(self.life),
@@ -167,14 +167,14 @@ class Site:
             if part.state in LEASED and not part.local:
                 after = self.copy()
                 after.machine.parts[key].since_s = -1e9
-                after.handle(WorkersSeen(now_s=0.0))
+                after.handle(WorkersObserved(now_s=0.0))
                 yield Kind.TIMEOUT, f"does not renew the lease of {key}", after
             if part.force_at_s is not None or part.evict_at_s is not None:
                 after = self.copy()
                 held = after.machine.parts[key]
                 held.force_at_s = held.force_at_s and 0.0
                 held.evict_at_s = held.evict_at_s and 0.0
-                after.handle(WorkersSeen(now_s=0.0))
+                after.handle(WorkersObserved(now_s=0.0))
                 yield Kind.TIMEOUT, f"waits no longer for {key}", after
 
     def _do(self, instruction: Instruction) -> None:
@@ -187,13 +187,13 @@ class Site:
                 process.asked = True
                 if force and process.exit_status is None:
                     process.exit_status = 137
-            case WriteRanks(part=part):
+            case WriteRankMap(part=part):
                 if _of(part) in self.processes:
                     self.processes[_of(part)].trains = True
-            case AskProtection(part=part, after=after):
+            case RequestCheckpoint(part=part, after=after):
                 if _of(part) in self.processes:
                     self.processes[_of(part)].saves = after
-            case EndLocal(part=part):
+            case ReportLocalExit(part=part):
                 self.jobs.pop(part.job, None)
 
     def _start(self, key: ProcessKey) -> None:
@@ -202,18 +202,18 @@ class Site:
             self.wrong = f"{key} starts on the card on which {others[0]} works"
         self.processes[key] = Process()
 
-    def _seen(self) -> Iterator[SeenWorker]:
+    def _seen(self) -> Iterator[ObservedWorker]:
         for part in self.machine.parts.values():
             for rank, worker in part.workers.items():
                 if worker.live:
                     yield self._seen_one(part, rank)
 
-    def _seen_one(self, part: HeldPart, rank: int) -> SeenWorker:
+    def _seen_one(self, part: SitePart, rank: int) -> ObservedWorker:
         process = self.processes.get(_of(part))
         if process is None:
-            return SeenWorker(job=part.job, attempt=part.attempt, rank=rank, state="absent")
+            return ObservedWorker(job=part.job, attempt=part.attempt, rank=rank, state="absent")
         step = process.protected
-        return SeenWorker(
+        return ObservedWorker(
             job=part.job,
             attempt=part.attempt,
             rank=rank,
@@ -236,6 +236,6 @@ def attempts_at(site: Site) -> set[PartKey]:
     return {key for key in known if key[1]}
 
 
-def _of(part: HeldPart) -> ProcessKey:
+def _of(part: SitePart) -> ProcessKey:
     """Return the name of a part's process."""
-    return part.job, part.attempt, part.runs
+    return part.job, part.attempt, part.num_preemptions

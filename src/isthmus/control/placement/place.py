@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from isthmus.control.placement.compute import ComputeStage, Ranges, Work
-from isthmus.control.placement.explain import explain
-from isthmus.control.placement.network import NetworkStage
-from isthmus.control.placement.refuse import compute_refusals, never
-from isthmus.control.placement.requirement import Requirement
-from isthmus.control.placement.resources import Resources, Site
-from isthmus.control.placement.room import Room
-from isthmus.control.placement.storage import StorageStage
+from isthmus.control.placement.resources.free_resources import Resources, Site
+from isthmus.control.placement.resources.requirement import Requirement
+from isthmus.control.placement.stages.cluster_room import Room
+from isthmus.control.placement.stages.compute_refusals import compute_refusals, never
+from isthmus.control.placement.stages.compute_stage import ComputeStage, Ranges, Work
+from isthmus.control.placement.stages.explain_stages import explain
+from isthmus.control.placement.stages.network_stage import NetworkStage
+from isthmus.control.placement.stages.storage_stage import StorageStage
 from isthmus.core.job import Placement
 from isthmus.core.plan import Refusal
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from isthmus.control.placement.demand import demand_of
-from isthmus.control.placement.gradients import Gradients
-from isthmus.control.placement.replant import replant
-from isthmus.control.placement.resources import Ends, Resources
-from isthmus.control.placement.standing import refusals_of
-from isthmus.control.placement.stored import stored_bytes
-from isthmus.control.placement.unlike import place_all
+from isthmus.control.placement.check_in_place import refusals_of
+from isthmus.control.placement.place_mixed import place_all
+from isthmus.control.placement.replace_stages import replant
+from isthmus.control.placement.resources.demand import demand_of
+from isthmus.control.placement.resources.free_resources import Ends, Resources
+from isthmus.control.placement.resources.gradient_traffic import Gradients
+from isthmus.control.placement.resources.stored_bytes import stored_bytes
 from isthmus.core.base import Frozen
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.job import Job
@@ -26,7 +26,7 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.plan import ModelProfile, make_plans, profile_model
-from isthmus.plan.search.limits import Limits
+from isthmus.plan.search.costs.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 
 TRIES, FEW = 4, 256

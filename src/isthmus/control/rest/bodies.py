@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from isthmus.control.auth import UnknownCallerError
-from isthmus.control.events import VictimNamed
+from isthmus.control.service.auth import UnknownCallerError
+from isthmus.control.state.events import VictimNamed
 from isthmus.core.base import Frozen, Name
 from isthmus.core.errors import AuthError, InputError, IsthmusError
-from isthmus.core.views import Submission
+from isthmus.core.messages.api_views import Submission
 
 LARGEST_BULK = 1000
 """Most jobs submitted by one request."""

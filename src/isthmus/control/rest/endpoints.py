@@ -9,22 +9,20 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 import isthmus
-from isthmus.control import auth
-from isthmus.control.auth import Caller
-from isthmus.control.metrics import CONTENT_TYPE, exposition
 from isthmus.control.placement import NOT_FIXED
 from isthmus.control.rest.bodies import OUTCOMES, Agreement, Bulk, Choice, Submitted, documented, submitted
 from isthmus.control.rest.gate import METRICS
 from isthmus.control.rest.json_route import JsonRoute
 from isthmus.control.rest.stream import MEDIA_TYPE, EventStream, Follower, OpenStreams
 from isthmus.control.rest.together import Together
-from isthmus.control.shell import ControlShell
+from isthmus.control.service import auth
+from isthmus.control.service.auth import Caller
+from isthmus.control.service.control_service import ControlShell
+from isthmus.control.service.prometheus import CONTENT_TYPE, exposition
 from isthmus.core.base import Index
 from isthmus.core.errors import ConflictError, NotFoundError, PlanError, ProtocolError, UnavailableError
-from isthmus.core.messages import PROTOCOL_VERSION, AgentOrders, AgentReport
-from isthmus.core.plan import PlanSet
-from isthmus.core.standing import DryRun, Standing
-from isthmus.core.views import (
+from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport
+from isthmus.core.messages.api_views import (
     Health,
     JobView,
     LogPage,
@@ -34,6 +32,8 @@ from isthmus.core.views import (
     TokenRequest,
     TokenView,
 )
+from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.plan import PlanSet
 
 
 async def caller_of(request: Request) -> Caller:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from isthmus.control.auth import Caller
+from isthmus.control.service.auth import Caller
 from isthmus.core.errors import InputError, IsthmusError
 
 OPEN = ("/v1/health",)

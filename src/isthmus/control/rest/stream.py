@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
-from isthmus.control.changes import Change
-from isthmus.control.shell import ControlShell
+from isthmus.control.service.change_feed import Change
+from isthmus.control.service.control_service import ControlShell
 from isthmus.core.errors import UnavailableError
-from isthmus.core.views import JobView
+from isthmus.core.messages.api_views import JobView
 
 MEDIA_TYPE = "text/event-stream"
 LOOKS_PER_S = 10.0

@@ -12,7 +12,7 @@ from typing import Any
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from isthmus.control.actor import Request
+from isthmus.control.service.actor import Request
 
 
 class Together:

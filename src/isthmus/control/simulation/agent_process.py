@@ -10,15 +10,44 @@ import math
 from collections.abc import Callable, Iterable
 
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.faults import Faults
-from isthmus.control.simulation.lies import lie
-from isthmus.control.simulation.runs import Runs
-from isthmus.control.simulation.scheduler import LocalScheduler, Work
-from isthmus.control.simulation.server import SimulatedServer
-from isthmus.control.simulation.site import UNSAVED_STEP_S, SimulatedSite
-from isthmus.control.simulation.site_parts import Act, LocalJob, PartKey, SitePart
-from isthmus.core.messages import AgentOrders, AgentReport, Protection
-from isthmus.sim.kernel import Kernel
+from isthmus.control.simulation.faults.fault_rates import Faults
+from isthmus.control.simulation.faults.lies import lie
+from isthmus.control.simulation.local_scheduler import LocalScheduler, Work
+from isthmus.control.simulation.observed_work import (
+    observe_absent,
+    observe_exited,
+    observe_running,
+    observe_saved,
+)
+from isthmus.control.simulation.owner_hours import is_open_at, next_change_s
+from isthmus.control.simulation.run_progress import Runs
+from isthmus.control.simulation.simulated_server import SimulatedServer
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, Protection
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Cluster
+from isthmus.sim.kernel import Kernel, Steps
+from isthmus.site import (
+    UNSAVED_STEP_S,
+    DeviceCounts,
+    Event,
+    FetchFiles,
+    FetchObserved,
+    HoursObserved,
+    Instruction,
+    LocalJob,
+    LocalJobSubmitted,
+    LocalJobWithdrawn,
+    ObservedWorker,
+    OrdersReceived,
+    PartKey,
+    RequestCheckpoint,
+    SiteMachine,
+    SitePart,
+    StartWorker,
+    StopWorker,
+    WorkersObserved,
+    WriteRankMap,
+)
 
 _LATE_S = 1e-3
 """So much after it is due is time looked at: sums of floats may fall short of each other."""
@@ -37,20 +66,30 @@ class AgentProcess:
     def __init__(
         self,
         kernel: Kernel,
-        site: SimulatedSite,
+        cluster: Cluster,
         server: SimulatedServer,
         runs: Runs,
         delays: Delays,
         faults: Faults,
         local: Callable[[str, str, int | None], None] = lambda *_: None,
         *,
+        policy: OwnerPolicy,
         processes: Callable[[str, PartKey, bool], None] = lambda *_: None,
         joined: bool = True,
     ) -> None:
-        self._kernel, self.site, self._server, self._runs = kernel, site, server, runs
+        self._kernel, self.cluster, self._server, self._runs = kernel, cluster, server, runs
         self._delays, self._faults, self._local = delays, faults, local
         self._processes = processes
-        self.name = site.cluster.name
+        self.name = cluster.name
+        self.devices = DeviceCounts({group.name: group.chips for group in cluster.node_groups})
+        self.machine = SiteMachine(
+            cluster.name,
+            self.devices,
+            priorities=cluster.priorities,
+            policy=policy,
+            fetches=delays.fetch_s > 0,
+            silence_timeout_s=math.inf,
+        )
         self.scheduler = LocalScheduler(faults)
         self.lies = faults.strikes("lying owner")
         self.slow = faults.strikes("slow owner")
@@ -62,6 +101,19 @@ class AgentProcess:
         self._told = -1
         self._joined = joined
         self.poke(0.0)
+        self._policy = policy
+        if policy.hours:
+            kernel.start(self._keep_hours())
+
+    @property
+    def parts(self) -> dict[PartKey, SitePart]:
+        """The parts that the site holds, by name."""
+        return self.machine.parts
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of the pool is left at the site."""
+        return all(part.local for part in self.parts.values())
 
     @property
     def reachable(self) -> bool:
@@ -78,21 +130,22 @@ class AgentProcess:
 
     def submit(self, job: LocalJob) -> None:
         """Take a job of the site's own users in."""
-        self._do(self.site.submit(job, self._kernel.now))
+        self.handle(LocalJobSubmitted(now_s=self._kernel.now, job=job))
 
     def withdraw(self, name: str) -> None:
         """Let go of a local job."""
-        self._do(self.site.withdraw(name, self._kernel.now))
+        self.handle(LocalJobWithdrawn(now_s=self._kernel.now, name=name))
 
-    def part_ended(self, key: PartKey, status: int, *, peer: bool = False) -> None:
+    def part_ended(self, key: PartKey, status: int) -> None:
         """Processes of a part end by themselves."""
-        if self._end(key, status, peer=peer):
+        if self._end(key, status):
             self._see(key)
 
     def part_saved(self, key: PartKey, checkpoint: Protection) -> None:
         """Every rank of a part has verified a checkpoint."""
-        if self._kernel.now >= self.dead_until_s:
-            self._do(self.site.saved(key, checkpoint, self._kernel.now))
+        part = self.parts.get(key)
+        if self._kernel.now >= self.dead_until_s and part is not None and part.live:
+            self._observe(observe_saved(part, checkpoint, self._runs.unsaved_s(*key)))
 
     def die(self) -> None:
         """Lose the process: its memory is gone, its table and its workers are not."""
@@ -105,8 +158,9 @@ class AgentProcess:
     def _boot(self, life: int) -> None:
         if life != self._life:
             return
-        self._do(self.site.wake(self._kernel.now))
-        for key in list(self.site.parts):
+        self._do(self.machine.restart(self._kernel.now))
+        self._look_at_hours()
+        for key in list(self.parts):
             self._see(key)
         self._told = -1
         self.poke(0.0)
@@ -124,13 +178,23 @@ class AgentProcess:
         self._exchanges += 1
         if self._kernel.now >= self._weigh_at_s:
             self._weigh_at_s = self._kernel.now + UNSAVED_STEP_S
-            for part in self.site.parts.values():
-                if part.state == "running" and not part.local:
-                    self.site.unsaved(part, self._runs.unsaved_s(part.job, part.attempt))
-        self._told = self.site.books.news
-        report = self.site.report(f"{self.name}-{self._life}")
+            self._observe(
+                one
+                for part in self.parts.values()
+                if part.state == "running" and not part.local and _has_checked_in(part)
+                for one in observe_running(part, self.name, self._runs.unsaved_s(*part.key))
+            )
+        self._told = self.machine.site.num_changes
+        report = AgentReport(
+            cluster=self.cluster,
+            incarnation=f"{self.name}-{self._life}",
+            free_chips=self.machine.free_chips(),
+            parts=self.machine.observed(),
+            queue=self.machine.queue(),
+            local_jobs=self.machine.local_jobs(),
+        )
         if self.lies and self._faults.on:
-            report = lie(report, self.site, self._faults)
+            report = lie(report, self._faults)
         self._send(report)
 
     def _send(self, report: AgentReport) -> None:
@@ -179,34 +243,46 @@ class AgentProcess:
         if self._faults.strikes("agent dies before it saves"):
             self.die()
             return
-        acts = self.site.obey(orders, self._kernel.now)
-        if acts and self._faults.strikes("agent dies between saving and acting"):
+        instructions = self.machine.handle(OrdersReceived(now_s=self._kernel.now, orders=orders))
+        if instructions and self._faults.strikes("agent dies between saving and acting"):
             self.die()
             return
-        self._do(acts)
-        if any(self.site.books.leased(part) for part in self.site.books.restless.values()):
+        self._do(instructions)
+        site = self.machine.site
+        if any(site.is_leased(part) for part in site.time_dependent.values()):
             self.poke(_RENEW_S)
         elif self._delays.beat_s < math.inf:
             self.poke(self._delays.beat_s)
 
-    def _do(self, acts: Iterable[Act]) -> None:
-        """Carry out what the site asks for; have it report if there is news, and look when time is due."""
-        for act in acts:
-            part = act.part
-            if act.what == "start":
-                self._start(part)
-            elif act.what == "stop":
-                stop_s, status = (0.0, 137) if act.force else (self._delays.stop_s, 143)
-                work = self.scheduler.find(part.key) or self.scheduler.bar(part.key)
-                self._kernel.call(self._kernel.now + stop_s, self._stop, (work, status))
-            elif act.what == "ranks" and part.plan is not None:
-                self._runs.ready(self.name, part.job, part.attempt, part.plan.clusters)
-            elif act.what == "protect":
-                self._runs.protect(self.name, part.job, part.attempt)
-        if self.site.books.news != self._told:
+    def handle(self, event: Event) -> None:
+        """Give the site machine an event, and carry out what it asks for."""
+        self._do(self.machine.handle(event))
+
+    def _observe(self, workers: Iterable[ObservedWorker]) -> None:
+        self.handle(WorkersObserved(now_s=self._kernel.now, workers=tuple(workers)))
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        """Carry instructions out; have the agent report if there is news, and look when time is due."""
+        stopped: set[tuple[PartKey, bool]] = set()
+        for instruction in instructions:
+            match instruction:
+                case StartWorker(part=part):
+                    self._start(part)
+                case StopWorker(part=part, force=force) if (part.key, force) not in stopped:
+                    stopped.add((part.key, force))
+                    stop_s, status = (0.0, 137) if force else (self._delays.stop_s, 143)
+                    work = self.scheduler.find(part.key) or self.scheduler.bar(part.key)
+                    self._kernel.call(self._kernel.now + stop_s, self._stop, (work, status))
+                case WriteRankMap(part=part) if part.plan is not None:
+                    self._runs.ready(self.name, part.job, part.attempt, part.plan.clusters)
+                case RequestCheckpoint(part=part):
+                    self._runs.protect(self.name, part.job, part.attempt)
+                case FetchFiles(part=part):
+                    self._kernel.call(self._kernel.now + self._delays.fetch_s, self._fetched, part.job)
+        if self.machine.site.num_changes != self._told:
             self.poke(self._delays.quick_s)
-        next_s = self.site.next_s
-        if next_s is not None and (self._wake_at_s is None or next_s < self._wake_at_s):
+        next_s = self.machine.next_s
+        if next_s < math.inf and (self._wake_at_s is None or next_s < self._wake_at_s):
             self._wake_at_s = max(next_s, self._kernel.now) + _LATE_S
             self._kernel.call(self._wake_at_s, self._pass_time, self._wake_at_s)
 
@@ -215,7 +291,23 @@ class AgentProcess:
             return
         self._wake_at_s = None
         if self._kernel.now >= self.dead_until_s:
-            self._do(self.site.pass_time(self._kernel.now))
+            self._observe(())
+
+    def _fetched(self, job: str) -> None:
+        if self._kernel.now >= self.dead_until_s:
+            self.handle(FetchObserved(now_s=self._kernel.now, job=job, words="copied", here=True))
+
+    def _keep_hours(self) -> Steps:
+        """Look at the owner's hours whenever they may begin or end."""
+        self._look_at_hours()
+        while (at_s := next_change_s(self._policy, self._kernel.now)) is not None:
+            yield at_s
+            self._look_at_hours()
+
+    def _look_at_hours(self) -> None:
+        now_s = self._kernel.now
+        if now_s >= self.dead_until_s:
+            self.handle(HoursObserved(now_s=now_s, is_open=is_open_at(self._policy, now_s)))
 
     def _start(self, part: SitePart) -> None:
         key = part.key
@@ -237,8 +329,8 @@ class AgentProcess:
                 self._runs.lost(self.name, key[0], key[1])
             self._see(key)
 
-    def _end(self, key: PartKey, status: int, *, peer: bool = False) -> bool:
-        ended = self.scheduler.end(key, status, peer=peer)
+    def _end(self, key: PartKey, status: int) -> bool:
+        ended = self.scheduler.end(key, status)
         if ended:
             self._processes(self.name, key, False)
         return ended
@@ -250,19 +342,22 @@ class AgentProcess:
             self._stop((work, 1))
 
     def _see(self, key: PartKey) -> None:
-        """Look at the processes of a part, as the agent does; nobody looks while it is dead."""
-        now_s = self._kernel.now
-        part, work = self.site.parts.get(key), self.scheduler.find(key)
-        if now_s < self.dead_until_s or part is None or work is None or not part.live:
+        """Observe the processes of a part, unless the agent is dead."""
+        part, work = self.parts.get(key), self.scheduler.find(key)
+        if self._kernel.now < self.dead_until_s or part is None or not part.live:
             return
-        if work.state == "running":
-            if not part.local and now_s >= work.checked_in_s:
-                self._do(self.site.checked_in(key, now_s))
-            return
-        if part.local:
+        if work is None:
+            self._observe(observe_absent(part))
+        elif work.state == "running":
+            if not part.local and self._kernel.now >= work.checked_in_s:
+                self._observe(observe_running(part, self.name, self._runs.unsaved_s(*key)))
+        elif part.local:
             self.scheduler.forget(key)
-            status = -1 if part.requeue else work.status
-            self._local(self.name, key[0], status)
-            self._do(self.site.exited(key, work.status, now_s))
-            return
-        self._do(self.site.exited(key, work.status, now_s, "peer" if work.peer else "own"))
+            self._local(self.name, key[0], -1 if part.requeue else work.status)
+            self._observe(observe_exited(part, work.status))
+        else:
+            self._observe(observe_exited(part, work.status))
+
+
+def _has_checked_in(part: SitePart) -> bool:
+    return all(worker.address is not None for worker in part.workers.values())

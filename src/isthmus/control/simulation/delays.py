@@ -15,7 +15,8 @@ class Delays:
     again after `retry_s`. The planner answers after `planning_s`. Workers check in `check_in_s` after their
     start, end `stop_s` after they were asked to, and lose a dead peer after `peer_s`. A checkpoint is written
     every `checkpoint_every_s`; to write one and to read it back takes `checkpoint_s`, to go on from one
-    `restore_s`. The server looks for what is due every `tick_s`.
+    `restore_s`. The server looks for what is due every `tick_s`. Sites
+    share one storage unless `fetch_s` says how long a job's files take to a site that does not have them.
 
     Reports without news change nothing and are left out, unless `beat_s` says how often they are sent.
     """
@@ -32,4 +33,5 @@ class Delays:
     checkpoint_s: float = 10.0
     restore_s: float = 20.0
     tick_s: float = 1.0
+    fetch_s: float = 0.0
     beat_s: float = math.inf

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isthmus.control.simulation.trace import TraceJob
+from isthmus.control.simulation.traces.trace import TraceJob
 
 LARGER = "larger than their owner"
 """In place of an owner's name: jobs that no site of their owner could hold."""

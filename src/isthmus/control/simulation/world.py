@@ -14,26 +14,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from isthmus.control.coordinator import Rules
-from isthmus.control.events import Event, JobCancelled, JobSubmitted
-from isthmus.control.order import Objective
+from isthmus.control.algorithms.global_order import Objective
+from isthmus.control.coordinator.coordinator import Rules
 from isthmus.control.simulation.agent_process import AgentProcess
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.faults import Faults
-from isthmus.control.simulation.home import Home
-from isthmus.control.simulation.jobs import TracePlanner, submission_of
+from isthmus.control.simulation.faults.fault_rates import Faults
+from isthmus.control.simulation.home_queues import Home
 from isthmus.control.simulation.outcome import JobFate, PoolOutcome, Waits, waits_by_owner
-from isthmus.control.simulation.runs import Progress, Runs
-from isthmus.control.simulation.server import EventLog, QueueRules, SimulatedServer
-from isthmus.control.simulation.site import SimulatedSite
-from isthmus.control.simulation.site_parts import PartKey
-from isthmus.control.simulation.trace import TraceJob
+from isthmus.control.simulation.run_progress import Progress, Runs
+from isthmus.control.simulation.simulated_server import EventLog, QueueRules, SimulatedServer
+from isthmus.control.simulation.traces.trace import TraceJob
+from isthmus.control.simulation.traces.trace_jobs import TracePlanner, submission_of
+from isthmus.control.state.events import Event, JobCancelled, JobSubmitted
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
 from isthmus.core.job import Placement
-from isthmus.core.messages import Protection
+from isthmus.core.messages.agent_messages import Protection
 from isthmus.core.policy import OwnerPolicy
-from isthmus.core.pool import Pool
+from isthmus.core.pool import Cluster, Pool
 from isthmus.sim.kernel import Kernel, Steps
+from isthmus.site import PartKey
 
 Scenario = Literal["alone", "home", "pool"]
 _SLICES = 400
@@ -85,8 +84,9 @@ class PoolWorld:
         )
         self.runs = self._new_runs(jobs)
         self.home = Home(self)
-        sites = [SimulatedSite(one, (policies or {}).get(one.name)) for one in pool.clusters]
-        self.agents = {site.cluster.name: self._new_agent(site, processes) for site in sites}
+        self.agents = {
+            one.name: self._new_agent(one, (policies or {}).get(one.name), processes) for one in pool.clusters
+        }
         self._open = {job.name for job in jobs if self._fits(job)}
         self._ended_s = 0.0
         self._cpu_share = 1.0
@@ -106,16 +106,17 @@ class PoolWorld:
         return runs
 
     def _new_agent(
-        self, site: SimulatedSite, processes: Callable[[str, PartKey, bool], None]
+        self, cluster: Cluster, policy: OwnerPolicy | None, processes: Callable[[str, PartKey, bool], None]
     ) -> AgentProcess:
         return AgentProcess(
             self.kernel,
-            site,
+            cluster,
             self.server,
             self.runs,
             self.delays,
             self.faults,
             self.home.local_changed,
+            policy=policy or OwnerPolicy(),
             processes=processes,
             joined=self.scenario != "alone",
         )
@@ -240,7 +241,7 @@ class PoolWorld:
             self.ended(job_id)
 
     def _part_ends(self, site: str, job: str, attempt: int, status: int) -> None:
-        self.agents[site].part_ended((job, attempt), status, peer=status != 0)
+        self.agents[site].part_ended((job, attempt), status)
 
     def _part_saved(self, site: str, job: str, attempt: int, checkpoint: Protection) -> None:
         self.agents[site].part_saved((job, attempt), checkpoint)

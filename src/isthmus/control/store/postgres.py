@@ -15,13 +15,13 @@ from typing import Any
 
 import psycopg
 
-from isthmus.control.events import Event, decode, encode
+from isthmus.control.state.events import Event, decode, encode
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.postgres_schema import migrate
-from isthmus.control.store.seam import LogMovedError, StoredToken, cut_overlap, log_end
+from isthmus.control.store.store import LogMovedError, StoredToken, cut_overlap, log_end
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.messages import LogChunk, StepMetrics
-from isthmus.core.views import LogPage, MetricsPage
+from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 LOG_LOCK = 0x15_7468_6D75_7301
 """The advisory lock of whose turn it is to append."""

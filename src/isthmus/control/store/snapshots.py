@@ -24,11 +24,11 @@ from typing import Any
 import pydantic
 
 import isthmus
-from isthmus.control.coordinator import Coordinator
-from isthmus.control.events import encode
-from isthmus.control.records import State
-from isthmus.control.rules import Rules
-from isthmus.control.store.seam import Store
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.events import encode
+from isthmus.control.state.job_records import State
+from isthmus.control.state.rules import Rules
+from isthmus.control.store.store import Store
 
 FILE = "snapshot"
 _CONTAINERS = frozenset(
@@ -145,7 +145,7 @@ def _code() -> str:
     versions = [isthmus.__version__, platform.python_version(), pydantic.VERSION]
     found = hashlib.sha256(" ".join(versions).encode())
     package = Path(isthmus.__file__).parent
-    for file in sorted([*package.glob("control/**/*.py"), *package.glob("core/*")]):
+    for file in sorted([*package.glob("control/**/*.py"), *package.glob("core/**/*")]):
         if file.is_file():
             found.update(file.name.encode() + file.read_bytes())
     return found.hexdigest()

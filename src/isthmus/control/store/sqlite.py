@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from isthmus.control.events import Event, decode, encode
+from isthmus.control.state.events import Event, decode, encode
 from isthmus.control.store.group_commit import GroupCommit
-from isthmus.control.store.seam import LogMovedError, StoredToken, cut_overlap
+from isthmus.control.store.store import LogMovedError, StoredToken, cut_overlap
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
-from isthmus.core.messages import LogChunk, StepMetrics
-from isthmus.core.views import LogPage, MetricsPage
+from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 MIGRATIONS = (
     """

@@ -9,9 +9,9 @@ from typing import Any
 from isthmus.core.model import Model
 from isthmus.plan.export.obstacle import Obstacle
 from isthmus.plan.profile.attention import AttentionShape
+from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape
 from isthmus.plan.profile.dimensions import layer_shape, with_defaults
 from isthmus.plan.profile.families import family_of
-from isthmus.plan.profile.layers import FeedForwardShape, LayerShape
 
 _OTHER_MODEL = (
     "train it with our runtime or its own code; Llama, Mistral, Qwen, Mixtral and DeepSeek can be exported"

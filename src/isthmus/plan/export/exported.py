@@ -11,7 +11,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import Job, Training
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
-from isthmus.plan.export.launch import Launch
+from isthmus.plan.export.node_launches import Launch
 
 MEASURED_STEPS = 50
 """Iterations of an export without a job: enough to measure the plan."""

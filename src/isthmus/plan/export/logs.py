@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from isthmus.core.errors import InputError
-from isthmus.core.messages import StepMetrics
+from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan
 from isthmus.core.units import GIB, MIB
 

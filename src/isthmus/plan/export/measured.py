@@ -12,8 +12,8 @@ import yaml
 
 from isthmus.core.errors import FileError, InputError
 from isthmus.plan.export.logs import Log, LogFormat
+from isthmus.plan.time.measured_runs import MeasuredRun, RunTable, load_runs
 from isthmus.plan.time.predict import Forecast
-from isthmus.plan.time.runs import MeasuredRun, RunTable, load_runs
 
 
 @dataclass(frozen=True, kw_only=True)

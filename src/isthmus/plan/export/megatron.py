@@ -23,10 +23,10 @@ from isthmus.plan.export.grid import (
     interleaving_obstacles,
     local_steps_obstacles,
 )
-from isthmus.plan.export.launch import Launch, launches_of
-from isthmus.plan.export.layout import layout_text
+from isthmus.plan.export.megatron_layout import layout_text
 from isthmus.plan.export.megatron_model import model_arguments, model_obstacles
 from isthmus.plan.export.megatron_recomputation import recomputation_arguments, recomputation_obstacles
+from isthmus.plan.export.node_launches import Launch, launches_of
 from isthmus.plan.export.obstacle import Obstacle, require_none
 
 NAME = "Megatron-LM"

@@ -24,7 +24,7 @@ from isthmus.plan.export.grid import (
     interleaving_obstacles,
     local_steps_obstacles,
 )
-from isthmus.plan.export.launch import launches_of
+from isthmus.plan.export.node_launches import launches_of
 from isthmus.plan.export.obstacle import Obstacle, require_none
 
 NAME = "torchtitan"

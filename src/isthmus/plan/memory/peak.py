@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from isthmus.plan.profile.model import LayerProfile, ModelProfile, Recompute, Sharding
+from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recompute, Sharding
 
 
 @dataclass(frozen=True, kw_only=True)

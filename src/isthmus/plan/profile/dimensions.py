@@ -7,8 +7,8 @@ from typing import Any
 from isthmus.core.errors import ModelError
 from isthmus.plan.profile.attention import AttentionShape, Kernel, Latent
 from isthmus.plan.profile.check_config import check_config, is_whole
+from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape
 from isthmus.plan.profile.families import Config, Family, no_window
-from isthmus.plan.profile.layers import FeedForwardShape, LayerShape
 from isthmus.plan.profile.norms import NormKind
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")

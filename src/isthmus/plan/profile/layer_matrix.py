@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from isthmus.core.units import format_bytes
 from isthmus.plan.profile.component import Component
-from isthmus.plan.profile.model import ModelProfile
+from isthmus.plan.profile.model_profile import ModelProfile
 
 
 @dataclass(frozen=True, kw_only=True)

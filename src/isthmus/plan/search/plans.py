@@ -11,24 +11,24 @@ from isthmus.core.job import Job
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model import ModelProfile, profile_model
-from isthmus.plan.search.bound import MET, prove_bound
-from isthmus.plan.search.branch import BranchKey, branch_of
-from isthmus.plan.search.choose import Objective, choose, unmet
-from isthmus.plan.search.explore import Explorer, Tally
-from isthmus.plan.search.finals import LARGE, SMALL, Effort, by_time, finals
-from isthmus.plan.search.found import Found
-from isthmus.plan.search.layout import Layout
-from isthmus.plan.search.limits import Limits
-from isthmus.plan.search.pinned import pinned
-from isthmus.plan.search.refuse import refusals
-from isthmus.plan.search.score import calibration_for
-from isthmus.plan.search.space import Space
-from isthmus.plan.search.spots import FreeChips, Spot, eligible_clusters, spots_of
-from isthmus.plan.search.task import Task
-from isthmus.plan.search.unlike import UnlikeSizes
-from isthmus.plan.search.ways import Ways
-from isthmus.plan.search.write import Scored, predicted
+from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan.search.bound.prove_bound import MET, prove_bound
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.compose.best_found import Found
+from isthmus.plan.search.compose.branch import BranchKey, branch_of
+from isthmus.plan.search.compose.layout import Layout
+from isthmus.plan.search.costs.fixed_degrees import pinned
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import FreeChips, Spot, eligible_clusters, spots_of
+from isthmus.plan.search.costs.task import Task
+from isthmus.plan.search.explore.branch_and_bound import Explorer, Tally
+from isthmus.plan.search.explore.mixed_sizes import UnlikeSizes
+from isthmus.plan.search.finish.choose import Objective, choose, unmet
+from isthmus.plan.search.finish.explain_refusals import refusals
+from isthmus.plan.search.finish.score import calibration_for
+from isthmus.plan.search.finish.simulate_finalists import LARGE, SMALL, Effort, by_time, finals
+from isthmus.plan.search.finish.write_plan import Scored, predicted
 
 SMALL_POOL = 32
 """Pools of at most so many chips are cheap to simulate: there the simulator sees more."""

@@ -17,8 +17,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from isthmus.core.base import Frozen, Name, NotNegative, Positive
 from isthmus.core.errors import FileError, InputError
-from isthmus.core.mistakes import explain
-from isthmus.core.yaml_lines import read_yaml
+from isthmus.core.files.validation_errors import explain
+from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.plan.time.parameters import PARAMETERS
 
 

@@ -11,12 +11,12 @@ from isthmus.core.errors import InputError, PlanError
 from isthmus.core.link_physics import effective_bytes_per_s
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.core.pool import NodeGroup, Pool
-from isthmus.plan.memory.stage import Degrees, StageMemory, beside, stage_memory
+from isthmus.plan.memory.stage_memory import Degrees, StageMemory, beside, stage_memory
 from isthmus.plan.profile.component import Recompute
-from isthmus.plan.profile.model import ModelProfile
+from isthmus.plan.profile.model_profile import ModelProfile
 from isthmus.plan.time.calibration import Calibration
 from isthmus.plan.time.collectives import all_gather_s, all_reduce_bytes_per_s, send_s
-from isthmus.plan.time.stage import (
+from isthmus.plan.time.stage_time import (
     GRADIENT_BYTES,
     Batch,
     Host,
@@ -27,7 +27,7 @@ from isthmus.plan.time.stage import (
 )
 from isthmus.schedule import Schedule, check_schedule, make_schedule
 from isthmus.sim import Interference, StageLoad, Wire, wire_of
-from isthmus.sim.warm_up import best_warm_up
+from isthmus.sim.pipeline.warm_up import best_warm_up
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from typing import Any
 from isthmus.core.model import Model
 from isthmus.core.plan import Part, Plan, StageTime
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.model import ModelProfile, profile_model
+from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, Rates
 from isthmus.plan.time.collectives import all_reduce_s
 from isthmus.plan.time.estimate import iteration_estimate_s
 from isthmus.plan.time.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
-from isthmus.plan.time.stage import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
+from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
 from isthmus.sim import Interference, Replica, Training, TrainingRun, Wire, simulate
 
 NINETY_PERCENT = 1.645

@@ -16,11 +16,11 @@ from contextlib import suppress
 
 import torch
 
-from isthmus.comm.transport import Transport
-from isthmus.comm.work import payload_of
+from isthmus.comm.group.group_work import payload_of
+from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint.memory import MemoryCheckpoint
-from isthmus.train.checkpoint.slot import MemorySlot, Snapshot
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
+from isthmus.train.checkpoint.memory_slot import MemorySlot, Snapshot
 
 PIECE_BYTES = 2**20
 SHARE = 0.5

@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group import IsthmusGroup
+from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.core.errors import PeerError
-from isthmus.core.worker import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.train.checkpoint.checkpoint_folder import load, manifests, read_back
 from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.durable import DurableWriter
-from isthmus.train.checkpoint.find import find_whole
-from isthmus.train.checkpoint.folder import load, manifests, read_back
-from isthmus.train.checkpoint.pieces import saved_pieces, wanted_state
-from isthmus.train.checkpoint.slot import Snapshot
-from isthmus.train.checkpoint.writing import clear_unfinished
-from isthmus.train.exchange import Exchange
+from isthmus.train.checkpoint.durable_writer import DurableWriter
+from isthmus.train.checkpoint.find_whole import find_whole
+from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.checkpoint.state_pieces import saved_pieces, wanted_state
+from isthmus.train.checkpoint.write_checkpoint import clear_unfinished
+from isthmus.train.messages.exchange import Exchange
 from isthmus.train.update.ownership import Ownership
 
 

@@ -7,7 +7,7 @@
 | `moe` | everything but the inside of the experts | the experts |
 | `full` | the layer's input | the layer |
 
-It is what `isthmus.plan.memory.stage` counts. Source of `selective`: V. Korthikanti et al., "Reducing
+It is what `isthmus.plan.memory.stage_memory` counts. Source of `selective`: V. Korthikanti et al., "Reducing
 Activation Recomputation in Large Transformer Models", MLSys 2023, for kernels that keep no scores.
 """
 

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from isthmus.core.job import Training
-from isthmus.train.pinned import host_copies, host_room
+from isthmus.train.messages.pinned_memory import host_copies, host_room
 from isthmus.train.update.buckets import Segment
 from isthmus.train.update.gradients import Gradients
 from isthmus.train.update.learning_rate import learning_rate
+from isthmus.train.update.optimizer_state import OptimizerState, Tensors
 from isthmus.train.update.ownership import Ownership
 from isthmus.train.update.reduce import Reducer
-from isthmus.train.update.state import OptimizerState, Tensors
 from isthmus.train.update.weight_share import WeightShare, make_shares, rows_of
 
 

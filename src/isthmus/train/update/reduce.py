@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from isthmus.train.exchange import Exchange, Message, Work
+from isthmus.train.messages.exchange import Exchange, Message, Work
 from isthmus.train.update.buckets import Bucket, Segment
 
 View = Callable[[Segment], torch.Tensor]

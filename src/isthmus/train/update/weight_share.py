@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from isthmus.train.pinned import host_copies
+from isthmus.train.messages.pinned_memory import host_copies
 from isthmus.train.update.ownership import Ownership, Rows
 
 

@@ -1,0 +1,1 @@
+"""Adapters between the agent and what runs processes at a site; `local` is built in."""

@@ -1,0 +1,286 @@
+"""The agent's shell: saves what the machine decided, then does it; looks at workers and tells the machine.
+
+The order is the promise: the part table is on disk before a worker is started or stopped and before the
+server is told of it, so that an agent killed anywhere goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from isthmus.agent.adapters.adapter import Adapter, Move
+from isthmus.agent.service.fetches import Fetches
+from isthmus.agent.service.metrics_outbox import Batch, Outbox
+from isthmus.agent.service.observe_workers import look
+from isthmus.agent.service.part_table import PartTable
+from isthmus.agent.service.run_folders import StateFolder, local_jobs, read_routes, worker_spec
+from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, QueueEntry
+from isthmus.core.messages.worker_folder import ProtectRequest, WorkerFolder, write_atomically
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Cluster
+from isthmus.site import (
+    DeviceIds,
+    Event,
+    FetchFiles,
+    FetchObserved,
+    HoursObserved,
+    Instruction,
+    LocalJobsObserved,
+    LogWarning,
+    ObservedWorker,
+    OrdersReceived,
+    PartKey,
+    QueueObserved,
+    ReorderQueue,
+    ReportLocalExit,
+    RequestCheckpoint,
+    ShutdownRequested,
+    SiteMachine,
+    SitePart,
+    StartWorker,
+    StopWorker,
+    WorkersObserved,
+    WriteRankMap,
+    awaits_checkpoint,
+)
+
+_NOT_STARTED = 126
+"""Exit status reported for a worker that could not be started."""
+
+_log = logging.getLogger("isthmus.agent")
+
+
+class AgentShell:
+    """One site: its machine, adapter and state folder.
+
+    `clock` is monotonic, `wall_clock` counts from the epoch as files do; both in seconds. With `fetches` the
+    site has a storage folder of its own, to which the files of jobs are brought.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        adapter: Adapter,
+        state: Path,
+        clock: Callable[[], float],
+        host: str = "127.0.0.1",
+        routes: Path | None = None,
+        policy: OwnerPolicy | None = None,
+        fetches: Fetches | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.cluster, self.adapter, self.folders = cluster, adapter, StateFolder(state)
+        self._clock, self._wall_clock = clock, wall_clock
+        self._policy, self._fetches = policy or OwnerPolicy(), fetches
+        self._host, self._routes = host, routes
+        read_routes(routes, cluster.name)
+        self._table = PartTable(self.folders.path)
+        known = self._table.load()
+        self.machine = SiteMachine(
+            cluster.name,
+            DeviceIds(adapter.inventory()),
+            known.parts,
+            fence=known.fence,
+            priorities=cluster.priorities,
+            policy=self._policy,
+            fetches=fetches is not None,
+            now_s=clock(),
+        )
+        self.outbox = Outbox(self.folders.runs)
+        self._waiting: list[Instruction] = []
+        self._complaint = ""
+        self._save()
+
+    @property
+    def ended(self) -> bool:
+        """Whether, after `shut_down`, nothing is left at the site."""
+        return self.machine.ending and not any(part.live for part in self.machine.parts.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a part is about to change, so that looking again soon is worth it."""
+        return any(_about_to_change(part) for part in self.machine.parts.values())
+
+    def tick(self) -> None:
+        """Look at workers, local jobs and the queue; let the machine decide; clear what is forgotten."""
+        here = datetime.fromtimestamp(self._wall_clock()).astimezone()
+        self._apply(HoursObserved(now_s=self._clock(), is_open=self._policy.is_open(here)))
+        parts = () if self._waiting else self.machine.parts.values()
+        seen = look(parts, self.folders, self.adapter, self._wall_clock())
+        self._apply(WorkersObserved(now_s=self._clock(), workers=tuple(seen)))
+        self._look_at_files()
+        jobs, unread = local_jobs(self.folders, self.cluster)
+        self._apply(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unread=unread))
+        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.queue())
+        self._apply(QueueObserved(now_s=self._clock(), entries=entries))
+        self._clear()
+
+    def obey(self, orders: AgentOrders) -> None:
+        """Carry out the server's orders."""
+        self._apply(OrdersReceived(now_s=self._clock(), orders=orders))
+
+    def shut_down(self) -> None:
+        """Begin to stop every worker and to give every card back."""
+        self._apply(ShutdownRequested(now_s=self._clock()))
+
+    def report(self, incarnation: str) -> tuple[AgentReport, Batch]:
+        """Return what the server is told, and the batch to hand to `outbox.stored` once it has answered.
+
+        Raises `UnavailableError` while what would be told is not on disk.
+        """
+        self._save()
+        batch = self.outbox.collect()
+        report = AgentReport(
+            cluster=self.cluster,
+            incarnation=incarnation,
+            free_chips=self.machine.free_chips(),
+            parts=self.machine.observed(),
+            queue=tuple(self.adapter.queue()),
+            local_jobs=self.machine.local_jobs(),
+            free_storage_bytes=self._fetches.free_bytes() if self._fetches else None,
+            metrics=tuple(batch.metrics),
+            logs=tuple(batch.logs),
+        )
+        return report, batch
+
+    def _apply(self, event: Event) -> None:
+        """Decide, save, act. What cannot be saved is not begun but tried again with the next event.
+
+        To stop a worker is safe at any time: an agent that finds it ended takes its part as failed.
+        """
+        todo, self._waiting = [*self._waiting, *self.machine.handle(event)], []
+        try:
+            self._save()
+            self._complaint = ""
+        except UnavailableError as error:
+            self._complain(str(error))
+            self._waiting = [step for step in todo if not isinstance(step, StopWorker)]
+            todo = [step for step in todo if isinstance(step, StopWorker)]
+        for instruction in todo:
+            self._do(instruction)
+
+    def _save(self) -> None:
+        self._table.save(self.machine.parts.values(), self.machine.fence)
+
+    def _complain(self, text: str) -> None:
+        """Log an error once, however often the same thing fails."""
+        if text != self._complaint:
+            _log.error("%s", text)
+        self._complaint = text
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case StartWorker(part=part, rank=rank):
+                self._start(part, rank)
+            case StopWorker(part=part, rank=rank, force=force):
+                self._stop(self.folders.of(part, rank), force=force)
+            case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue():
+                self._write_down(instruction)
+            case FetchFiles(part=part, clusters=clusters):
+                if self._fetches is not None and part.spec is not None:
+                    self._fetches.begin(part.job, part.spec, clusters)
+            case LogWarning(text=text):
+                self._complain(text)
+
+    def _write_down(
+        self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue
+    ) -> None:
+        """Write what an instruction is about; what a full disk does not take, with a later event."""
+        try:
+            match instruction:
+                case WriteRankMap(part=part):
+                    for rank in part.workers:
+                        WorkerFolder(self.folders.of(part, rank)).write_ranks(instruction.rank_map)
+                case RequestCheckpoint(part=part):
+                    request = ProtectRequest(after=instruction.after)
+                    for rank in part.workers:
+                        WorkerFolder(self.folders.of(part, rank)).write_protect(request)
+                case ReportLocalExit(part=part):
+                    WorkerFolder(self.folders.local / part.job).write_exit(instruction.exit_status)
+                case ReorderQueue():
+                    moves = [
+                        Move(entry=_entry(key), after=after and _entry(after))
+                        for key, after in instruction.moves
+                    ]
+                    self.adapter.order(moves, [_entry(key) for key in instruction.gone])
+        except OSError as error:
+            self._complain(f"{type(instruction).__name__}: cannot be written now: {error}")
+            if isinstance(instruction, WriteRankMap | RequestCheckpoint):
+                self._waiting.append(instruction)
+
+    def _start(self, part: SitePart, rank: int) -> None:
+        folder, worker = self.folders.of(part, rank), part.workers.get(rank)
+        if worker is None or part.state != "running":
+            return
+        try:
+            if part.local:
+                write_atomically(WorkerFolder(folder).started, "")
+            else:
+                routes = read_routes(self._routes, self.cluster.name)
+                root = self._fetches.root if self._fetches else None
+                spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes, storage=root)
+                WorkerFolder(folder).write_spec(spec)
+            self.adapter.start(folder, worker.devices, part.command)
+        except (IsthmusError, OSError, ValueError) as error:
+            _log.error("%s: %s", folder, error)
+            self._stop(folder, force=True)
+            seen = ObservedWorker(
+                job=part.job,
+                attempt=part.attempt,
+                rank=rank,
+                state="exited",
+                exit_status=_NOT_STARTED,
+                last_words=str(error),
+            )
+            self._apply(WorkersObserved(now_s=self._clock(), workers=(seen,)))
+
+    def _stop(self, folder: Path, *, force: bool) -> None:
+        """Stop a worker; where a full disk keeps its folder from being claimed, the machine asks again."""
+        try:
+            self.adapter.stop(folder, force=force)
+        except OSError as error:
+            _log.error("%s: cannot be stopped now: %s", folder, error)
+
+    def _look_at_files(self) -> None:
+        for job, fetch in (self._fetches.seen() if self._fetches else {}).items():
+            now_s, words = self._clock(), fetch.words
+            self._apply(
+                FetchObserved(now_s=now_s, job=job, words=words, here=fetch.here, failed=fetch.failed)
+            )
+
+    def _clear(self) -> None:
+        """Remove the folders of attempts that the server no longer names and has all lines of."""
+        for attempt in self.folders.runs.glob("*/*"):
+            if not attempt.name.isdecimal():  # not ours
+                continue
+            key = attempt.parent.name, int(attempt.name)
+            if key not in self.machine.parts and self.outbox.drained(attempt):
+                shutil.rmtree(attempt, ignore_errors=True)
+                if not any(attempt.parent.iterdir()):
+                    attempt.parent.rmdir()
+
+
+def _about_to_change(part: SitePart) -> bool:
+    if part.state == "running":
+        return not part.local and (part.rank_map is None or awaits_checkpoint(part))
+    return part.state in (
+        "ready",
+        "evicting",
+        "prepared",
+        "refused",
+        "stopping",
+        "failed",
+        "succeeded",
+        "released",
+    )
+
+
+def _entry(key: PartKey) -> QueueEntry:
+    return QueueEntry(job=key[0], attempt=key[1])

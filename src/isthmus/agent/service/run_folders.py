@@ -1,0 +1,210 @@
+"""Where a site keeps things, and what a worker's folder is filled with and tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from isthmus.agent.service.file_transfer import localised
+from isthmus.core.base import Count, Frozen, Name
+from isthmus.core.errors import FileError, UnavailableError
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.core.pool import Cluster
+from isthmus.site.machine_events import LocalJob
+from isthmus.site.parts import SitePart
+
+_NAME: TypeAdapter[Name] = TypeAdapter(Name)
+_ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])
+_TAIL_BYTES = 8192
+_MOST_WORDS = 300
+
+
+class StateFolder:
+    """The layout of an agent's state folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.runs = self.path / "runs"
+        self.local = self.path / "local"
+
+    def of(self, part: SitePart, rank: int) -> Path:
+        """Return the folder of one worker."""
+        if part.local:
+            return self.local / part.job / f"run-{part.num_preemptions}"
+        return self.runs / part.job / str(part.attempt) / f"rank-{rank}"
+
+
+def worker_spec(
+    part: SitePart,
+    rank: int,
+    cluster: Cluster,
+    *,
+    host: str,
+    routes: dict[str, str],
+    storage: Path | None = None,
+) -> WorkerSpec:
+    """Return what the worker of `rank` is told; on a virtual chip, and in a job of `compute: virtual`, it
+    gets the plan's times for its stage.
+
+    At a site with a `storage` of its own the job's paths lie below it.
+    """
+    if part.plan is None or part.spec is None:
+        raise UnavailableError(f"part {part.job}/{part.attempt} has no plan to start rank {rank} by")
+    stage, predicted = part.plan.stage_of(rank), part.plan.predicted
+    place, stage_time = part.plan.ranks[rank].stage, None
+    if predicted is not None and place < len(predicted.stage_times):
+        virtual = part.spec.compute == "virtual" or cluster.group(stage.node_group).virtual
+        stage_time = predicted.stage_times[place] if virtual else None
+    steps = part.spec.training.steps
+    return WorkerSpec(
+        run=part.job,
+        attempt=part.attempt,
+        rank=rank,
+        job=part.spec if storage is None else localised(part.spec, storage),
+        plan=part.plan,
+        host=host,
+        routes=routes,
+        stage_time=stage_time,
+        trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
+    )
+
+
+def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
+    """Return what the file `{cluster: {other: "host:port"}}` says of `cluster`; without a file, nothing."""
+    if path is None:
+        return {}
+    try:
+        return _ROUTES.validate_json(path.read_bytes()).get(cluster, {})
+    except OSError as error:
+        raise FileError(f"cannot be read: {error.strerror}", file=str(path)) from error
+    except ValidationError as error:
+        raise FileError(
+            error.errors()[0]["msg"],
+            file=str(path),
+            hint='routes are JSON: {"hangzhou": {"nanjing": "127.0.0.1:7001"}}',
+        ) from error
+
+
+def last_words(folder: Path) -> str:
+    """Return the last line of the log that names an error, or else its last line; at most 300 characters."""
+    try:
+        with (folder / "log").open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            text = stream.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "error:" in line]
+    return (errors or lines or [""])[-1][:_MOST_WORDS]
+
+
+def written_bytes(folder: Path) -> int:
+    """Return how much the worker of `folder` has written to its log and its metrics."""
+    num_bytes = 0
+    for file in (WorkerFolder(folder).log, WorkerFolder(folder).metrics):
+        with contextlib.suppress(FileNotFoundError):
+            num_bytes += file.stat().st_size
+    return num_bytes
+
+
+def unsaved_s(folder: Path, now_s: float) -> float:
+    """Return the seconds since the worker of `folder` last saved its work, or since it began to work.
+
+    `now_s` is in seconds since the epoch, as are the times of files.
+    """
+    worker = WorkerFolder(folder)
+    for mark in (worker.saved, worker.ranks, worker.started):
+        with contextlib.suppress(FileNotFoundError):
+            return max(0.0, now_s - mark.stat().st_mtime)
+    return 0.0
+
+
+class LocalJobFile(Frozen):
+    """`job.json` of a site's own job: the command to run, the cards it needs, and how urgent it is.
+
+    `level` is one of the site's own priorities (without it, the one that `middle` stands for). A job that is
+    not `preemptible` is never stopped for a job of the pool, whatever the owner's policy lets the pool do.
+    """
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    node_group: Name
+    chips: Count = 1
+    level: Name | None = None
+    preemptible: bool = True
+
+
+def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[tuple[LocalJob, ...], tuple[str, ...]]:
+    """Return the site's own jobs that should exist: a folder with `job.json`, without `exit` and `cancel`.
+
+    A job that can never run gets its reason in `log` and the status 2 in `exit`. Then the names of those
+    whose file could not be read now: of these nothing is known, one may be running.
+    """
+    found, unread = list[LocalJob](), list[str]()
+    for file in sorted(state.local.glob("*/job.json"), key=lambda file: (_written_ns(file), file)):
+        folder = file.parent
+        if (folder / "exit").exists() or (folder / "cancel").exists():
+            continue
+        try:
+            _check_name(folder.name)
+            job = LocalJobFile.model_validate_json(file.read_bytes())
+            level = job.level or cluster.priorities.middle
+            cluster.priorities.rank(level)
+            _check_fits(job, cluster)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except (IsADirectoryError, ValueError) as error:
+            with contextlib.suppress(OSError):  # on a full disk it is said at the next look
+                write_atomically(folder / "log", f"{error}\n")
+                WorkerFolder(folder).write_exit(2)
+            continue
+        except OSError:
+            unread.append(folder.name)
+            continue
+        found.append(
+            LocalJob(
+                name=folder.name,
+                command=job.command,
+                node_group=job.node_group,
+                chips=job.chips,
+                level=level,
+                preemptible=job.preemptible,
+            )
+        )
+    return tuple(found), tuple(unread)
+
+
+def submit_local(state: Path, name: str, job: LocalJobFile) -> Path:
+    """Queue a job of the site's own users with the agent whose state folder this is; return its folder."""
+    folder = StateFolder(state).local / name
+    write_atomically(folder / "job.json", json.dumps(job.model_dump(mode="json")))
+    return folder
+
+
+def _written_ns(file: Path) -> int:
+    """Return when `file` was written, 0 where it is gone."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _check_name(name: str) -> None:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        rule = "letters, digits, '.', '_' and '-', at most 63 of them"
+        raise ValueError(f"the folder '{name}' names no job: {rule}") from error
+
+
+def _check_fits(job: LocalJobFile, cluster: Cluster) -> None:
+    groups = {group.name: group.chips for group in cluster.node_groups}
+    if job.chips > groups.get(job.node_group, 0):
+        raise ValueError(
+            f"{job.chips} cards of node group '{job.node_group}' wanted; {cluster.name} has "
+            + ", ".join(f"{num} of '{name}'" for name, num in groups.items())
+        )

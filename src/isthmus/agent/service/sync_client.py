@@ -1,0 +1,85 @@
+"""The agent's side of the REST interface: one report, one set of orders."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+from pydantic import ValidationError
+
+from isthmus.core.errors import (
+    AuthError,
+    ConflictError,
+    InputError,
+    IsthmusError,
+    ProtocolError,
+    UnavailableError,
+)
+from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
+
+_TIMEOUT_S = 5.0
+_ERRORS: dict[int, type[IsthmusError]] = {
+    401: AuthError,
+    403: AuthError,
+    409: ConflictError,
+    422: InputError,
+    426: ProtocolError,
+}
+
+
+class Exchange:
+    """A connection to the server. `ca` is a certificate file to trust instead of the system's."""
+
+    def __init__(self, server: str, token: str, cluster: str, ca: Path | None = None) -> None:
+        try:
+            verify = ssl.create_default_context(cafile=str(ca) if ca else None)
+        except OSError as error:
+            raise InputError(f"{ca} is no certificate file: {error.strerror or error}") from error
+        self._path = f"/v1/agents/{cluster}/sync"
+        self._server = server
+        self._client = httpx.Client(
+            base_url=server,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_TIMEOUT_S,
+            verify=verify,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def sync(self, report: AgentReport) -> AgentOrders:
+        """Return the orders for `report`.
+
+        Raises `UnavailableError` where the server cannot be reached or cannot answer now, `ProtocolError`
+        where it speaks another version, and the server's own `AuthError`, `ConflictError` or `InputError`.
+        """
+        content = report.model_dump_json(by_alias=True)
+        try:
+            answer = self._client.post(
+                self._path, content=content, headers={"Content-Type": "application/json"}
+            )
+            body = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise UnavailableError(f"no answer from {self._server}: {error}") from error
+        if not isinstance(body, dict):
+            raise UnavailableError(f"{self._server} answered something that is no orders")
+        if answer.status_code != httpx.codes.OK:
+            kind = _ERRORS.get(answer.status_code, UnavailableError)
+            raise kind(str(body.get("message", answer.reason_phrase)), hint=body.get("hint"))
+        if parse_protocol(body) != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"{self._server} speaks protocol {parse_protocol(body)}, this agent {PROTOCOL_VERSION}",
+                hint="run agent and server of one release; the workers of this site go on meanwhile",
+            )
+        try:
+            return AgentOrders.model_validate(body)
+        except ValidationError as error:
+            raise ProtocolError(f"orders that do not read: {error.errors()[0]['msg']}") from error

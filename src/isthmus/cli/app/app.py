@@ -1,0 +1,67 @@
+"""The Typer app: every command, gathered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isthmus import __version__
+from isthmus.cli.commands import (
+    calibrate_commands,
+    export_commands,
+    file_commands,
+    follow_commands,
+    job_commands,
+    plan_commands,
+    pool_commands,
+    process_commands,
+    queue_commands,
+    report_commands,
+    search_commands,
+    simulate_pool_commands,
+)
+from isthmus.cli.demo import demo_command
+
+app = typer.Typer(
+    name="isthmus",
+    help="Train one large model on clusters that differ in owner, chip and place, as though one machine.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Try it on this machine: [bold]isthmus demo[/bold]. On one: [bold]isthmus COMMAND --help[/bold].",
+)
+def isthmus(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Take the options that stand before a command; without a command, print the help."""
+    if version:
+        typer.echo(f"isthmus {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+_PARTS = (
+    demo_command,
+    job_commands,
+    queue_commands,
+    follow_commands,
+    report_commands,
+    pool_commands,
+    search_commands,
+    simulate_pool_commands,
+    plan_commands,
+    calibrate_commands,
+    export_commands,
+    process_commands,
+    file_commands,
+)
+for part in _PARTS:
+    app.add_typer(part.commands)

@@ -1,0 +1,1 @@
+"""The REST client of the command line: requests, event stream, settings and errors."""

@@ -1,0 +1,249 @@
+"""`Client`: the REST interface as typed methods. A refusal by the server becomes the error it names."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
+from pydantic import TypeAdapter, ValidationError
+
+from isthmus.cli.client.server_address import authority, parse_server, require_private
+from isthmus.cli.client.server_errors import named_error, unreachable
+from isthmus.core.errors import ProtocolError, UnavailableError
+from isthmus.core.loopback import is_loopback
+from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
+from isthmus.core.messages.api_views import (
+    Health,
+    JobView,
+    LogPage,
+    MetricsPage,
+    PoolView,
+    Submission,
+    TokenRequest,
+    TokenView,
+    VictimView,
+)
+from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.plan import PlanSet
+
+STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
+"""For event streams: a server that lives says something every 15 s."""
+PAGE = 1000
+"""Jobs that are asked for at a time."""
+
+RETRY_DELAYS_S = (0.1, 0.3, 0.9)
+"""Waits between the attempts at a server that cannot be reached: a server being restarted is back by then."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Client:
+    """A connection to the server at URL `server`, as the holder of `token`; a context manager.
+
+    `ca` is the PEM file of the authority that signed the server's certificate (None: the system's).
+    Every method raises `UnavailableError` where the server cannot be reached, `ProtocolError` where it speaks
+    another version, and otherwise the error that the server names.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        token: str | None = None,
+        ca: Path | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.server = server.rstrip("/")
+        url = parse_server(self.server)
+        local = is_loopback(url.host)
+        if token:
+            require_private(self.server)
+        self._sleep = sleep
+        self._greeted = False
+        self._http = httpx.Client(
+            base_url=self.server,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            verify=authority(ca) if url.scheme == "https" else False,
+            timeout=httpx.Timeout(30, connect=5),
+            transport=transport,
+            trust_env=not local,  # a proxy of the environment cannot reach this machine's loopback
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def health(self) -> Health:
+        """Return the server's version; raise `ProtocolError` where it is not ours."""
+        health = self._call(Health, "GET", "/v1/health", greet=False)
+        if health.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the server at {self.server} (version {health.version}) speaks protocol {health.protocol}, "
+                f"this command line speaks {PROTOCOL_VERSION}",
+                hint="install the server's version: pip install 'isthmus==" + health.version + "'",
+            )
+        return health
+
+    def submit(self, submission: Submission) -> JobView:
+        """Submit a job; with the same `submission.key` a repetition returns the first one's job."""
+        return self._call(JobView, "POST", "/v1/jobs", json=_body(submission))
+
+    def dry_run(self, submission: Submission) -> DryRun:
+        """Return what would become of a job; nothing is submitted."""
+        return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_body(submission))
+
+    def jobs(self) -> list[JobView]:
+        """Return the caller's jobs, oldest first, without their candidate plans; asked for in pages."""
+        found: list[JobView] = []
+        while True:
+            query = {"limit": PAGE} | ({"after": found[-1].id} if found else {})
+            page = self._call(list[JobView], "GET", "/v1/jobs", params=query)
+            found += page
+            if len(page) < PAGE:
+                return found
+
+    def job(self, job: str) -> JobView:
+        """Return one job by its full id."""
+        return self._call(JobView, "GET", f"/v1/jobs/{_segment(job)}")
+
+    def plans(self, job: str) -> PlanSet:
+        """Return the candidate plans of a job and the combinations that were refused."""
+        return self._call(PlanSet, "GET", f"/v1/jobs/{_segment(job)}/plans")
+
+    def standing(self, job: str) -> Standing:
+        """Return where a job stands: why it waits, who goes first, when it should start."""
+        return self._call(Standing, "GET", f"/v1/jobs/{_segment(job)}/queue")
+
+    def queue(self) -> list[Standing]:
+        """Return where the caller's jobs stand that do not run yet, first to start first."""
+        return self._call(list[Standing], "GET", "/v1/queue")
+
+    def choose(self, job: str, plan: str) -> JobView:
+        """Choose the plan that the job runs by."""
+        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/choose", json={"plan": plan})
+
+    def preempt(self, job: str, victims: Sequence[VictimView]) -> JobView:
+        """Let a job that waits take the chips of just these victims."""
+        named = [one.model_dump(include={"cluster", "job", "attempt"}) for one in victims]
+        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/preempt", json={"victims": named})
+
+    def cancel(self, job: str) -> JobView:
+        """Ask the job to stop; everything it holds is released."""
+        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/cancel")
+
+    def delete(self, job: str) -> None:
+        """Forget a job that has ended, with its metrics and logs."""
+        self._call(type(None), "DELETE", f"/v1/jobs/{_segment(job)}")
+
+    def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> MetricsPage:
+        """Return up to `limit` step metrics after the cursor `after`."""
+        query = {"after": after, "limit": limit}
+        return self._call(MetricsPage, "GET", f"/v1/jobs/{_segment(job)}/metrics", params=query)
+
+    def logs(self, job: str, *, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
+        """Return up to `limit` pieces of log after the cursor `after`, of one rank or of all."""
+        query = {"after": after, "limit": limit} | ({} if rank is None else {"rank": rank})
+        return self._call(LogPage, "GET", f"/v1/jobs/{_segment(job)}/logs", params=query)
+
+    @contextmanager
+    def events(self, job: str, *, after: str = "") -> Iterator[Iterator[ServerSentEvent]]:
+        """Open the stream of what happens to a job after the event id `after` ("": its present state first).
+
+        Iterating it waits for the next event, and raises `UnavailableError` where the stream is cut.
+        """
+        headers = {"Last-Event-ID": after} if after else {}
+        with (
+            self._unreached(),
+            connect_sse(
+                self._http, "GET", "/v1/events", params={"job": job}, headers=headers, timeout=STREAM_TIMEOUT
+            ) as source,
+        ):
+            if source.response.is_error:
+                source.response.read()
+                raise named_error(source.response, self.server)
+            yield self._in_turn(source)
+
+    def pool(self) -> PoolView:
+        """Return the pool as it stands."""
+        return self._call(PoolView, "GET", "/v1/pool")
+
+    def create_token(self, request: TokenRequest) -> TokenView:
+        """Make a token; only an admin may."""
+        return self._call(TokenView, "POST", "/v1/tokens", json=_body(request))
+
+    def _call(
+        self, kind: type[_Answer], method: str, path: str, *, greet: bool = True, **arguments: Any
+    ) -> _Answer:
+        if greet and not self._greeted:
+            self.health()
+            self._greeted = True
+        response = self._send(method, path, arguments)
+        if response.is_error:
+            raise named_error(response, self.server)
+        try:
+            return TypeAdapter(kind).validate_json(response.content or b"null")
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the body"
+            raise ProtocolError(
+                f"{method} {self.server}{path}: {place} of the answer: {first['msg']}",
+                hint="server and command line should be of one version; is this an Isthmus server?",
+            ) from error
+
+    def _in_turn(self, source: EventSource) -> Iterator[ServerSentEvent]:
+        with self._unreached():
+            yield from source.iter_sse()
+
+    @contextmanager
+    def _unreached(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, SSEError) as error:
+            raise UnavailableError(
+                f"the event stream of {self.server} was cut: {error or type(error).__name__}"
+            ) from error
+
+    def _send(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
+        """Send, again after each of `RETRY_DELAYS_S` while nobody answers.
+
+        A connection that was never made is always tried again; one that broke, where a repetition is
+        harmless: everything but DELETE, whose repetition would be answered "no such job".
+        """
+        for delay_s in (*RETRY_DELAYS_S, None):
+            try:
+                return self._http.request(method, path, **arguments)
+            except httpx.TransportError as error:
+                unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error):
+                    raise UnavailableError(
+                        f"{self.server}: {error}", hint="name the authority's certificate with --ca FILE"
+                    ) from error
+                if delay_s is None or (method == "DELETE" and not unsent):
+                    raise unreachable(self.server, error, unsent=unsent) from error
+                self._sleep(delay_s)
+        raise AssertionError("the last delay is None")  # pragma: no cover
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _body(model: Submission | TokenRequest) -> Any:
+    return model.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,190 @@
+"""Commands that leave for other training frameworks and come back from them: export, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from isthmus.cli.command import verb
+from isthmus.cli.commands.plan_commands import (
+    PANEL,
+    CalibrationOption,
+    ModelOption,
+    PoolOption,
+    model_path,
+    read_calibration,
+)
+from isthmus.cli.shell.shell import Shell
+from isthmus.cli.terminal.tables import table
+from isthmus.core.errors import InputError
+from isthmus.core.files.user_files import load_job, load_plan, load_pool
+from isthmus.core.model import load_model
+from isthmus.core.units import format_bytes, format_seconds
+from isthmus.plan import predict
+from isthmus.plan.export.exported import Exported
+from isthmus.plan.export.isthmus_runtime import to_runtime
+from isthmus.plan.export.logs import LogFormat, read_log
+from isthmus.plan.export.measured import add_run, beside, measure
+from isthmus.plan.export.megatron import to_megatron
+from isthmus.plan.export.torchtitan import to_torchtitan
+
+commands = typer.Typer()
+Framework = Literal["megatron", "torchtitan", "isthmus"]
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus export plan.yaml --to megatron --pool pool.yaml --output run.sh",
+        "isthmus export plan.yaml --to torchtitan --pool pool.yaml --job job.yaml --output plan_config.py",
+        "isthmus export plan.yaml --to megatron --pool pool.yaml --json   (with the map of ranks)",
+    ],
+)
+def export(
+    shell: Shell,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, by hand or of `isthmus plan`.")],
+    to: Annotated[
+        Framework, typer.Option(metavar="|".join(get_args(Framework)), help="Whose words to write it in.")
+    ],
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="JOB", help="Hyper-parameters; 50 iterations to measure without it."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A folder or config.json; the job's or plan's own.")
+    ] = None,
+    pool: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The plan's pool: its nodes, for the launch.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="PREFIX", help="Data in the framework's own form; mock or test data without."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; printed without it."),
+    ] = None,
+) -> None:
+    """Write a plan for Megatron-LM, torchtitan or our own runtime, or say why it cannot be said there."""
+    given = load_plan(plan)
+    asked = load_job(job) if job else None
+    read = load_model(Path(model or (asked.model if asked else model_path(given, None))).resolve())
+    if to == "isthmus":
+        made = to_runtime(given, read, job=asked)
+    elif pool is None:
+        raise InputError(f"{to} is started node by node", hint="name the pool with --pool")
+    else:
+        write = to_megatron if to == "megatron" else to_torchtitan
+        made = write(given, read, load_pool(pool), job=asked, data=data)
+    if output:
+        _write(output, made)
+    if shell.as_json:
+        shell.line(made.as_dict())
+        return
+    for note in made.notes:
+        shell.note(f"note: {note}")
+    shell.stdout.write(f"written to {output}\n" if output else made.text)
+
+
+def _write(file: Path, made: Exported) -> None:
+    if made.framework == "torchtitan" and not (file.suffix == ".py" and file.stem.isidentifier()):
+        raise InputError(f"{file} is no Python module", hint="name it as a module, such as plan_config.py")
+    try:
+        file.write_text(made.text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be written: {error}", hint="name a file in a folder that is there"
+        ) from error
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus measured plan.yaml --log train.log --pool pool.yaml",
+        "isthmus measured plan.yaml --log train.log --pool pool.yaml --warm-up 20 --json",
+        "isthmus measured plan.yaml --log train.log --pool pool.yaml --add runs.yaml   (for calibrate)",
+    ],
+)
+def measured(
+    shell: Shell,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that was run.")],
+    log: Annotated[list[Path], typer.Option(metavar="FILE", help="Its log; several are read as one.")],
+    pool: PoolOption,
+    format: Annotated[  # noqa: A002
+        LogFormat | None,
+        typer.Option(
+            metavar="|".join(get_args(LogFormat)), help="Who wrote the log; told from its lines without it."
+        ),
+    ] = None,
+    warm_up: Annotated[int, typer.Option(metavar="N", min=0, help="First iterations to leave out.")] = 5,
+    model: ModelOption = None,
+    calibration: CalibrationOption = None,
+    add: Annotated[
+        Path | None, typer.Option(metavar="RUNS", help="Add the run to this table, for `calibrate`.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the run is called; the log's name without it.")
+    ] = None,
+) -> None:
+    """Compare a prediction with the log of the run: Megatron-LM's, torchtitan's or our runtime's.
+
+    The first iterations and the logged intervals they are in are left out.
+    """
+    given, chosen, run = load_plan(plan), read_calibration(calibration), name or log[0].stem
+    chosen.require_unseen(run)
+    found = measure(read_log(_lines(log), given, format), warm_up)
+    forecast = predict(given, load_pool(pool), load_model(model_path(given, model)), chosen)
+    if add:
+        if given.model is None:
+            raise InputError(
+                f"plan '{given.id}' names no model", hint="a table of runs needs it: name it in the plan"
+            )
+        add_run(add, name=run, plan=plan, pool=pool, iteration_s=found.iteration_s)
+    answer = {"run": run, **beside(found, forecast)}
+    shell.answer(answer, lambda: _beside_shown(answer))
+
+
+def _lines(files: list[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            with file.open(encoding="utf-8", errors="replace") as opened:
+                yield from opened
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {error.strerror}", hint="check the path") from error
+
+
+def _beside_shown(answer: dict[str, Any]) -> RenderableType:
+    done, said = answer["measured"], answer["predicted"]
+    band = f"{format_seconds(said['iteration_low_s'])} to {format_seconds(said['iteration_high_s'])}"
+    spread = f"{format_seconds(done['min_s'])} to {format_seconds(done['max_s'])}"
+    rows = [
+        ("iteration", format_seconds(said["iteration_s"]), format_seconds(done["iteration_s"])),
+        ("between", band, spread),
+        ("standard deviation", "", format_seconds(done["stdev_s"])),
+        ("tokens per card and second", *(f"{x['tgs_tokens_per_card_s']:,.0f}" for x in (said, done))),
+        ("samples per second", *(f"{x['samples_per_s']:.4g}" for x in (said, done))),
+        ("memory of the fullest chip", *(_bytes(x["peak_memory_bytes"]) for x in (said, done))),
+        ("loss, first and last", "", _losses(done["first_loss"], done["last_loss"])),
+    ]
+    where = "within" if answer["within_band"] else "outside"
+    foot = (
+        f"{answer['run']}: predicted is {answer['predicted_over_measured']:.3f} of measured, "
+        f"which is {where} the band; "
+        f"{done['iterations']} iterations of {done['format']}, the first {done['skipped']} left out"
+    )
+    return Group(table("", ("", "predicted", "measured"), rows, "predicted|measured"), Text(""), Text(foot))
+
+
+def _bytes(count: float | None) -> str:
+    return "not logged" if count is None else format_bytes(count)
+
+
+def _losses(first: float | None, last: float | None) -> str:
+    return "not logged" if first is None or last is None else f"{first:.4g} > {last:.4g}"

@@ -1,0 +1,226 @@
+"""Commands on jobs: submit, jobs, plans, choose, preempt, cancel, delete."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.resolve_job import find_id, find_job
+from isthmus.cli.command import JobArgument, verb
+from isthmus.cli.commands.follow_commands import watch_job
+from isthmus.cli.shell.shell import Shell
+from isthmus.core.errors import ConflictError, InputError
+from isthmus.core.files.user_files import load_job
+from isthmus.core.job import Parallel
+from isthmus.core.messages.api_views import JobView, Submission
+from isthmus.core.messages.queue_status import DryRun
+from isthmus.core.model import load_model, require_trainable
+from isthmus.core.plan import PlanSet
+
+commands = typer.Typer()
+PANEL = "Jobs"
+PLANNING_POLL_S = 0.3
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus submit job.yaml",
+        "isthmus submit job.yaml --watch",
+        "isthmus submit job.yaml --dry-run   (its plans, its place in the queue, when it should start)",
+        "isthmus submit job.yaml --json | jq -r .id",
+        "isthmus submit job.yaml --key nightly-2026-11-20   (again: the same job, not a second one)",
+    ],
+)
+def submit(
+    shell: Shell,
+    client: Client,
+    file: Annotated[
+        Path, typer.Argument(metavar="JOB.yaml", help="What to train: see `isthmus schema job`.")
+    ],
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Repeating a submission with the same key gives the same job."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of it, and submit nothing.")
+    ] = False,
+) -> None:
+    """Submit a job.
+
+    The job file and the model's config.json are read here; relative paths start at the file. Ctrl-C while
+    watching ends the watching, not the job.
+    """
+    if dry_run and (watch or key):
+        raise InputError("--dry-run submits nothing: leave --watch and --key away")
+    job = load_job(file)
+    model = load_model(job.model)
+    require_trainable(model)
+    if job.parallel != Parallel():  # the planner takes half a second to be loaded
+        from isthmus.control.placement import check_degrees
+
+        check_degrees(job, model)
+    if dry_run:
+        found = client.dry_run(Submission(job=job, model=model))
+        shell.answer(found, lambda: _would_be(found, shell.now()))
+        return
+    view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
+    shell.answer(view, lambda: _what_next(view, watching=watch))
+    if watch:
+        try:
+            watch_job(shell, client, view.id)
+        except KeyboardInterrupt:
+            shell.note(f"job {view.id} goes on; `isthmus cancel {view.id}` stops it")
+            raise
+
+
+def _would_be(found: DryRun, now_s: float) -> object:
+    from isthmus.cli.terminal.queue_tables import dry_run_page
+
+    return dry_run_page(found, now_s)
+
+
+def _what_next(view: JobView, *, watching: bool) -> str:
+    lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
+    if view.job.policy == "manual":
+        lines.append(f"  isthmus plans {view.id}           lists the candidate plans")
+        lines.append(f"  isthmus choose {view.id} PLAN     starts it by one of them")
+    if not watching:
+        lines.append(f"  isthmus watch {view.id}           follows it")
+    return "\n".join(lines)
+
+
+@verb(commands, panel=PANEL, examples=["isthmus jobs", "isthmus jobs --json | jq '.[] | {id, state}'"])
+def jobs(shell: Shell, client: Client) -> None:
+    """List your jobs, the latest first."""
+    found = client.jobs()
+
+    def show() -> object:
+        from isthmus.cli.terminal.tables import jobs_table
+
+        return jobs_table(found, shell.now())
+
+    shell.answer(found, show)
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=["isthmus plans my-job", "isthmus plans 3f --json | jq '.plans[0].stages'"],
+)
+def plans(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    wait_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the planner.")
+    ] = 30.0,
+) -> None:
+    """List a job's candidate plans.
+
+    With the predicted time, traffic and cost of each, and why other combinations were refused.
+    """
+    found = find_job(client, job)
+    deadline_s = shell.now() + wait_s
+    while found.state == "planning" and shell.now() < deadline_s:
+        shell.sleep(PLANNING_POLL_S)
+        found = client.job(found.id)
+    if found.state == "planning":
+        raise ConflictError(f"job {found.id} is still being planned", hint="ask again in a moment")
+    answer = client.plans(found.id)
+    shell.answer(answer, lambda: _show_plans(found, answer))
+
+
+def _show_plans(job: JobView, answer: PlanSet) -> object:
+    from rich.console import Group
+
+    from isthmus.cli.terminal.tables import plans_table
+
+    shown = [plans_table(answer)]
+    if job.plan is not None:
+        shown.append(f"\njob {job.id} uses plan {job.plan.id}")
+    elif job.state in ("choosing", "waiting") and answer.plans:
+        shown.append(f"\nisthmus choose {job.id} {answer.plans[0].id}   starts the first")
+    return Group(*shown)
+
+
+@verb(commands, panel=PANEL, examples=["isthmus choose my-job p1", "isthmus choose my-job p1 --json"])
+def choose(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan's id, from `isthmus plans JOB`.")],
+) -> None:
+    """Choose the plan that a job runs by, and start it."""
+    view = client.choose(find_id(client, job), plan)
+    shell.answer(view, lambda: f"job {view.id} runs by plan {plan}: {view.state}\n  isthmus watch {view.id}")
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus preempt my-job",
+        "isthmus preempt my-job --yes",
+        "isthmus preempt my-job --yes --json",
+    ],
+)
+def preempt(
+    shell: Shell,
+    client: Client,
+    job: JobArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree: have the job take their place.")] = False,
+) -> None:
+    """Show whose chips a waiting job could have, and with --yes take them.
+
+    Only jobs of a lower priority at each owner are named. All sites get ready, and the work of the pool's
+    jobs is saved and verified, before anybody is ended; those go on later, from where they were.
+    """
+    view = client.job(find_id(client, job))
+    if not view.offer:
+        raise ConflictError(
+            f"job {view.id} is {view.state}, and nobody's chips would let it start now",
+            hint=f"isthmus show {view.id} says what it waits for",
+        )
+    if not yes:
+        shell.answer(view, lambda: _offer_page(view))
+        return
+    view = client.preempt(view.id, view.offer)
+    shell.answer(view, lambda: f"job {view.id} is {view.state}: {view.reason}\n  isthmus watch {view.id}")
+
+
+def _offer_page(view: JobView) -> object:
+    from rich.console import Group
+    from rich.text import Text
+
+    from isthmus.cli.terminal.queue_tables import victims_table
+
+    ask = Text(f"\n  isthmus preempt {view.id} --yes   agrees")
+    return Group(victims_table("It could have the chips of", view.offer), ask)
+
+
+@verb(commands, panel=PANEL, examples=["isthmus cancel my-job"])
+def cancel(shell: Shell, client: Client, job: JobArgument) -> None:
+    """Stop a job.
+
+    Every site releases what it held; checkpoints stay.
+    """
+    view = client.cancel(find_id(client, job))
+    shell.answer(view, lambda: f"job {view.id} is {view.state}")
+
+
+@verb(commands, panel=PANEL, examples=["isthmus delete my-job"])
+def delete(shell: Shell, client: Client, job: JobArgument) -> None:
+    """Forget a job that has ended, with its metrics and logs.
+
+    Checkpoints and the trained model stay.
+    """
+    found = find_id(client, job)
+    client.delete(found)
+    shell.answer({"deleted": found}, lambda: f"job {found} is forgotten")

@@ -1,0 +1,255 @@
+"""Commands that tell before a run what it will take: simulate, compare, profile, memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from isthmus.cli.command import verb
+from isthmus.cli.shell.shell import Shell
+from isthmus.cli.terminal.tables import table
+from isthmus.core.errors import InputError
+from isthmus.core.files.user_files import load_plan, load_pool
+from isthmus.core.model import load_model
+from isthmus.core.plan import Plan
+from isthmus.core.units import format_bytes, format_seconds
+from isthmus.plan import DATA_SHEET, Calibration, Forecast, load_calibration, predict, profile_model
+from isthmus.plan.memory.memory_table import Parallel, memory_table
+from isthmus.plan.profile.layer_matrix import layer_matrix, render_layer_matrix
+from isthmus.sim import chrome_trace, timeline_page
+
+commands = typer.Typer()
+PANEL = "Know before you run"
+
+PoolOption = Annotated[Path, typer.Option(metavar="FILE", help="The pool that the plan's clusters are in.")]
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="A folder or config.json; the plan's own without it.")
+]
+CalibrationOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A calibration; data sheets without it.")
+]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or config.json.")]
+
+
+def read_calibration(path: Path | None) -> Calibration:
+    """Return the calibration of a file, or that of data sheets."""
+    return load_calibration(path) if path else DATA_SHEET
+
+
+def model_path(plan: Plan, given: str | None) -> str:
+    """Return the model a plan is for; raise `InputError` where nobody says."""
+    path = given or plan.model
+    if path is None:
+        raise InputError(f"plan '{plan.id}' names no model", hint="name one in the plan, or with --model")
+    return path
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus simulate plan.yaml --pool pool.yaml",
+        "isthmus simulate plan.yaml --pool pool.yaml --calibration a100.yaml --json",
+        "isthmus simulate plan.yaml --pool pool.yaml --trace trace.json --page timeline.html",
+    ],
+)
+def simulate(
+    shell: Shell,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, by hand or of `isthmus plans`.")],
+    pool: PoolOption,
+    model: ModelOption = None,
+    calibration: CalibrationOption = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace that Perfetto opens.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the timeline.")] = None,
+) -> None:
+    """Simulate an iteration of a plan: time, tokens per card, bubbles, communication, memory, links."""
+    given = load_plan(plan)
+    forecast = predict(
+        given,
+        load_pool(pool),
+        load_model(model_path(given, model)),
+        read_calibration(calibration),
+        seed=seed,
+        details=bool(trace or page),
+    )
+    if trace:
+        _write(trace, json.dumps(chrome_trace(forecast.run)))
+    if page:
+        _write(page, timeline_page(forecast.run, f"{given.id}: one iteration"))
+    shell.answer(forecast.as_dict(), lambda: forecast_shown(forecast))
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be written: {error}", hint="name a file in a folder that is there"
+        ) from error
+
+
+def forecast_shown(forecast: Forecast) -> RenderableType:
+    """Return a forecast for people: a sentence, the stages, the links, and what it rests on."""
+    head = (
+        f"An iteration takes {format_seconds(forecast.iteration_s)} "
+        f"({format_seconds(forecast.low_s)} to {format_seconds(forecast.high_s)} in nine of ten cases): "
+        f"{forecast.tgs_tokens_per_card_s:,.0f} tokens per card and second, "
+        f"{forecast.samples_per_s:.4g} samples/s."
+    )
+    whole = forecast.iteration_s
+    rows = [
+        (
+            f"{run.replica}/{run.stage}",
+            run.cluster,
+            *(f"{format_seconds(x)} ({x / whole:.0%})" for x in (run.busy_s, run.bubble_s)),
+            f"{format_seconds(run.exposed_communication_s)} ({run.exposed_communication_s / whole:.0%})",
+            format_bytes(run.peak_memory_bytes),
+        )
+        for run in forecast.run.stages
+    ]
+    columns = ("replica/stage", "cluster", "busy", "bubble", "exposed communication", "peak memory")
+    shown: list[RenderableType] = [
+        Text(head),
+        Text(""),
+        table("Stages", columns, rows, "|".join(columns[2:])),
+    ]
+    links = [
+        (f"{link.source} > {link.target}", format_bytes(link.num_bytes), f"{link.utilisation:.1%}")
+        for link in forecast.run.links
+        if link.num_bytes
+    ]
+    if links:
+        shown += [Text(""), table("Links", ("link", "an iteration", "utilisation"), links)]
+    return Group(*shown, Text(""), *(Text(f"- {note}", style="dim") for note in forecast.assumptions))
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus compare near.yaml far.yaml --pool pool.yaml",
+        "isthmus compare plan.yaml runs.yaml --pool pool.yaml   (a prediction beside measured runs of it)",
+    ],
+)
+def compare(
+    shell: Shell,
+    a: Annotated[Path, typer.Argument(metavar="A", help="A plan.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another plan, or a table of measured runs of A.")],
+    pool: PoolOption,
+    model: ModelOption = None,
+    calibration: CalibrationOption = None,
+) -> None:
+    """Compare what two plans take, or a prediction with measured runs that its calibration has not seen."""
+    from isthmus.plan.time.measured_runs import is_run_table, load_runs
+
+    chosen, read = read_calibration(calibration), load_pool(pool)
+
+    def forecast(file: Path) -> Forecast:
+        plan = load_plan(file)
+        return predict(plan, read, load_model(model_path(plan, model)), chosen)
+
+    first = forecast(a)
+    if is_run_table(b):
+        measured = [run for run in load_runs(b).runs if Path(run.plan).resolve() == a.resolve()]
+        if not measured:
+            raise InputError(f"{b} holds no run of {a}", hint="name the table in which this plan was run")
+        for run in measured:
+            chosen.require_unseen(run.name)
+        rows = [(run.name, run.iteration_s) for run in measured]
+    else:
+        rows = [(b.stem, forecast(b).iteration_s)]
+    answer = {
+        "calibration": chosen.name,
+        "a": {"name": a.stem, "iteration_s": first.iteration_s},
+        "b": [
+            {"name": name, "iteration_s": seconds, "a_over_b": first.iteration_s / seconds}
+            for name, seconds in rows
+        ],
+    }
+    lines = [(a.stem, format_seconds(first.iteration_s), "1.000")]
+    lines += [(name, format_seconds(s), f"{s / first.iteration_s:.3f}") for name, s in rows]
+    shell.answer(answer, lambda: table("", ("plan or run", "iteration", "over the first"), lines))
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=["isthmus profile config.json", "isthmus profile models/llama --sequence 8192 --json"],
+)
+def profile(
+    shell: Shell,
+    model: ModelArgument,
+    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.")] = 4096,
+    micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences of a micro-batch.")] = 1,
+) -> None:
+    """Print a model's parameters and its layer matrix: compute, memory and communication of every part."""
+    made = profile_model(load_model(model))
+    tokens = micro_batch * sequence
+    rows = layer_matrix(made, sequence_length=sequence, num_tokens=tokens)
+    forward, backward = made.forward_flops(sequence, tokens), made.backward_flops(sequence, tokens)
+    answer: dict[str, Any] = {
+        "architecture": made.architecture,
+        "layers": made.num_layers,
+        "parameters": made.num_parameters,
+        "active_parameters": made.active_parameters,
+        "forward_flops": forward,
+        "backward_flops": backward,
+        "boundary_bytes": made.boundary_bytes(tokens, 2),
+        "kv_cache_bytes_per_token": made.kv_cache_bytes_per_token(2),
+        "parts": [{**vars(row), "intensity": row.intensity} for row in rows],
+    }
+    head = (
+        f"{made.architecture}: {made.num_parameters:,} parameters ({made.active_parameters:,} per token), "
+        f"{made.num_layers} layers; a micro-batch of {tokens:,} tokens takes {forward / 1e12:.4g} + "
+        f"{backward / 1e12:.4g} TFLOP\n\n"
+    )
+    shell.answer(answer, lambda: head + render_layer_matrix(rows))
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus memory config.json --parallel tp=4,pp=4,cp=4,ep=32 --sequence 32768",
+        "isthmus memory config.json --parallel tp=8 --sequence 8192 --inference --json",
+        "isthmus memory config.json --parallel tp=4,pp=4 --sequence 32768 --accounting report",
+    ],
+)
+def memory(
+    shell: Shell,
+    model: ModelArgument,
+    parallel: Annotated[str, typer.Option(metavar="DEGREES", help="As tp=4,pp=4,cp=4,ep=32.")] = "tp=1",
+    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.")] = 4096,
+    inference: Annotated[bool, typer.Option("--inference", help="Weights alone, no training.")] = False,
+    accounting: Annotated[
+        Literal["default", "report"], typer.Option(metavar="default|report", help="How it is counted.")
+    ] = "default",
+) -> None:
+    """Print what a chip holds: weights by group, gradients, optimizer, activations of a layer, KV cache."""
+    degrees = Parallel.parse(parallel)
+    answer = memory_table(
+        load_model(model), degrees, sequence_length=sequence, inference=inference, accounting=accounting
+    )
+    shell.answer(answer, lambda: table("", ("what", "bytes", ""), _flat(answer), "bytes"))
+
+
+def _flat(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]]:
+    """Return a nested table as rows; only figures in bytes are shown in binary units too."""
+    rows = []
+    for key, one in value.items():
+        name = f"{path}{key}"
+        if isinstance(one, dict):
+            rows += _flat(one, f"{name}.")
+        elif isinstance(one, str) or key == "layers_per_chip":
+            rows.append((name, str(one), ""))
+        else:
+            rows.append((name, f"{one:,.0f}", format_bytes(one)))
+    return rows

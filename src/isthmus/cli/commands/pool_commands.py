@@ -1,0 +1,70 @@
+"""Commands on the pool and who may use it: pool, token create."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.command import verb
+from isthmus.cli.shell.shell import Shell
+from isthmus.core.errors import InputError
+from isthmus.core.messages.api_views import TokenRequest
+
+commands = typer.Typer()
+token_commands = typer.Typer(help="Make tokens (admin only).", no_args_is_help=False)
+commands.add_typer(token_commands, name="token", rich_help_panel="Pool")
+
+
+@verb(commands, panel="Pool", examples=["isthmus pool", "isthmus pool --json | jq '.clusters[].free_chips'"])
+def pool(shell: Shell, client: Client) -> None:
+    """Show the clusters with their free chips, and the links between them."""
+    view = client.pool()
+
+    def show() -> object:
+        from isthmus.cli.terminal.tables import pool_table
+
+        return pool_table(view)
+
+    shell.answer(view, show)
+
+
+@verb(
+    token_commands,
+    panel="Pool",
+    examples=[
+        "isthmus token create --user alice > alice.token",
+        "isthmus token create --owner hangzhou-lab > agent.token",
+        "isthmus token create --admin second-operator --json",
+    ],
+)
+def create(
+    shell: Shell,
+    client: Client,
+    owner: Annotated[str | None, typer.Option(metavar="NAME", help="For an owner's agents.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user who submits jobs.")] = None,
+    admin: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For another operator of the pool.")
+    ] = None,
+) -> None:
+    """Make a token and print it.
+
+    This is the only time it is shown: the server keeps a hash.
+    """
+    asked = {"owner": owner, "user": user, "admin": admin}
+    given = [(role, name) for role, name in asked.items() if name is not None]
+    if len(given) != 1:
+        raise InputError(
+            f"{len(given)} of --owner, --user and --admin were given", hint="one token has one role: give one"
+        )
+    ((role, name),) = given
+    try:
+        request = TokenRequest.model_validate({"role": role, "name": name})
+    except ValidationError as error:
+        raise InputError(
+            f"'{name}' is not a name", hint="letters, digits, '.', '_' and '-', at most 63 of them"
+        ) from error
+    view = client.create_token(request)
+    shell.answer(view, lambda: view.token)

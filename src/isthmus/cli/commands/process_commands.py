@@ -1,0 +1,273 @@
+"""Commands that are long-lived processes: serve, agent, links. Their extras are imported late."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, get_args
+
+import typer
+
+from isthmus.cli.client.server_address import require_private
+from isthmus.cli.client.settings import DEFAULT_PORT, resolve
+from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
+from isthmus.cli.shell.json_log import JsonLines
+from isthmus.cli.shell.shell import Shell
+from isthmus.control.algorithms.global_order import Objective
+from isthmus.control.state.rules import Rules
+from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
+from isthmus.core.files.user_files import load_policy, load_pool
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Cluster, Pool, UnknownNameError
+
+commands = typer.Typer()
+PANEL = "Processes"
+
+PoolOption = Annotated[
+    Path, typer.Option("--pool", metavar="POOL.yaml", help="The pool: see `isthmus schema pool`.")
+]
+OptionalPoolOption = Annotated[
+    Path | None,
+    typer.Option("--pool", metavar="POOL.yaml", help="The operator's file: links, owners, chips."),
+]
+StateOption = Annotated[
+    Path, typer.Option("--state", metavar="DIR", help="The folder that survives restarts.")
+]
+HostOption = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Where to listen; other than loopback needs TLS.")
+]
+CertificateOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")
+]
+DatabaseOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Holds the address of a PostgreSQL that several servers share."),
+]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", help="Log one JSON object a line, with job and part as fields.")
+]
+ObjectiveOption = Annotated[
+    Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What the queue is ordered for.")
+]
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience", metavar="SECONDS", min=0, help="After waiting so long a job has chips kept for it."
+    ),
+]
+KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus serve --state /var/lib/isthmus --pool pool.yaml",
+        "isthmus serve --state st --pool pool.yaml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem",
+        "isthmus serve --state st --pool pool.yaml --objective throughput",
+        "isthmus serve --state replica-2 --pool pool.yaml --database db.address --port 8471",
+    ],
+)
+def serve(
+    shell: Shell,
+    state: StateOption,
+    pool: OptionalPoolOption = None,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")
+    ] = DEFAULT_PORT,
+    database: DatabaseOption = None,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
+    self_signed: Annotated[
+        bool, typer.Option("--self-signed", help="Make a certificate in the state folder.")
+    ] = False,
+    objective: ObjectiveOption = "arrival",
+    patience_s: PatienceOption = 3600.0,
+    log_json: LogJsonOption = False,
+) -> None:
+    """Run the control plane: what agents and users connect to.
+
+    Ctrl-C ends it; jobs that run go on, and a later start takes them up again. Of several servers on one
+    database one leads; any answers, and another leads within seconds when it dies.
+    """
+    server = import_extra("isthmus.control.server.run_server", "server")
+    if database is not None:
+        import_extra("isthmus.control.store.postgres", "postgres")
+    _log_to(shell, as_json=log_json)
+    config = server.ServerConfig(
+        state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
+        database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
+        rules=Rules(objective=objective, patience_s=patience_s),
+    )  # fmt: skip
+
+    def announce(listening: Any) -> None:
+        found = {"server": listening.url}
+        if listening.admin_token:
+            found["admin_token"] = str(listening.admin_token.resolve())
+        if listening.certificate:
+            found["certificate"] = str(listening.certificate.cert.resolve())
+        shell.answer(found, lambda: _how_to_use(found))
+
+    server.run_server(config, announce)
+
+
+def _how_to_use(found: dict[str, str]) -> str:
+    lines = [f"the pool's server listens at {found['server']}"]
+    if "admin_token" not in found:
+        return "\n".join([*lines, "the admin's token was made by another server on the same database"])
+    lines += ["to use it as its admin:"]
+    token = shlex.quote(found["admin_token"])
+    lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={token}"]
+    lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"] if "certificate" in found else []
+    return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus agent --cluster hangzhou --pool pool.yaml --state agent-state --token-file owner.token",
+        "isthmus agent --cluster hangzhou --pool pool.yaml --state st --routes links/routes.json",
+        "isthmus agent --pool site.yaml --state st --policy policy.yaml",
+        "isthmus agent --pool site.yaml --state st --storage /data --sources sources.json",
+    ],
+)
+def agent(
+    shell: Shell,
+    pool: PoolOption,
+    state: StateOption,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which cluster of the pool this site is; if it has several."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where the site's workers listen.")
+    ] = "127.0.0.1",
+    routes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="POLICY.yaml", help="What the pool may do here: see `isthmus schema policy`."),
+    ] = None,
+    storage: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The site's own storage, below which jobs find their paths."),
+    ] = None,
+    sources: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="How to get at other sites' storage: JSON, by cluster."),
+    ] = None,
+    server: ServerOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    log_json: LogJsonOption = False,
+) -> None:
+    """Run a site's agent: it starts and watches the workers.
+
+    It connects outward only. Ctrl-C stops the agent and its workers.
+    """
+    site = import_extra("isthmus.agent", "agent")
+    settings = resolve(shell.environ, server=server, token_file=token_file, ca=ca)
+    if settings.token is None:
+        raise AuthError(
+            "an agent needs a token of its cluster's owner",
+            hint="`isthmus token create --owner NAME` makes one; give it with --token-file",
+        )
+    require_private(settings.server)
+    here = _cluster(load_pool(pool), cluster)
+    rules = _policy(policy, here)
+    _log_to(shell, as_json=log_json)
+    site.run_agent(
+        site.AgentConfig(
+            server=settings.server, token=settings.token, cluster=here,
+            state=state, host=host, routes=routes, ca=settings.ca, policy=rules,
+            storage=storage, sources=sources,
+        )
+    )  # fmt: skip
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    examples=[
+        "isthmus links pool.yaml --state links",
+        "isthmus links pool.yaml --state links --runs-first --seed 7",
+    ],
+)
+def links(
+    shell: Shell,
+    pool: Annotated[Path, typer.Argument(metavar="POOL.yaml", help="The pool whose links are emulated.")],
+    state: Annotated[
+        Path, typer.Option("--state", metavar="DIR", help="Gets its files of routes and links.")
+    ],
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of jitter and loss.")] = 0,
+    runs_first: Annotated[
+        bool, typer.Option("--runs-first", help="Give traffic by others.json only what runs leave.")
+    ] = False,
+) -> None:
+    """Emulate the pool's wide-area links on this machine, without root.
+
+    Each direction gets its own bandwidth, delay, jitter and loss, shared by all that crosses it: runs, which
+    dial the addresses in routes.json, and whatever else you send by those in others.json. With --runs-first
+    the network keeps the two apart, as one does where bandwidth is guaranteed.
+    """
+    from isthmus.wan.emulator import run_links
+
+    _log_to(shell)
+    run_links(load_pool(pool), state, seed, runs_first=runs_first)
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import `module`; raise `InputError` naming the extra where a package outside Isthmus is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "isthmus":
+            raise
+        raise InputError(
+            f"this command needs the package '{error.name}', which is not installed",
+            hint=f"pip install 'isthmus[{extra}]'",
+        ) from error
+
+
+def _cluster(pool: Pool, name: str | None) -> Cluster:
+    known = [cluster.name for cluster in pool.clusters]
+    if name is None and len(known) > 1:
+        raise InputError(
+            "the pool has several clusters", hint="say which is this one: --cluster " + "|".join(known)
+        )
+    if name is not None and name not in known:
+        raise NotFoundError(f"the pool has no cluster '{name}'", hint="it has " + ", ".join(known))
+    return pool.cluster(name or known[0])
+
+
+def _policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
+    """Read the owner's policy for `cluster`; raise `FileError` where it names what is not there."""
+    if file is None:
+        return OwnerPolicy()
+    policy = load_policy(file)
+    try:
+        policy.check(cluster)
+    except UnknownNameError as error:
+        known = ", ".join(error.known)
+        raise FileError(
+            str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}"
+        ) from error
+    return policy
+
+
+def _log_to(shell: Shell, *, as_json: bool = False) -> None:
+    """Let the process's log go to standard error."""
+    stream = shell.stderr if shell.stderr is not sys.stderr else None
+    handler = logging.StreamHandler(stream)
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if as_json else plain)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each report otherwise
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

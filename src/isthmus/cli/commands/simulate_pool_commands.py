@@ -1,0 +1,190 @@
+"""`isthmus simulate-pool`: what a trace of jobs comes to in a pool, beside each owner alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, TypeVar, get_args
+
+import typer
+from rich.console import Group, RenderableType
+
+from isthmus.cli.command import verb
+from isthmus.cli.shell.interrupt import interruptible
+from isthmus.cli.shell.shell import Shell
+from isthmus.cli.terminal.tables import table
+from isthmus.control.algorithms.global_order import Objective
+from isthmus.control.simulation.compare_scenarios import Comparison, compare
+from isthmus.control.simulation.outcome import PoolOutcome
+from isthmus.control.simulation.traces.generate_trace import generate_trace
+from isthmus.control.simulation.traces.trace import Trace, read_trace
+from isthmus.control.simulation.traces.trace_pools import CHIPS_PER_NODE, pool_for
+from isthmus.control.simulation.world import Scenario
+from isthmus.core.errors import InputError
+from isthmus.core.files.user_files import load_pool
+from isthmus.core.units import format_seconds
+
+commands = typer.Typer()
+PANEL = "Know before you run"
+QUIET_S = 1.0
+DAY_S = 86_400.0
+Kind = TypeVar("Kind")
+
+
+@verb(
+    commands,
+    panel=PANEL,
+    name="simulate-pool",
+    examples=[
+        "isthmus simulate-pool --jobs 500 --owners 3",
+        "isthmus simulate-pool --scenario pool --objective arrival --objective utilisation",
+        "sacct -a -X -P -o JobID,Account,Submit,Elapsed,NNodes,ReqTRES,QOS > jobs.txt",
+        "isthmus simulate-pool jobs.txt --pool pool.yaml --node-mtbf-days 200",
+        "isthmus simulate-pool jobs.txt --limit 2000 --scenario home --json | jq .pool.p95_s",
+    ],
+)
+def simulate_pool(
+    shell: Shell,
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="[TRACE]", help="Jobs, from `sacct -P` or an Alibaba CSV; else generated."),
+    ] = None,
+    pool: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The pool; else one that the load asks for.")
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="alone: each owner's own queue; home: that, and the pool's where a job waits; "
+            "pool: one queue for all. All three, without it; may be repeated.",
+        ),
+    ] = None,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="By what the pool orders its queue: arrival, utilisation, throughput or deadline; "
+            "may be repeated, to see them side by side.",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Jobs to generate.")] = 1000,
+    owners: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="Owners of a generated trace or pool.")
+    ] = 3,
+    load: Annotated[
+        float, typer.Option(metavar="X", min=0.01, help="What is asked for, of what such a pool can give.")
+    ] = 0.8,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first jobs of the trace.")
+    ] = None,
+    node_mtbf_days: Annotated[
+        float | None, typer.Option(metavar="D", min=0.1, help="Let each node fail about every so many days.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="D", min=0.01, help="End each run after so many days.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed has the same outcome.")] = 0,
+) -> None:
+    """Play a trace of jobs in a pool, with the server's own coordinator, on a virtual clock.
+
+    Shows how long whose jobs waited, how busy the chips were, and what had to make way: in the pool, and in
+    each owner's own queue alone. Ctrl-C prints what was reached.
+    """
+    given = _read(trace, limit) if trace else _generate(owners, jobs, load, seed)
+    asked = Comparison(
+        trace=given,
+        pool=load_pool(pool) if pool else pool_for(given, load, owners),
+        scenarios=_among("scenario", get_args(Scenario), scenario) or get_args(Scenario),
+        objectives=_among("objective", get_args(Objective), objective) or ("arrival",),
+        node_mtbf_s=node_mtbf_days * DAY_S if node_mtbf_days else None,
+        seed=seed,
+        until_s=days * DAY_S if days else None,
+    )
+    for reason, count in given.skipped.items():
+        shell.note(f"{count} rows left out: {reason}")
+    found = []
+    with interruptible() as interrupted:
+        for outcome in compare(asked, _Watch(shell, len(given.jobs), interrupted)):
+            found.append(outcome)
+            if shell.as_json:
+                shell.line(outcome.as_dict())
+    if not shell.as_json:
+        shell.print(_shown(found))
+
+
+class _Watch:
+    """Tells once a second how far a run has come; asks for its end after Ctrl-C."""
+
+    def __init__(self, shell: Shell, jobs: int, interrupted: list[int]) -> None:
+        self._shell, self._jobs, self._interrupted = shell, jobs, interrupted
+        self._due_s = time.monotonic() + QUIET_S
+
+    def __call__(self, scenario: Scenario, now_s: float, done: int) -> bool:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + QUIET_S
+            self._shell.note(f"{scenario}: day {now_s / DAY_S:.1f}, {done} of {self._jobs} jobs done")
+        return not self._interrupted
+
+
+def _read(path: Path, limit: int | None) -> Trace:
+    trace = read_trace(path, limit)
+    if not trace.jobs:
+        raise InputError(f"{path} has no job that asked for chips and ran", hint="name another trace")
+    return trace
+
+
+def _generate(owners: int, jobs: int, load: float, seed: int) -> Trace:
+    """Return a generated trace of owners of unlike size."""
+    chips = {f"owner-{number + 1}": CHIPS_PER_NODE * 8 * (number % 3 + 1) for number in range(owners)}
+    return generate_trace(chips, seed=seed, num_jobs=jobs, load=load, chips_per_worker=CHIPS_PER_NODE)
+
+
+def _among(what: str, known: tuple[Kind, ...], names: list[str] | None) -> tuple[Kind, ...]:
+    """Return those of `known` that are named; raise `InputError` for a name that is not known."""
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise InputError(f"no {what} '{unknown[0]}'", hint=f"there is {', '.join(map(str, known))}")
+    return tuple(one for one in known if one in (names or ()))
+
+
+def _name(one: PoolOutcome) -> str:
+    return f"{one.scenario}, {one.objective}" if one.objective else one.scenario
+
+
+def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
+    runs = [
+        (
+            _name(one) + ("" if one.whole else " (broken off)"),
+            f"{one.pool.done}/{one.pool.num_jobs}",
+            format_seconds(one.pool.mean_s),
+            format_seconds(one.pool.p95_s),
+            f"{100 * one.utilisation:.1f}%",
+            str(one.preemptions),
+            str(one.failures),
+            f"{one.ended_s / DAY_S:.1f}",
+            f"{one.events_per_cpu_s:.0f}" if one.scenario != "alone" else "",
+        )
+        for one in outcomes
+    ]
+    figures = (
+        "done",
+        "mean wait",
+        "p95 wait",
+        "chips busy",
+        "made way",
+        "lost a node",
+        "days",
+        "events/CPU s",
+    )
+    every = table("In all", ("scenario", *figures), runs, right="|".join(figures))
+    heads = ("owner", "jobs", *(f"{_name(one)}: mean, p95" for one in outcomes))
+    rows = []
+    for owner in sorted({waits.owner for one in outcomes for waits in one.owners}):
+        theirs = [next(waits for waits in one.owners if waits.owner == owner) for one in outcomes]
+        cells = [
+            f"{format_seconds(waits.mean_s)}, {format_seconds(waits.p95_s)}" if waits.started else "never"
+            for waits in theirs
+        ]
+        rows.append((owner, str(theirs[0].num_jobs), *cells))
+    return Group(every, "", table("Waits by owner", heads, rows, right="|".join(heads[1:])))

@@ -1,0 +1,240 @@
+"""`DemoPool`: the processes of the demo (links, server, one agent per site), and that none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.settings import read_token
+from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.messages.api_views import TokenRequest
+from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.pool import Pool
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+_PR_SET_PDEATHSIG = 1
+
+
+class DemoPool:
+    """A pool on this machine: a context manager that starts every process and ends every one it started.
+
+    `folder` holds `pool.yaml`, may hold the owners' `policy.yaml`, and gets the state, logs and tokens of
+    each process.
+    """
+
+    def __init__(self, folder: Path, pool: Pool) -> None:
+        self.folder, self.pool = folder, pool
+        self.port = _free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._client: Client | None = None
+
+    @property
+    def server(self) -> str:
+        """URL of the server."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> Client:
+        """The connection of the demo's user."""
+        if self._client is None:
+            raise UnavailableError("the demo's pool is not up")
+        return self._client
+
+    def __enter__(self) -> DemoPool:
+        try:
+            self._start_all()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start_all(self) -> None:
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        pool = str(self.folder / "pool.yaml")
+        self._start_links()
+        self._start(
+            "server",
+            "serve",
+            "--state",
+            str(self.folder / "server"),
+            "--pool",
+            pool,
+            "--port",
+            str(self.port),
+        )
+        admin_token = self.folder / "server" / "admin.token"
+        self._wait("server", lambda: admin_token.exists() and self._healthy())
+        with Client(self.server, read_token(admin_token)) as admin:
+            for owner in dict.fromkeys(cluster.owner for cluster in self.pool.clusters):
+                made = admin.create_token(TokenRequest(role="owner", name=owner))
+                write_private(self.folder / f"{owner}.token", made.token)
+            user = admin.create_token(TokenRequest(role="user", name="demo"))
+        write_private(self.folder / "user.token", user.token)
+        self._await_links()
+        policy = self.folder / "policy.yaml"
+        for cluster in self.pool.clusters:
+            self._start(
+                f"agent-{cluster.name}",
+                *("agent", "--server", self.server, "--pool", pool, "--cluster", cluster.name),
+                *("--state", str(self.folder / cluster.name), "--routes", str(self.folder / "routes.json")),
+                *("--token-file", str(self.folder / f"{cluster.owner}.token")),
+                *(("--policy", str(policy)) if policy.exists() else ()),
+            )
+        self._client = Client(self.server, user.token)
+        self._wait(None, self._all_connected)
+
+    def restart_links(self, *, runs_first: bool) -> None:
+        """Emulate the links anew, between runs: with `runs_first` other traffic gets what runs leave."""
+        links = self._processes.pop("links")
+        links.terminate()
+        _end(links)
+        self._start_links(*(("--runs-first",) if runs_first else ()))
+        self._await_links()
+
+    def _start_links(self, *options: str) -> None:
+        state = str(self.folder / "links")
+        self._start("links", "links", str(self.folder / "pool.yaml"), "--state", state, *options)
+
+    def _await_links(self) -> None:
+        self._wait("links", (self.folder / "links" / "routes.json").exists)
+        self.use_wide_area_links(True)
+
+    def use_wide_area_links(self, emulated: bool) -> None:
+        """Let runs that start from now on go through the emulated links, or straight to each other."""
+        routes = json.loads((self.folder / "links" / "routes.json").read_text(encoding="utf-8"))
+        write_atomically(self.folder / "routes.json", json.dumps(routes if emulated else {}))
+
+    def check(self) -> None:
+        """Raise `UnavailableError`, with the end of its log, if a process of the pool has ended."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                log = (self.folder / "logs" / f"{name}.log").read_text(errors="replace").strip()
+                raise UnavailableError(
+                    f"the demo's {name} ended with status {process.returncode}: {log[-400:]}",
+                    hint=f"its log: {self.folder / 'logs' / (name + '.log')}",
+                )
+
+    def stop(self) -> None:
+        """End every process: agents first, since they end the workers. Safe to call again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        with _without_interrupts():
+            names = sorted(self._processes, key=lambda name: not name.startswith("agent"))
+            for group in (
+                [name for name in names if name.startswith("agent")],
+                [name for name in names if not name.startswith("agent")],
+            ):
+                for name in group:
+                    self._processes[name].terminate()
+                for name in group:
+                    _end(self._processes.pop(name))
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "isthmus", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the demo, and the demo ends them in order
+                preexec_fn=_end_with_parent,
+                env={key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")},
+            )
+
+    def _healthy(self) -> bool:
+        try:
+            with Client(self.server, sleep=lambda _: None) as probe:
+                probe.health()
+        except UnavailableError:
+            return False
+        return True
+
+    def _all_connected(self) -> bool:
+        view = self.client.pool()
+        known = {cluster.cluster.name for cluster in view.clusters if cluster.connected}
+        return known >= {cluster.name for cluster in self.pool.clusters}
+
+    def _wait(self, name: str | None, ready: object) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self.check()
+            if callable(ready) and ready():
+                return
+            if time.monotonic() > deadline:
+                what = name or "agents"
+                raise UnavailableError(
+                    f"the demo's {what} did not come up in {START_TIMEOUT_S:.0f} s",
+                    hint=f"logs: {self.folder / 'logs'}",
+                )
+            time.sleep(0.05)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a secret to a file that only its owner can read."""
+    file.unlink(missing_ok=True)
+    file.touch(mode=0o600)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def _end_with_parent() -> None:
+    """Have Linux send SIGTERM to this process when the demo dies, however it dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let a second Ctrl-C not cut short the ending of processes."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: there is nothing to hold off
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def run_tool(arguments: list[str], log: Path) -> str:
+    """Run a Python module and return what it printed; raise `IsthmusError` with the end of its errors."""
+    with log.open("wb") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, check=False
+        )
+    if done.returncode:
+        told = log.read_text(errors="replace").strip()[-600:]
+        raise IsthmusError(f"{arguments[0]} failed with status {done.returncode}: {told}", hint=f"log: {log}")
+    return done.stdout.decode()

@@ -1,0 +1,275 @@
+"""The tables and texts of the report, as HTML. Every value from a user or a site goes through `escape`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import PurePath
+from statistics import fmean
+from typing import Any
+
+from isthmus.cli.client.resolve_job import ENDED
+from isthmus.cli.figures import Figures, predicted_tokens_per_s
+from isthmus.cli.job_report import html
+from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.plan import Plan
+from isthmus.core.pool import NodeGroup
+from isthmus.core.units import format_bytes, format_seconds
+
+
+def header(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    """Return the top of the page: name, state, model, where, when, and what was virtual."""
+    facts = [
+        ("job", view.id),
+        ("user", view.user),
+        ("model", _model_name(view.job.model)),
+        ("task", view.job.task),
+    ]
+    if view.plan:
+        owners = _owners(view, pool)
+        sites = (f"{name} ({owners[name]})" if name in owners else name for name in view.plan.clusters)
+        facts.append(("clusters", ", ".join(sites)))
+    facts.append(("submitted", html.moment(view.submitted_s)))
+    if view.state in ENDED:
+        facts.append(("ended", html.moment(view.changed_s)))
+    listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
+    reason = f'<p class="reason">{escape(view.reason)}</p>' if view.reason else ""
+    return (
+        f'<h1>{escape(view.name)} <span class="state {escape(view.state)}">{escape(view.state)}</span></h1>'
+        f'{reason}<dl class="facts">{listed}</dl>{_virtual_note(view, figures, pool)}'
+    )
+
+
+def tiles(view: JobView, figures: Figures) -> str:
+    """Return the figures that one looks for first."""
+    losses = figures.series("loss")
+    shown: list[tuple[str, str, str]] = []
+    if losses:
+        last = f"{losses[-1][1]:.3f}"
+        shown.append(("training loss", last, f"from {losses[0][1]:.3f} at step {losses[0][0]}"))
+    held_out = figures.last("validation_loss")
+    if held_out is not None:
+        shown.append(("validation loss", f"{held_out:.3f}", "held-out text"))
+    if figures.steps:
+        restarts = f"{view.restarts} restarts" if view.restarts != 1 else "1 restart"
+        total = view.job.training.steps
+        shown.append(("steps done", f"{figures.done(total):,}", f"of {total:,}, {restarts}"))
+    rate, pace_s = figures.tokens_per_s(), figures.iteration_s()
+    if rate is not None:
+        shown.append(("tokens a second", f"{rate:,.0f}", "median over steps"))
+    if pace_s is not None:
+        shown.append(("time of a step", format_seconds(pace_s), "median"))
+    sent = sum(value for _, value in figures.series("wan_bytes", combine=sum))
+    if sent:
+        shown.append(("sent between clusters", format_bytes(sent), "all steps reported"))
+    return "".join(
+        f'<div class="tile"><div class="what">{escape(what)}</div><div class="value">{escape(value)}</div>'
+        f'<div class="note">{escape(note)}</div></div>'
+        for what, value, note in shown
+    )
+
+
+def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    """Return the table of stages: where, what, and how each spent a step."""
+    if view.plan is None:
+        return html.none("No plan has been chosen.")
+    groups = _groups(pool)
+    rows = []
+    for rank, place in enumerate(one.stage for one in view.plan.ranks):
+        stage = view.plan.stages[place]
+        share = figures.share(rank)
+        cells = ["–", "–", "–", ""]
+        if share is not None:
+            parts = (share.compute_s, share.exposed_communication_s, share.idle_s)
+            cells = [*map(format_seconds, parts), html.share_bar(parts)]
+        group = groups.get((stage.cluster, stage.node_group))
+        chip = group.chip + (" (virtual)" if group.virtual else "") if group else stage.node_group
+        memory = view.plan.predicted.peak_memory_bytes if view.plan.predicted else ()
+        predicted = format_bytes(memory[place]) if place < len(memory) else "–"
+        layers = f"{stage.layers[0]}–{stage.layers[1] - 1}"
+        rows.append([str(rank), stage.cluster, chip, layers, *cells[:3], predicted, cells[3]])
+    columns = (
+        "rank",
+        "cluster",
+        "chip",
+        "layers",
+        "compute",
+        "exposed communication",
+        "idle",
+        "memory predicted",
+    )
+    return html.table((*columns, "share of a step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
+
+
+def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    """Return the table of links: traffic, capacity, what the plan foresaw."""
+    traffic = figures.link_mbps(view.plan) if view.plan else {}
+    if not traffic:
+        return html.none("The job crosses no wide-area link.")
+    known = {(link.source, link.target): link for link in (pool.links if pool else ())}
+    foreseen = _predicted_mbps(view.plan) if view.plan else {}
+    rows = []
+    for (source, target), rate in traffic.items():
+        link = known.get((source, target))
+        capacity = link.bandwidth_gbps * 1e3 if link else None
+        rows.append(
+            [
+                f"{source}\u00a0→\u00a0{target}",
+                f"{rate:.1f}",
+                f"{foreseen[source, target]:.1f}" if (source, target) in foreseen else "–",
+                f"{capacity:g}" if capacity else "–",
+                f"{rate / capacity:.0%}" if capacity else "–",
+                f"{link.delay_ms:g} ms" if link else "–",
+                f"{link.jitter_ms:g} ms" if link else "–",
+                f"{link.loss:.2%}" if link else "–",
+            ]
+        )
+    columns = (
+        "link",
+        "Mbit/s, mean",
+        "demand predicted",
+        "capacity",
+        "used",
+        "delay, one way",
+        "jitter",
+        "loss",
+    )
+    return html.table(columns, rows, numbers=range(1, 8))
+
+
+def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
+    """Return the plan in words, predicted against measured, and the assumptions behind."""
+    pieces = []
+    if view.plan is not None:
+        chosen = view.plan
+        pieces.append(
+            f"<p>Plan <b>{escape(chosen.id)}</b>: {_layout(chosen)} micro-batches of "
+            f"{_sizes(chosen)} × {chosen.sequence_length} tokens, schedule "
+            f"{escape(chosen.schedule)}." + (f" {escape(chosen.why)}" if chosen.why else "") + "</p>"
+        )
+        pieces.append(_compared(chosen, figures))
+    if extra:
+        lines = [[str(label), html.setting(value)] for label, value in extra.items()]
+        pieces.append("<h3>Also measured</h3>" + html.table(("what", "value"), lines, numbers=(1,)))
+    if view.plan is not None and view.plan.predicted and view.plan.predicted.assumptions:
+        items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
+        pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
+    return "".join(pieces) or html.none("No plan has been chosen.")
+
+
+def _layout(chosen: Plan) -> str:
+    """Return the numbers of stages, replicas and micro-batches, each number once where replicas differ."""
+    firsts = [replicas[0] for replicas in chosen.kinds]
+    stages = " or ".join(dict.fromkeys(str(len(chosen.pipeline(one))) for one in firsts))
+    counts = " or ".join(dict.fromkeys(str(chosen.micro_batches_of(one)) for one in firsts))
+    replicas = f", {chosen.dp} replicas" if chosen.dp > 1 else ""
+    return f"{stages} stages{replicas}, {counts}"
+
+
+def _sizes(chosen: Plan) -> str:
+    """Return the micro-batch sizes of the replicas, each once."""
+    return " or ".join(str(n) for n in sorted({chosen.micro_batch_size_of(r) for r in range(chosen.dp)}))
+
+
+def refused(view: JobView) -> str:
+    """Return the other candidates and the combinations that were refused, with the reasons."""
+    if view.plans is None:
+        return html.none("Not recorded.")
+    pieces = []
+    others = [one for one in view.plans.plans if view.plan is None or one.id != view.plan.id]
+    if others:
+        rows = [
+            [
+                one.id,
+                " + ".join(one.clusters),
+                html.seconds(one.predicted.iteration_s if one.predicted else None),
+                one.why,
+            ]
+            for one in others
+        ]
+        pieces.append(
+            "<h3>Other candidates</h3>"
+            + html.table(("plan", "clusters", "step predicted", "why"), rows, (2,))
+        )
+    if view.plans.refused:
+        rows = [[" + ".join(one.clusters), one.reason] for one in view.plans.refused]
+        pieces.append("<h3>Refused</h3>" + html.table(("clusters", "reason"), rows))
+    return "".join(pieces) or html.none("Nothing was refused, and there was no other candidate.")
+
+
+def settings(view: JobView) -> str:
+    """Return what the user asked for."""
+    asked = view.job.training.model_dump(mode="json")
+    rows = [[key.replace("_", " "), html.setting(value)] for key, value in asked.items()]
+    return html.table(("training", "value"), rows, numbers=(1,))
+
+
+def _compared(chosen: Plan, figures: Figures) -> str:
+    foreseen_s = chosen.predicted.iteration_s if chosen.predicted else None
+    foreseen_rate = predicted_tokens_per_s(chosen)
+    pace_s, rate = figures.iteration_s(), figures.tokens_per_s()
+    rows = [
+        ["time of a step", html.seconds(foreseen_s), html.seconds(pace_s), html.ratio(pace_s, foreseen_s)],
+        ["tokens a second", html.rate(foreseen_rate), html.rate(rate), html.ratio(rate, foreseen_rate)],
+    ]
+    return html.table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
+
+
+def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:
+    """Return the demand that the plan foresaw for each link; a hop's figure holds for both directions."""
+    if plan_.predicted is None:
+        return {}
+    found: dict[tuple[str, str], float] = {}
+    for (source, target), gbps in zip(plan_.all_hops(), plan_.predicted.wan_gbps, strict=False):
+        for ends in ((source, target), (target, source)):
+            found[ends] = found.get(ends, 0.0) + gbps * 1e3
+    for name, gbps in plan_.predicted.gradient_gbps.items():
+        source, _, target = name.partition(">")
+        found[source, target] = found.get((source, target), 0.0) + gbps * 1e3
+    return found
+
+
+def _owners(view: JobView, pool: PoolView | None) -> dict[str, str]:
+    listed = {one.cluster.name: one.cluster.owner for one in (pool.clusters if pool else ())}
+    return listed | {part.cluster: part.owner for part in view.parts}
+
+
+def _groups(pool: PoolView | None) -> dict[tuple[str, str], NodeGroup]:
+    clusters = [one.cluster for one in pool.clusters] if pool else []
+    return {(one.name, group.name): group for one in clusters for group in one.node_groups}
+
+
+def _virtual_note(view: JobView, figures: Figures, pool: PoolView | None) -> str:
+    if view.job.compute == "virtual":
+        return (
+            '<p class="virtual"><b>A rehearsal:</b> each stage waited for the time that the plan predicts '
+            "instead of computing; all bytes between stages were really sent. Nothing was learned.</p>"
+        )
+    chosen, groups = view.plan, _groups(pool)
+    used = dict.fromkeys((stage.cluster, stage.node_group) for stage in chosen.stages) if chosen else {}
+    virtual = [f"{groups[key].chip} at {key[0]}" for key in used if key in groups and groups[key].virtual]
+    if not virtual:
+        return ""
+    overrun = _overrun_note(figures)
+    return (
+        '<p class="virtual"><b>Virtual chips:</b> '
+        f"{escape(', '.join(virtual))}. Each stage computed for real and then waited until the time that its "
+        f"virtual chip would have taken; all bytes between stages were really sent.{overrun}</p>"
+    )
+
+
+def _overrun_note(figures: Figures) -> str:
+    """Say by how much real computing was slower than the virtual chips: then the times are this machine's."""
+    overrun_s = [value for _, value in figures.series("overrun_s")]
+    if not overrun_s:
+        return ""
+    mean_s = fmean(overrun_s)
+    return (
+        f" Real computing overran that time by {format_seconds(mean_s)} a step (mean of the slowest stage)."
+    )
+
+
+def _model_name(path: str) -> str:
+    """Return the folder's name, also where the path names the `config.json` in it."""
+    pure = PurePath(path)
+    return pure.parent.name if pure.name == "config.json" and pure.parent.name else pure.name

@@ -1,0 +1,155 @@
+"""What stages did in a step, as transfers across the WAN and as a Chrome trace (opens in Perfetto).
+
+Format: "Trace Event Format", Google, with complete ("X") and asynchronous ("b", "e") events; times in
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.cli.figures import neighbours
+from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.plan import Plan
+
+COMPUTE_KINDS = ("forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One message between neighbouring stages: `kind` `forward` (activations) or `backward` (gradients).
+
+    From the moment it was handed over to be sent until the receiver had taken it, seconds since the epoch.
+    """
+
+    kind: str
+    micro_batch: int
+    source: int
+    target: int
+    start_s: float
+    end_s: float
+
+
+def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
+    """Return the messages of one step between ranks of different clusters, by start.
+
+    Spans name neither peer nor direction; both follow from the order of work. What is sent after a forward
+    goes to the next stage, after a backward to the one before; what is received came from there likewise.
+    A message that only one side recorded begins with the end of the computation that made it, or ends with
+    the start of the one that used it.
+    """
+    spans = {one.rank: one.spans for one in metrics}
+    found = []
+    for source, own in spans.items():
+        for kind, target in zip(COMPUTE_KINDS, reversed(neighbours(plan, source)), strict=True):
+            if target is None or plan.stage_of(source).cluster == plan.stage_of(target).cluster:
+                continue
+            sent, taken = _sent(own, kind), _taken(spans.get(target, ()), kind)
+            for micro_batch in sorted(sent.keys() & taken.keys()):
+                start_s, end_s = sent[micro_batch], taken[micro_batch]
+                found.append(
+                    Transfer(
+                        kind=kind, micro_batch=micro_batch, source=source, target=target,
+                        start_s=start_s, end_s=max(start_s, end_s),
+                    )
+                )  # fmt: skip
+    return sorted(found, key=lambda one: (one.start_s, one.source, one.micro_batch))
+
+
+def _sent(spans: Sequence[Span], kind: str) -> dict[int, float]:
+    """Return when the result of each micro-batch's `kind` computation was handed over to be sent."""
+    handed = {span.micro_batch: span.end_s for span in spans if span.kind == kind}
+    for span in spans:
+        if span.kind == "send" and _last_before(spans, span) == kind:
+            handed[span.micro_batch] = span.start_s
+    return handed
+
+
+def _taken(spans: Sequence[Span], kind: str) -> dict[int, float]:
+    """Return when the input of each micro-batch's `kind` computation had been received."""
+    taken = {span.micro_batch: span.start_s for span in spans if span.kind == kind}
+    for span in spans:
+        if span.kind == "receive" and _first_after(spans, span) == kind:
+            taken[span.micro_batch] = span.end_s
+    return taken
+
+
+def _last_before(spans: Sequence[Span], at: Span) -> str | None:
+    made = [
+        x for x in spans
+        if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.start_s <= at.start_s
+    ]  # fmt: skip
+    return max(made, key=lambda x: x.start_s).kind if made else None
+
+
+def _first_after(spans: Sequence[Span], at: Span) -> str | None:
+    used = [
+        x for x in spans
+        if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.end_s >= at.end_s
+    ]  # fmt: skip
+    return min(used, key=lambda x: x.start_s).kind if used else None
+
+
+def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, Any]]:
+    """Return every recorded span as Chrome trace events, in the order of time; names first.
+
+    A process is a cluster; a thread is a rank, and another its sends, which overlap with computation. A
+    further process `WAN` has the transfers between clusters.
+    Time 0 is the first span's start. No spans give no events.
+    """
+    spans = [(one, span) for one in metrics for span in one.spans]
+    if not spans:
+        return []
+    zero_s = min(span.start_s for _, span in spans)
+    pids = {cluster: pid for pid, cluster in enumerate(plan.clusters, start=1)}
+    events = [_complete(one, span, plan, pids, zero_s) for one, span in spans if one.rank < len(plan.ranks)]
+    for step in sorted({one.step for one in metrics}):
+        for number, transfer in enumerate(transfers([m for m in metrics if m.step == step], plan)):
+            events += _transfer_events(transfer, f"{step}.{number}", plan, pids, zero_s)
+    return [*_names(plan, pids), *sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0.0)))]
+
+
+def _complete(
+    one: StepMetrics, span: Span, plan: Plan, pids: dict[str, int], zero_s: float
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.kind if span.micro_batch < 0 else f"{span.kind} {span.micro_batch}",
+        "cat": span.kind,
+        "pid": pids[plan.stage_of(one.rank).cluster],
+        "tid": _thread(one.rank, sends=span.kind == "send"),
+        "ts": _micros(span.start_s - zero_s),
+        "dur": _micros(max(0.0, span.end_s - span.start_s)),
+        "args": {"step": one.step, "micro_batch": span.micro_batch, "attempt": one.attempt},
+    }
+
+
+def _transfer_events(
+    one: Transfer, ident: str, plan: Plan, pids: dict[str, int], zero_s: float
+) -> Iterator[dict[str, Any]]:
+    source, target = plan.stage_of(one.source).cluster, plan.stage_of(one.target).cluster
+    shared = {"cat": "wan", "name": f"{source} > {target}", "id": ident, "pid": len(pids) + 1, "tid": 0}
+    details = {"micro_batch": one.micro_batch, "kind": one.kind, "from": one.source, "to": one.target}
+    yield shared | {"ph": "b", "ts": _micros(one.start_s - zero_s), "args": details}
+    yield shared | {"ph": "e", "ts": _micros(one.end_s - zero_s)}
+
+
+def _names(plan: Plan, pids: dict[str, int]) -> list[dict[str, Any]]:
+    named = [*pids.items(), ("WAN", len(pids) + 1)]
+    names = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for name, pid in named]
+    for rank, stage in enumerate(map(plan.stage_of, range(len(plan.ranks)))):
+        label = f"rank {rank}: layers {stage.layers[0]}-{stage.layers[1] - 1}"
+        for sends, name in ((False, label), (True, f"rank {rank}: sends")):
+            thread = {"pid": pids[stage.cluster], "tid": _thread(rank, sends=sends)}
+            names.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": name}})
+    return names
+
+
+def _thread(rank: int, *, sends: bool) -> int:
+    return 2 * rank + sends
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

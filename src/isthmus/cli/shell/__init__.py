@@ -1,0 +1,1 @@
+"""The outside world as commands see it, passed in so that tests replace it."""

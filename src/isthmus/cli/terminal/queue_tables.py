@@ -1,0 +1,133 @@
+"""Pages for the terminal about jobs that wait: the queue, and one job in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from isthmus.cli.client.resolve_job import ENDED
+from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
+from isthmus.core.messages.api_views import JobView, VictimView
+from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.plan import Refusal
+from isthmus.core.units import format_seconds
+
+
+def queue_table(standings: Sequence[Standing], now_s: float) -> RenderableType:
+    """Return the jobs that wait, first to start first; `now_s` is seconds since the epoch."""
+    if not standings:
+        return Text("No job waits.")
+    rows = [
+        (
+            str(one.place or "-"),
+            one.id,
+            one.user,
+            one.priority,
+            state_text(one.state),
+            format_seconds(max(0.0, now_s - one.submitted_s)) + " ago",
+            start_text(one, now_s),
+            one.reason,
+        )
+        for one in standings
+    ]
+    columns = ("place", "job", "user", "priority", "state", "submitted", "should start", "why")
+    return table("", columns, rows, "place")
+
+
+def start_text(one: Standing, now_s: float) -> str:
+    """Say when a job should start: `in 2 min 0 s (1 min 36 s to 2 min 24 s)`; `-` where nobody can tell."""
+    if one.start_s is None:
+        return "-"
+    if one.latest_s is not None and one.latest_s <= now_s:
+        return "now"
+    earliest = format_seconds(max(0.0, (one.earliest_s or one.start_s) - now_s))
+    latest = "?" if one.latest_s is None else format_seconds(one.latest_s - now_s)
+    return f"in {format_seconds(max(0.0, one.start_s - now_s))} ({earliest} to {latest})"
+
+
+def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
+    """Return everything about one job: where it runs, or why it does not."""
+    head = Text(f"job {view.id} of {view.user}, priority {standing.priority}, is ")
+    head.append_text(state_text(view.state))
+    if view.reason and not standing.needs:
+        head.append(f": {view.reason}")
+    shown: list[RenderableType] = [head, *standing_lines(standing, now_s)]
+    if view.plan is not None:
+        shown.append(Text(f"  plan       {view.plan.id}: {stages_text(view.plan)}"))
+    if view.parts and view.state not in ENDED:
+        rows = [
+            (
+                part.cluster,
+                part.owner,
+                " ".join(map(str, part.ranks)),
+                part.desired,
+                part.observed,
+                part.detail,
+            )
+            for part in view.parts
+        ]
+        columns = ("cluster", "owner", "ranks", "wanted", "is", "detail")
+        shown += [Text(""), table("Parts", columns, rows)]
+    if standing.refused:
+        shown += [Text(""), refusals_table(standing.refused)]
+    if view.offer:
+        shown += [Text(""), victims_table("It could have the chips of, if you agree", view.offer)]
+        shown.append(Text(f"  isthmus preempt {view.id} --yes   takes their place"))
+    if view.victims:
+        shown += [Text(""), victims_table("It takes the place of", view.victims)]
+    return Group(*shown, *(Text(f"- {note}", style="dim") for note in standing.notes))
+
+
+def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
+    """Return what would become of a job that was not submitted."""
+    one = found.standing
+    shown: list[RenderableType] = [Text(f"job {one.name} was not submitted; if it were now:")]
+    shown += [*standing_lines(one, now_s), Text(""), plans_table(found.plans)]
+    lacking = [refusal for refusal in one.refused if refusal not in found.plans.refused]
+    if lacking:
+        shown += [Text(""), refusals_table(lacking, "Lacking now")]
+    if found.victims:
+        shown += [Text(""), victims_table("It could have the chips of, if you agreed", found.victims)]
+    return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
+
+
+def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:
+    """Yield why a job waits, its place, who goes first, and when it should start."""
+    if one.reason and one.needs:
+        yield Text(f"  why        {one.reason}")
+    if one.place is not None:
+        yield Text(f"  place      {one.place} in the queue")
+    if one.start_s is not None:
+        yield Text(f"  starts     {start_text(one, now_s)}")
+    if one.needs:
+        pieces = (
+            f"{n} {group} at {name}" for name, groups in one.needs.items() for group, n in groups.items()
+        )
+        yield Text("  needs      " + ", ".join(pieces))
+    if one.ahead:
+        names = (ahead.job or f"another user's ({ahead.priority})" for ahead in one.ahead)
+        yield Text("  ahead      " + ", ".join(names))
+
+
+def refusals_table(refused: Sequence[Refusal], title: str = "Refused") -> RenderableType:
+    """Return what each stage refused, where and at whose clusters."""
+    rows = [(one.stage or "search", one.owner or "", " + ".join(one.clusters), one.reason) for one in refused]
+    return table(title, ("stage", "owner", "clusters", "reason"), rows)
+
+
+def victims_table(title: str, victims: Sequence[VictimView]) -> RenderableType:
+    """Return whose chips a job could have, at whose cluster, and the work that each would lose."""
+    rows = [
+        (
+            one.job,
+            "of the pool" if one.attempt else "of the site",
+            one.cluster,
+            one.owner,
+            " ".join(f"{number} {group}" for group, number in one.chips.items()),
+            format_seconds(one.unsaved_s),
+        )
+        for one in victims
+    ]
+    return table(title, ("job", "is", "cluster", "owner", "chips", "unsaved work"), rows)

@@ -1,0 +1,186 @@
+"""Tables for the terminal: plans, jobs, pool, chips; from views to what rich can print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.cli.figures import predicted_tokens_per_s
+from isthmus.core.chip import Chip
+from isthmus.core.messages.api_views import JobView, PoolView
+from isthmus.core.plan import Plan, PlanSet, Prediction
+from isthmus.core.pool import Link
+from isthmus.core.units import format_bytes, format_seconds
+
+MAX_WORD = 24
+"""A longer word, such as a path, is broken where the terminal is narrow."""
+
+_STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Table:
+    """Return a plain table; columns named in `right` (separated by `|`) are aligned to the right.
+
+    Where the terminal is narrow, cells wrap between words, never within one.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    made = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        words = [word for text in (column, *(row[index].plain for row in cells)) for word in text.split()]
+        made.add_column(
+            column,
+            justify="right" if column in right.split("|") else "left",
+            header_style="dim",
+            overflow="fold",
+            min_width=min(MAX_WORD, max(map(len, words), default=0)),
+        )
+    for row in cells:
+        made.add_row(*row)
+    return made
+
+
+def state_text(state: str) -> Text:
+    """Return a job's state in its colour."""
+    return Text(state, style=_STATE_STYLE.get(state, "blue"))
+
+
+def stages_text(plan: Plan) -> str:
+    """Describe the stages of a plan: `qingyang 0-5 > hangzhou 6-11`, equal replicas counted.
+
+    Unlike ones stand side by side, with the micro-batches that each of them takes.
+    """
+    if len(plan.kinds) == 1:
+        return _pipeline_text(plan, 0) + (f"  × {plan.dp} replicas" if plan.dp > 1 else "")
+    found = []
+    for replicas in plan.kinds:
+        count, size = plan.micro_batches_of(replicas[0]), plan.micro_batch_size_of(replicas[0])
+        taken = f" ({count} micro-batches" + (f" of {size})" if plan.replica_micro_batch_sizes else ")")
+        times = f"  × {len(replicas)}" if len(replicas) > 1 else ""
+        found.append(_pipeline_text(plan, replicas[0]) + taken + times)
+    return " | ".join(found)
+
+
+def _pipeline_text(plan: Plan, replica: int) -> str:
+    pieces = []
+    for stage in plan.pipeline(replica):
+        first, last = stage.layers
+        layers = f"{first}" if last == first + 1 else f"{first}-{last - 1}"
+        pieces.append(f"{stage.cluster} {layers}" + (f" (tp {stage.tp})" if stage.tp > 1 else ""))
+    return " > ".join(pieces)
+
+
+def plans_table(plans: PlanSet) -> RenderableType:
+    """Return the candidate plans, fastest first, why each came out so, and what was refused and why."""
+    if not plans.plans:
+        shown: list[RenderableType] = [Text("No candidate plan.")]
+    else:
+        columns = ("plan", "stages: layers", "iteration", "tokens/s", "WAN Gbit/s", "cost/step")
+        right = "iteration|tokens/s|WAN Gbit/s|cost/step"
+        shown = [table("Candidate plans, fastest first", columns, map(_plan_row, plans.plans), right)]
+    reasons = [(plan.id, plan.why) for plan in plans.plans if plan.why]
+    if reasons:
+        shown += [Text(""), table("Why", ("plan", "reason"), reasons)]
+    if plans.refused:
+        refused = [(" + ".join(one.clusters), one.reason) for one in plans.refused]
+        shown += [Text(""), table("Refused", ("clusters", "reason"), refused)]
+    return Group(*shown)
+
+
+def _plan_row(plan: Plan) -> tuple[str, ...]:
+    predicted = plan.predicted
+    if predicted is None:
+        return (plan.id, stages_text(plan), "-", "-", "-", "-")
+    rate = predicted_tokens_per_s(plan)
+    return (
+        plan.id,
+        stages_text(plan),
+        format_seconds(predicted.iteration_s),
+        f"{rate:,.0f}" if rate is not None else "-",
+        _wan_text(predicted),
+        f"{predicted.cost_per_iteration:.4g}",
+    )
+
+
+def _wan_text(predicted: Prediction) -> str:
+    """Return the rate at each hop, and the largest that gradients have between two clusters."""
+    rates = [f"{gbps:.3g}" for gbps in predicted.wan_gbps]
+    if predicted.gradient_gbps:
+        rates.append(f"{max(predicted.gradient_gbps.values()):.3g} (gradients)")
+    return " ".join(rates) or "-"
+
+
+def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
+    """Return the jobs, latest first; `now_s` is seconds since the epoch."""
+    if not jobs:
+        return Text("No jobs. Submit one with `isthmus submit job.yaml`.")
+    rows = [
+        (
+            job.id,
+            job.name,
+            job.user,
+            state_text(job.state),
+            format_seconds(max(0.0, now_s - job.submitted_s)) + " ago",
+            " + ".join(job.plan.clusters) if job.plan else "-",
+            job.reason,
+        )
+        for job in sorted(jobs, key=lambda job: -job.submitted_s)
+    ]
+    return table("", ("job", "name", "user", "state", "submitted", "where", "reason"), rows)
+
+
+def pool_table(pool: PoolView) -> RenderableType:
+    """Return the clusters with their free chips, and the links between them."""
+    rows = []
+    for view in pool.clusters:
+        groups = [
+            f"{view.free_chips.get(group.name, 0)}/{group.chips} {group.chip}"
+            + (" (virtual)" if group.virtual else "")
+            for group in view.cluster.node_groups
+        ]
+        connected = Text("connected", style="green") if view.connected else Text("away", style="red")
+        rows.append(
+            (view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups))
+        )
+    clusters = table("Clusters", ("cluster", "owner", "region", "agent", "free/total chips"), rows)
+    if not pool.links:
+        return clusters
+    columns = ("link", "Gbit/s", "delay one way", "jitter", "loss", "class")
+    links = table("Links", columns, map(_link_row, pool.links), "Gbit/s|delay one way|jitter|loss")
+    return Group(clusters, Text(""), links)
+
+
+def _link_row(link: Link) -> tuple[str, ...]:
+    return (
+        f"{link.source} > {link.target}",
+        f"{link.bandwidth_gbps:g}",
+        f"{link.delay_ms:g} ms",
+        f"{link.jitter_ms:g} ms",
+        f"{link.loss:.3g}",
+        link.link_class,
+    )
+
+
+def chips_table(chips: Iterable[Chip]) -> RenderableType:
+    """Return the chip catalogue with the source of its figures."""
+    rows = [
+        (
+            chip.name,
+            chip.vendor,
+            f"{chip.flop_per_s('bf16') / 1e12:,.4g}",
+            f"{chip.flop_per_s('fp32') / 1e12:,.4g}",
+            format_bytes(chip.memory_bytes),
+            f"{chip.memory_bandwidth_bytes_per_s / 1e12:.3g}",
+            f"{chip.in_node_link.name} {chip.in_node_link.bandwidth_bytes_per_s / 1e9:g}",
+            chip.collective_library,
+            chip.source,
+        )
+        for chip in chips
+    ]
+    columns = (
+        "chip", "vendor", "bf16 TFLOP/s", "fp32 TFLOP/s", "memory", "TB/s",
+        "in-node GB/s", "library", "source",
+    )  # fmt: skip
+    return table("", columns, rows, "bf16 TFLOP/s|fp32 TFLOP/s|memory|TB/s")

@@ -1,0 +1,54 @@
+"""`meet`: join the other ranks of a run, by threads of this process or by a process beside it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from isthmus.comm.process.process_transport import ProcessTransport
+from isthmus.comm.tcp.endpoint import Endpoint
+from isthmus.comm.tcp.reconnect import OnLink
+from isthmus.comm.tcp.rendezvous import connect
+from isthmus.comm.tcp.tcp_transport import TcpTransport
+from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.transport.transport import JoinedTransport
+from isthmus.core.base import TransportKind
+from isthmus.core.errors import PeerError
+
+
+def meet(
+    kind: TransportKind,
+    greeting: Greeting,
+    endpoints: Sequence[Endpoint],
+    listener: socket.socket,
+    timeout_s: float,
+    *,
+    heartbeat_s: float = 2.0,
+    peer_timeout_s: float = 30.0,
+    on_loss: Callable[[PeerError], None] = lambda _: None,
+    on_link: OnLink = lambda _rank, _why, _lasted_s: None,
+) -> JoinedTransport:
+    """Return the transport once all ranks have met; `endpoints[r]` is where rank `r` listens, `listener` our
+    own socket there, which stays open when the transport has ended. Raises what `connect` raises.
+    """
+    if kind == "process":
+        return ProcessTransport(
+            greeting,
+            endpoints,
+            listener,
+            timeout_s,
+            heartbeat_s=heartbeat_s,
+            peer_timeout_s=peer_timeout_s,
+            on_loss=on_loss,
+            on_link=on_link,
+        )
+    return TcpTransport(
+        greeting,
+        endpoints,
+        connect(greeting, endpoints, listener, timeout_s),
+        listener.dup(),
+        heartbeat_s=heartbeat_s,
+        peer_timeout_s=peer_timeout_s,
+        on_loss=on_loss,
+        on_link=on_link,
+    )

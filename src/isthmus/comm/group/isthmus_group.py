@@ -1,0 +1,238 @@
+"""`IsthmusGroup`: a process group of torch.distributed over a `Transport`, and over gloo inside a cluster.
+
+Point-to-point exchanges between ranks of one cluster go through gloo, all others through the transport.
+Collectives are meant for small tensors (a scalar, the gradient of a tied embedding): every rank sends its
+tensor to every other and reduces in the order of ranks, so that all ranks have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group.group_work import (
+    CollectiveWork,
+    GlooWork,
+    ReceiveWork,
+    SendWork,
+    gloo_reason,
+    label_of,
+    payload_of,
+)
+from isthmus.comm.group.local_gloo import local_group
+from isthmus.comm.transport.transport import Transport
+from isthmus.core.errors import PeerError, PlanError
+
+BACKEND = "isthmus"
+MAX_TAG = 2**20
+"""Tags of the user are below it; the collectives count upwards from it."""
+
+LOSS_NEWS_S = 1.0
+"""How long after an error of gloo the news of the loss behind it may take to arrive."""
+
+_REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.MIN: torch.minimum,
+}
+
+
+@dataclass(frozen=True)
+class IsthmusOptions:
+    """What `init_process_group("isthmus", pg_options=...)` needs.
+
+    `clusters[r]` is the cluster of rank `r`; `host` our own address inside our cluster.
+    """
+
+    transport: Transport
+    clusters: tuple[str, ...]
+    host: str = "127.0.0.1"
+
+
+class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """All ranks of one run. `local` is the gloo group of our cluster, None for a rank alone there.
+
+    The works of exchanges over the transport say when the message was `under_way`.
+    Losses surface at `wait()` as `PeerError`.
+    """
+
+    def __init__(
+        self, transport: Transport, clusters: Sequence[str], local: dist.ProcessGroupGloo | None = None
+    ) -> None:
+        super().__init__(transport.rank, transport.size)
+        self._transport, self._local = transport, local
+        mine = clusters[transport.rank]
+        near = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
+        self._near = {rank: place for place, rank in enumerate(near)} if local is not None else {}
+        self._collectives = ThreadPoolExecutor(1, thread_name_prefix="isthmus-collective")
+        self._sequence = 0
+
+    @property
+    def transport(self) -> Transport:
+        """The transport below the group, with its counters."""
+        return self._transport
+
+    def getBackendName(self) -> str:  # noqa: N802 - the name is torch's
+        """Return the name under which the backend is registered."""
+        return BACKEND
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
+        """Send one tensor to rank `dst`; the tensor must not change until the work is done."""
+        return self._send(_only(tensors), dst, _user_tag(tag))
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
+        """Receive one tensor from rank `src`, of exactly the shape and type that was sent."""
+        return self._receive(_only(tensors), src, _user_tag(tag))
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Reduce in place over all ranks (sum, max or min), in the order of ranks."""
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        reduce = next((function for known, function in _REDUCE.items() if op == known), None)
+        if reduce is None:
+            raise PlanError(
+                f"the isthmus process group cannot reduce by {op}", hint="it has SUM, MAX and MIN"
+            )
+        tensor = _only(tensors)
+
+        def run(tag: int) -> None:
+            parts = self._exchange(tensor, tag)
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total = reduce(total, part)
+            tensor.copy_(total)
+
+        return self._start("allreduce", run, [tensor])
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        """Give every rank the tensor of rank `opts.rootRank`."""
+        tensor, root = _only(tensors), opts.rootRank
+
+        def run(tag: int) -> None:
+            if self.rank() == root:
+                for work in [self._send(tensor, peer, tag) for peer in self._peers()]:
+                    work.wait()
+            else:
+                self._receive(tensor, root, tag).wait()
+
+        return self._start("broadcast", run, [tensor])
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Fill `outputs[0][r]` with the tensor of rank `r`."""
+        del opts
+        tensor = _only(inputs)
+
+        def run(tag: int) -> None:
+            for output, part in zip(outputs[0], self._exchange(tensor, tag), strict=True):
+                output.copy_(part)
+
+        return self._start("allgather", run, outputs[0])
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Wait until every rank has come here."""
+        del opts
+        return self._start("barrier", lambda tag: self._exchange(torch.zeros(1), tag), [])
+
+    def shutdown(self) -> None:
+        """Let running collectives end, then take leave of all peers and end all threads."""
+        self._collectives.shutdown(wait=True)
+        self._transport.close()
+
+    def give_up(self, reason: str) -> None:
+        """Tell all peers that the run has failed, and end all threads."""
+        self._transport.close(reason)
+        self._collectives.shutdown(wait=False, cancel_futures=True)
+
+    def _peers(self) -> list[int]:
+        return [rank for rank in range(self.size()) if rank != self.rank()]
+
+    def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
+        what = f"send to rank {peer} (tag {tag})"
+        if self._local is not None and peer in self._near:
+            with self._losses(what):
+                work = self._local.send([tensor.contiguous()], self._near[peer], tag)
+            return GlooWork(work, what, self._loss, tensor)
+        payload = payload_of(tensor.contiguous())
+        return SendWork(self._transport.send(peer, tag, label_of(tensor), payload), what, tensor)
+
+    def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
+        what = f"receive from rank {peer} (tag {tag})"
+        target = tensor if tensor.is_contiguous() else tensor.contiguous()
+        if self._local is not None and peer in self._near:
+            with self._losses(what):
+                work = self._local.recv([target], self._near[peer], tag)
+            return GlooWork(work, what, self._loss, tensor, target)
+        future = self._transport.receive(peer, tag, label_of(target), payload_of(target))
+        return ReceiveWork(future, what, tensor, target)
+
+    @contextmanager
+    def _losses(self, what: str) -> Iterator[None]:
+        """Raise as `PeerError` what gloo says where it already knows that a peer is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(f"{what}: {self._loss() or gloo_reason(error)}") from error
+
+    def _loss(self) -> str:
+        loss = self._transport.loss(LOSS_NEWS_S)
+        return loss.message if loss else ""
+
+    def _exchange(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, by rank.
+
+        A copy is sent, and what goes to other clusters is not waited for: it has arrived a round trip later.
+        """
+        sent = tensor.clone()
+        parts = [tensor if rank == self.rank() else torch.empty_like(tensor) for rank in range(self.size())]
+        works = [self._receive(parts[peer], peer, tag) for peer in self._peers()]
+        works += [self._send(sent, peer, tag) for peer in self._peers()]
+        for work in works:
+            if not isinstance(work, SendWork) or work.is_completed():
+                work.wait()
+        return parts
+
+    def _start(self, name: str, run: Callable[[int], object], tensors: list[torch.Tensor]) -> dist.Work:
+        tag = MAX_TAG + self._sequence % MAX_TAG
+        self._sequence += 1
+        return CollectiveWork(self._collectives.submit(run, tag), name, tensors)
+
+
+def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
+    if len(tensors) != 1 or tensors[0].device.type != "cpu":
+        raise PlanError(
+            "the isthmus process group takes one CPU tensor at a time",
+            hint="move the tensor to the CPU first, or name a backend of the chip's vendor",
+        )
+    return tensors[0]
+
+
+def _user_tag(tag: int) -> int:
+    if not 0 <= tag < MAX_TAG:
+        raise PlanError(f"tag {tag} is outside 0 .. {MAX_TAG - 1}")
+    return tag
+
+
+def create_group(options: Any, own: IsthmusOptions | None) -> IsthmusGroup:
+    """Make the group for `init_process_group`; `PlanError` unless `pg_options` is an `IsthmusOptions`."""
+    if not isinstance(own, IsthmusOptions):
+        raise PlanError(
+            "the isthmus process group joins all ranks of a run and needs pg_options=IsthmusOptions(...)",
+            hint="sub-groups are not supported by this backend",
+        )
+    timeout: timedelta = options.timeout
+    local = local_group(own.transport, own.clusters, own.host, timeout)
+    return IsthmusGroup(own.transport, own.clusters, local)
+
+
+def register_backend() -> None:
+    """Make `"isthmus"` known to torch.distributed; a second call changes nothing."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu"])

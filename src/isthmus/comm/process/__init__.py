@@ -1,0 +1,1 @@
+"""The transport in a process of its own, reached through shared memory."""

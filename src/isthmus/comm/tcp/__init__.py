@@ -1,0 +1,1 @@
+"""The TCP transport: connections between ranks, framing, reassembly and reconnection."""

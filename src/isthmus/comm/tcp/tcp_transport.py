@@ -1,0 +1,152 @@
+"""`TcpTransport`: every worker connected to every other by TCP, to those far away by several lanes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from isthmus.comm.tcp.acceptor import Door
+from isthmus.comm.tcp.endpoint import Endpoint, dial_lane, may_pass, tune
+from isthmus.comm.tcp.peer import Peer
+from isthmus.comm.tcp.reconnect import Connection, OnLink
+from isthmus.comm.tcp.shutdown import Ending
+from isthmus.comm.tcp.wire_format import Greeting
+from isthmus.comm.transport.transport import Arrival, Traffic
+from isthmus.core.errors import PeerError, RestartError, UnavailableError
+from isthmus.wan.dial import dial
+
+LINGER_S = 5.0
+"""How long an orderly end waits for what is queued, and for a peer of which nothing comes; a failing one
+waits a fifth of it."""
+
+REDIAL_S = 2.0
+"""How long one try to open a lane again may take."""
+
+
+class TcpTransport:
+    """A `Transport` over one or several connections per pair of ranks; the higher rank of a pair dials.
+
+    `connections` are those that `connect` made to `endpoints`; `listener`, where it answered, is kept open
+    for lanes that have to be opened again, and closed in the end.
+    """
+
+    def __init__(
+        self,
+        greeting: Greeting,
+        endpoints: Sequence[Endpoint],
+        connections: Mapping[int, Sequence[Connection]],
+        listener: socket.socket,
+        *,
+        heartbeat_s: float = 2.0,
+        peer_timeout_s: float = 30.0,
+        on_loss: Callable[[PeerError], None] = lambda _: None,
+        on_link: OnLink = lambda _rank, _why, _lasted_s: None,
+    ) -> None:
+        self.rank, self.size = greeting.rank, greeting.size
+        self._greeting, self._endpoints, self._on_loss = greeting, endpoints, on_loss
+        self._ending = Ending()
+        self._peers = {
+            rank: Peer(
+                rank,
+                lanes,
+                heartbeat_s=heartbeat_s,
+                timeout_s=peer_timeout_s,
+                on_loss=self._lose,
+                on_link=on_link,
+                redial=self._redial,
+            )
+            for rank, lanes in connections.items()
+        }
+        for peer in self._peers.values():
+            peer.start()
+        self._door = Door(
+            listener,
+            greeting,
+            lambda rank, lane, connection: self._peers[rank].attach(lane, connection),
+            lambda rank, connection: tune(connection, endpoints[rank].congestion_control),
+            self._begun_anew,
+        )
+
+    def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
+        """Queue `payload` for `peer`; the future is done when it has arrived there."""
+        return self._peers[peer].send(tag, label, payload)
+
+    def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
+        """Ask `peer` for the next message of `tag`."""
+        return self._peers[peer].receive(tag, label, into)
+
+    def traffic(self) -> dict[int, Traffic]:
+        """Return the counters per peer."""
+        return {rank: peer.traffic for rank, peer in self._peers.items()}
+
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
+        return self._ending.loss(wait_s)
+
+    def when_lost(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, once a loss has broken the transport or it is abandoned."""
+        self._ending.when_over(wake)
+
+    def close(self, reason: str = "") -> None:
+        """Send what is queued, take leave, end all threads; silent peers cost `LINGER_S` at most.
+
+        Who still gives signs of life is waited for until it takes leave too.
+        """
+        if self._ending.close() is None:
+            return
+        orderly = not (reason or self._ending.lost)
+        linger_s, silence_s = (LINGER_S, LINGER_S) if orderly else (LINGER_S / 5, 0.0)
+        deadline_s = time.monotonic() + linger_s
+        for peer in self._peers.values():
+            peer.part(reason, max(deadline_s - time.monotonic(), 0.0))
+        for peer in self._peers.values():
+            peer.join(max(deadline_s - time.monotonic(), 0.0), silence_s)
+        self._door.close()
+
+    def stragglers(self) -> list[int]:
+        """Return the ranks that have not taken leave, after `close`."""
+        return [rank for rank, peer in self._peers.items() if not peer.has_left]
+
+    def abandon(self) -> None:
+        """Cut all connections without a word: the ranks meet anew, or do not, by others."""
+        wakes = self._ending.close()
+        if wakes is None:
+            return
+        for peer in self._peers.values():
+            peer.abandon()
+        for wake in wakes:
+            wake()
+        self._door.close()
+
+    def _redial(self, rank: int, lane: int) -> Connection | None:
+        """Open a lane again, or, being the one who is dialled, look whether the peer still listens."""
+        endpoint = self._endpoints[rank]
+        try:
+            if rank < self.rank:
+                return dial_lane(self._greeting, rank, lane, endpoint, REDIAL_S)
+            dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_S).close()
+        except PeerError as error:
+            if may_pass(error):
+                raise UnavailableError(error.message, hint=error.hint) from error
+            raise
+        return None
+
+    def _begun_anew(self, error: RestartError) -> None:
+        """Take note that a rank is back as a later incarnation; who is parting hears no leave of it."""
+        if self._ending.closed:
+            for peer in self._peers.values():
+                peer.give_up()
+        else:
+            self._lose(error)
+
+    def _lose(self, error: PeerError) -> None:
+        wakes = self._ending.lose(error)
+        if wakes is None:
+            return
+        for peer in self._peers.values():
+            peer.fail(error)
+        for wake in wakes:
+            wake()
+        self._on_loss(error)

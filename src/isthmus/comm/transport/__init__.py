@@ -1,0 +1,1 @@
+"""The transport seam: its interface, its in-memory form and its conformance kit."""

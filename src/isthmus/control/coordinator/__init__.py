@@ -1,0 +1,1 @@
+"""The coordinator: the only package that changes the state of the pool."""

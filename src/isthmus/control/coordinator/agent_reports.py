@@ -1,0 +1,136 @@
+"""`take_report`: what a report changes of a site's record and of its parts; and a site that is lost.
+
+Only what a report says anew is looked at: its cost follows from the site's own parts and not from the pool.
+"""
+
+from __future__ import annotations
+
+from isthmus.control.coordinator.part_observations import observe
+from isthmus.control.state import ledger
+from isthmus.control.state.events import AgentReported
+from isthmus.control.state.job_records import JobRecord, State
+from isthmus.control.state.site_records import ClusterRecord, PartRecord
+from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
+
+_SHARE = 0.01
+"""Storage that has become free or was used is news from this share of all on."""
+
+
+def take_report(state: State, event: AgentReported) -> list[JobRecord]:
+    """Bring a site's record up to date; return the jobs whose parts have changed, oldest promise first."""
+    record, reborn, back = _record(state, event)
+    before, before_bytes = (record.free(), record.free_bytes()) if not back else ({}, 0)
+    had = {group.name: group.chips for group in record.cluster.node_groups} if not back else {}
+    seen = {(part.job, part.attempt): part for part in event.parts}
+    known, record.reported = record.reported, seen
+    storage_bytes = record.cluster.storage_bytes
+    record.cluster, record.free_chips, record.free_now = event.cluster, event.free_chips, None
+    record.queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
+    local, record.local = record.local, {one.name: one for one in event.local_jobs}
+    record.incarnation, record.connected, record.heard_s = event.incarnation, True, event.now_s
+    record.incarnations.add(event.incarnation)
+    touched = {key for key, part in seen.items() if known.get(key) != part} | (known.keys() - seen.keys())
+    if back or reborn:
+        touched |= record.parts.keys()
+    affected = _take_parts(state, record, touched, reborn)
+    if local.keys() != record.local.keys() or any(
+        local[n].running != one.running for n, one in record.local.items()
+    ):
+        affected |= {name: state.jobs[name] for name in state.indexes.preempting}
+    books, has = state.indexes, {group.name: group.chips for group in record.cluster.node_groups}
+    books.inventory += back or had != has or record.cluster.storage_bytes != storage_bytes
+    books.widened = books.widened or back or _more(had, has)
+    books.grown = books.grown or _more(before, record.free()) or record.free_bytes() > before_bytes
+    return list(affected.values())
+
+
+def is_news(record: ClusterRecord, event: AgentReported) -> bool:
+    """Tell whether a report says anything that the last one did not; unsaved work alone is no news."""
+    if (
+        record.incarnation != event.incarnation
+        or record.free_chips != event.free_chips
+        or record.cluster != event.cluster
+        or record.queue != event.queue
+        or len(record.reported) != len(event.parts)
+        or len(record.local) != len(event.local_jobs)
+    ):
+        return True
+    if any(_part_differs(record.reported.get((part.job, part.attempt)), part) for part in event.parts):
+        return True
+    if any(_local_differs(record.local.get(one.name), one) for one in event.local_jobs):
+        return True
+    before, now = record.free_storage_bytes, event.free_storage_bytes
+    if before is None or now is None:
+        return before is not now
+    return abs(before - now) > _SHARE * record.cluster.storage_bytes
+
+
+def hear_unsaved(
+    record: ClusterRecord, parts: tuple[ObservedPart, ...], local: tuple[LocalJobSeen, ...]
+) -> None:
+    """Take over how much work would be lost, which is told in offers and decides nothing by itself."""
+    for seen in parts:
+        part = record.parts.get((seen.job, seen.attempt))
+        if part is not None:
+            part.unsaved_s = seen.unsaved_s
+    for one in local:
+        known = record.local.get(one.name)
+        if known is not None and known.unsaved_s != one.unsaved_s:
+            record.local[one.name] = known.model_copy(update={"unsaved_s": one.unsaved_s})
+
+
+def _record(state: State, event: AgentReported) -> tuple[ClusterRecord, bool, bool]:
+    """Return the site's record, whether its agent has been started anew, and whether the site is new or back.
+
+    Only an incarnation never seen before counts as new: a late report of an older one is not a new start.
+    """
+    record = state.clusters.get(event.cluster.name)
+    if record is None:
+        record = ClusterRecord(
+            cluster=event.cluster, incarnation=event.incarnation, free_chips=event.free_chips
+        )
+        state.clusters[event.cluster.name] = record
+        return record, False, True
+    return record, event.incarnation not in record.incarnations, not record.connected
+
+
+def _take_parts(
+    state: State, record: ClusterRecord, keys: set[tuple[str, int]], reborn: bool
+) -> dict[str, JobRecord]:
+    """Let the parts that are told of anew take their steps; return their jobs and who wants their chips."""
+    found: dict[str, JobRecord] = {}
+    for key in [key for key in record.parts if key in keys]:
+        part, seen = record.parts[key], record.reported.get(key)
+        ledger.hold(record, part, seen)
+        if seen is None and reborn and part.state in ("queued", "ready", "prepared", "running"):
+            seen = _missing(part)
+        if seen is not None:
+            observe(state, part, seen)
+        job = state.jobs[part.job]
+        found[job.id] = job
+        if job.victim_of is not None and job.victim_of in state.jobs:
+            found[job.victim_of] = state.jobs[job.victim_of]
+    return found
+
+
+def _missing(part: PartRecord) -> ObservedPart:
+    """Return what it means that an agent, started anew, does not know a part it had: the part failed."""
+    return ObservedPart(
+        job=part.job, attempt=part.attempt, state="failed", detail="the agent came back without it"
+    )
+
+
+def _more(before: dict[str, int], now: dict[str, int]) -> bool:
+    return any(amount > before.get(name, 0) for name, amount in now.items())
+
+
+def _part_differs(before: ObservedPart | None, now: ObservedPart) -> bool:
+    if before is None:
+        return True
+    return before != now and before.model_copy(update={"unsaved_s": now.unsaved_s}) != now
+
+
+def _local_differs(before: LocalJobSeen | None, now: LocalJobSeen) -> bool:
+    if before is None:
+        return True
+    return before != now and before.model_copy(update={"unsaved_s": now.unsaved_s}) != now

@@ -1,0 +1,74 @@
+"""Whether a job contradicts the pool, itself or its model: it would wait for ever, or fail when planned."""
+
+from __future__ import annotations
+
+import math
+
+from isthmus.core.errors import InputError
+from isthmus.core.job import Job, Parallel, Placement
+from isthmus.core.model import Model
+from isthmus.core.pool import Cluster, Pool
+from isthmus.plan import DATA_SHEET, profile_model
+from isthmus.plan.search.costs.fixed_degrees import pinned
+from isthmus.plan.search.costs.limits import Limits
+from isthmus.plan.search.costs.task import Task
+
+NOT_FIXED = Parallel()
+"""A job that fixes no degree."""
+
+
+def check_degrees(job: Job, model: Model) -> None:
+    """Raise for degrees that no pool could keep: not the job's own `max_chips`, its model or the runtime.
+
+    A job that fixes none needs no profile. Raises `InputError`, `PlanError`, or `ModelError` for a model that
+    cannot be profiled.
+    """
+    if job.parallel == NOT_FIXED:
+        return
+    degrees = {name: value for name, value in job.parallel if value is not None and name != "ep"}
+    chips, most = math.prod(degrees.values()), job.placement.max_chips
+    if most is not None and chips > most:
+        product = " x ".join(f"{name} {value}" for name, value in degrees.items())
+        raise InputError(
+            f"parallel asks for {chips} chips ({product}), placement.max_chips admits {most}",
+            hint="raise max_chips, or lower a degree",
+        )
+    training = job.training
+    task = Task(
+        profile=profile_model(model),
+        sequence_length=training.sequence_length,
+        precision=training.precision,
+        calibration=DATA_SHEET,
+    )
+    pinned(Limits(executable=True), job, task)
+
+
+def check_clusters(placement: Placement, joined: tuple[Cluster, ...], file: Pool | None) -> None:
+    """Raise `InputError` for switches that no cluster of the pool satisfies at once.
+
+    `joined` are the clusters whose agents ever reported. While no cluster is known at all, any may come.
+    """
+    known = (*joined, *(file.clusters if file else ()))
+    if not known:
+        return
+    admitted = [
+        one
+        for one in known
+        if (not placement.clusters or one.name in placement.clusters)
+        and (not placement.owners or one.owner in placement.owners)
+        and (not placement.regions or one.region in placement.regions)
+    ]
+    if not admitted:
+        raise InputError(
+            "placement: no cluster of the pool is in clusters, owners and regions at once",
+            hint="`isthmus pool` shows each cluster's owner and region",
+        )
+    if not any(
+        (not placement.data_owners or one.owner in placement.data_owners)
+        and (not placement.data_regions or one.region in placement.data_regions)
+        for one in admitted
+    ):
+        raise InputError(
+            "placement: no cluster that it admits may read the training data (data_owners, data_regions)",
+            hint="the first and the last stage read it: admit a cluster of such an owner and region",
+        )

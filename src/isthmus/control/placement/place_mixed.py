@@ -1,0 +1,195 @@
+"""`place_all`: places for a demand, one kind of pipelines after the other on what the ones before have left.
+
+Equal pipelines are placed by `place`, unchanged. Of unlike ones those of the largest stages come first; where
+a choice leaves no place for the rest, the next is tried, so that all kinds have a place or none. Clusters
+that hold the same layers must be joined, and their links must carry the gradients beside the pipelines.
+Exact where clusters have whole nodes and one in part, unless the work runs out, which is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from isthmus.control.placement.place import Candidate, place, varied
+from isthmus.control.placement.resources.demand import Alike, Demand
+from isthmus.control.placement.resources.free_resources import Ends, Resources
+from isthmus.control.placement.resources.gradient_traffic import held_by
+from isthmus.control.placement.stages.compute_refusals import never
+from isthmus.core.errors import ConflictError
+from isthmus.core.job import Placement
+from isthmus.core.plan import Refusal
+
+EACH, CALLS = 16, 64
+"""Candidates that one kind of pipelines has beside given others, and searches for them, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """A candidate for each kind of a demand's pipelines, in its order, and why they can be there."""
+
+    candidates: tuple[Candidate, ...]
+    why: str
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Clusters in the order of the pipelines, each once."""
+        return tuple(dict.fromkeys(name for one in self.candidates for name in one.clusters))
+
+    @property
+    def price_per_hour(self) -> float:
+        """What all of them cost an hour."""
+        return sum(one.price_per_hour for one in self.candidates)
+
+    @property
+    def crossings(self) -> int:
+        """How often pipelines cross the WAN."""
+        return sum(one.crossings for one in self.candidates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TogetherPlacements:
+    """Places for all pipelines of a demand, best first; refusals; `whole` unless the work ran out."""
+
+    candidates: tuple[Together, ...]
+    refused: tuple[Refusal, ...] = ()
+    whole: bool = True
+
+
+def place_all(
+    demand: Demand, resources: Resources, switches: Placement, keep: int = 3, calls: int = CALLS
+) -> TogetherPlacements:
+    """Return up to `keep` ways to place all pipelines of `demand` on what is free, within `switches`."""
+    if len(demand.kinds) == 1:
+        found = place(demand.kinds[0].requirement, resources, switches, keep)
+        candidates = tuple(Together(candidates=(one,), why=one.why) for one in found.candidates)
+        return TogetherPlacements(candidates=candidates, refused=found.refused, whole=found.whole)
+    refusal = never(demand.chips, demand.num_cards, switches)
+    if refusal:
+        return TogetherPlacements(candidates=(), refused=(refusal,))
+    searches = [_Search(demand, one, keep, calls) for one in _per_owner(resources, switches)]
+    laid = [one for search in searches for one in search.run(resources)]
+    laid.sort(key=lambda one: (one.crossings, len(one.clusters), one.price_per_hour))
+    return TogetherPlacements(
+        candidates=tuple(varied(laid, keep)),
+        refused=() if laid else tuple(dict.fromkeys(r for one in searches for r in one.refused)),
+        whole=all(one.whole for one in searches),
+    )
+
+
+def _per_owner(resources: Resources, switches: Placement) -> list[Placement]:
+    """Return the switches under which all kinds may be together: of each owner, if owners may not mix."""
+    if switches.several_owners:
+        return [switches]
+    owners = {site.owner for site in resources.sites.values()}
+    admitted = sorted(owners & set(switches.owners) if switches.owners else owners)
+    return [switches.model_copy(update={"owners": (owner,)}) for owner in admitted] or [switches]
+
+
+@dataclass
+class _Search:
+    """One search, within `switches`; `refused` is why it failed where it came farthest."""
+
+    demand: Demand
+    switches: Placement
+    keep: int
+    calls: int
+    whole: bool = True
+    refused: tuple[Refusal, ...] = ()
+    _farthest: int = -1
+
+    def run(self, resources: Resources) -> list[Together]:
+        """Return ways to place all kinds, the first found first."""
+        found = list[Together]()
+        for laid, left in self._lay({}, resources):
+            found.append(self._together(laid, left))
+            if len(found) >= 4 * self.keep:
+                self.whole = False
+                break
+        return found
+
+    def _lay(
+        self, laid: dict[int, Candidate], left: Resources
+    ) -> Iterator[tuple[dict[int, Candidate], Resources]]:
+        """Yield candidates by kind that can all be there, with what they leave; gradients are in it."""
+        if len(laid) == len(self.demand.kinds):
+            yield laid, left
+            return
+        if not self.calls:
+            self.whole = False
+            return
+        self.calls -= 1
+        number = self.demand.largest_first[len(laid)]
+        kind = self.demand.kinds[number]
+        found = place(kind.requirement, left, self.switches, EACH)
+        self.whole = self.whole and found.whole and len(found.candidates) < EACH
+        if not found.candidates:
+            self._refuse(len(laid), (_told(kind, one, bool(laid)) for one in found.refused))
+        for one in found.candidates:
+            grown = {**laid, number: one}
+            try:
+                beside, _ = left.beside(kind.requirement, one.ranges, network=self.switches.network)
+            except ConflictError:
+                continue
+            lacking = self._gradients(grown, beside)
+            if lacking is None:
+                yield from self._lay(grown, beside)
+            else:
+                self._refuse(len(laid), [lacking])
+
+    def _gradients(self, laid: dict[int, Candidate], left: Resources) -> Refusal | None:
+        """Return what is lacking for the gradients of what is laid; bandwidth is asked once all is laid."""
+        rates = gradient_gbps(self.demand, laid)
+        whole = len(laid) == len(self.demand.kinds)
+        for ends, gbps in sorted(rates.items()):
+            link = left.links.get(ends)
+            free_gbps = link.free_gbps if link else 0.0
+            if link is None or (whole and self.switches.network and free_gbps < gbps):
+                return gradient_refusal(left, ends, gbps)
+        return None
+
+    def _refuse(self, depth: int, refused: Iterator[Refusal] | Sequence[Refusal]) -> None:
+        if depth > self._farthest:
+            self._farthest, self.refused = depth, ()
+        if depth == self._farthest:
+            self.refused = tuple(dict.fromkeys((*self.refused, *refused)))
+
+    def _together(self, laid: dict[int, Candidate], left: Resources) -> Together:
+        kinds = self.demand.kinds
+        words = [f"{kinds[number].words}: {laid[number].why}" for number in range(len(kinds))]
+        for (a, b), gbps in sorted(gradient_gbps(self.demand, laid).items()):
+            free_gbps = left.links[a, b].free_gbps
+            words.append(f"gradients from {a} to {b} need {gbps:.3g} of {free_gbps:.3g} Gbit/s left")
+        return Together(candidates=tuple(laid[n] for n in range(len(kinds))), why="; ".join(words))
+
+
+def gradient_gbps(demand: Demand, laid: dict[int, Candidate]) -> dict[Ends, float]:
+    """Return what the gradients of the kinds that are laid need between their clusters."""
+    held = [
+        one
+        for number, candidate in laid.items()
+        for one in held_by(demand.kinds[number].spans, candidate.ranges)
+    ]
+    return demand.gradients.gbps(held)
+
+
+def gradient_refusal(left: Resources, ends: Ends, gbps: float) -> Refusal:
+    """Say that a link does not carry the gradients of replicas at its ends."""
+    link, owners = left.links.get(ends), [left.sites[name].owner for name in ends]
+    free_gbps = link.free_gbps if link else 0.0
+    what = "there is no link" if link is None else f"{free_gbps:.3g} Gbit/s is left"
+    return Refusal(
+        clusters=ends,
+        stage="network",
+        owner=owners[0],
+        lacking_gbps=max(0.0, gbps - free_gbps),
+        reason=f"network: {ends[0]} ({owners[0]}) to {ends[1]} ({owners[1]}): the gradients of replicas need "
+        f"{gbps:.3g} Gbit/s, {what}",
+    )
+
+
+def _told(kind: Alike, refusal: Refusal, beside: bool) -> Refusal:
+    """Return a refusal that says whose it is."""
+    head, _, rest = refusal.reason.partition(": ")
+    others = ", beside the others" if beside else ""
+    return refusal.model_copy(update={"reason": f"{head}: for {kind.words}{others}: {rest}"})

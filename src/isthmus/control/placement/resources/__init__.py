@@ -1,0 +1,1 @@
+"""What a job needs of a place, and what is free."""

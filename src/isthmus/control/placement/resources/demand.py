@@ -1,0 +1,199 @@
+"""`demand_of`: from a plan with its prediction to what it needs of any place it might run at.
+
+Replicas that need the same at the same clusters are equal pipelines, one `Requirement`; a plan of unlike
+replicas (other cuts, chips, places) has several, and gradients that cross between their clusters.
+
+**WAN** of a boundary, each way: the messages of all pipelines (activations there, gradients back) over the
+iteration as it would be on links that never bind, so that a plan made over a slow link does not ask for
+little. **Delay**: 1F1B keeps `n` micro-batches under way at a stage, `n` times the pace of the slowest; what
+the later stages do not use of that, and a share `TOLERATED` of slowing down, may go to one round trip.
+**Jitter**: a message may be late by that share of the pace. Links that the plan was predicted on are
+tolerated: their delay is in its prediction. **Storage**: see `stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.control.placement.resources.free_resources import chip_kind
+from isthmus.control.placement.resources.gradient_traffic import Gradients, Span
+from isthmus.control.placement.resources.requirement import Range, Requirement, StageNeed, WanNeed
+from isthmus.control.placement.resources.stored_bytes import checkpoint_bytes, model_bytes
+from isthmus.core.errors import PlanError
+from isthmus.core.job import Job
+from isthmus.core.link_physics import WIRE_OVERHEAD
+from isthmus.core.plan import Plan, Stage, StageTime
+from isthmus.core.pool import Pool
+from isthmus.plan import ModelProfile
+from isthmus.plan.time.estimate import iteration_estimate_s
+
+TOLERATED = 0.25
+"""Share of its pace by which a delay may slow a pipeline down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike:
+    """Replicas of a plan that stand at the same clusters and need the same: equal pipelines.
+
+    `requirement` says what they need of any place, `ranges` where they are, `spans` the layers of a stage.
+    """
+
+    replicas: tuple[int, ...]
+    requirement: Requirement
+    ranges: tuple[Range, ...]
+    spans: tuple[Span, ...]
+
+    @property
+    def words(self) -> str:
+        """The replicas by number: `replica 2`, `replicas 0, 1`."""
+        numbers = ", ".join(map(str, self.replicas))
+        return f"replica{'s' if len(self.replicas) > 1 else ''} {numbers}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a plan needs of any place: of each kind of its pipelines, and what they add up across clusters."""
+
+    kinds: tuple[Alike, ...]
+    gradients: Gradients
+
+    @property
+    def num_cards(self) -> int:
+        """Cards of all pipelines."""
+        return sum(kind.requirement.num_cards for kind in self.kinds)
+
+    @property
+    def largest_first(self) -> list[int]:
+        """The places of the kinds in `kinds` in the order in which they are placed."""
+        kinds = self.kinds
+        return sorted(
+            range(len(kinds)),
+            key=lambda i: (
+                -max(cards for _, cards in kinds[i].requirement.sizes),
+                -kinds[i].requirement.num_cards,
+                i,
+            ),
+        )
+
+    @property
+    def chips(self) -> tuple[str, ...]:
+        """The kinds of chips, each once."""
+        return tuple(dict.fromkeys(chip for kind in self.kinds for chip in kind.requirement.chips))
+
+
+def demand_of(plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> Demand:
+    """Return what `plan` (predicted, its places in `pool`) needs; raise `PlanError` without a prediction."""
+    times = _times(plan)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for replica in range(plan.dp):
+        stages = plan.pipeline(replica)
+        needs = tuple(_stage_need(stage, job, profile, pool) for stage in stages)
+        where = tuple(stage.cluster for stage in stages)
+        alike.setdefault((needs, where), []).append(replica)
+    kinds = tuple(_alike(plan, replicas, times, job, profile, pool) for replicas in alike.values())
+    predicted_s = plan.predicted.iteration_s if plan.predicted else 0.0
+    iteration_s = max(predicted_s, _iteration_s(plan, times)) * plan.local_steps
+    return Demand(kinds=kinds, gradients=Gradients.of(profile, iteration_s))
+
+
+def _alike(
+    plan: Plan,
+    replicas: Sequence[int],
+    times: Sequence[Sequence[StageTime]],
+    job: Job,
+    profile: ModelProfile,
+    pool: Pool,
+) -> Alike:
+    """Return what equal pipelines need together."""
+    stages, own = plan.pipeline(replicas[0]), times[replicas[0]]
+    accepted = [link for ends in plan.hops(replicas[0]) if (link := pool.link(*ends))]
+    bounds = _delays_s(plan, own, plan.micro_batches_of(replicas[0]))
+    jitter_s = max([TOLERATED * _pace_s(own), *(link.jitter_ms / 1e3 for link in accepted)])
+    predicted_s = max((link.delay_s for link in accepted), default=0.0)
+    gbps = _gbps(plan, replicas, job, profile, _iteration_s(plan, times))
+    requirement = Requirement(
+        stages=tuple(_stage_need(stage, job, profile, pool) for stage in stages),
+        pipelines=len(replicas),
+        boundaries=tuple(
+            WanNeed(gbps=gbps, delay_s=max(bound, predicted_s), jitter_s=jitter_s) for bound in bounds
+        ),
+        data_bytes=job.data.max_bytes or 0,
+    )
+    spans = tuple(stage.layers for stage in stages)
+    return Alike(replicas=tuple(replicas), requirement=requirement, ranges=_ranges(stages), spans=spans)
+
+
+def _ranges(stages: Sequence[Stage]) -> tuple[Range, ...]:
+    """Return the ranges of a pipeline."""
+    found: list[Range] = []
+    for number, stage in enumerate(stages):
+        if found and found[-1].cluster == stage.cluster:
+            found[-1] = Range(found[-1].first, number + 1, stage.cluster)
+        else:
+            found.append(Range(number, number + 1, stage.cluster))
+    return tuple(found)
+
+
+def _stage_need(stage: Stage, job: Job, profile: ModelProfile, pool: Pool) -> StageNeed:
+    group = pool.cluster(stage.cluster).group(stage.node_group)
+    return StageNeed(
+        chip=chip_kind(group),
+        cards=stage.num_chips,
+        cards_per_node=group.chips_per_node,
+        checkpoint_bytes=checkpoint_bytes(stage, job, profile),
+        model_bytes=model_bytes(stage, job, profile),
+    )
+
+
+def _times(plan: Plan) -> list[list[StageTime]]:
+    """Return the predicted stage times of every pipeline."""
+    times = plan.predicted.stage_times if plan.predicted else ()
+    if len(times) != len(plan.stages):
+        raise PlanError(f"{plan.id} says nothing of the time of its stages", hint="have it predicted first")
+    found: list[list[StageTime]] = [[] for _ in range(plan.dp)]
+    for stage, time in zip(plan.stages, times, strict=True):
+        found[stage.replica].append(time)
+    return found
+
+
+def _iteration_s(plan: Plan, times: Sequence[Sequence[StageTime]]) -> float:
+    """Return the seconds of an iteration on links that never bind."""
+    return max(
+        iteration_estimate_s(each, [0.0] * (len(each) - 1), plan.micro_batches_of(replica))
+        for replica, each in enumerate(times)
+    )
+
+
+def _gbps(plan: Plan, replicas: Sequence[int], job: Job, profile: ModelProfile, iteration_s: float) -> float:
+    """Return what pipelines send over one boundary, each way."""
+    precision_bytes = 4 if (plan.precision or job.training.precision) in ("fp32", "tf32") else 2
+    sent = sum(
+        plan.micro_batches_of(r)
+        * profile.boundary_bytes(plan.micro_batch_size_of(r) * plan.sequence_length, precision_bytes)
+        for r in replicas
+    )
+    return sent * 8 * WIRE_OVERHEAD / 1e9 / iteration_s if iteration_s else 0.0
+
+
+def _pace_s(times: Sequence[StageTime]) -> float:
+    return max(one.forward_s + one.backward_s for one in times)
+
+
+def _delays_s(plan: Plan, times: Sequence[StageTime], micro_batches: int) -> list[float]:
+    """Return for each boundary the longest one-way delay that the schedule tolerates."""
+    count, pace_s = len(times), _pace_s(times)
+    found: list[float] = []
+    later_s = sum(one.forward_s + one.backward_s for one in times)
+    for stage, one in enumerate(times[:-1]):
+        under_way = min(_in_flight(plan.schedule, count - stage - 1), micro_batches)
+        found.append(max(0.0, (1 + TOLERATED) * under_way * pace_s - later_s) / 2)
+        later_s -= one.forward_s + one.backward_s
+    return found
+
+
+def _in_flight(schedule: str, later_stages: int) -> int:
+    """Return the micro-batches that a stage with so many later ones has under way."""
+    if schedule == "gpipe":
+        return 10**9
+    return 2 * later_stages + 1 if schedule == "overlapped" else later_stages + 1

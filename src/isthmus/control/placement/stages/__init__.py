@@ -1,0 +1,1 @@
+"""The stages of placement: compute, network and storage, and why they refuse."""

@@ -1,0 +1,52 @@
+"""`StorageStage`: does every cluster store the data set, checkpoints and model files of its stages?
+
+Cross-domain pooling report 4.2.3 (3): needs are added up per cluster over all of its stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.control.placement.resources.free_resources import Resources
+from isthmus.control.placement.resources.requirement import Range, Requirement
+from isthmus.core.plan import Refusal
+from isthmus.core.units import format_bytes
+
+
+class StorageStage:
+    """Asked for ranges; remembers the least that any cluster it refused was asked for."""
+
+    def __init__(self, requirement: Requirement, resources: Resources) -> None:
+        self.requirement, self.resources = requirement, resources
+        self._refused: dict[str, int] = {}
+
+    def stores(self, laid: Sequence[Range]) -> bool:
+        """Tell whether the cluster of the last range has storage left for all its ranges in `laid`."""
+        where = laid[-1].cluster
+        site = self.resources.sites[where]
+        free = site.free_storage_bytes
+        if free is None:
+            return True
+        here = [(one.first, one.last) for one in laid if one.cluster == where]
+        needed = self.requirement.storage_bytes(here, has_data=site.has_data)
+        if needed <= free:
+            return True
+        self._refused[where] = min(needed, self._refused.get(where, needed))
+        return False
+
+    def refusals(self) -> list[Refusal]:
+        """Return a refusal for each cluster that lacked storage, by name."""
+        return [self._refusal(where, needed) for where, needed in sorted(self._refused.items())]
+
+    def _refusal(self, where: str, needed: int) -> Refusal:
+        site = self.resources.sites[where]
+        free = site.free_storage_bytes or 0
+        return Refusal(
+            clusters=(where,),
+            stage="storage",
+            owner=site.owner,
+            lacking_bytes=needed - free,
+            reason=f"storage: {where} ({site.owner}) lacks {format_bytes(needed - free)}: the least that was "
+            f"asked for there is {format_bytes(needed)} for data, checkpoints and model files, "
+            f"{format_bytes(free)} is free",
+        )

@@ -1,0 +1,1 @@
+"""Read-only queries on the state of the pool."""

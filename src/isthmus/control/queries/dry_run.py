@@ -1,0 +1,68 @@
+"""What would become of a job if it were submitted now: the planner is asked, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from isthmus.control.queries.expected_releases import Paces
+from isthmus.control.queries.explain_wait import Question, about_job
+from isthmus.control.queries.user_views import job_view
+from isthmus.control.state import ledger
+from isthmus.control.state.events import MakePlans
+from isthmus.control.state.job_records import JobRecord, State
+from isthmus.core.messages.api_views import Submission, VictimView
+from isthmus.core.plan import PlanSet
+
+JOB = "dry-run"
+"""What a job is called that is not there."""
+
+
+def requests(state: State, submission: Submission) -> tuple[MakePlans, MakePlans]:
+    """Return what the planner is asked: on what is free now, and on the pool as if nothing were in use."""
+    storage, gbps = ledger.left_of_pool(state)
+    whole, free = ledger.whole_pool(state), state.free()
+    for key, kept in ledger.chips_of(state.indexes.kept).items():
+        cluster, _, group = key.partition("/")
+        if group in free.get(cluster, {}):
+            free[cluster][group] = max(0, free[cluster][group] - kept)
+    clusters = tuple(state.clusters[name].cluster for name in free)
+    now = MakePlans(
+        job_id=JOB,
+        round=1,
+        submission=submission,
+        clusters=clusters,
+        free_chips=free,
+        free_storage_bytes=storage,
+        free_gbps=gbps,
+    )
+    everything = {"free_chips": whole, "free_storage_bytes": {}, "free_gbps": {}}
+    return now, now.model_copy(update=everything)
+
+
+def plans_of(asked: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], PlanSet]) -> PlanSet:
+    """Return plans on what is free; where there are none, those to wait for, with why none fits now."""
+    now, whole = asked
+    found = planner(now)
+    if found.plans or not now.clusters:
+        return found
+    return PlanSet(plans=planner(whole).plans, refused=found.refused)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Where the job would stand, and whose chips it could have at once."""
+
+    question: Question
+    victims: tuple[VictimView, ...]
+
+
+def about_dry_run(
+    state: State, user: str, submission: Submission, plans: PlanSet, now_s: float, paces: Paces
+) -> Asked:
+    """Ask where a job with these plans would stand behind those that wait, as its user would see it."""
+    job = JobRecord.of(JOB, state.submitted + 1, user, submission, now_s)
+    job.state, job.plans = "waiting", plans
+    ledger.give_plan(state, job, plans.plans[0] if plans.plans else None)
+    victims = job_view(state, job, details=True).offer
+    return Asked(question=about_job(state, job, now_s, paces, user), victims=victims)

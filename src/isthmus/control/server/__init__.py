@@ -1,0 +1,1 @@
+"""The server process: configuration, network, TLS, start and stop."""

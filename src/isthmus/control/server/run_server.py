@@ -1,0 +1,243 @@
+"""`run_server`: the control plane as one process. State folder, store, shell, network, and clean ends."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from isthmus.control.coordinator.coordinator import Rules
+from isthmus.control.rest.create_app import create_app
+from isthmus.control.server.gc_tuning import spare_collector
+from isthmus.control.server.tls import Certificate, self_signed
+from isthmus.control.service.auth import ADMIN_FILE, ensure_admin
+from isthmus.control.service.control_service import ControlShell
+from isthmus.control.service.planner_process import PlannerProcess
+from isthmus.control.service.planner_queue import Planner
+from isthmus.control.store.leadership import Leadership
+from isthmus.control.store.snapshots import Snapshots
+from isthmus.control.store.sqlite import SqliteStore
+from isthmus.control.store.store import Store
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.loopback import is_loopback
+from isthmus.core.pool import Pool
+from isthmus.core.state_folder import locked
+
+__all__ = ["Listening", "ServerConfig", "create_app", "run_server"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """One control plane.
+
+    `port` 0 takes any free one. `pool` is the operator's file: links, owners, chips. `database` is a file
+    with the address of a PostgreSQL database, to be shared with other servers; None is a SQLite file in
+    `state`. Beyond loopback TLS is a must: `tls_cert` with `tls_key`, or `self_signed`. `rules` are the
+    coordinator's times.
+    """
+
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = 8470
+    pool: Pool | None = None
+    database: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    self_signed: bool = False
+    rules: Rules | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """What a server tells once it listens: its URL, its certificate, the file of the admin's token.
+
+    The token is None where another server on the same database has made it.
+    """
+
+    url: str
+    certificate: Certificate | None
+    admin_token: Path | None
+
+
+def run_server(
+    config: ServerConfig,
+    announce: Callable[[Listening], None] | None = None,
+    *,
+    stop: threading.Event | None = None,
+    make_store: Callable[[ServerConfig], Store] | None = None,
+    planner: Planner | None = None,
+) -> None:
+    """Serve until SIGINT, SIGTERM or `stop`.
+
+    `announce` is called once connections are accepted; `make_store` and `planner` replace the built-in ones.
+    Raises `UnavailableError` where the port, the state folder or the database cannot be had and `InputError`
+    where TLS or the database's address is missing or broken; nothing is left behind then.
+    """
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_bound(config.host, config.port))
+        stack.enter_context(locked(config.state, "server"))
+        certificate = certificate_of(config)
+        store = (make_store or open_store)(config)
+        stack.callback(store.close)
+        ensure_admin(store, config.state, time.time())
+        own = PlannerProcess()
+        leadership = _leadership(config)
+        shell = ControlShell(
+            store,
+            config.pool,
+            planner=planner or own,
+            rules=config.rules,
+            leadership=leadership,
+            snapshots=Snapshots(config.state),
+        )
+        stack.callback(shell.close)
+        stack.callback(own.close)
+        spare_collector()  # what was folded stays
+        shell.start()
+        token = config.state / ADMIN_FILE
+        listening = Listening(
+            url=_url(config.host, listener, certificate),
+            certificate=certificate,
+            admin_token=token if token.exists() else None,
+        )
+        server = _Server(_uvicorn_config(shell, certificate), stop or threading.Event())
+        server.when_ready = lambda: announce(listening) if announce else None
+        server.when_ending = shell.changes.end
+        server.run(sockets=[listener])
+
+
+def certificate_of(config: ServerConfig) -> Certificate | None:
+    """Return the certificate to serve with, None for plain HTTP on loopback; raise `InputError` otherwise."""
+    if config.tls_cert is not None and config.tls_key is not None:
+        given = Certificate(cert=config.tls_cert, key=config.tls_key)
+        given.check()
+        return given
+    if config.tls_cert is not None or config.tls_key is not None:
+        raise InputError("a certificate needs its key and a key its certificate", hint="give both files")
+    if config.self_signed:
+        hosts = dict.fromkeys((config.host, "localhost", "127.0.0.1", socket.gethostname()))
+        everywhere = {"0.0.0.0", "::"}  # noqa: S104 - names of "every address", not bound here
+        names = tuple(host for host in hosts if host not in everywhere)
+        return self_signed(config.state / "tls", names, datetime.datetime.now(datetime.UTC))
+    if not is_loopback(config.host):
+        raise InputError(
+            f"{config.host} is reached from other machines, and there is no TLS",
+            hint="give a certificate and its key, ask for a self-signed one, or bind 127.0.0.1",
+        )
+    return None
+
+
+def open_store(config: ServerConfig) -> Store:
+    """Open the database that `config` names, or else the SQLite file in its state folder."""
+    if config.database is None:
+        return SqliteStore(config.state / "isthmus.db")
+    from isthmus.control.store.postgres import PostgresStore
+
+    return PostgresStore(database_address(config.database))
+
+
+def _leadership(config: ServerConfig) -> Leadership | None:
+    if config.database is None:
+        return None
+    from isthmus.control.store.postgres_leadership import PostgresLeadership
+
+    return PostgresLeadership(database_address(config.database))
+
+
+def database_address(file: Path) -> str:
+    """Return the address that a file holds: its one line. Raises `InputError` where it has none."""
+    try:
+        address = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the database's address cannot be read from {file}: {error}") from error
+    if not address or "\n" in address:
+        raise InputError(
+            f"{file} does not hold the address of a database",
+            hint="one line, for example postgresql://isthmus:PASSWORD@db.example/isthmus",
+        )
+    return address
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind a listening socket; raise `UnavailableError` where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named so that asyncio turns off Nagle's algorithm: without, each answer waits 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise UnavailableError(
+                f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+                hint="bind an address of this machine that is free: --host, --port (0 takes any free port)",
+            ) from error
+        yield listener
+
+
+def _url(host: str, listener: socket.socket, certificate: Certificate | None) -> str:
+    scheme = "http" if certificate is None else "https"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
+
+
+def _uvicorn_config(shell: ControlShell, certificate: Certificate | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(shell),
+        ssl_certfile=certificate.cert if certificate else None,
+        ssl_keyfile=certificate.key if certificate else None,
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=3,
+        server_header=False,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that ends by returning, on SIGINT, SIGTERM or `stop`: what encloses it then cleans up."""
+
+    when_ready: Callable[[], None]
+    when_ending: Callable[[], None]
+
+    def __init__(self, config: uvicorn.Config, stop: threading.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept, then say so."""
+        await super().startup(sockets=sockets)
+        self.when_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let event streams come to their end, so that nobody is waited for."""
+        self.when_ending()
+        await super().shutdown(sockets=sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look ten times a second whether to end."""
+        return self._stop.is_set() or await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM end the server, and restore what they did before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""The service around the coordinator: clock, threads, store, planner and agent sessions."""

@@ -1,0 +1,141 @@
+"""Who may do what: tokens (256 random bits, kept as SHA-256) and the three roles they speak for.
+
+`admin` may do everything; `owner` syncs the agents of its own clusters and sees only those; `user` submits
+jobs and sees only its own. What is not the caller's to see is answered as if it did not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from isthmus.control.store.store import Store, StoredToken
+from isthmus.core.errors import AuthError, NotFoundError
+from isthmus.core.messages.api_views import JobView, PoolView, TokenRequest, TokenView
+from isthmus.core.pool import Cluster
+from isthmus.core.state_folder import sync_path, unwritable
+
+Role = Literal["admin", "owner", "user"]
+ADMIN_FILE = "admin.token"
+"""File of the state folder that holds the first admin's token, readable by its owner only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who sent a request."""
+
+    role: Role
+    name: str
+
+
+class UnknownCallerError(AuthError):
+    """No token, or one that nobody has: HTTP status 401 rather than 403."""
+
+    http_status = 401
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no valid token", hint="send 'Authorization: Bearer TOKEN' with a token that an admin made"
+        )
+
+    def as_dict(self) -> dict[str, str | None]:
+        """Return the error under the name of the public tree."""
+        return super().as_dict() | {"error": "AuthError"}
+
+
+def digest(token: str) -> str:
+    """Return what is kept of a token: its SHA-256, in hexadecimal."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def make_token(store: Store, request: TokenRequest, now_s: float) -> TokenView:
+    """Make a token and keep its digest; the view is the only place where the token itself appears."""
+    token = secrets.token_urlsafe(32)
+    _keep(store, request.role, request.name, token, now_s)
+    return TokenView(role=request.role, name=request.name, token=token)
+
+
+def ensure_admin(store: Store, state: Path, now_s: float) -> None:
+    """At the first start make the admin's token: in `<state>/admin.token` first, then in the store.
+
+    A crash in between leaves a file whose token is not known; the next start takes it over.
+    """
+    if any(token.role == "admin" for token in store.tokens()):
+        return
+    file = state / ADMIN_FILE
+    try:
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            token = secrets.token_urlsafe(32)
+            stream.write(token + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_path(state)
+    except OSError as error:
+        raise unwritable(state, error) from error
+    _keep(store, "admin", "admin", token, now_s)
+
+
+def identify(store: Store, authorization: str | None) -> Caller:
+    """Return who sent the header `Authorization: Bearer TOKEN`; raise `UnknownCallerError` otherwise."""
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnknownCallerError
+    ours = digest(token.strip())
+    found = store.find_token(ours)
+    if found is None or not hmac.compare_digest(found.digest, ours):
+        raise UnknownCallerError
+    return Caller(role=cast(Role, found.role), name=found.name)
+
+
+def require(caller: Caller, *roles: Role) -> None:
+    """Raise `AuthError` unless the caller has one of `roles` or is an admin."""
+    if caller.role != "admin" and caller.role not in roles:
+        raise AuthError(
+            f"a token of role '{caller.role}' may not do this",
+            hint=f"use a token of role {' or '.join((*roles, 'admin'))}",
+        )
+
+
+def require_own_job(caller: Caller, job: JobView) -> None:
+    """Raise `NotFoundError` where the job is another user's: its existence is nobody else's business."""
+    require(caller, "user")
+    if caller.role != "admin" and job.user != caller.name:
+        raise NotFoundError(f"no job '{job.id}'", hint="`isthmus jobs` lists them")
+
+
+def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered: str | None) -> None:
+    """Raise `AuthError` unless the caller's agent may speak for `cluster`.
+
+    `named` is the cluster of the request's path, `registered` the owner under whom the pool knows it.
+    """
+    require(caller, "owner")
+    if cluster.name != named:
+        raise AuthError(f"a report of cluster '{cluster.name}' was sent as cluster '{named}'")
+    if registered is not None and cluster.owner != registered:
+        raise AuthError(f"cluster '{named}' does not belong to owner '{cluster.owner}'")
+    if caller.role != "admin" and cluster.owner != caller.name:
+        raise AuthError(
+            f"this token speaks for owner '{caller.name}', cluster '{named}' belongs to '{cluster.owner}'",
+            hint="give the agent a token of the cluster's owner",
+        )
+
+
+def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
+    """Return what the caller may see of the pool: an owner its own clusters and the links at them."""
+    if caller.role != "owner":
+        return pool
+    clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)
+    names = {view.cluster.name for view in clusters}
+    links = tuple(link for link in pool.links if names & {link.source, link.target})
+    return PoolView(clusters=clusters, links=links)
+
+
+def _keep(store: Store, role: Role, name: str, token: str, now_s: float) -> None:
+    store.put_token(StoredToken(role=role, name=name, digest=digest(token), created_s=now_s))

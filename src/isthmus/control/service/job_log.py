@@ -1,0 +1,48 @@
+"""`JobLog`: a line for every step of a job and of its parts, with their ids as fields of the record."""
+
+from __future__ import annotations
+
+import logging
+
+from isthmus.control.service.actor import Folded
+from isthmus.control.state.job_records import ENDED, JobRecord
+
+_log = logging.getLogger("isthmus.server")
+
+
+class JobLog:
+    """Logs what has changed of a job since it was last looked at. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, tuple[str, str]] = {}
+        self._parts: dict[str, dict[str, tuple[str, str]]] = {}
+
+    def look(self, folded: Folded, job_id: str) -> None:
+        """Log what an event has changed of a job: state, reason, and what its sites say of its parts."""
+        job = folded.coordinator.state.jobs.get(job_id)
+        if job is None or not _log.isEnabledFor(logging.INFO):
+            return
+        fields = {"job": job_id, "attempt": job.attempt, "event": folded.number}
+        if self._jobs.get(job_id) != (job.state, job.reason):
+            self._jobs[job_id] = (job.state, job.reason)
+            reason = f" ({job.reason})" if job.reason else ""
+            _log.info("job %s: %s%s", job_id, job.state, reason, extra=fields | {"state": job.state})
+        self._look_at_parts(job, fields)
+        if job.state in ENDED and not job.unreleased():
+            self.forget(job_id)
+
+    def _look_at_parts(self, job: JobRecord, fields: dict[str, object]) -> None:
+        known = self._parts.setdefault(job.id, {})
+        for part in job.parts.values():
+            name, seen = f"{job.id}/{part.attempt}@{part.cluster}", (part.desired, part.state)
+            if known.get(name) == seen:
+                continue
+            known[name] = seen
+            more = {"part": name, "cluster": part.cluster, "attempt": part.attempt, "observed": part.state}
+            detail = f" ({part.detail})" if part.detail else ""
+            _log.info("part %s: %s, wanted %s%s", name, part.state, part.desired, detail, extra=fields | more)
+
+    def forget(self, job_id: str) -> None:
+        """Drop what is known of a job."""
+        self._jobs.pop(job_id, None)
+        self._parts.pop(job_id, None)

@@ -1,0 +1,1 @@
+"""Faults that a simulated pool injects."""

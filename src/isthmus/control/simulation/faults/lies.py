@@ -1,0 +1,29 @@
+"""`lie`: what an owner reports who does not say what is. Only the report is false, not what the site does."""
+
+from __future__ import annotations
+
+from isthmus.control.simulation.faults.fault_rates import Faults
+from isthmus.core.messages.agent_messages import AgentReport, ObservedPart, PartState
+
+_STATES: tuple[PartState, ...] = ("queued", "ready", "prepared", "refused", "running", "failed", "released")
+OFTEN = 0.1
+"""Part of its reports that a lying owner makes up."""
+
+
+def lie(report: AgentReport, faults: Faults) -> AgentReport:
+    """Return `report`, or one that claims more or fewer free chips, other states, or parts nobody ordered."""
+    rng = faults.rng
+    if rng.random() >= OFTEN:
+        return report
+    what = rng.randrange(3)
+    if what == 0:
+        free = {group.name: rng.randint(0, 2 * group.chips) for group in report.cluster.node_groups}
+        return report.model_copy(update={"free_chips": free})
+    if what == 1 and report.parts:
+        at = rng.randrange(len(report.parts))
+        # Of what has run it never says that nothing is left: that would be a lie about its own cards alone.
+        states = [s for s in _STATES if s != "released" or report.parts[at].state == "queued"]
+        changed = report.parts[at].model_copy(update={"state": rng.choice(states)})
+        return report.model_copy(update={"parts": (*report.parts[:at], changed, *report.parts[at + 1 :])})
+    strange = ObservedPart(job=f"nobody-{rng.randrange(9)}", attempt=1, state=rng.choice(_STATES))
+    return report.model_copy(update={"parts": (*report.parts, strange)})

@@ -1,0 +1,162 @@
+"""`Home`: owners' jobs in their owners' own queues, and their siblings in the pool's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from isthmus.control.simulation.agent_process import AgentProcess
+from isthmus.control.simulation.delays import Delays
+from isthmus.control.simulation.outcome import JobFate
+from isthmus.control.simulation.run_progress import Runs
+from isthmus.control.simulation.traces.trace import TraceJob
+from isthmus.control.simulation.traces.trace_pools import OWN_LEVELS
+from isthmus.sim.kernel import Kernel
+from isthmus.site import LocalJob
+
+OWN = OWN_LEVELS[-1]
+PATIENCE_S = 30.0
+"""A job that has not started at home by then is submitted to the pool too."""
+
+
+@dataclass(slots=True, eq=False)
+class _AtHome:
+    """A job in its owner's own queue: its `place` there, its present `run` and when it began."""
+
+    site: str
+    group: str
+    place: int = 0
+    run: int = 0
+    since_s: float | None = None
+    sibling: bool = False
+
+
+class World(Protocol):
+    """What the owners' queues see of the pool around them, and tell it (`PoolWorld`)."""
+
+    kernel: Kernel
+    delays: Delays
+    runs: Runs
+    fates: dict[str, JobFate]
+    failures: int
+
+    @property
+    def agents(self) -> Mapping[str, AgentProcess]:
+        """The sites' agents, by cluster."""
+
+    @property
+    def has_siblings(self) -> bool:
+        """Whether a job that waits at home stands in the pool's queue too."""
+
+    def submit(self, job: TraceJob) -> None:
+        """Have its user submit a job to the pool."""
+
+    def cancel(self, job: str) -> None:
+        """Have its user cancel a job of the pool."""
+
+    def started(self, job: str, *, away: bool) -> None:
+        """Note that a job trains."""
+
+    def ended(self, job: str) -> None:
+        """Note that a job has ended."""
+
+
+class Home:
+    """The owners' own queues of a pool."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._jobs: dict[str, _AtHome] = {}
+
+    def place_of(self, job: TraceJob) -> tuple[str, str] | None:
+        """Return the owner's own site and node group for a job: of those large enough the least asked for."""
+        found: list[tuple[float, str, str]] = []
+        for name, agent in self._world.agents.items():
+            cluster = agent.cluster
+            if cluster.owner != job.owner:
+                continue
+            for group in cluster.node_groups:
+                if group.chips >= job.chips and job.chip in ("", group.chip):
+                    asked = sum(part.wanted.get(group.name, 0) for part in agent.parts.values())
+                    found.append((asked / group.chips, name, group.name))
+        return min(found)[1:] if found else None
+
+    def arrive(self, job: TraceJob) -> None:
+        """Queue a job at home, and in the pool too if it does not start soon."""
+        place = self.place_of(job)
+        if place is None:
+            return
+        self._jobs[job.name] = _AtHome(*place)
+        self._submit(job)
+        if self._world.has_siblings:
+            self._world.kernel.call(self._world.kernel.now + PATIENCE_S, self._lose_patience, job)
+
+    def local_changed(self, site: str, name: str, status: int | None) -> None:
+        """A local job has started (None), was preempted (-1), or has ended with `status`."""
+        world, mine = self._world, self._jobs.get(name)
+        if mine is None:
+            return
+        progress = world.runs.progress[name]
+        if status is None:
+            mine.run, mine.since_s = mine.run + 1, world.kernel.now
+            world.started(name, away=False)
+            left_s = progress.needs_s - progress.saved_s
+            world.kernel.call(world.kernel.now + left_s, self._finish, (name, mine.run))
+            if mine.sibling:
+                world.cancel(name)
+        elif mine.since_s is not None and status != 0:
+            every_s = world.delays.checkpoint_every_s if status > 0 else 1.0
+            progress.saved_s += (world.kernel.now - mine.since_s) // every_s * every_s
+            mine.since_s = None
+            world.fates[name].stopped += 1
+            if status == 1:
+                world.failures += 1
+                world.kernel.call(world.kernel.now, self._submit_again, name)
+        if status == 0:
+            world.ended(name)
+            world.kernel.call(world.kernel.now, lambda _: world.agents[site].withdraw(name))
+
+    def taken(self, name: str) -> None:
+        """The pool's sibling of a job trains: the job leaves its owner's queue."""
+        mine = self._jobs.get(name)
+        part = self._world.agents[mine.site].parts.get((name, 0)) if mine else None
+        if mine is not None and part is not None:
+            mine.place = part.place
+            self._world.agents[mine.site].withdraw(name)
+
+    def given_back(self, name: str) -> None:
+        """The pool's sibling had to stop: the job has its place in its owner's queue again."""
+        mine = self._jobs.get(name)
+        if mine is not None and mine.since_s is None:
+            self._submit(self._world.fates[name].job)
+            part = self._world.agents[mine.site].parts.get((name, 0))
+            if part is not None and mine.place:
+                part.place = mine.place
+
+    def _submit_again(self, name: str) -> None:
+        """A job whose node failed goes to its old place in the queue."""
+        mine = self._jobs[name]
+        agent = self._world.agents[mine.site]
+        mine.place = agent.parts[name, 0].place
+        agent.withdraw(name)
+        self.given_back(name)
+
+    def _submit(self, job: TraceJob) -> None:
+        mine = self._jobs[job.name]
+        agent = self._world.agents[mine.site]
+        levels = agent.cluster.priorities.levels
+        level = OWN if OWN in levels else levels[0]
+        agent.submit(LocalJob(name=job.name, command=(), node_group=mine.group, chips=job.chips, level=level))
+
+    def _lose_patience(self, job: TraceJob) -> None:
+        mine = self._jobs[job.name]
+        if mine.since_s is None and self._world.fates[job.name].ended_s is None:
+            mine.sibling = True
+            self._world.submit(job)
+
+    def _finish(self, ended: tuple[str, int]) -> None:
+        name, run = ended
+        mine = self._jobs[name]
+        if mine.run == run and mine.since_s is not None:
+            self._world.agents[mine.site].part_ended((name, 0), 0)

@@ -1,0 +1,1 @@
+"""Traces of jobs: read, generated, and turned into submissions."""

@@ -1,0 +1,67 @@
+"""`generate_trace`: a trace in the shape of public ones, from a seed.
+
+Arrivals are a Poisson process whose rate swings by day and night; gangs are powers of two with a heavy tail;
+run times are lognormal. Acme's and Helios' published traces look so: most jobs small and short, most chip
+hours in few large ones (Hu et al., NSDI 2024 and SC 2021).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+
+from isthmus.control.simulation.traces.trace import Trace, TraceJob
+from isthmus.core.priority import Priority
+
+DAY_S = 86_400.0
+SWING = 0.6
+"""The rate rises and falls by this part of its mean in the course of a day."""
+
+MEDIAN_RUN_S, RUN_SIGMA = 1_800.0, 1.2
+PRIORITIES: Mapping[Priority, float] = {"low": 0.2, "middle": 0.7, "high": 0.1}
+
+
+def generate_trace(
+    chips: Mapping[str, int], *, seed: int, num_jobs: int, load: float = 0.8, chips_per_worker: int = 8
+) -> Trace:
+    """Return `num_jobs` jobs of owners with so many `chips` each, asking for `load` of what all could give.
+
+    Owners submit in proportion to their chips; no gang is larger than half of all chips. The same seed gives
+    the same trace.
+    """
+    rng = random.Random(seed)
+    total = sum(chips.values())
+    sizes = _sizes(max(1, total // 2 // chips_per_worker))
+    mean_run_s = MEDIAN_RUN_S * math.exp(RUN_SIGMA**2 / 2)
+    mean_chips = chips_per_worker * sum(size * weight for size, weight in sizes.items()) / sum(sizes.values())
+    rate = load * total / (mean_chips * mean_run_s)
+    now_s, jobs = 0.0, []
+    for number in range(num_jobs):
+        now_s += _pause_s(rng, rate, now_s)
+        jobs.append(
+            TraceJob(
+                name=f"job-{number:06d}",
+                owner=rng.choices(list(chips), weights=list(chips.values()))[0],
+                submit_s=now_s,
+                run_s=max(10.0, rng.lognormvariate(math.log(MEDIAN_RUN_S), RUN_SIGMA)),
+                workers=rng.choices(list(sizes), weights=list(sizes.values()))[0],
+                chips_per_worker=chips_per_worker,
+                priority=rng.choices(list(PRIORITIES), weights=list(PRIORITIES.values()))[0],
+            )
+        )
+    return Trace(jobs=tuple(jobs))
+
+
+def _sizes(most: int) -> dict[int, float]:
+    """Return the weight of each number of workers: twice as large, half as frequent."""
+    return {2**power: 0.5**power for power in range(most.bit_length()) if 2**power <= most}
+
+
+def _pause_s(rng: random.Random, rate: float, now_s: float) -> float:
+    """Return the time to the next arrival, by thinning a process of the highest rate."""
+    at_s = now_s
+    while True:
+        at_s += rng.expovariate(rate * (1 + SWING))
+        if rng.random() * (1 + SWING) <= 1 + SWING * math.sin(2 * math.pi * at_s / DAY_S):
+            return at_s - now_s

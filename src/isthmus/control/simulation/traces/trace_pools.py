@@ -1,0 +1,90 @@
+"""Pools for traces: `pool_for` makes one, `settle` gives the jobs of a trace to the owners of a pool."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from isthmus.control.simulation.traces.trace import Trace, TraceJob
+from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
+from isthmus.core.priority import PriorityMap
+
+CHIP, CHIPS_PER_NODE = "H20", 8
+BANDWIDTH_GBPS, DELAY_MS = 100.0, 10.0
+OWN_LEVELS = ("repair", "own")
+"""Levels of a simulated site above the pool's: nodes under repair, and its owner's own jobs."""
+
+
+def pool_for(trace: Trace, load: float, owners: int) -> Pool:
+    """Return a pool in which each of the `owners` that ask for most has chips for `load` of what it asks for.
+
+    Each has one cluster of equal nodes; all are joined to all.
+    """
+    asked = _asked(trace.jobs)
+    names = sorted(asked, key=lambda owner: (-asked[owner], owner))[:owners]
+    span_s = max((job.submit_s for job in trace.jobs), default=0.0) or 1.0
+    clusters = tuple(
+        Cluster(
+            name=_name(owner),
+            owner=_name(owner),
+            node_groups=(
+                NodeGroup(
+                    name="nodes",
+                    chip=CHIP,
+                    nodes=max(1, math.ceil(asked[owner] / span_s / load / CHIPS_PER_NODE)),
+                    chips_per_node=CHIPS_PER_NODE,
+                ),
+            ),
+        )
+        for owner in names
+    )
+    links = tuple(
+        Link(source=a.name, target=b.name, bandwidth_gbps=BANDWIDTH_GBPS, delay_ms=DELAY_MS)
+        for a, b in itertools.permutations(clusters, 2)
+    )
+    return Pool(clusters=clusters, links=links)
+
+
+def settle(trace: Trace, pool: Pool) -> tuple[tuple[TraceJob, ...], Pool]:
+    """Return the jobs as those of the pool's owners, and the pool with levels of the owners' own.
+
+    Owners of the trace that the pool does not know are given to its owners, those that ask for most first, to
+    whoever then is asked for the least of what it has. Kinds of chip that the pool lacks become any kind.
+    """
+    chips: dict[str, int] = {}
+    for one in pool.clusters:
+        chips[one.owner] = chips.get(one.owner, 0) + sum(group.chips for group in one.node_groups)
+    known = {group.chip for one in pool.clusters for group in one.node_groups}
+    asked = _asked(trace.jobs)
+    given = {owner: _name(owner) for owner in asked if _name(owner) in chips}
+    load = dict.fromkeys(chips, 0.0)
+    for owner in sorted(asked, key=lambda one: (one not in given, -asked[one], one)):
+        to = given.setdefault(owner, min(chips, key=lambda one: ((load[one] + 1) / chips[one], one)))
+        load[to] += asked[owner]
+    jobs = tuple(
+        replace(job, owner=given[job.owner], chip=job.chip if job.chip in known else "") for job in trace.jobs
+    )
+    clusters = tuple(one.model_copy(update={"priorities": _with_own(one)}) for one in pool.clusters)
+    return jobs, pool.model_copy(update={"clusters": clusters})
+
+
+def _asked(jobs: Sequence[TraceJob]) -> dict[str, float]:
+    """Return the chip seconds that each owner asks for."""
+    asked: dict[str, float] = {}
+    for job in jobs:
+        asked[job.owner] = asked.get(job.owner, 0.0) + job.chips * job.run_s
+    return asked
+
+
+def _with_own(cluster: Cluster) -> PriorityMap:
+    there = cluster.priorities
+    levels = (*OWN_LEVELS, *(level for level in there.levels if level not in OWN_LEVELS))
+    return there.model_copy(update={"levels": levels})
+
+
+def _name(owner: str) -> str:
+    """Return an owner of a trace as a name of the pool."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in owner)[:48]
+    return kept if kept[:1].isalnum() else f"owner-{kept}"

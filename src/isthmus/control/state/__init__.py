@@ -1,0 +1,1 @@
+"""The state of the pool as records and indexes, its events, and its invariants."""

@@ -1,0 +1,129 @@
+"""`check_store`: the contract of the store seam, as code that any implementation can be put through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from isthmus.control.state.events import Event, JobCancelled
+from isthmus.control.store.store import LogMovedError, Store, StoredToken
+from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+
+Reopen = Callable[[Store], Store]
+
+
+def check_store(store: Store, reopen: Reopen | None = None) -> Store:
+    """Put an empty `store` through the contract; raise `AssertionError` naming the rule that it breaks.
+
+    `reopen` closes a store and opens it again, for stores that outlive their process. Returns the store
+    last opened, for the caller to close.
+    """
+    _check_events(store)
+    _check_threads(store)
+    _check_metrics(store)
+    _check_logs(store)
+    _check_tokens(store)
+    if reopen is not None:
+        before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
+        store = reopen(store)
+        after = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
+        _expect(before == after, "what was stored is there after a reopen")
+        _expect(store.append([_event("z")]) == len(before[0]) + 1, "numbering goes on after a reopen")
+    _check_forget(store)
+    return store
+
+
+def _expect(holds: bool, rule: str) -> None:
+    if not holds:
+        raise AssertionError(f"the store breaks this rule: {rule}")
+
+
+def _event(job_id: str) -> Event:
+    return JobCancelled(now_s=1.5, job_id=job_id)
+
+
+def _check_events(store: Store) -> None:
+    _expect(list(store.events()) == [], "an empty store has no events")
+    _expect(store.append([_event("a"), _event("b")]) == 2, "append returns the number of the last event")
+    _expect(store.append([]) == 2, "appending nothing changes nothing")
+    _expect(store.append([_event("c")]) == 3, "numbers rise by one")
+    _expect(
+        list(store.events()) == [(1, _event("a")), (2, _event("b")), (3, _event("c"))],
+        "events come back whole and in order",
+    )
+    _expect([number for number, _ in store.events(after=2)] == [3], "`after` is exclusive")
+    _expect(store.append([_event("d")], expected=3) == 4, "an append that expects the log's end succeeds")
+    for wrong in (3, 5):
+        try:
+            store.append([_event("e")], expected=wrong)
+        except LogMovedError:
+            continue
+        _expect(False, "an append that expects another end of the log is refused")
+    _expect([number for number, _ in store.events(after=3)] == [4], "a refused append leaves nothing")
+    with store.turn():
+        _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the log whole")
+        store.append([_event("f")], expected=4)
+    _expect([number for number, _ in store.events(after=3)] == [4, 5], "what a turn appends stays")
+
+
+def _check_threads(store: Store) -> None:
+    first = store.append([]) + 1
+    batches = [
+        [_event(f"t{thread}-{turn}-{i}") for i in range(3)] for thread in range(4) for turn in range(5)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        ends = sorted(pool.map(store.append, batches))
+    _expect(ends == list(range(first + 2, first + 60, 3)), "appends of several threads do not interleave")
+    found = [event for _, event in store.events(after=first - 1)]
+    in_order = [found[i : i + 3] for i in range(0, 60, 3)]
+    _expect(sorted(map(str, in_order)) == sorted(map(str, batches)), "each append is kept together")
+
+
+def _check_metrics(store: Store) -> None:
+    def row(job: str, step: int, loss: float, attempt: int = 1) -> StepMetrics:
+        return StepMetrics(job=job, attempt=attempt, rank=0, step=step, values={"loss": loss, "bytes": None})
+
+    store.append_metrics([row("a", 0, 5.5), row("b", 0, 1.0), row("a", 1, 5.0)])
+    store.append_metrics([row("a", 1, 9.9), row("a", 1, 4.5, attempt=2)])
+    page = store.metrics("a")
+    _expect(
+        page.metrics == (row("a", 0, 5.5), row("a", 1, 5.0), row("a", 1, 4.5, attempt=2)),
+        "metrics come back in order, and the first of a (job, attempt, rank, step) stays",
+    )
+    first = store.metrics("a", limit=1)
+    _expect(len(first.metrics) == 1, "`limit` bounds a page")
+    rest = store.metrics("a", after=first.next)
+    _expect((*first.metrics, *rest.metrics) == page.metrics, "pages join without gap or repeat")
+    _expect(store.metrics("a", after=page.next).next == page.next, "the cursor of an empty page stays")
+
+
+def _check_logs(store: Store) -> None:
+    def chunk(offset: int, text: str, rank: int = 0) -> LogChunk:
+        return LogChunk(job="a", attempt=1, rank=rank, offset=offset, text=text)
+
+    store.append_logs([chunk(0, "añ"), chunk(0, "other", rank=1)])
+    store.append_logs([chunk(0, "añ"), chunk(0, "añb"), chunk(3, "bc")])
+    page = store.logs("a", rank=0)
+    _expect("".join(one.text for one in page.chunks) == "añbc", "bytes sent again are kept once")
+    _expect([one.offset for one in page.chunks] == [0, 3, 4], "offsets count bytes of UTF-8")
+    _expect(len(store.logs("a").chunks) == 4, "without a rank, the log of every rank is given")
+    first = store.logs("a", limit=2)
+    rest = store.logs("a", after=first.next)
+    _expect((*first.chunks, *rest.chunks) == store.logs("a").chunks, "pages join without gap or repeat")
+
+
+def _check_tokens(store: Store) -> None:
+    one = StoredToken(role="user", name="ada", digest="d1", created_s=2.0)
+    two = StoredToken(role="owner", name="hz", digest="d2", created_s=1.0)
+    store.put_token(one)
+    store.put_token(two)
+    store.put_token(one)
+    _expect(store.find_token("d1") == one, "a token is found by its digest")
+    _expect(store.find_token("d3") is None, "an unknown digest finds nothing")
+    _expect(store.tokens() == (two, one), "tokens are listed once each, oldest first")
+
+
+def _check_forget(store: Store) -> None:
+    store.forget("a")
+    _expect(not store.metrics("a").metrics and not store.logs("a").chunks, "a forgotten job leaves nothing")
+    _expect(len(store.metrics("b").metrics) == 1, "other jobs keep their metrics")

@@ -1,0 +1,1 @@
+"""The files that users write: read, validated, and refused with file and line."""

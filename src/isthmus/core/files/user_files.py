@@ -1,0 +1,101 @@
+"""Read the files that users write (a pool, a job, a plan, an owner's policy), and give their JSON Schema.
+
+A mistake becomes a `FileError` with file, line, field, value and, where a word is nearly right, the
+nearest valid one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from isthmus.core.chip import catalogue
+from isthmus.core.files.validation_errors import explain
+from isthmus.core.files.yaml_lines import read_yaml
+from isthmus.core.job import Job
+from isthmus.core.plan import Plan
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.pool import Pool
+
+FileKind = Literal["pool", "job", "plan", "policy"]
+FILE_KINDS: dict[str, type[BaseModel]] = {"pool": Pool, "job": Job, "plan": Plan, "policy": OwnerPolicy}
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+def load_pool(path: str | Path) -> Pool:
+    """Read `pool.yaml`."""
+    return _load(Path(path), Pool)
+
+
+def load_policy(path: str | Path) -> OwnerPolicy:
+    """Read `policy.yaml`."""
+    return _load(Path(path), OwnerPolicy)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan written by hand or by `isthmus plans --json`.
+
+    A relative path of its model is taken from the folder the file is in.
+    """
+    plan = _load(Path(path), Plan)
+    if plan.model is None or "://" in plan.model:
+        return plan
+    return plan.model_copy(update={"model": str(Path(path).resolve().parent / _at_home(plan.model))})
+
+
+def load_job(path: str | Path) -> Job:
+    """Read `job.yaml`; relative paths in it are taken from the folder the file is in, `~` is the reader's."""
+    file = Path(path)
+    job = _load(file, Job)
+    base = file.resolve().parent
+
+    def absolute(text: str) -> str:
+        return text if "://" in text else str(base / _at_home(text))
+
+    data = job.data.model_copy(update={"paths": tuple(absolute(x) for x in job.data.paths)})
+    if data.tokenizer != "bytes":
+        data = data.model_copy(update={"tokenizer": absolute(data.tokenizer)})
+    folder = job.checkpoints.model_copy(update={"folder": absolute(job.checkpoints.folder)})
+    return job.model_copy(
+        update={
+            "model": absolute(job.model),
+            "output": absolute(job.output),
+            "data": data,
+            "checkpoints": folder,
+        }
+    )
+
+
+def _at_home(text: str) -> Path:
+    """Return a path, one that begins with `~/` from the user's home folder."""
+    return Path(text).expanduser() if text == "~" or text.startswith("~/") else Path(text)
+
+
+def _load(file: Path, kind: type[AnyModel]) -> AnyModel:
+    document, lines = read_yaml(file)
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise explain(error, document, lines, file, kind) from error
+
+
+def json_schema(kind: FileKind) -> dict[str, Any]:
+    """Return the JSON Schema of a file form; a pool's also admits `between` and `round_trip_ms` on links."""
+    schema = FILE_KINDS[kind].model_json_schema(by_alias=True)
+    if kind != "pool":
+        return schema
+    link = schema["$defs"]["Link"]
+    cluster_name = link["properties"]["from"]
+    link["properties"]["between"] = {
+        "type": "array", "items": cluster_name, "minItems": 2, "maxItems": 2,
+        "description": "both directions at once, instead of from and to",
+    }  # fmt: skip
+    link["properties"]["round_trip_ms"] = {"type": "number", "minimum": 0, "description": "twice delay_ms"}
+    link["required"] = ["bandwidth_gbps"]
+    group = schema["$defs"]["NodeGroup"]
+    group["required"] = [name for name in group["required"] if name != "name"]
+    group["properties"]["chip"]["examples"] = sorted(catalogue())
+    return schema

@@ -1,0 +1,130 @@
+"""Turn a validation error into one line a person can act on: file, line, field, value, nearest valid word."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from isthmus.core.base import NAME_PATTERN
+from isthmus.core.errors import FileError
+from isthmus.core.files.yaml_lines import Lines, Location, dotted, value_at
+from isthmus.core.pool import UnknownNameError
+
+
+def explain(
+    error: ValidationError, document: Any, lines: Lines, file: Path, kind: type[BaseModel]
+) -> FileError:
+    """Turn pydantic's first complaint (misspelt fields before missing ones) into one that names a line."""
+    mistakes = error.errors()
+    details = next((x for x in mistakes if x["type"] == "extra_forbidden"), mistakes[0])
+    place = _place_in_file(details["loc"], document)
+    cause = (details.get("ctx") or {}).get("error")
+    if isinstance(cause, UnknownNameError):
+        place = _find_value(document, cause.value, cause.kind) or place
+        message, hint = str(cause), nearest(cause.value, cause.known)
+    else:
+        message, hint = _message(details, document, place, kind)
+    line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+    value = value_at(document, place)
+    field = dotted(place) or None
+    return FileError(message, file=str(file), line=line, field=field, value=value, hint=hint)
+
+
+def _message(
+    details: ErrorDetails, document: Any, place: Location, kind: type[BaseModel]
+) -> tuple[str, str | None]:
+    if details["type"] == "extra_forbidden":
+        word = str(details["loc"][-1])
+        return f"unknown field '{word}'", nearest(word, _siblings(kind, details["loc"]))
+    if details["type"] == "missing":
+        return "is missing", None
+    value = value_at(document, place)
+    text = _in_words(details)
+    shown = f", not {value!r}" if isinstance(value, str | int | float | bool) else ""
+    hint = None
+    if details["type"] == "literal_error" and isinstance(value, str):
+        expected = re.findall(r"'([^']+)'", str((details.get("ctx") or {}).get("expected", "")))
+        hint = nearest(value, expected)
+    return text + shown, hint
+
+
+def _in_words(details: ErrorDetails) -> str:
+    """Return a complaint of pydantic in the words of these files: names and lists."""
+    context = details.get("ctx") or {}
+    if details["type"] == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
+        return "a name is needed, of letters, digits, '.', '_' and '-', at most 63 of them"
+    if details["type"] == "tuple_type":
+        return "a list is needed"
+    text = details["msg"].removeprefix("Value error, ").replace("Tuple", "List")
+    return text[0].lower() + text[1:]
+
+
+def _siblings(kind: type[BaseModel], loc: Location) -> list[str]:
+    """Return the field names valid at the place where an unknown one was found."""
+    model: type[BaseModel] | None = kind
+    for step in loc[:-1]:
+        if isinstance(step, int) or model is None:
+            continue
+        field = model.model_fields.get(step) or next(
+            (f for f in model.model_fields.values() if f.alias == step), None
+        )
+        model = None if field is None else _model_in(field.annotation)
+    if model is None:
+        return []
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    return [*names, "between", "round_trip_ms"] if "from" in names else names
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return a hint for an unknown `word`: the nearest of the `known`, or all of them where they are few."""
+    known = list(dict.fromkeys(known))
+    lower = {name.lower(): name for name in known}
+    match = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
+    if match:
+        return f"did you mean '{lower[match[0]]}'?"
+    return "known: " + ", ".join(known) if 0 < len(known) <= 24 else None
+
+
+def _place_in_file(loc: Location, document: Any) -> Location:
+    """Return where in the document pydantic's `loc` points: links are expanded before they are validated."""
+    if loc[:1] == ("links",) and len(loc) > 1 and isinstance(loc[1], int):
+        count = -1
+        for index, link in enumerate(document.get("links") or []):
+            count += 2 if isinstance(link, dict) and "between" in link else 1
+            if count >= loc[1]:
+                delay = "delay_ms" if "delay_ms" in link else "round_trip_ms"
+                return ("links", index, *(delay if step == "delay_ms" else step for step in loc[2:]))
+    return loc
+
+
+def _find_value(document: Any, value: str, kind: str) -> Location | None:
+    """Return where `value` stands in the document under a key that can hold a `kind`."""
+    keys = {"cluster": ("from", "to", "between"), "chip": ("chip",), "owner": ("owner",)}[kind]
+
+    def search(node: Any, at: Location) -> Location | None:
+        if isinstance(node, dict):
+            items: Iterable[tuple[int | str, Any]] = node.items()
+        elif isinstance(node, list):
+            items = enumerate(node)
+        else:
+            return None
+        for key, child in items:
+            if child == value and any(step in keys for step in (*at[-1:], key)):
+                return (*at, key)
+            if found := search(child, (*at, key)):
+                return found
+        return None
+
+    return search(document, ())

@@ -1,0 +1,1 @@
+"""What crosses process boundaries: server and agent, server and user, agent and worker."""

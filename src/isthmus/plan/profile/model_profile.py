@@ -1,0 +1,231 @@
+"""The profile of a model: what every layer costs in parameters, operations, bytes and memory, without torch.
+
+`profile_model(load_model("config.json"))` reads the dimensions; the rest is arithmetic on `Component`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from isthmus.core.model import Model
+from isthmus.plan.profile.attention import Kernel, attention
+from isthmus.plan.profile.component import (
+    RECOMPUTE,
+    WHOLE,
+    AttentionCore,
+    Component,
+    Recompute,
+    Saved,
+    Sharding,
+    Weight,
+)
+from isthmus.plan.profile.decoder_layer import LayerShape, feed_forward, norms
+from isthmus.plan.profile.dimensions import layer_shape, position_width, with_defaults
+from isthmus.plan.profile.families import Config, Family, family_of
+from isthmus.plan.profile.norms import norm_parameters, norm_saved
+
+__all__ = [
+    "RECOMPUTE",
+    "AttentionCore",
+    "Component",
+    "LayerProfile",
+    "ModelProfile",
+    "Recompute",
+    "Saved",
+    "Sharding",
+    "Weight",
+    "profile_model",
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerProfile:
+    """One decoder layer: attention, feed-forward (dense or experts) and norms."""
+
+    hidden_size: int
+    attention: Component
+    feed_forward: Component
+    norms: Component
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """The parts of the layer."""
+        return (self.norms, self.attention, self.feed_forward)
+
+    @property
+    def kind(self) -> str:
+        """What tells this layer from others: `"full dense"`, `"window experts"`, ..."""
+        window = self.attention.core.window if self.attention.core else None
+        return f"{'window' if window else 'full'} {self.feed_forward.kind}"
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the layer."""
+        return sum(part.parameters for part in self.components)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses."""
+        return sum(part.active_parameters for part in self.components)
+
+    def forward_flops(self, sequence_length: int, num_tokens: float) -> float:
+        """Return the operations of a forward pass over `num_tokens` tokens."""
+        return sum(part.forward_flops(sequence_length, num_tokens) for part in self.components)
+
+    def backward_flops(self, sequence_length: int, num_tokens: float, recompute: Recompute = "none") -> float:
+        """Return the operations of the backward pass, recomputation included."""
+        return sum(part.backward_flops(sequence_length, num_tokens, recompute) for part in self.components)
+
+    def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:
+        """Return the bytes a forward pass reads and writes: weights once, kept tensors once each way."""
+        return sum(part.bytes_moved(sequence_length, num_tokens, precision_bytes) for part in self.components)
+
+    def on_chip(self, shard: Sharding) -> int:
+        """Return the parameters one chip holds."""
+        return sum(part.on_chip(shard) for part in self.components)
+
+    def activation_bytes(
+        self,
+        tokens: float,
+        sequence_length: int,
+        precision_bytes: int,
+        recompute: Recompute = "none",
+        shard: Sharding = WHOLE,
+    ) -> float:
+        """Return the bytes kept per micro-batch of `tokens` tokens; `full` keeps only the layer's input."""
+        if recompute == "full":
+            return tokens * self.hidden_size * precision_bytes / (shard.tp if shard.sp else 1)
+        return sum(
+            part.activation_bytes(tokens, sequence_length, precision_bytes, recompute, shard)
+            for part in self.components
+        )
+
+    def kv_cache_bytes_per_token(self, precision_bytes: int, *, tp: int = 1) -> float:
+        """Return the bytes of key and value (MLA: of the shared latent, on every chip) for one token."""
+        core = self.attention.core
+        kv_heads = max((w.cut for w in self.attention.weights if w.name == "k"), default=1)
+        return self.attention.kv_width * precision_bytes / min(tp, kv_heads) if core else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelProfile:
+    """A decoder-only transformer, layer by layer. Equal layers are one shared object.
+
+    With `tied_embeddings` the head has no weights of its own; on a pipeline its last stage holds a copy.
+    `position_width` is the elements that the rotary embedding keeps per position of a sequence.
+    """
+
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    embedding: Component
+    layers: tuple[LayerProfile, ...]
+    final_norm: Component
+    head: Component
+    tied_embeddings: bool
+    position_width: int
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, a shared embedding counted once."""
+        return sum(part.parameters for part in self._parts())
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses (all of the embedding is counted, though one row is read)."""
+        return sum(part.active_parameters for part in self._parts())
+
+    def forward_flops(self, sequence_length: int, num_tokens: float) -> float:
+        """Return the operations of a forward pass of the whole model."""
+        return sum(part.forward_flops(sequence_length, num_tokens) for part in self._parts())
+
+    def backward_flops(self, sequence_length: int, num_tokens: float, recompute: Recompute = "none") -> float:
+        """Return the operations of the backward pass; the ends of the model are never recomputed."""
+        layers = sum(layer.backward_flops(sequence_length, num_tokens, recompute) for layer in self.layers)
+        ends = (self.embedding, self.final_norm, self.head)
+        return layers + sum(part.backward_flops(sequence_length, num_tokens) for part in ends)
+
+    def boundary_bytes(self, tokens: float, precision_bytes: int) -> float:
+        """Return what crosses to the next stage for `tokens` tokens: the hidden state (backward: its
+        gradient).
+        """
+        return tokens * self.hidden_size * precision_bytes
+
+    def kv_cache_bytes_per_token(self, precision_bytes: int, *, tp: int = 1) -> float:
+        """Return the bytes of key/value cache of one token over all layers, on one of `tp` chips."""
+        return sum(layer.kv_cache_bytes_per_token(precision_bytes, tp=tp) for layer in self.layers)
+
+    def _parts(self) -> Iterable[Component | LayerProfile]:
+        return (self.embedding, *self.layers, self.final_norm, self.head)
+
+
+def profile_model(model: Model, *, kernel: Kernel | None = None) -> ModelProfile:
+    """Return the profile of `model`, from its `config.json` alone.
+
+    `kernel` says how attention is computed: `fused` (scaled_dot_product_attention, flash attention), `eager`
+    (scores in memory); without it, as transformers does for the family (eager for Gemma 2 and GPT-OSS, else
+    fused). Raises `ModelError` where the architecture is not known or a dimension is missing.
+    """
+    family = family_of(model.architecture)
+    config = with_defaults(family, model.config)
+    shapes = tuple(layer_shape(family, config, index, kernel) for index in range(model.num_layers))
+    known: dict[LayerShape, LayerProfile] = {}
+    for shape in shapes:
+        if shape not in known:
+            known[shape] = LayerProfile(
+                hidden_size=model.hidden_size,
+                attention=attention(shape.attention),
+                feed_forward=feed_forward(shape.feed_forward),
+                norms=norms(shape),
+            )
+    tied = bool(config.get("tie_word_embeddings", False))
+    return ModelProfile(
+        architecture=model.architecture,
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        embedding=_embedding(model),
+        layers=tuple(known[shape] for shape in shapes),
+        final_norm=_final_norm(family, model.hidden_size),
+        head=_head(family, model, config),
+        tied_embeddings=tied,
+        position_width=position_width(family, config),
+    )
+
+
+def _embedding(model: Model) -> Component:
+    table = Weight(name="embedding", vector=model.vocab_size * model.hidden_size, cut=model.vocab_size)
+    ids = Saved(name="token_ids", width=1, bytes_each=8, cut="none")
+    return Component(name="embedding", kind="embedding", weights=(table,), saved=(ids,))
+
+
+def _final_norm(family: Family, hidden: int) -> Component:
+    gain = Weight(name="final_norm", vector=norm_parameters(family.norm, hidden))
+    return Component(
+        name="final_norm",
+        kind="norm",
+        weights=(gain,),
+        saved=norm_saved("final_norm", family.norm, hidden),
+        steps=((Saved(name="final_norm.gradients", width=6 * hidden, bytes_each=4),),),
+    )
+
+
+def _head(family: Family, model: Model, config: Config) -> Component:
+    hidden, vocab = model.hidden_size, model.vocab_size
+    copies = 0 if config.get("tie_word_embeddings") else 1
+    weights = [Weight(name="head", matrix=vocab * hidden, copies=copies, cut=vocab)]
+    if family.head_bias:
+        weights.append(Weight(name="head_bias", vector=vocab, cut=vocab))
+    saved = [
+        Saved(name="head.input", width=hidden),
+        Saved(name="log_probabilities", width=vocab, bytes_each=4, cut="tp"),
+        Saved(name="labels", width=1, bytes_each=8, cut="none"),
+    ]
+    if config.get("final_logit_softcapping") is not None:
+        saved.append(Saved(name="logits.capped", width=vocab, cut="tp"))
+    return Component(name="head", kind="head", weights=tuple(weights), saved=tuple(saved))

@@ -1,0 +1,158 @@
+"""`may_end`: could a replica of a decided chance end so many micro-batches in time, its stages in some order?
+
+It looks at the chance stage by stage (`layers_within`), with what each may hold in memory, its wires and its
+all-reduce, and never says no to a chain that could.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.plan.search.bound.layers_within import StageLimit, layers_within
+from isthmus.plan.search.bound.reduce_tail import Tail
+from isthmus.plan.search.bound.relaxations import Chance, Chances
+from isthmus.plan.search.costs.slots import Spot
+from isthmus.plan.search.costs.stage_costs import Seat
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is asked of a replica: to end `micro_batches` within `time_s`.
+
+    `in_step` replicas do the same at the same time and send at once, the others have one micro-batch less.
+    `ahead` is the forwards a stage may be ahead for each stage after it (0: any number).
+    """
+
+    micro_batches: int
+    time_s: float
+    in_step: int
+    ahead: int
+
+
+Block = tuple[Spot, Seat, int]
+"""A spot in a chain, its seat, and the most stages there."""
+
+
+def may_end(
+    chances: Chances, chance: Chance, spots: Sequence[Spot], tail: Tail, look: Look
+) -> tuple[bool, int]:
+    """Return whether some order of the spots may do it, and the number of stages that were looked at.
+
+    Of layers that differ a stage takes those that suit it best.
+    """
+    spent, returns = 0, chances.returns(spots)
+    blocks = [(spot, *one[0]) for spot, one in zip(spots, chance.choices, strict=True)]
+    for order in itertools.permutations(blocks):
+        names = [spot.cluster for spot, _, _ in order]
+        first, last = order[0][0], order[-1][0]
+        if len(list(itertools.groupby(names))) > len(set(names)) or not first.reads_data:
+            continue
+        if last.reads_data:
+            found, seen = _in_time(chances, order, chance, tail, look)
+            spent += seen
+            if found:
+                return True, spent
+        if returns:
+            found, seen = _may_return(chances, order, chance, tail, look)
+            spent += seen
+            if found:
+                return True, spent
+    return False, spent
+
+
+def _may_return(
+    chances: Chances, order: Sequence[Block], chance: Chance, tail: Tail, look: Look
+) -> tuple[bool, int]:
+    """Return whether it may be done with some stages of the first spot at the end, and what was looked at.
+
+    From `low` to `high` of its stages at the end are looked at together, and apart where that may be done.
+    """
+    spot, seat, count = order[0]
+    todo, spent = [(1, count - 1)] if count > 1 else [], 0
+    while todo:
+        low, high = todo.pop()
+        blocks = [(spot, seat, count - low), *order[1:], (spot, seat, high)]
+        found, seen = _in_time(chances, blocks, chance, tail, look)
+        spent += seen
+        if found and low == high:
+            return True, spent
+        if found:
+            middle = (low + high) // 2
+            todo += [(middle + 1, high), (low, middle)]
+    return False, spent
+
+
+def _in_time(
+    chances: Chances, blocks: Sequence[Block], chance: Chance, tail: Tail, look: Look
+) -> tuple[bool, int]:
+    stages = _stages(chances, blocks, chance, tail, look)
+    end_s = chances.end_s(blocks[0][1], chance.reducing, tail, is_first=True)
+    time_s = look.time_s - tail.fixed_s - chances.rest_s
+    return layers_within(stages, chances.layers, look.micro_batches, time_s, end_s), len(stages)
+
+
+def _stages(
+    chances: Chances, blocks: Sequence[Block], chance: Chance, tail: Tail, look: Look
+) -> list[StageLimit]:
+    """Return the stages of a chain; where several spots have some, any of them may stay empty.
+
+    What crosses between clusters where a spot is a pool is left out: not all replicas are in step there.
+    """
+    dp, pooled = chance.dp, any(spot.members for spot, _, _ in blocks)
+    alone, found, micro_batches = len(blocks) == 1, list[StageLimit](), look.micro_batches
+    steady = _steady(chances, blocks)
+    after, before = sum(stages for _, _, stages in blocks), None
+    for spot, seat, count in blocks:
+        hop_s = wire_s = 0.0
+        if before is not None and before.cluster != spot.cluster and not pooled:
+            hop_s, wire_s = _hop(chances, (before, spot), seat, dp, look, steady)
+        before = spot
+        least, most = seat.forward_share
+        reduce_s, layer_s = chances.reduce_s(seat, chance.reducing, tail), seat.shortest_layer_s
+        tables = chances.tables(seat, dp, min(count, micro_batches))
+        for own in range(count, 0, -1):
+            after -= 1
+            ahead = look.ahead * after if look.ahead else micro_batches
+            in_flight = own if own < micro_batches else micro_batches
+            seconds, rest_s = tables[in_flight - 1], 0.0
+            ends = (alone and own == count, after == 0)
+            if any(ends):
+                seconds = chances.seconds(seat, ends, in_flight, dp)
+                rest_s = chances.end_s(seat, chance.reducing, tail, is_first=False) if ends[1] else 0.0
+            found.append(
+                StageLimit(seconds, layer_s, least, most, ahead, reduce_s, rest_s, hop_s, wire_s, int(alone))
+            )
+            hop_s = wire_s = 0.0
+    return found
+
+
+def _steady(chances: Chances, blocks: Sequence[Block]) -> bool:
+    """Say whether no wire of a chain has jitter: only then do equal replicas stay in step."""
+    names = [spot.cluster for spot, _, _ in blocks]
+    ways = [
+        chances.space.ways.way(*ends)
+        for a, b in itertools.pairwise(names)
+        if a != b
+        for ends in ((a, b), (b, a))
+    ]
+    return all(way.steady for way in ways if way)
+
+
+def _hop(
+    chances: Chances, spots: tuple[Spot, Spot], seat: Seat, dp: int, look: Look, steady: bool
+) -> tuple[float, float]:
+    """Return the least seconds of a message between two spots, and those of all, one way."""
+    ends = (spots[0].cluster, spots[1].cluster)
+    there, back = chances.space.ways.way(*ends), chances.space.ways.way(*ends[::-1])
+    if there is None or back is None:
+        return 0.0, math.inf
+    num_bytes = seat.message_bytes
+    messages = dp * (look.micro_batches - 1) + look.in_step
+    crowd = look.in_step if steady else 1
+    hop_s = min(
+        (way.delay_s if way.steady else 0.0) + num_bytes * crowd / way.bytes_per_s for way in (there, back)
+    )
+    return hop_s, messages * num_bytes / min(there.bytes_per_s, back.bytes_per_s)

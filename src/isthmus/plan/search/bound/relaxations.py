@@ -1,0 +1,231 @@
+"""`Chances`: what an island could do at best, for the proof behind `bound_s`; no plan of it does more.
+
+A chance is a number of replicas, with the most stages that fit at each spot, under one cut or, where that is
+not decided, under all of them. Fewer stages at a spot are the same chance with stages left empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from isthmus.plan.search.bound.micro_batch_bound import EXACT, Part, most_micro_batches
+from isthmus.plan.search.bound.reduce_tail import Tail
+from isthmus.plan.search.bound.wan_bound import Crossing, crossing_of
+from isthmus.plan.search.chains.slot_orders import may_return
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.costs.slots import Spot
+from isthmus.plan.search.costs.stage_costs import Seat, few
+from isthmus.plan.time.collectives import all_reduce_s
+
+AHEAD = {"1f1b": 1, "overlapped": 2}
+"""Forwards that a stage may be ahead for each stage after it, by schedule; of others, any number."""
+
+ANY = 0
+"""As many forwards ahead as there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """`dp` replicas; for each spot its choices of a seat and the most stages that fit there.
+
+    `reducing` replicas at least are in one cluster with every stage: 1 where a spot is a pool.
+    """
+
+    dp: int
+    choices: tuple[tuple[tuple[Seat, int], ...], ...]
+    reducing: int
+
+    @property
+    def decided(self) -> bool:
+        """Whether every spot has one choice."""
+        return all(len(one) == 1 for one in self.choices)
+
+    def decide(self) -> Iterator[Chance]:
+        """Yield the chance with every choice for every spot."""
+        for chosen in itertools.product(*self.choices):
+            yield Chance(self.dp, tuple((one,) for one in chosen), self.reducing)
+
+
+class Chances:
+    """The chances of one micro-batch size, `total` micro-batches in all, on any of `spots`."""
+
+    def __init__(self, space: Space, spots: Sequence[Spot], size: int, total: int) -> None:
+        self.space, self.size, self.total = space, size, total
+        self.layers = space.task.profile.num_layers
+        self.gradient_bytes = 4 * (0.75 if space.limits.zero else 1.0)
+        self.least_parameters = min(layer.parameters for layer in space.task.kinds)
+        self._tables: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+        self._known: dict[tuple[int, ...], list[Chance]] = {}
+        self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._reduced: dict[tuple[int, int], float] = {}
+        self._crossings: dict[tuple[str, ...], Crossing] = {}
+        self._rooms = {spot: self._room(spot) for spot in spots}
+        seats = [seat for room in self._rooms.values() for seat, _ in room]
+        self.rest_s = min((seat.rest_s for seat in seats), default=0.0)
+        self._first = seats[0] if seats else None
+        self._message_bytes = seats[0].message_bytes if seats else 0.0
+
+    def free_s(self, spots: Sequence[Spot]) -> float:
+        """Return what all chips need at the pace of their best cut, if none of them ever waits."""
+        rate = 0.0
+        for spot in spots:
+            rate += max((room / self.layer_s(seat) for seat, room in self._rooms_of(spot)), default=0.0)
+        return self.rest_s + self.total * self.layers / rate if rate else math.inf
+
+    # --- what there is ---
+
+    def of(self, spots: tuple[Spot, ...]) -> list[Chance]:
+        """Return the chances of an island."""
+        key = tuple(map(id, spots))
+        if key not in self._known:
+            self._known[key] = list(self._alone(spots[0]) if len(spots) == 1 else self._together(spots))
+        return self._known[key]
+
+    def ahead(self, several: bool) -> int:
+        """Return the forwards a stage may be ahead for each after it; `several` clusters take part."""
+        limits = self.space.limits
+        if limits.schedule:
+            usual = limits.schedule
+        else:
+            usual = "overlapped" if several and limits.overlap and not limits.executable else "1f1b"
+        if limits.executable and usual == "overlapped":
+            return ANY  # it fills the memory there is
+        return AHEAD.get(usual, ANY)
+
+    def returns(self, spots: Sequence[Spot]) -> bool:
+        """Say whether a chain over these spots may come back to the one where it began."""
+        return may_return(spots) and not self.space.limits.executable
+
+    def _alone(self, spot: Spot) -> Iterator[Chance]:
+        """Yield every chain of one spot."""
+        if not spot.reads_data:
+            return
+        for seat, room in self._rooms_of(spot):
+            for stages in range(1, min(room, self.layers) + 1):
+                for dp in self.space.numbers.replicas(room // stages, self.total):
+                    yield Chance(dp, (((seat, stages),),), 1 if spot.members else dp)
+
+    def _together(self, spots: tuple[Spot, ...]) -> Iterator[Chance]:
+        """Yield the chains of several spots by their number of replicas, cuts left open."""
+        if sum(spot.reads_data for spot in spots) < (1 if self.returns(spots) else 2):
+            return
+        rooms, numbers = [self._rooms_of(spot) for spot in spots], set[int]()
+        for _, room in itertools.chain(*rooms):
+            for stages in range(1, min(room, self.layers) + 1):
+                numbers.update(self.space.numbers.replicas(room // stages, self.total))
+        for dp in sorted(numbers):
+            choices = tuple(
+                tuple((seat, min(room // dp, self.layers)) for seat, room in one if room >= dp)
+                for one in rooms
+            )
+            if all(choices):
+                yield Chance(dp, choices, 1 if any(spot.members for spot in spots) else dp)
+
+    def _rooms_of(self, spot: Spot) -> list[tuple[Seat, int]]:
+        if spot not in self._rooms:
+            self._rooms[spot] = self._room(spot)
+        return self._rooms[spot]
+
+    def _room(self, spot: Spot) -> list[tuple[Seat, int]]:
+        """Return the seats of a spot, and how many stages each of them fits."""
+        most, found = self.space.limits.max_chips, []
+        for cut in self.space.cuts(spot):
+            seat = self.space.seat(spot, cut, self.size)
+            room = spot.places(seat.num_chips)
+            found.append((seat, min(room, most // seat.num_chips) if most else room))
+        return [one for one in found if one[1]]
+
+    # --- what it promises ---
+
+    def free(self, chance: Chance, tail: Tail, time_s: float) -> int:
+        """Return the micro-batches of a replica none of whose stages ever waits."""
+        rate = 0.0
+        for choices in chance.choices:
+            rate += max(stages / self.layer_s(seat) for seat, stages in choices)
+        most = (time_s - tail.fixed_s - self.rest_s) * rate / self.layers * (1 + 1e-9)
+        return min(math.floor(most), -(-self.total // chance.dp)) if most >= 1 else 0
+
+    def filled(
+        self, chance: Chance, spots: tuple[Spot, ...], tail: Tail, time_s: float, at_most: int, several: bool
+    ) -> int:
+        """Return the micro-batches of a replica whose pipeline fills and drains, and whose messages pass."""
+        left_s, crossing = time_s - tail.fixed_s - self.rest_s, self._crossing(spots)
+        if crossing.wire_s:  # passes of one micro-batch come before the first message and after the last
+            passes_s = self.layers * min(self.layer_s(seat) for one in chance.choices for seat, _ in one)
+            messages = (left_s - passes_s) / crossing.wire_s * EXACT
+            at_most = min(at_most, 1 + math.floor((messages - 1) / chance.dp)) if messages >= 1 else 0
+        parts = [
+            [
+                Part(
+                    stages,
+                    self.layer_s(seat),
+                    self.reduce_s(seat, chance.reducing, tail) if self.space.task.equal_layers else 0.0,
+                    seat.forward_share[1],
+                )
+                for seat, stages in one
+            ]
+            for one in chance.choices
+        ]
+        return most_micro_batches(
+            parts, self.layers, left_s, at_most,
+            ahead=self.ahead(several), whole=self.space.task.equal_layers, hops_s=crossing.hops_s,
+        )  # fmt: skip
+
+    def _crossing(self, spots: tuple[Spot, ...]) -> Crossing:
+        """Return what a chain spends on messages at least; nothing is known of pools."""
+        if any(spot.members for spot in spots):
+            return Crossing()
+        names = tuple(dict.fromkeys(spot.cluster for spot in spots))
+        if names not in self._crossings:
+            self._crossings[names] = crossing_of(names, self.space.ways, self._message_bytes)
+        return self._crossings[names]
+
+    def layer_s(self, seat: Seat) -> float:
+        """Return the least seconds of a layer both ways; unlike ones are weighed as on one seat for all."""
+        return seat.layer_s(self._first or seat)
+
+    def reduce_s(self, seat: Seat, dp: int, tail: Tail) -> float:
+        """Return the least seconds that reducing the gradients of a layer takes, on `dp` or more replicas."""
+        return self._element_s(seat, dp) * seat.least_parameters + tail.parameter_s * self.least_parameters
+
+    def seconds(self, seat: Seat, ends: tuple[bool, bool], in_flight: int, dp: int) -> tuple[float, ...]:
+        """Return the seconds of a stage by its number of layers; `ends`: is first, is last.
+
+        One that is not first is so where all before it are empty: of unlike layers it may have the first.
+        Of many replicas a few more may share the optimizer, which spares tables.
+        """
+        dp = few(dp)
+        zero = self.space.limits.zero if dp > 1 else 0
+        if self.space.task.equal_layers:
+            return seat.table(*ends, in_flight, dp, zero).seconds
+        key = (id(seat), ends, in_flight, dp)
+        if key not in self._least:
+            places = {ends, (True, ends[1])}
+            each = [seat.ranges(*place, in_flight, dp, zero).least.seconds for place in places]
+            self._least[key] = tuple(map(min, itertools.zip_longest(*each, fillvalue=math.inf)))
+        return self._least[key]
+
+    def tables(self, seat: Seat, dp: int, count: int) -> list[tuple[float, ...]]:
+        """Return the seconds of a stage in the middle with 1, 2, ... micro-batches in flight, to `count`."""
+        found = self._tables.setdefault((id(seat), dp), [])
+        while len(found) < count:
+            found.append(self.seconds(seat, (False, False), len(found) + 1, dp))
+        return found
+
+    def end_s(self, seat: Seat, dp: int, tail: Tail, *, is_first: bool) -> float:
+        """Return the least seconds of reducing what the first or the last stage holds beside its layers."""
+        parameters = seat.end_parameters(is_first)
+        return self._element_s(seat, dp) * parameters + tail.parameter_s * parameters
+
+    def _element_s(self, seat: Seat, dp: int) -> float:
+        """Return the seconds that reducing the gradient of one parameter takes on `dp` or more replicas."""
+        key = (id(seat), dp)
+        if dp < 2:
+            return 0.0
+        if key not in self._reduced:
+            each = self.gradient_bytes * (dp - 1) / dp
+            self._reduced[key] = each * all_reduce_s(seat.host.topology, 1e12, dp, seat.num_chips) / 1e12
+        return self._reduced[key]

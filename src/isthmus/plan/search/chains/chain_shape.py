@@ -1,0 +1,176 @@
+"""`Shape`: one chain of stages over node groups, `dp` times, cut exactly: the best split and what it costs.
+
+What it costs at least, whatever the split, is in `enumerate_chains.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from isthmus.plan.search.chains.stage_layout import Line
+from isthmus.plan.search.costs.layer_ranges import RangeTimes
+from isthmus.plan.search.costs.slots import flat
+from isthmus.plan.search.costs.stage_costs import StageCut, few
+from isthmus.plan.search.splits.split_equal_layers import LayerTimes, least_share, share_layers
+from isthmus.plan.search.splits.split_layers import split_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a pipeline: until its first micro-batch is through and reduced, and of each further one."""
+
+    first_s: float
+    pace_s: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A shape that was cut: layers per stage, its cost, and whether a link, not a stage, sets its pace.
+
+    At pooled spots it has `parts`: replicas that are alike in where their stages are, each with its chain.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+    cost: Cost
+    link_bound: bool
+    parts: tuple[tuple[Shape, Chain], ...] = ()
+
+
+class Shape(Line):
+    """A chain of stages, cut exactly when asked."""
+
+    @cached_property
+    def _least_last_s(self) -> float:
+        """Seconds of all-reduce and update of the stage with most layers, at least."""
+        if self.pooled:
+            return 0.0
+        largest = -(-self.task.profile.num_layers // self.num_stages)
+        return min(one.seat.least_last_s(largest, self.dp, self.zero) for one in self.segments)
+
+    def cut(self, micro_batches: int) -> Chain | None:
+        """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
+        if not self.task.equal_layers:
+            split = self._split(micro_batches)
+            return None if split is None else self.with_layers(split, micro_batches)
+        if not self._may_fit(micro_batches):
+            return None
+        tables = self._tables(micro_batches)
+        found = share_layers(tables, self.task.profile.num_layers, micro_batches)
+        if found is None:
+            return None
+        ends = [0, *itertools.accumulate(found.counts)]
+        layers = tuple(itertools.pairwise(ends))
+        if self.pooled:
+            return self.with_layers(layers, micro_batches)
+        times = [table.seconds[count - 1] for table, count in zip(tables, found.counts, strict=True)]
+        return self._chain(layers, times)
+
+    def with_layers(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
+        """Return the chain with these layers per stage, or None where they do not fit."""
+        if self.pooled:
+            return self._together(layers, micro_batches)
+        cuts = self.stage_cuts(layers, micro_batches)
+        return None if cuts is None else self._chain(tuple(layers), [one.total_s for one in cuts])
+
+    def _together(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
+        """Return the chain of a pool: its replicas wait for each other, and share wires and gradients."""
+        chains = [one.with_layers(layers, micro_batches) for one in self.parts]
+        if not all(chains):
+            return None
+        costs = [one.cost for one in chains if one]
+        clusters = [
+            name for name, _ in itertools.groupby(s.cluster for s in flat(one.spot for one in self.segments))
+        ]
+        wire_s = self.dp * self.message_bytes * self.ways.along(tuple(clusters)).slowest_s_per_byte
+        pace_s = max(wire_s, *(one.pace_s for one in costs))
+        cost = Cost(max(one.first_s for one in costs) + self._shared_s(layers), pace_s)
+        link_bound = wire_s >= pace_s or any(one.link_bound for one in chains if one)
+        parts = [(one, Chain(tuple(layers), cost, link_bound)) for one in self.parts]
+        return Chain(tuple(layers), cost, link_bound, tuple(parts))
+
+    def _shared_s(self, layers: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of the longest ring of a stage whose replicas are in several clusters."""
+        slowest_s = 0.0
+        for stage, (first, last) in enumerate(layers):
+            names = list(dict.fromkeys(one.spots[stage].cluster for one in self.parts))
+            seat = self.seats[stage]
+            num_bytes = 4 * seat.parameters(first, last) * seat.num_chips * (0.75 if self.zero else 1.0)
+            slowest_s = max(slowest_s, self.ways.ring_s(names, num_bytes))
+        return slowest_s
+
+    def stage_cuts(
+        self, layers: Sequence[tuple[int, int]], micro_batches: int
+    ) -> tuple[StageCut, ...] | None:
+        """Return every stage with these layers, recomputed as needed, or None where one does not fit."""
+        cuts = []
+        for stage, (first, last) in enumerate(layers):
+            alive = min(self.in_flight(stage), micro_batches)
+            one = self.seats[stage].cut(first, last, alive, self.dp, self.zero)
+            if one is None:
+                return None
+            cuts.append(one)
+        return tuple(cuts)
+
+    def _may_fit(self, micro_batches: int) -> bool:
+        """Say whether the stages together hold all layers, with all of them recomputed."""
+        last, room = self.num_stages - 1, 0
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            most = seat.most_layers(stage == 0, stage == last, alive, self.dp, self.zero)
+            if most < 1:
+                return False
+            room += most
+        return room >= self.task.profile.num_layers
+
+    def _tables(self, micro_batches: int) -> list[LayerTimes]:
+        last, found = self.num_stages - 1, []
+        least = min(self.parts, key=lambda one: one.dp)  # whose optimizer is dealt out least
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            found.append(seat.table(stage == 0, stage == last, alive, least.dp, least.zero))
+        return found
+
+    def outlook(self, micro_batches: int) -> Cost | None:
+        """Return a closer bound for unlike layers, as if each stage chose its own; None: they do not fit."""
+        layers = self.task.profile.num_layers
+        found = least_share([one.least for one in self._ranges(micro_batches, few(self.dp))], layers)
+        if found is None:
+            return None
+        sum_s, slowest_s = found
+        return Cost(sum_s + 2 * sum(self.hops_s) + self._least_last_s, max(slowest_s, self.wire_s))
+
+    def _ranges(self, micro_batches: int, dp: int) -> list[RangeTimes]:
+        last, found = self.num_stages - 1, []
+        for stage, seat in enumerate(self.seats):
+            alive = min(self.in_flight(stage), micro_batches)
+            found.append(seat.ranges(stage == 0, stage == last, alive, dp, self.zero))
+        return found
+
+    def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
+        least = min(one.dp for one in self.parts)
+        lines = [one.lines for one in self._ranges(micro_batches, least)]
+        found = split_layers(self.task.profile.num_layers, lines, micro_batches)
+        return None if found is None else list(found.layers)
+
+    def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:
+        sum_s = sum(times) + 2 * sum(self.hops_s)
+        wire_s, stage_s = self.wire_s, max(times)
+        pace_s = max(stage_s, wire_s, self._round_trip_s(times))
+        held: dict[tuple[int, int, bool], float] = {}
+        for seat, (first, last) in zip(self.seats, layers, strict=True):
+            key = (id(seat), last - first, first == 0)
+            if key not in held or last == self.task.profile.num_layers:
+                held[key] = seat.last_s(seat.parameters(first, last), self.dp, self.zero)
+        return Chain(layers, Cost(sum_s + max(held.values()), pace_s), wire_s > stage_s)
+
+    def _round_trip_s(self, times: Sequence[float]) -> float:
+        """Return the pace that the micro-batches in flight allow: each stays until it is back."""
+        later_s = pace_s = 0.0
+        count = len(times)
+        for stage in reversed(range(count)):
+            later_s += times[stage] + (2 * self.hops_s[stage] if stage < count - 1 else 0.0)
+            pace_s = max(pace_s, later_s / self.in_flight(stage))
+        return pace_s

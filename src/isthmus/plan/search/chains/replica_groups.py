@@ -1,0 +1,105 @@
+"""`island_sets`: which spots train together, and in which islands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from isthmus.plan.search.chains.space import Space
+from isthmus.plan.search.costs.slots import Spot, pool_of, pooled_lists
+from isthmus.plan.search.splits.partitions import Partition, all_partitions, nested_partitions
+
+FEW_SPOTS = 4
+"""All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
+
+FEW_IN_CHAIN = 3
+"""Of many spots every set of up to so many is tried as one chain, too."""
+
+MODEST = 1024
+"""Spots of more chips are not pooled, nor are several of many spots tried as one chain beside others."""
+
+Island = tuple[Spot, ...]
+
+
+def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
+    """Yield the sets of islands to try: every partition of every set of few spots; nested islands of many.
+
+    With spots of one kind pooled, too, where chains may have several replicas.
+    """
+    if len(spots) <= FEW_SPOTS:
+        for size in range(1, len(spots) + 1):
+            for chosen in itertools.combinations(spots, size):
+                yield from _partitioned(chosen)
+        if may_pool(space):
+            yield from _pools(spots, space)
+        return
+    space.thinned = True
+    yield from dict.fromkeys(_many(spots, space))
+    if may_pool(space):
+        yield from _large_pools(spots)
+
+
+def _pools(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
+    """Yield the sets of few spots with some pooled."""
+    for pool, *others in pooled_lists(spots):
+        if pool.chips > MODEST:
+            space.thinned = True
+            continue
+        for size in range(len(others) + 1):
+            for chosen in itertools.combinations(others, size):
+                yield from _partitioned((pool, *chosen))
+
+
+def _many(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
+    """Yield the sets of many spots: nested islands, and every few as one chain."""
+    for chosen in _large_sets(spots):
+        rates = {(i, j): _rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
+        for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
+            yield _islands(chosen, partition)
+    for size in range(2, FEW_IN_CHAIN + 1):
+        for chosen in itertools.combinations(spots, size):
+            if sum(spot.chips for spot in chosen) <= MODEST:
+                yield (chosen,)
+
+
+def may_pool(space: Space) -> bool:
+    """Say whether a stage may have replicas, and so at several spots."""
+    return not space.limits.executable and space.limits.dp != 1
+
+
+def _partitioned(chosen: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
+    for partition in all_partitions(len(chosen)):
+        yield _islands(chosen, partition)
+
+
+def _large_pools(spots: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
+    """Yield pools of two spots of a kind, then all of every kind, alone and with those of another kind."""
+    kinds = {spot.kind: [one for one in spots if one.kind == spot.kind] for spot in spots}
+    kinds = {kind: some for kind, some in kinds.items() if sum(spot.chips for spot in some) <= MODEST}
+    for alike in kinds.values():
+        if len(alike) > 2:
+            yield from (((pool_of(pair),),) for pair in itertools.combinations(alike, 2))
+    whole = [pool_of(alike) if len(alike) > 1 else alike[0] for alike in kinds.values()]
+    for size in (1, 2):
+        for chosen in itertools.combinations(whole, size):
+            if any(spot.members for spot in chosen):
+                yield from _partitioned(chosen)
+
+
+def _islands(chosen: Sequence[Spot], partition: Partition) -> tuple[Island, ...]:
+    return tuple(tuple(chosen[place] for place in island) for island in partition)
+
+
+def _rate(space: Space, a: Spot, b: Spot) -> float:
+    if a.cluster != b.cluster:
+        return space.ways.rate(a.cluster, b.cluster)
+    return 1e15 if a.group.name == b.group.name else 1e12
+
+
+def _large_sets(spots: Sequence[Spot]) -> list[tuple[Spot, ...]]:
+    """Return sets of many spots: all, the fastest, those of each cluster, each alone."""
+    speed = sorted(spots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
+    prefixes = [tuple(s for s in spots if s in speed[:count]) for count in range(len(spots), 1, -1)]
+    clusters = dict.fromkeys(spot.cluster for spot in spots)
+    each = [tuple(spot for spot in spots if spot.cluster == name) for name in clusters]
+    return list(dict.fromkeys([*prefixes, *each, *((spot,) for spot in spots)]))

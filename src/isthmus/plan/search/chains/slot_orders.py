@@ -1,0 +1,84 @@
+"""`orders`: in which orders a pipeline may pass through the spots of an island, with or without a return."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import Spot, flat
+
+MAX_ORDERED = 3
+"""Islands of at most so many spots are tried in every order."""
+
+MAX_POOLED = 3
+"""Pools of at most so many spots are filled in every order; larger ones from either end."""
+
+
+def orders(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
+    """Return the orders in which each spot is passed once, and each cluster in one go.
+
+    First and last spot read the data, and neighbours are joined. Of many spots only paths that always go on
+    over the fastest link are there.
+    """
+    if len(island) > MAX_ORDERED:
+        candidates = _near_orders(island, ways)
+    else:
+        candidates = itertools.chain.from_iterable(map(_fillings, itertools.permutations(island)))
+    return [one for one in candidates if one[0].reads_data and one[-1].reads_data and _joined(one, ways)]
+
+
+def returns(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
+    """Return the orders after which a chain may come back to its first spot."""
+    if not may_return(island):
+        return []
+    return [
+        one
+        for one in itertools.permutations(island)
+        if one[0].reads_data and _joined(one, ways) and not ways.missing(one[-1].cluster, one[0].cluster)
+    ]
+
+
+def may_return(island: Sequence[Spot]) -> bool:
+    """Say whether a chain may come back to the spot where it began."""
+    return 1 < len(island) <= MAX_ORDERED and not any(spot.members for spot in island)
+
+
+def _joined(order: Sequence[Spot], ways: Ways) -> bool:
+    """Say whether clusters that follow each other are joined, and none is left and passed again."""
+    clusters = [name for name, _ in itertools.groupby(spot.cluster for spot in flat(order))]
+    if len(clusters) > len(set(clusters)):
+        return False
+    return not any(ways.missing(a, b) for a, b in itertools.pairwise(clusters))
+
+
+def _fillings(order: Sequence[Spot]) -> Iterator[tuple[Spot, ...]]:
+    """Yield an order with the pools in it filled in every order."""
+    return itertools.product(*map(_filled, order))
+
+
+def _filled(spot: Spot) -> list[Spot]:
+    if not spot.members:
+        return [spot]
+    few = len(spot.members) <= MAX_POOLED
+    each = itertools.permutations(spot.members) if few else (spot.members, spot.members[::-1])
+    return [spot.filled(members) for members in each]
+
+
+def _near_orders(island: Sequence[Spot], ways: Ways) -> Iterator[tuple[Spot, ...]]:
+    clusters = list(dict.fromkeys(spot.cluster for spot in island))
+    inside = {
+        name: sorted((s for s in island if s.cluster == name), key=lambda s: -s.chip.memory_bytes)
+        for name in clusters
+    }
+    for chain in dict.fromkeys(_near_chain(clusters, start, ways) for start in clusters):
+        yield tuple(spot for name in chain for spot in inside[name])
+
+
+def _near_chain(clusters: Sequence[str], start: str, ways: Ways) -> tuple[str, ...]:
+    """Return a path that always goes on over the fastest link."""
+    chain, left = [start], [name for name in clusters if name != start]
+    while left:
+        left.sort(key=lambda name: -ways.rate(chain[-1], name))
+        chain.append(left.pop(0))
+    return tuple(chain)

@@ -1,0 +1,1 @@
+"""The best combination of one chain per replica group."""

@@ -1,0 +1,135 @@
+"""`Layout`: an answer of the search before it is written down: chains and their micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from isthmus.plan.search.chains.chain_shape import Chain, Shape
+from isthmus.plan.search.compose.compose_even import deal_evenly
+from isthmus.plan.search.costs.stage_costs import StageCut
+from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batches
+
+
+@dataclass(frozen=True)
+class Row:
+    """The replicas of one chain, and the micro-batches that each of them takes in a step."""
+
+    shape: Shape
+    chain: Chain
+    counts: tuple[int, ...]
+
+    @cached_property
+    def cuts(self) -> tuple[StageCut, ...]:
+        """Every stage, with what it recomputes."""
+        return self.shape.stage_cuts(self.chain.layers, max(self.counts)) or ()
+
+    @property
+    def end_s(self) -> float:
+        """Seconds until the last replica has ended, gradients reduced inside its clusters."""
+        cost = self.chain.cost
+        return cost.first_s + (max(self.counts) - 1) * cost.pace_s
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Chains side by side. `estimate_s` is the closed form that the search compares by.
+
+    `micro_batch_size` is the largest, where chains have unlike ones.
+    """
+
+    rows: tuple[Row, ...]
+    micro_batch_size: int
+    schedule: str
+    ring_s: float
+
+    @cached_property
+    def estimate_s(self) -> float:
+        """Seconds of an iteration in closed form."""
+        return max(row.end_s for row in self.rows) + self.ring_s
+
+    @property
+    def link_bound(self) -> bool:
+        """Whether gradients between clusters take longer than all micro-batches."""
+        return self.ring_s > max(row.end_s for row in self.rows)
+
+    @property
+    def unlike_sizes(self) -> bool:
+        """Whether chains have micro-batches of several sizes."""
+        return any(row.shape.micro_batch_size != self.micro_batch_size for row in self.rows)
+
+    @property
+    def local_steps(self) -> int:
+        """Steps that groups of replicas take between two averages; 1: all reduce their gradients."""
+        return self.rows[0].shape.task.local_steps
+
+    @property
+    def dp(self) -> int:
+        """Number of replicas."""
+        return sum(row.shape.dp for row in self.rows)
+
+    @cached_property
+    def num_chips(self) -> int:
+        """Chips of all stages."""
+        return sum(row.shape.num_chips for row in self.rows)
+
+    @cached_property
+    def clusters(self) -> tuple[str, ...]:
+        """Clusters it uses, sorted by name."""
+        return tuple(
+            sorted({spot.cluster for row in self.rows for spot in (s.spot for s in row.shape.segments)})
+        )
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others, whatever the order in which it was found."""
+        return (
+            self.micro_batch_size,
+            self.schedule,
+            self.local_steps,
+            tuple(
+                (
+                    row.counts,
+                    row.shape.micro_batch_size,
+                    tuple((s.cluster, s.group.name) for s in row.shape.spots),
+                    row.chain.layers,
+                    tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in row.shape.seats),
+                )
+                for row in self.rows
+            ),
+        )
+
+    def rate(self, each: str) -> float:
+        """Return the sum over chips of `price` (per second) or `power` (watts)."""
+        total = 0.0
+        for row in self.rows:
+            for spot, seat in zip(row.shape.spots, row.shape.seats, strict=True):
+                value = spot.group.price_per_chip_hour / 3600 if each == "price" else spot.chip.power_w
+                total += row.shape.dp * seat.num_chips * value
+        return total
+
+
+def deal(
+    chosen: Sequence[tuple[Shape, Chain]],
+    total: int,
+    micro_batch_size: int,
+    ring_s: float,
+    even: bool = False,
+) -> Layout | None:
+    """Return the layout of cut shapes with the micro-batches dealt, None with too few to go round.
+
+    They are dealt by speed, or `even`ly.
+    """
+    chosen = placed(chosen)
+    paces = [Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp) for shape, chain in chosen]
+    counts = deal_evenly(paces, total) if even else deal_micro_batches(paces, total)
+    if counts is None:
+        return None
+    rows = tuple(Row(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
+    return Layout(rows, micro_batch_size, chosen[0][0].schedule, ring_s)
+
+
+def placed(chosen: Sequence[tuple[Shape, Chain]]) -> list[tuple[Shape, Chain]]:
+    """Return cut shapes with those at pooled spots as what they are at the spots themselves."""
+    return [one for shape, chain in chosen for one in chain.parts or ((shape, chain),)]

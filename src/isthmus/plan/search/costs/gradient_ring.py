@@ -1,0 +1,21 @@
+"""`ring_s`: seconds that the ring of all gradients takes over the clusters of several replica groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.plan.search.costs.routes import Ways
+from isthmus.plan.search.costs.slots import Spot
+from isthmus.plan.search.costs.task import Task
+
+
+def ring_s(task: Task, ways: Ways, spots: Sequence[Sequence[Spot]], zero: int) -> float:
+    """Return the seconds of all gradients' ring over the clusters of several islands (infinite: not joined).
+
+    As the simulator lets it run: the clusters in order of first use, all members' parts on the same wires.
+    """
+    names = list(dict.fromkeys(spot.cluster for island in spots for spot in island))
+    if len(spots) < 2 or len(names) < 2:
+        return 0.0
+    num_bytes = 4.0 * task.profile.num_parameters * (0.75 if zero else 1.0)
+    return ways.ring_s(names, num_bytes)

@@ -1,0 +1,68 @@
+"""`Task`: what is trained, apart from where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from isthmus.core.chip import Precision
+from isthmus.plan.memory.stage_memory import OUTER_BYTES
+from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.time.calibration import Calibration
+
+STATIC_BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
+"""Bytes per parameter of weights, gradients and optimizer."""
+
+Zero = Literal[0, 1, 2, 3]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, apart from where: the model, the batch, and how its costs are known.
+
+    With `local_steps` above 1 every layout has groups of islands that average so often; seats hold what that
+    takes.
+    """
+
+    profile: ModelProfile
+    sequence_length: int
+    precision: Precision
+    calibration: Calibration
+    local_steps: int = field(default=1, kw_only=True)
+    optimizer_on_host: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def equal_layers(self) -> bool:
+        """Whether all decoder layers are alike."""
+        return len(self.kinds) == 1
+
+    @cached_property
+    def kinds(self) -> tuple[LayerProfile, ...]:
+        """The distinct layers (equal ones are one object)."""
+        return tuple({id(layer): layer for layer in self.profile.layers}.values())
+
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """For each layer the first one, from 1 on, after which the same layers follow as after it."""
+        layers = [id(layer) for layer in self.profile.layers]
+        count = len(layers)
+        return tuple(
+            next(
+                (one for one in range(1, first) if layers[one : one + count - first] == layers[first:]), first
+            )
+            for first in range(count)
+        )
+
+    @property
+    def static_bytes(self) -> tuple[int, int, int]:
+        """Bytes per parameter of weights, gradients and optimizer on the chip, an outer one included."""
+        weights, gradients, optimizer = STATIC_BYTES[self.stored]
+        if self.optimizer_on_host:
+            return weights, gradients, 0
+        return weights, gradients, optimizer + OUTER_BYTES * (self.local_steps > 1)
+
+    @property
+    def stored(self) -> Literal["fp32", "bf16"]:
+        """Precision of the weights as `stage_memory` names it."""
+        return "fp32" if self.precision in ("fp32", "tf32") else "bf16"

@@ -1,0 +1,269 @@
+"""`explore`: the search. Which spots, in which islands, with which micro-batch and schedule, cut how.
+
+The tree: sets of spots > partitions into islands > micro-batch size > schedule > a chain per island (order,
+cuts, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in the order
+of what they promise (`compose` on bounds), each depth first to its end; one whose promise is no better than
+the best layouts found so far is pruned with everything below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from isthmus.plan.search.chains.chain_shape import Cost, Shape
+from isthmus.plan.search.chains.enumerate_chains import Chains
+from isthmus.plan.search.chains.ranking import Bounded
+from isthmus.plan.search.chains.replica_groups import Island, island_sets
+from isthmus.plan.search.chains.space import MANY_CHIPS, Space
+from isthmus.plan.search.compose.best_found import Found
+from isthmus.plan.search.compose.branch import Branch, BranchKey
+from isthmus.plan.search.compose.compose import Option, Options, compose, soonest_s
+from isthmus.plan.search.compose.compose_even import compose_even
+from isthmus.plan.search.compose.group_options import island_options
+from isthmus.plan.search.compose.layout import Layout, deal
+from isthmus.plan.search.costs.slots import Spot, flat
+
+PATIENCE = 1500
+"""Chains that are cut for nothing better, in a space too large for all its numbers, at most."""
+
+
+@dataclass
+class Tally:
+    """What the search has done: chains cut, chains pruned by their bound, branches closed unopened."""
+
+    evaluated: int = 0
+    pruned: int = 0
+    stopped: bool = False
+
+
+@dataclass
+class Explorer:
+    """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is.
+
+    `near` keeps the search to these branches. Where some of the space is left out anyway, the rest is left
+    after `PATIENCE` chains for nothing better: counted, so that a question has one answer.
+    """
+
+    space: Space
+    samples: int
+    asked_size: int
+    found: Found = field(default_factory=Found)
+    go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
+    tally: Tally = field(default_factory=Tally)
+    link_bound: bool = True
+    near: frozenset[BranchKey] | None = None
+    _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
+    _chains: dict[tuple[object, ...], Chains] = field(default_factory=dict)
+    _alone: dict[tuple[Bounded, str], Option] = field(default_factory=dict)
+    _better_at: int = 0
+
+    def run(self, spots: Sequence[Spot]) -> list[Layout]:
+        """Return the layouts found, best first: the best `width`, and the best of each set of clusters.
+
+        Node groups that train alone come first: they are few, and what they reach prunes the chains of many.
+        """
+        sets = list(island_sets(spots, self.space))
+        singles = [one for one in sets if all(len(island) == 1 for island in one)]
+        chains = [one for one in sets if any(len(island) > 1 for island in one)]
+        for some in (singles, chains):
+            self._better_at = self.tally.evaluated
+            for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
+                if self._ends():
+                    break
+                self._visit(branch)
+            if self.tally.stopped:
+                break
+        return self.found.layouts
+
+    def anew(self, space: Space, found: Found, near: frozenset[BranchKey] | None) -> Explorer:
+        """Return the same search of another space."""
+        return replace(self, space=space, found=found, near=near, _options={}, _chains={}, _alone={})
+
+    def forget(self) -> None:
+        """Let go of all chains but those that were found: they are many."""
+        for known in (self._options, self._chains, self._alone):
+            known.clear()
+
+    def _ends(self) -> bool:
+        """Say whether the search was stopped, or has looked at enough for nothing."""
+        tired = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
+        return self.tally.stopped or tired
+
+    def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
+        for islands, schedule, ring in self._parted(sets):
+            for size in self.space.micro_batch_sizes(self.asked_size, self.samples):
+                if self._left_out(islands, size, schedule):
+                    continue
+                promise_s = self._promise_s(islands, size, schedule, ring)
+                if promise_s < self.found.limit_s:
+                    yield Branch(islands, size, schedule, ring, promise_s)
+                elif promise_s < math.inf:
+                    self.tally.pruned += 1
+
+    def _parted(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[tuple[tuple[Island, ...], str, float]]:
+        """Yield the sets of islands that may train together, each schedule, and the seconds of their ring."""
+        space = self.space
+        for islands in sets:
+            ring = space.ring_s(islands)
+            if ring == math.inf or (len(islands) > 1 and space.limits.dp):
+                continue  # a fixed dp is that of one chain of stages
+            if ring >= self.found.limit_s:
+                self.tally.pruned += 1
+                continue
+            all_spots = list(itertools.chain(*islands))
+            if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
+                continue
+            for schedule in space.schedules(all_spots):
+                yield islands, schedule, ring
+
+    def _left_out(self, islands: Sequence[Island], size: int, schedule: str) -> bool:
+        """Say whether a branch is none of those that the search is kept to."""
+        names = frozenset(frozenset((s.cluster, s.group.name) for s in flat(island)) for island in islands)
+        return self.near is not None and (names, size, schedule) not in self.near
+
+    def _promise_s(self, islands: Sequence[Island], size: int, schedule: str, ring_s: float) -> float:
+        """Return the least seconds of a branch by bounds alone; infinite where there is nothing in it."""
+        if len(islands) == 1:
+            return next(self._chains_of(islands[0], size).by_end(self.found.limit_s), (math.inf, None))[0]
+        options, total = self._options_of(islands, size, schedule), self.samples // size
+        if not all(options):
+            return math.inf
+        if not self.space.limits.even_batches:
+            return ring_s + soonest_s(options, total, 0.0, self.found.limit_s - ring_s)
+        found = compose_even(options, total, lambda *_: False, 0.0)
+        return ring_s + (found if isinstance(found, float) else found[0])
+
+    @property
+    def _compose(self) -> Callable[..., tuple[float, tuple[Option, ...]] | float]:
+        return compose_even if self.space.limits.even_batches else compose
+
+    def _chains_of(self, island: Island, size: int, coarse: bool = False) -> Chains:
+        """Return the chains of an island; islands that are alike share them."""
+        island = _sorted(island)
+        key = (size, coarse, *self.space.alike(island))
+        if key not in self._chains:
+            self._chains[key] = self.space.chains(island, size, self.samples // size, coarse)
+        return self._chains[key]
+
+    def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
+        """Return the options of each of several islands."""
+        found = []
+        for island in islands:
+            coarse = len(island) > 1 and sum(spot.chips for spot in island) > MANY_CHIPS
+            chains = self._chains_of(island, size, coarse)
+            key = (id(chains), schedule)
+            if key not in self._options:
+                best_s = math.inf if self.found.best is None else self.found.best.estimate_s
+                self._options[key] = island_options(chains, schedule, best_s)
+                self.space.thinned = self.space.thinned or self._options[key].more
+            found.append(self._options[key])
+        return found
+
+    def _visit(self, branch: Branch) -> None:
+        if branch.promise_s >= self.found.limit_s:
+            self.tally.pruned += 1
+            return
+        if len(branch.islands) == 1:
+            self._visit_single(branch)
+            return
+        options = self._options_of(branch.islands, branch.micro_batch_size, branch.schedule)
+        total = self.samples // branch.micro_batch_size
+        answer = self._compose(options, total, self._cut, self.found.limit_s - branch.ring_s)
+        if isinstance(answer, float) or self.tally.stopped:
+            self.tally.pruned += 1
+            return
+        chosen = []
+        for option, island in zip(answer[1], branch.islands, strict=True):
+            if option.chain is not None:
+                chosen.append((self._placed(option, island), option.chain))
+        if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
+            return  # a plan has one warm-up for all its replicas
+        even = self.space.limits.even_batches
+        self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s, even))
+
+    def _visit_single(self, branch: Branch) -> None:
+        """Cut the chains of one island in the order of their bounds, until none can beat what was found."""
+        chains = self._chains_of(branch.islands[0], branch.micro_batch_size)
+        total, ranking = chains.micro_batches, chains.by_end(self.found.limit_s)
+        for least_s, one in ranking:
+            if least_s >= self.found.limit_s:
+                self.tally.pruned += ranking.left + 1
+                return
+            option = self._alone.get((one, branch.schedule))
+            if option is None:
+                option = Option(one.made(branch.schedule), Cost(one.first_s, one.pace_s), chains.island)
+                self._alone[one, branch.schedule] = option
+            if self._cut_below(option, -(-total // one.dp)) and option.chain is not None:
+                shape = self._placed(option, branch.islands[0])
+                self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
+            if self._ends():
+                return
+        self.tally.pruned += ranking.left
+
+    def _placed(self, option: Option, island: Island) -> Shape:
+        """Return the shape at the spots of this island, where it was made for another that is alike."""
+        there, here = option.island, _sorted(island)
+        if all(a is b for a, b in zip(there, here, strict=True)):
+            return option.shape
+        moved = dict(zip(map(id, there), here, strict=True))
+        segments = [one._replace(spot=moved[id(one.spot)]) for one in option.shape.segments]
+        return self.space.shape(segments, option.shape.dp, option.shape.schedule)
+
+    def _cut_below(self, option: Option, micro_batches: int) -> bool:
+        """Cut an option of an island that trains alone, unless a closer bound says that it cannot pay."""
+        while not option.cut:
+            if not self._cut(option, micro_batches):
+                option.cut = True  # nothing more can be found out
+                return False
+            least_s = option.cost.first_s + (micro_batches - 1) * option.cost.pace_s
+            if not option.cut and least_s >= self.found.limit_s:
+                self.tally.pruned += 1
+                return False
+        return True
+
+    def _cut(self, option: Option, micro_batches: int) -> bool:
+        """Cut an option and count it; False where it is infeasible, or bound by a link that may not bind.
+
+        For unlike layers, whose splits take long, a closer bound comes first, in another call.
+        """
+        if not option.weighed and not self.space.task.equal_layers:
+            option.weighed = True
+            costs = [cost for one in option.shape.variants if (cost := one.outlook(micro_batches))]
+            if costs:
+                option.cost = Cost(min(one.first_s for one in costs), min(one.pace_s for one in costs))
+            return bool(costs)
+        best_s, best = math.inf, None
+        for shape in option.shape.variants:
+            self.tally.evaluated += 1
+            chain = shape.cut(micro_batches)
+            if chain is None or (chain.link_bound and not self.link_bound):
+                continue
+            time_s = chain.cost.first_s + (micro_batches - 1) * chain.cost.pace_s
+            if time_s < best_s:
+                best_s, best = time_s, (shape, chain)
+        if not self.go_on(self.tally, self.found.best):
+            self.tally.stopped = True
+        if best is None:
+            return False
+        option.shape, option.chain = best
+        option.cost, option.cut = best[1].cost, True
+        return True
+
+    def _keep(self, layout: Layout | None) -> None:
+        """Keep a layout, unless it has more chips than may be used or rests on a link that may not bind."""
+        most = self.space.limits.max_chips
+        if layout is None or (most and layout.num_chips > most):
+            return
+        if self.link_bound or not layout.link_bound:
+            before = self.found.best
+            self.found.keep(layout)
+            if self.found.best is not before:
+                self._better_at = self.tally.evaluated
+
+
+def _sorted(island: Island) -> Island:
+    """Return the spots of an island by kind, as those of islands that are alike."""
+    return tuple(sorted(island, key=lambda spot: repr(spot.kind)))

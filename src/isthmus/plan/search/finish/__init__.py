@@ -1,0 +1,1 @@
+"""From the best layouts to written plans: simulated, refined, explained."""

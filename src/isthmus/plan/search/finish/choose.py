@@ -1,0 +1,68 @@
+"""`choose`: of simulated plans those that are asked for; `unmet`: how far all are from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from isthmus.core.plan import Refusal
+from isthmus.plan.search.finish.write_plan import Scored
+
+Objective = Literal["time", "cost", "energy", "pareto"]
+
+
+def choose(
+    scored: Sequence[Scored],
+    objective: Objective,
+    steps: int,
+    deadline_s: float | None,
+    budget: float | None,
+    keep: int,
+) -> list[Scored]:
+    """Return at most `keep` plans by the objective, `scored` being sorted by time.
+
+    `steps` of each take at most `deadline_s` and cost at most `budget` (None: any). Pareto: none is worse
+    than another in time, cost and energy.
+    """
+    kept = [
+        one
+        for one in scored
+        if (deadline_s is None or steps * one.time_s <= deadline_s)
+        and (budget is None or steps * one.cost <= budget)
+    ]
+    if objective == "cost":
+        kept.sort(key=lambda one: (one.cost, one.time_s, one.plan.id))
+    elif objective == "energy":
+        kept.sort(key=lambda one: (one.energy_j, one.time_s, one.plan.id))
+    elif objective == "pareto":
+        kept = [one for one in kept if not any(_beats(other, one) for other in kept)]
+    return _varied(kept, keep)
+
+
+def _varied(ordered: Sequence[Scored], keep: int) -> list[Scored]:
+    """Return `keep` plans in the same order: the best, the best of others, then the next best.
+
+    Others use other clusters, or reduce gradients every step where the best does not.
+    """
+    first: dict[tuple[tuple[str, ...], int], Scored] = {}
+    for one in ordered:
+        first.setdefault((one.layout.clusters, one.layout.local_steps), one)
+    best = {id(one) for one in first.values()}
+    others = [one for one in ordered if id(one) not in best]
+    wanted = {one.plan.id for one in [*first.values(), *others][:keep]}
+    return [one for one in ordered if one.plan.id in wanted]
+
+
+def _beats(one: Scored, other: Scored) -> bool:
+    mine, others = (one.time_s, one.cost, one.energy_j), (other.time_s, other.cost, other.energy_j)
+    return all(a <= b for a, b in zip(mine, others, strict=True)) and mine != others
+
+
+def unmet(scored: Sequence[Scored], steps: int) -> Refusal:
+    """Say how far deadline or budget are from what there is, where nothing keeps them."""
+    fastest, cheapest = scored[0], min(scored, key=lambda one: one.cost)
+    reason = (
+        f"no plan keeps deadline and budget: the fastest takes {steps * fastest.time_s:.0f} s for {steps} "
+        f"steps, the cheapest costs {steps * cheapest.cost:.2f}"
+    )
+    return Refusal(clusters=fastest.layout.clusters, reason=reason)

@@ -1,0 +1,158 @@
+"""`refusals`: why a combination of clusters gives no plan, in words and figures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from isthmus.core.job import Placement
+from isthmus.core.plan import Refusal
+from isthmus.core.pool import Cluster
+from isthmus.core.units import format_bytes
+from isthmus.plan.search.chains.chain_shape import Shape
+from isthmus.plan.search.costs.fixed_degrees import degrees_in_words
+from isthmus.plan.search.costs.slots import Spot
+from isthmus.plan.search.costs.stage_costs import MEMORY_FRACTION
+from isthmus.plan.search.explore.branch_and_bound import Explorer
+
+MAX_CLUSTERS = 4
+"""Combinations of so many clusters are explained; of larger pools those of one and two, and the whole."""
+
+PROBES = 24
+"""Chains tried before a combination counts as refused: those with the most memory first."""
+
+
+def combinations(clusters: Sequence[Cluster]) -> list[tuple[Cluster, ...]]:
+    """Return the combinations of clusters that deserve a reason, small ones first."""
+    most = MAX_CLUSTERS if len(clusters) <= MAX_CLUSTERS else 2
+    found = [one for size in range(1, most + 1) for one in itertools.combinations(clusters, size)]
+    return found if len(clusters) <= most or len(clusters) == 0 else [*found, tuple(clusters)]
+
+
+def refusals(
+    explorer: Explorer,
+    clusters: Sequence[Cluster],
+    spots: Mapping[str, Sequence[Spot]],
+    placement: Placement,
+    total: int,
+) -> tuple[Refusal, ...]:
+    """Return a refusal for each combination that has no plan; `total` micro-batches of the asked size."""
+    planned = {one.clusters for one in explorer.found.layouts}
+    found = []
+    for chosen in combinations(clusters):
+        names = tuple(cluster.name for cluster in chosen)
+        if tuple(sorted(names)) in planned:
+            continue
+        reason = _reason(explorer, chosen, spots, placement, total)
+        if reason:
+            found.append(Refusal(clusters=names, reason=reason))
+    return tuple(found)
+
+
+def _reason(
+    explorer: Explorer,
+    chosen: Sequence[Cluster],
+    spots: Mapping[str, Sequence[Spot]],
+    placement: Placement,
+    total: int,
+) -> str:
+    names = [cluster.name for cluster in chosen]
+    space = explorer.space
+    layers = space.task.profile.num_layers
+    here = [spot for name in names for spot in spots[name]]
+    if len({cluster.owner for cluster in chosen}) > 1 and not placement.several_owners:
+        return "the job may not use several owners (placement.several_owners)"
+    empty = [name for name in names if not spots[name]]
+    if empty:
+        return f"{', '.join(empty)} has no free chip that the job admits"
+    if len(names) > layers:
+        return f"the model has {layers} layers, fewer than {len(names)} clusters"
+    if placement.max_chips and placement.max_chips < len(names):
+        most = placement.max_chips
+        return f"at most {most} chips may be used, fewer than one for each of {len(names)} clusters"
+    if not placement.mixed_chips and all(
+        len({spot.group.chip for spot in one}) > 1 for one in itertools.product(*(spots[n] for n in names))
+    ):
+        return "the job may not mix chips (placement.mixed_chips)"
+    if not any(spot.reads_data for spot in here):
+        return "none of its clusters may read the training data (placement.data_owners, data_regions)"
+    return _unjoined(explorer, names) or _infeasible(explorer, here, total)
+
+
+def _unjoined(explorer: Explorer, names: Sequence[str]) -> str:
+    """Return which link is missing, where no order of the clusters has all that it needs."""
+    ways, first = explorer.space.ways, None
+    for order in itertools.islice(itertools.permutations(names), 24):
+        missing = [ends for a, b in itertools.pairwise(order) if (ends := ways.missing(a, b))]
+        if not missing:
+            return ""
+        first = first or missing[0]
+    return f"no link from {first[0]} to {first[1]}" if first else ""
+
+
+def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
+    """Return why no chain over these spots is feasible, or nothing where one is (and others are faster)."""
+    space, shapes = explorer.space, []
+    for chosen in itertools.product(*_by_cluster(spots)):
+        shapes += list(
+            itertools.islice(space.shapes(chosen, explorer.asked_size, "1f1b", total), 20 * PROBES)
+        )
+    if not shapes:
+        degrees = degrees_in_words(space.limits)
+        return "no chain of stages over them keeps the limits of the job" + (degrees and f": {degrees}")
+    shapes.sort(key=lambda one: -_memory(one))
+    narrow = ""
+    for shape in shapes[:PROBES]:
+        chain = shape.cut(-(-total // shape.dp))
+        if chain is None:
+            continue
+        if explorer.link_bound or not chain.link_bound:
+            return ""
+        narrow = narrow or _narrow(shape)
+    return narrow or _too_little(shapes[0])
+
+
+def _by_cluster(spots: Sequence[Spot]) -> list[list[Spot]]:
+    found: dict[str, list[Spot]] = {}
+    for spot in spots:
+        found.setdefault(spot.cluster, []).append(spot)
+    return list(found.values())
+
+
+def _memory(shape: Shape) -> float:
+    """Return the bytes of one replica's chips."""
+    return sum(float(seat.chip.memory_bytes * seat.num_chips) for seat in shape.seats)
+
+
+def _too_little(shape: Shape) -> str:
+    layers, count = shape.task.profile.num_layers, shape.num_stages
+    needed = 0.0
+    for stage, seat in enumerate(shape.seats):
+        part = (layers * stage // count, layers * (stage + 1) // count)
+        alive = shape.in_flight(stage)
+        needed += seat.num_chips * seat.stage_bytes(*part, alive, part[1] - part[0], shape.dp, shape.zero)
+    whole = needed <= MEMORY_FRACTION * _memory(shape)
+    return (
+        f"too little memory: with all layers recomputed the model needs about {format_bytes(needed)} on "
+        f"{sum(seat.num_chips for seat in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
+        f"{MEMORY_FRACTION:.0%} of it usable"
+        + ("; it would be enough, but no cut into whole layers fits every chip" if whole else "")
+    )
+
+
+def _narrow(shape: Shape) -> str:
+    """Say which link cannot keep up with the chips at both ends of it."""
+    pace_s = max(shape.task.profile.num_layers / sum(1 / seat.least_layer_s for seat in shape.seats), 1e-12)
+    demand_gbps = shape.dp * shape.message_bytes * 8 / 1e9 / pace_s
+    worst = None
+    for a, b in itertools.pairwise(shape.segments):
+        for ends in ((a.spot.cluster, b.spot.cluster), (b.spot.cluster, a.spot.cluster)):
+            way = shape.ways.way(*ends)
+            if way is not None and (worst is None or way.bytes_per_s < worst[0]):
+                worst = (way.bytes_per_s, ends)
+    if worst is None:
+        return "no link joins them"
+    return (
+        f"the link {worst[1][0]} to {worst[1][1]} carries {worst[0] * 8 / 1e9:.3g} Gbit/s; "
+        f"the pipeline needs {demand_gbps:.3g} Gbit/s to keep its pace"
+    )

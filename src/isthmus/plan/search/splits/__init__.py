@@ -1,0 +1,1 @@
+"""Splits of layers over stages, and of micro-batches over replicas."""

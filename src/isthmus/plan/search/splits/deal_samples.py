@@ -1,0 +1,68 @@
+"""`deal_samples`: micro-batches of a size by replica, so that all replicas end together.
+
+Equations (3) and (4) of the heterogeneous-training report: size x number in proportion to speed, the products
+of all replicas summing to the global batch. Sizes divide one another (powers of two), so that giving as many
+of the large ones as fit leaves the rest to the small ones without loss, and the earliest end is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batches
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Replicas whose micro-batches have `size` samples."""
+
+    pace: Pace
+    size: int
+
+
+def deal_samples(kinds: Sequence[Sized], samples: int) -> tuple[tuple[int, ...], ...] | None:
+    """Return the micro-batches of every copy of every kind, `samples` in all, with the earliest end.
+
+    Every replica takes at least one: None where those alone are too many samples, or where the samples are no
+    multiple of the smallest size. Of any two sizes one divides the other.
+    """
+    least = min(one.size for one in kinds)
+    rest = samples - sum(one.size * one.pace.copies for one in kinds)
+    if rest < 0 or rest % least:
+        return None
+    time_s = _earliest_s(kinds, rest)
+    totals = _coins(kinds, rest, time_s) or {}
+    found: list[tuple[int, ...]] = [()] * len(kinds)
+    for size, more in totals.items():
+        places = [place for place, one in enumerate(kinds) if one.size == size]
+        paces = [kinds[place].pace for place in places]
+        counts = deal_micro_batches(paces, more + sum(one.copies for one in paces))
+        for place, count in zip(places, counts or (), strict=True):
+            found[place] = count
+    return tuple(found)
+
+
+def _earliest_s(kinds: Sequence[Sized], rest: int) -> float:
+    """Return the least time within which every replica ends a micro-batch, and together they end the rest."""
+    low_s = max(one.pace.first_s for one in kinds)
+    if _coins(kinds, rest, low_s) is not None:
+        return low_s
+    least = min(kinds, key=lambda one: one.size)
+    high_s = max(low_s, least.pace.end_s(rest // least.size + 1))
+    for _ in range(100):
+        middle_s = (low_s + high_s) / 2
+        if middle_s in (low_s, high_s):
+            break
+        low_s, high_s = (low_s, middle_s) if _coins(kinds, rest, middle_s) is not None else (middle_s, high_s)
+    return high_s
+
+
+def _coins(kinds: Sequence[Sized], rest: int, time_s: float) -> dict[int, int] | None:
+    """Return how many more micro-batches of each size make up `rest` within a time, None where none do."""
+    found = {}
+    for size in sorted({one.size for one in kinds}, reverse=True):
+        most = sum(one.pace.copies * (one.pace.taken(time_s) - 1) for one in kinds if one.size == size)
+        found[size] = min(most, rest // size)
+        rest -= size * found[size]
+    return None if rest else found

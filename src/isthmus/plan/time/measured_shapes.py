@@ -1,0 +1,94 @@
+"""`with_shapes`: a calibration with the parts of a model as they were timed alone, at one micro-batch size.
+
+Each factor is what was measured over what the roofline says under the calibration given: layer, embedding,
+head, update. `step_s` is replaced.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from isthmus.core.chip import Chip, Precision
+from isthmus.core.pool import NodeGroup
+from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.profile.model_profile import ModelProfile
+from isthmus.plan.time.calibration import Calibration, Parameter
+from isthmus.plan.time.micro_benchmarks import LEAST_RELATIVE, LEAST_S, ShapeTiming
+from isthmus.plan.time.parameters import shape_scope, vocabulary_scope
+from isthmus.plan.time.stage_time import Batch, Host, PassTime, embedding_pass, head_pass, pass_time, update_s
+from isthmus.plan.time.stage_work import layer_work
+
+
+def with_shapes(
+    calibration: Calibration,
+    chip: Chip,
+    profile: ModelProfile,
+    precision: Precision,
+    measured: Sequence[ShapeTiming],
+) -> Calibration:
+    """Return `calibration` with what `measured` (copies at work at once, of one shape) says of `profile`."""
+    first = measured[0]
+    batch = Batch(
+        micro_batch_size=first.micro_batch_size, sequence_length=first.sequence_length, precision=precision
+    )
+    host, share = _plain_host(calibration, chip), batch.share(Degrees())
+    size = profile.hidden_size, share.tokens
+    ends = vocabulary_scope(chip.name, *size, profile.vocab_size)
+    step = _Usual.of(measured, lambda one: one.step_s)
+    update = _Usual.of(measured, lambda one: one.update_s)
+    moved = _Usual(max(update.seconds - step.seconds, LEAST_S), update.relative)
+    layer = pass_time(host, layer_work(profile.layers[1], share), precision)
+    embedding = embedding_pass(profile, host, share, precision)
+    head = head_pass(profile, host, share, precision)
+    update_each_s = update_s(host, first.update_parameters, batch.precision_bytes)
+    made = {
+        f"{shape_scope(chip.name, *size, 1)}/shape_time": _Usual.of(measured, lambda one: one.layer_s).over(
+            _both(layer)
+        ),
+        f"{ends}/embedding_time": _Usual.of(measured, lambda one: one.embedding_s).over(_both(embedding)),
+        f"{ends}/head_time": _Usual.of(measured, lambda one: one.head_s).over(_both(head)),
+        f"{chip.name}/update_time": moved.over(update_each_s),
+        f"{chip.name}/step_s": step.over(1.0),
+    }
+    return calibration.model_copy(
+        update={
+            "parameters": {**calibration.parameters, **made},
+            "fitted_on": (*calibration.fitted_on, f"parts-{ends}"),
+        }
+    )
+
+
+def _plain_host(calibration: Calibration, chip: Chip) -> Host:
+    """Return a chip as the roofline sees it: an earlier `update_time` left out."""
+    group = NodeGroup(name="measured", chip=chip.name, nodes=1, chips_per_node=1)
+    kept = {key: one for key, one in calibration.parameters.items() if not key.endswith("update_time")}
+    return Host.of(group, chip, calibration.model_copy(update={"parameters": kept}))
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """The usual seconds of something, and their relative spread: half of what the middle half spans."""
+
+    seconds: float
+    relative: float
+
+    @classmethod
+    def of(cls, measured: Sequence[ShapeTiming], read: Callable[[ShapeTiming], tuple[float, ...]]) -> _Usual:
+        """Return the median over all repetitions of all copies.
+
+        Not the fastest: a step of training meets the machine as it usually is.
+        """
+        taken = [seconds for one in measured for seconds in read(one)]
+        middle = statistics.median(taken)
+        low, _, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else (middle, middle, middle)
+        return cls(middle, (high - low) / 2 / middle)
+
+    def over(self, expected_s: float) -> Parameter:
+        """Return it as a share of what was expected."""
+        return Parameter(value=self.seconds / expected_s, relative=max(LEAST_RELATIVE, self.relative))
+
+
+def _both(time: PassTime) -> float:
+    return time.forward_s + time.backward_s

@@ -1,0 +1,125 @@
+"""What micro-benchmarks of a chip say of its parameters. The measuring is done elsewhere, by a worker.
+
+`Measurement` is what `python -m isthmus.train.measure.measure_chip` prints; `calibrate_chip` turns it into a
+calibration. Each parameter is the median over sizes of what was reached, its uncertainty their scatter.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from isthmus.core.base import Count, Frozen, Positive
+from isthmus.core.chip import Chip, Precision
+from isthmus.plan.time.calibration import Calibration, Parameter
+from isthmus.plan.time.parameters import PARAMETERS
+
+LEAST_RELATIVE = 0.03
+"""No micro-benchmark is trusted further than this: training differs from it."""
+
+LEAST_S = 1e-6
+"""No message is quicker than this beside its delay: a clock says less."""
+
+
+class Timing(Frozen):
+    """One micro-benchmark: operations done, bytes moved, and the seconds of each repetition."""
+
+    name: str
+    flops: float = 0.0
+    num_bytes: float = 0.0
+    count: Count = 1
+    seconds: tuple[Positive, ...] = Field(min_length=1)
+
+    @property
+    def best_s(self) -> float:
+        """The fastest repetition: what other work on the machine takes away is no property of the chip."""
+        return min(self.seconds)
+
+
+class Measurement(Frozen):
+    """All micro-benchmarks of one device."""
+
+    version: Literal[1] = 1
+    device: str
+    precision: Precision
+    matmul: tuple[Timing, ...] = Field(min_length=1)
+    attention: tuple[Timing, ...] = ()
+    memory: tuple[Timing, ...] = Field(min_length=1)
+    launch: tuple[Timing, ...] = Field(min_length=1)
+    shape: ShapeTiming | None = None
+
+
+class ShapeTiming(Frozen):
+    """The parts of a model timed alone, the seconds of each repetition.
+
+    Forward and backward of one micro-batch together: a decoder layer, the embedding, final norm with head and
+    loss. `update_s` is the optimizer's, of `update_parameters` elements; `step_s` that of as many tensors of
+    one element.
+    """
+
+    hidden_size: Count
+    vocab_size: Count
+    micro_batch_size: Count
+    sequence_length: Count
+    layer_s: tuple[Positive, ...] = Field(min_length=1)
+    embedding_s: tuple[Positive, ...] = Field(min_length=1)
+    head_s: tuple[Positive, ...] = Field(min_length=1)
+    update_s: tuple[Positive, ...] = Field(min_length=1)
+    update_parameters: Count
+    step_s: tuple[Positive, ...] = Field(min_length=1)
+
+
+def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibration:
+    """Return the calibration that `measured` gives for `chip`: shares of its data sheet, and the host's pace.
+
+    A share above 1 means that the chip is faster than its data sheet says; it is kept.
+    """
+    peak = chip.flop_per_s(measured.precision)
+    rate = chip.memory_bandwidth_bytes_per_s
+    found = {
+        "matmul_share": [t.flops / t.best_s / peak for t in measured.matmul],
+        "attention_share": [t.flops / t.best_s / peak for t in measured.attention],
+        "memory_share": [t.num_bytes / t.best_s / rate for t in measured.memory],
+        "launch_s": [t.best_s / t.count for t in measured.launch],
+    }
+    kinds = (*measured.matmul, *measured.attention, *measured.memory, *measured.launch)
+    return Calibration(
+        name=name,
+        source=f"micro-benchmarks of {measured.device} as {chip.name}, {measured.precision}",
+        fitted_on=tuple(timing.name for timing in kinds),
+        parameters={f"{chip.name}/{key}": _parameter(key, values) for key, values in found.items() if values},
+    )
+
+
+def with_links(
+    calibration: Calibration,
+    shares: Mapping[str, Sequence[float]],
+    messages_s: Mapping[str, Sequence[float]] | None = None,
+) -> Calibration:
+    """Return `calibration` with the shares that flows reached on links, by `FROM>TO`.
+
+    `messages_s` is what single messages took there beside delay and bytes.
+    """
+    found = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
+    found |= {
+        f"{ends}/message_s": _parameter("message_s", [max(one, LEAST_S) for one in values])
+        for ends, values in (messages_s or {}).items()
+    }
+    return calibration.model_copy(
+        update={
+            "parameters": {**calibration.parameters, **found},
+            "fitted_on": (*calibration.fitted_on, *(f"link-{ends}" for ends in shares)),
+        }
+    )
+
+
+def _parameter(key: str, values: Sequence[float]) -> Parameter:
+    value = statistics.median(values)
+    scatter = PARAMETERS[key].relative / 2
+    if len(values) > 1:
+        scatter = statistics.stdev(math.log(x) for x in values) / math.sqrt(len(values))
+    return Parameter(value=value, relative=max(LEAST_RELATIVE, scatter))

@@ -1,0 +1,284 @@
+"""Seconds of a pipeline stage: the roofline of its work on a chip, its exchanges, and the host's pace.
+
+A pass takes the sum of its kinds of work, each at the share of the chip's peak that such work reaches, plus
+the exchanges that nothing hides; where the host launches more slowly than that, the host's pace
+(`smooth_max`). Small matrix products are slow by the bytes of their operands, which add to their operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from isthmus.core.chip import Chip, Precision
+from isthmus.core.pool import NodeGroup
+from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.profile.component import Recompute
+from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+from isthmus.plan.time.calibration import Calibration, Rates, smooth_max
+from isthmus.plan.time.collectives import Topology, all_gather_s, all_reduce_s, all_to_all_s
+from isthmus.plan.time.parameters import shape_scope, vocabulary_scope
+from isthmus.plan.time.stage_work import (
+    LOGIT_BYTES,
+    Exchange,
+    Share,
+    Work,
+    embedding_work,
+    head_work,
+    layer_work,
+)
+
+BACKWARD_LAUNCHES = 1.5
+"""Launches of a backward pass over those of the forward pass."""
+
+UPDATE_BYTES = {2: 36, 4: 28}
+"""Bytes that Adam reads and writes per parameter, by the bytes of a compute element."""
+
+GRADIENT_BYTES = 4
+"""Bytes of a gradient element."""
+
+HOST_LINK_BYTES_PER_S = 20e9
+"""Assumed between a chip and its host, each way: PCIe 4.0 x16 as copies of pinned memory reach it."""
+
+HOST_MEMORY_BYTES_PER_S = 25e9
+"""Assumed of a host's memory for each of its chips: 200 GB/s among eight."""
+
+_COLLECTIVES: dict[str, Callable[[Topology, float, int, int], float]] = {
+    "all_reduce": all_reduce_s,
+    "all_gather": all_gather_s,
+    "all_to_all": all_to_all_s,
+}
+_EIGHT_BIT: frozenset[Precision] = frozenset(("fp8", "int8"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Where a stage runs: a chip, what joins it to others, and the parameters that hold for it."""
+
+    chip: Chip
+    rates: Rates
+    topology: Topology
+    calibration: Calibration
+
+    def shape_time(self, layer: LayerProfile, share: Share) -> float:
+        """Return the factor on the time of a layer of this shape, 1 where it was not measured."""
+        scope = shape_scope(self.chip.name, layer.hidden_size, share.tokens, share.degrees.tp)
+        return self.calibration.value("shape_time", scope)
+
+    def end_time(self, name: str, profile: ModelProfile, share: Share) -> float:
+        """Return the factor `embedding_time` or `head_time`, 1 where it was not measured; whole ends only."""
+        if share.degrees.tp > 1:
+            return 1.0
+        scope = vocabulary_scope(self.chip.name, profile.hidden_size, share.tokens, profile.vocab_size)
+        return self.calibration.value(name, scope)
+
+    @classmethod
+    def of(cls, group: NodeGroup, chip: Chip, calibration: Calibration) -> Host:
+        """Return the host that a node group is under a calibration; its network rate is per chip."""
+        rates = Rates.of(calibration, chip.name)
+        return cls(
+            chip=chip,
+            rates=rates,
+            calibration=calibration,
+            topology=Topology(
+                chips_per_node=group.chips_per_node,
+                link_bytes_per_s=chip.in_node_link.bandwidth_bytes_per_s * rates.link_share,
+                link_latency_s=rates.link_latency_s,
+                network_bytes_per_s=group.network_gbps * 1e9 / 8 * rates.network_share,
+                network_latency_s=rates.network_latency_s,
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One micro-batch, and the precision of its products; attention stays at 16 bits under 8-bit ones."""
+
+    micro_batch_size: int
+    sequence_length: int
+    precision: Precision
+
+    @property
+    def precision_bytes(self) -> int:
+        """Bytes of an activation element: fp8 products still pass 16 bits on."""
+        return 4 if self.precision in ("fp32", "tf32") else 8 if self.precision == "fp64" else 2
+
+    def share(self, degrees: Degrees) -> Share:
+        """Return the micro-batch as one chip sees it."""
+        return Share(
+            tokens=self.micro_batch_size * self.sequence_length / degrees.cp,
+            sequence_length=self.sequence_length,
+            precision_bytes=self.precision_bytes,
+            degrees=degrees,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTime:
+    """Seconds of a forward and a backward of one micro-batch, and what they are made of (both together)."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    matmul_s: float = 0.0
+    attention_s: float = 0.0
+    memory_s: float = 0.0
+    exchange_s: float = 0.0
+
+    def times(self, count: float) -> PassTime:
+        """Return the time of `count` such passes."""
+        return PassTime(**{name: getattr(self, name) * count for name in self.__dataclass_fields__})
+
+    def __add__(self, other: PassTime) -> PassTime:
+        names = self.__dataclass_fields__
+        return PassTime(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+def exchange_s(topology: Topology, one: Exchange) -> float:
+    """Return the seconds of an exchange, all its times."""
+    return one.times * _COLLECTIVES[one.kind](topology, one.num_bytes, one.size, one.stride)
+
+
+def pass_time(
+    host: Host,
+    work: Work,
+    precision: Precision,
+    recompute: Recompute = "none",
+    *,
+    experts_hidden: bool = False,
+    backward_bytes: float | None = None,
+) -> PassTime:
+    """Return the seconds of one part's forward and backward pass.
+
+    `experts_hidden` hides the exchanges of experts behind the computing of another micro-batch, as DualPipe
+    does; `backward_bytes` replaces the traffic of the backward pass (twice the forward's, without it).
+    """
+    rates, peak = host.rates, host.chip.flop_per_s(precision)
+    wide: Precision = "bf16" if precision in _EIGHT_BIT else precision
+    memory = host.chip.memory_bandwidth_bytes_per_s * rates.memory_share
+    matmul_s = work.matmul_flops / (peak * rates.matmul_share) + work.matmul_bytes / memory
+    core_s = work.core_flops / (host.chip.flop_per_s(wide) * rates.attention_share)
+    moved_s = work.moved_bytes / memory
+    moved_back_s = 2 * moved_s if backward_bytes is None else backward_bytes / memory
+    shown_s = hiding_s = hidden_s = 0.0
+    for one in work.exchanges:
+        seconds = exchange_s(host.topology, one)
+        if one.kind == "all_to_all" and experts_hidden:
+            hidden_s += seconds
+        elif one.hides:
+            hiding_s += seconds
+        else:
+            shown_s += seconds
+    launch_s = work.launches * rates.launch_s
+    launch_s += sum(one.times * (one.size - 1) for one in work.exchanges) * rates.skew_s
+    compute_s = matmul_s + core_s + moved_s
+    forward_s = compute_s + shown_s + hiding_s
+    forward_s = smooth_max(max(forward_s, hidden_s), launch_s)
+    weight_s = rates.backward_overlap * work.first_flops / (peak * rates.matmul_share)
+    back_s = 2 * matmul_s + work.core_backward * core_s + moved_back_s
+    exchanged_s = shown_s + max(0.0, hiding_s - weight_s)
+    again_s, again_launch_s = _again(recompute, compute_s, core_s, moved_s, shown_s + hiding_s, launch_s)
+    backward_s = smooth_max(
+        max(back_s + exchanged_s + again_s, hidden_s), BACKWARD_LAUNCHES * launch_s + again_launch_s
+    )
+    whole = 1 if recompute == "full" else 0
+    return PassTime(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        matmul_s=(3 + whole) * matmul_s,
+        attention_s=(1 + work.core_backward + whole) * core_s,
+        memory_s=(1 + whole) * moved_s + moved_back_s,
+        exchange_s=(1 + whole) * (shown_s + hiding_s) + exchanged_s,
+    )
+
+
+def _again(
+    recompute: Recompute, compute_s: float, core_s: float, moved_s: float, exchanged_s: float, launch_s: float
+) -> tuple[float, float]:
+    """Return the seconds that recomputation adds to a backward pass, and those of its launches."""
+    if recompute == "full":
+        return compute_s + exchanged_s, launch_s
+    if recompute == "selective":
+        return core_s + moved_s / 2, launch_s / 4
+    if recompute == "moe":
+        return compute_s / 2, launch_s / 2
+    return 0.0, 0.0
+
+
+@lru_cache(maxsize=4096)
+def _layer_work(layer: LayerProfile, share: Share) -> Work:
+    return layer_work(layer, share)
+
+
+def stage_pass(
+    profile: ModelProfile,
+    layers: tuple[int, int],
+    host: Host,
+    batch: Batch,
+    degrees: Degrees,
+    *,
+    recompute: Recompute = "none",
+    recompute_layers: int | None = None,
+    experts_hidden: bool = False,
+) -> PassTime:
+    """Return the seconds of one micro-batch on the stage of decoder layers `[first, last)`.
+
+    The first stage holds the embedding, the last one the head. `recompute_layers` of its layers (all, without
+    it) are recomputed.
+    """
+    share, (first, last) = batch.share(degrees), layers
+    again = last - first if recompute_layers is None else recompute_layers
+    total = PassTime()
+    for layer, mode, count in _runs(profile.layers[first:last], recompute, again):
+        work = _layer_work(layer, share)
+        one = pass_time(host, work, batch.precision, mode, experts_hidden=experts_hidden)
+        total = total + one.times(count * host.shape_time(layer, share))
+    wide: Precision = "bf16" if batch.precision in _EIGHT_BIT else batch.precision
+    if first == 0:
+        time = embedding_pass(profile, host, share, wide)
+        total = total + time.times(host.end_time("embedding_time", profile, share))
+    if last == profile.num_layers:
+        total = total + head_pass(profile, host, share, wide).times(
+            host.end_time("head_time", profile, share)
+        )
+    return total
+
+
+def embedding_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
+    """Return the seconds of one micro-batch in the embedding, by the roofline."""
+    return pass_time(host, embedding_work(profile, share), precision)
+
+
+def head_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
+    """Return the seconds of one micro-batch in final norm, head and loss, by the roofline."""
+    work = head_work(profile, share)
+    backward_bytes = work.moved_bytes * LOGIT_BYTES[1] / LOGIT_BYTES[0]
+    return pass_time(host, work, precision, backward_bytes=backward_bytes)
+
+
+def _runs(
+    layers: Sequence[LayerProfile], recompute: Recompute, again: int
+) -> list[tuple[LayerProfile, Recompute, int]]:
+    """Count equal layers (equal ones are one object) by whether they are recomputed."""
+    counted: dict[tuple[int, Recompute], tuple[LayerProfile, int]] = {}
+    for index, layer in enumerate(layers):
+        key = id(layer), recompute if index < again else "none"
+        counted[key] = layer, counted.get(key, (layer, 0))[1] + 1
+    return [(layer, mode, count) for (_, mode), (layer, count) in counted.items()]
+
+
+def update_s(host: Host, parameters: float, precision_bytes: int) -> float:
+    """Return the seconds of the optimizer's update of `parameters` elements on one chip."""
+    moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
+    rate = host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share
+    return moved / rate * host.rates.update_time
+
+
+def host_update_s(parameters: float, precision_bytes: int) -> float:
+    """Return the seconds of an update in host memory of one chip's `parameters`.
+
+    Gradients (fp32) go there, weights of `precision_bytes` come back, and nothing overlaps.
+    """
+    crossing = parameters * (GRADIENT_BYTES + precision_bytes)
+    moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
+    return crossing / HOST_LINK_BYTES_PER_S + moved / HOST_MEMORY_BYTES_PER_S

@@ -1,0 +1,177 @@
+"""`Work`: what one pass of a micro-batch asks of a chip, as counts: operations, bytes moved, exchanges.
+
+Counts depend on model and cut alone; `isthmus.plan.time.stage_time` turns them into seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.profile.component import Component, Sharding, Weight
+from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
+
+LOGIT_BYTES = (48, 32)
+"""Bytes moved per logit, forward and backward, by a cross-entropy in fp32 that is not fused."""
+
+_SECOND = ("o", "down", "shared_down")
+"""Weights whose products end in the exchange of tensor parallelism; the others' gradients can hide one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """`times` collectives of `num_bytes` among `size` chips `stride` apart; `hides` behind weight gradients.
+
+    `num_bytes` is what each chip holds at the end (all-gather), or holds and sends (the others).
+    """
+
+    kind: Literal["all_reduce", "all_gather", "all_to_all"]
+    num_bytes: float
+    size: int
+    stride: int = 1
+    times: float = 1.0
+    hides: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Operations and bytes of a forward pass on one chip.
+
+    `first_flops` are those matrix products whose weight gradients tensor-parallel exchanges hide behind;
+    `core_backward` is what the core's backward costs beside its forward. `launches` counts layers.
+    """
+
+    matmul_flops: float = 0.0
+    first_flops: float = 0.0
+    matmul_bytes: float = 0.0
+    core_flops: float = 0.0
+    core_backward: float = 2.0
+    moved_bytes: float = 0.0
+    launches: float = 0.0
+    exchanges: tuple[Exchange, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One micro-batch as one chip sees it: `tokens` (after context parallelism), its bytes and its cut."""
+
+    tokens: float
+    sequence_length: int
+    precision_bytes: int
+    degrees: Degrees
+
+
+def layer_work(layer: LayerProfile, share: Share) -> Work:
+    """Return the forward work of one decoder layer."""
+    degrees = share.degrees
+    shard = degrees.sharding(layer)
+    sizes = (share.tokens, share.sequence_length, share.precision_bytes)
+    kept = sum(part.activation_bytes(*sizes, shard=shard) for part in layer.components)
+    hidden_bytes = share.tokens * layer.hidden_size * share.precision_bytes
+    residual = 6 * hidden_bytes / (degrees.tp if degrees.sp else 1)  # two additions: two reads, one write
+    counts = [_products(part, shard, share) for part in layer.components]
+    core, core_backward = _core(layer.attention, degrees, share)
+    return Work(
+        matmul_flops=sum(one[0] for one in counts),
+        first_flops=sum(one[1] for one in counts),
+        matmul_bytes=sum(one[2] for one in counts),
+        core_flops=core,
+        core_backward=core_backward,
+        moved_bytes=2 * kept + residual,
+        launches=1.0,
+        exchanges=tuple(_layer_exchanges(layer, share, hidden_bytes)),
+    )
+
+
+def _products(part: Component, shard: Sharding, share: Share) -> tuple[float, float, float]:
+    """Return operations, those whose gradients hide exchanges, and bytes of the matrix products of a part."""
+    flops = first = moved = 0.0
+    for weight in part.weights:
+        if not weight.matrix:
+            continue
+        each, rows = _cut_matrix(weight, shard, share)
+        flops += 2 * each * rows
+        first += 0.0 if weight.name in _SECOND else 2 * each * rows
+        inner = part_width(part)
+        copies = -(-weight.copies // shard.ep) if weight.expert else max(weight.copies, 1)
+        moved += share.precision_bytes * (copies * each + rows * (inner + each / inner))
+    return flops, first, moved
+
+
+def part_width(part: Component) -> float:
+    """Return the width of a part's input: the hidden size, as its kept tensors tell it."""
+    named = ("projection.input", "feed_forward.input", "head.input")
+    return next((saved.width for saved in part.saved if saved.name in named), 1.0)
+
+
+def _cut_matrix(weight: Weight, shard: Sharding, share: Share) -> tuple[float, float]:
+    """Return the elements of one copy on a chip, and the rows (tokens) that meet one."""
+    pieces = min(shard.etp if weight.expert else shard.tp, weight.cut)
+    rows = share.tokens * weight.active
+    if weight.expert and shard.ep > 1:
+        routed = weight.active if shard.routed_per_token is None else shard.routed_per_token
+        rows = share.tokens * routed / (shard.tp if shard.sp else 1)
+    return weight.matrix / pieces, rows
+
+
+def _core(attention: Component, degrees: Degrees, share: Share) -> tuple[float, float]:
+    """Return operations of the attention core on one chip, and what its backward costs in forwards.
+
+    With scores in memory every product is made, masked or not; a fused kernel skips what the mask hides and
+    makes the scores again in its backward pass (2.5 forwards).
+    """
+    core = attention.core
+    if core is None:
+        return 0.0, 2.0
+    eager = any(saved.name.startswith("scores.") for saved in attention.saved)
+    pieces = min(degrees.tp, core.num_heads)
+    if not eager:
+        return core.forward_flops(share.sequence_length, share.tokens) / pieces, 2.5
+    per_key = 2 * core.num_heads * (core.key_dim + core.value_dim)
+    return share.tokens * per_key * share.sequence_length / pieces, 2.0
+
+
+def _layer_exchanges(layer: LayerProfile, share: Share, hidden_bytes: float) -> Iterable[Exchange]:
+    """Yield the exchanges of a forward pass; a backward pass has the same again."""
+    degrees, part = share.degrees, layer.feed_forward
+    if degrees.tp > 1:
+        dealt = part.num_experts > 0 and degrees.ep > 1
+        times = 1.0 if dealt and not part.shared_experts else 2.0
+        yield Exchange(kind="all_reduce", num_bytes=hidden_bytes, size=degrees.tp, times=times, hides=True)
+    if degrees.ep > 1 and part.num_experts:
+        sent = hidden_bytes * part.experts_per_token / (degrees.tp if degrees.sp else 1)
+        yield Exchange(kind="all_to_all", num_bytes=sent, size=degrees.ep, times=2.0)
+    if degrees.cp > 1 and layer.attention.core:
+        kv_bytes = share.tokens * degrees.cp * layer.attention.kv_width * share.precision_bytes / degrees.tp
+        yield Exchange(kind="all_gather", num_bytes=kv_bytes, size=degrees.cp, stride=degrees.tp)
+
+
+def head_work(profile: ModelProfile, share: Share) -> Work:
+    """Return the forward work of final norm, head and loss on one chip."""
+    shard = share.degrees.sharding(profile.layers[0])
+    flops, first, moved = _products(profile.head, shard, share)
+    logits = share.tokens * profile.vocab_size / share.degrees.tp
+    hidden_bytes = share.tokens * profile.hidden_size * share.precision_bytes
+    exchanges: tuple[Exchange, ...] = ()
+    if share.degrees.tp > 1:
+        exchanges = (
+            Exchange(kind="all_reduce", num_bytes=hidden_bytes, size=share.degrees.tp, times=0.5, hides=True),
+        )
+    return Work(
+        matmul_flops=flops,
+        first_flops=first,
+        matmul_bytes=moved,
+        moved_bytes=LOGIT_BYTES[0] * logits + 4 * hidden_bytes,
+        exchanges=exchanges,
+    )
+
+
+def embedding_work(profile: ModelProfile, share: Share) -> Work:
+    """Return the forward work of the embedding: rows looked up, and summed over the chips that hold parts."""
+    hidden_bytes = share.tokens * profile.hidden_size * share.precision_bytes
+    exchanges: tuple[Exchange, ...] = ()
+    if share.degrees.tp > 1:
+        exchanges = (Exchange(kind="all_reduce", num_bytes=hidden_bytes, size=share.degrees.tp, times=0.5),)
+    return Work(moved_bytes=2 * hidden_bytes, exchanges=exchanges)

@@ -1,0 +1,1 @@
+"""Iterations of a whole run: replicas, shared links and the all-reduce of gradients."""

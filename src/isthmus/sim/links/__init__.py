@@ -1,0 +1,1 @@
+"""Links on the event kernel: rate, delay, jitter and queueing."""

@@ -1,0 +1,1 @@
+"""A simulated run as an HTML page or a Chrome trace."""

@@ -1,0 +1,1 @@
+"""One pipeline schedule on the event kernel."""

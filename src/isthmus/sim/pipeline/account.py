@@ -1,0 +1,153 @@
+"""Read the logs of pipelines: where each stage's time went, its memory, its spans, and the critical path."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import cast
+
+from isthmus.sim.pipeline.pipeline_processes import Barrier, Entry, Message, Pipeline
+from isthmus.sim.result import Flight, Span, SpanKind
+
+Memory = tuple[tuple[float, float], ...]
+
+
+def waited_s(entry: Entry) -> tuple[float, float]:
+    """Return the seconds of bubble and of exposed communication in a wait."""
+    start_s, end_s, _, _, cause = entry
+    under_way_s = _cause_start_s(cause, end_s)
+    exposed_s = end_s - max(start_s, under_way_s)
+    return end_s - start_s - exposed_s, exposed_s
+
+
+def _cause_start_s(cause: Message | Barrier | None, otherwise_s: float) -> float:
+    if isinstance(cause, Message):
+        return otherwise_s if cause.started_s is None else cause.started_s
+    if cause is None or cause.cause is None:
+        return otherwise_s
+    return cause.cause[0]
+
+
+def times_s(log: list[Entry]) -> tuple[float, float]:
+    """Return the seconds a stage computed, and those of communication that it waited for."""
+    busy_s = exposed_s = 0.0
+    for entry in log:
+        if entry[4] is None:
+            busy_s += entry[1] - entry[0]
+        else:
+            exposed_s += waited_s(entry)[1]
+    return busy_s, exposed_s
+
+
+def memory_over_time(log: list[Entry], static_bytes: float, activation_bytes: float) -> Memory:
+    """Return (time, bytes) at each change; activations live from a forward's start to its backward's end."""
+    now_bytes = static_bytes
+    points = [(0.0, now_bytes)]
+    for start_s, end_s, _, operation, cause in log:
+        if cause is not None:
+            continue
+        if operation.kind == "forward":
+            now_bytes += activation_bytes
+            points.append((start_s, now_bytes))
+        elif operation.kind in ("backward", "backward_weight"):
+            now_bytes -= activation_bytes
+            points.append((end_s, now_bytes))
+    return tuple(points)
+
+
+def peak_bytes(log: list[Entry], static_bytes: float, activation_bytes: float) -> float:
+    """Return the largest number of bytes of `memory_over_time`."""
+    held = most = 0
+    for entry in log:
+        if entry[4] is None:
+            kind = entry[3].kind
+            if kind == "forward":
+                held += 1
+                most = max(most, held)
+            elif kind in ("backward", "backward_weight"):
+                held -= 1
+    return static_bytes + most * activation_bytes
+
+
+def spans_of(pipeline: Pipeline, replica: int) -> Iterator[Span]:
+    """Yield what the stages of a pipeline did and waited for, stage by stage."""
+    for stage, log in enumerate(pipeline.logs):
+        for entry in log:
+            yield from _spans(entry, replica, stage)
+
+
+def _spans(entry: Entry, replica: int, stage: int) -> Iterator[Span]:
+    start_s, end_s, _, operation, cause = entry
+    what = str(operation)
+    if cause is None:
+        yield Span(replica=replica, stage=stage, kind=cast(SpanKind, operation.kind), what=what,
+                   start_s=start_s, end_s=end_s)  # fmt: skip
+        return
+    middle_s = end_s - waited_s(entry)[1]
+    kind: SpanKind = "exchange" if isinstance(cause, Message) else "all-reduce"
+    for span_kind, a_s, b_s in (("bubble", start_s, middle_s), (kind, middle_s, end_s)):
+        if b_s > a_s:
+            yield Span(replica=replica, stage=stage, kind=cast(SpanKind, span_kind), what=what,
+                       start_s=a_s, end_s=b_s)  # fmt: skip
+
+
+def flights_of(pipeline: Pipeline, replica: int, clusters: list[str]) -> Iterator[Flight]:
+    """Yield the messages of a pipeline that crossed between clusters."""
+    for one in pipeline.messages:
+        if one.carrier is None or one.arrives_s is None:
+            continue
+        kind = "activation" if "forward" in one.operation.kind else "gradient"
+        yield Flight(
+            replica=replica,
+            source=clusters[one.sender],
+            target=clusters[one.receiver],
+            what=f"{kind}({one.operation.micro_batch})",
+            sent_s=cast(float, one.sent_s),
+            started_s=cast(float, one.started_s),
+            left_s=cast(float, one.left_s),
+            arrives_s=one.arrives_s,
+            num_bytes=one.num_bytes,
+        )
+
+
+def critical_path(pipelines: list[Pipeline]) -> tuple[Span, ...]:
+    """Return the chain of spans that fills the run from its start to its end, each the cause of the next.
+
+    An exchange on the path includes its time in its wire's queue.
+    """
+    ends = [[[entry[1] for entry in log] for log in pipeline.logs] for pipeline in pipelines]
+    number = {pipeline.number: index for index, pipeline in enumerate(pipelines)}
+    at = max(((e[-1], r, s) for r, logs in enumerate(ends) for s, e in enumerate(logs) if e), default=None)
+    path: list[Span] = []
+    while at is not None and at[0] > 0:
+        time_s, replica, stage = at
+        log = pipelines[replica].logs[stage]
+        index = bisect_right(ends[replica][stage], time_s) - 1
+        while index >= 0 and log[index][0] == log[index][1]:
+            index -= 1
+        if index < 0:
+            break
+        span, at = _leg(log[index], replica, stage, number)
+        if span is not None:
+            path.append(span)
+    return tuple(reversed(path))
+
+
+def _leg(
+    entry: Entry, replica: int, stage: int, number: dict[int, int]
+) -> tuple[Span | None, tuple[float, int, int]]:
+    """Return the span that ends with `entry`, and where its cause was: (time, replica, stage)."""
+    start_s, end_s, _, operation, cause = entry
+    kind = cast(SpanKind, operation.kind)
+    before = (start_s, replica, stage)
+    if isinstance(cause, Message):
+        kind, begun_s = "exchange", cast(float, cause.started_s)
+        sent_last = cause.posted_s is None or begun_s > cause.posted_s or not cause.rendezvous
+        before = (begun_s, replica, cause.sender if sent_last else cause.receiver)
+    elif isinstance(cause, Barrier) and cause.cause is not None:
+        kind = "all-reduce"
+        before = (cause.cause[0], number[cause.cause[1].number], cause.cause[2])
+    if before[0] == end_s:
+        return None, before
+    span = Span(replica=replica, stage=stage, kind=kind, what=str(operation), start_s=before[0], end_s=end_s)
+    return span, before

@@ -1,0 +1,67 @@
+"""What no run of a schedule can be faster or slower than: its critical path, and everything one after
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from isthmus.schedule import Operation, Schedule
+from isthmus.sim.pipeline.read_program import COMPUTING
+
+Duration = Callable[[int, Operation], float]
+"""Seconds of a computing operation (or update) of a stage."""
+
+Hop = Callable[[int, int], float]
+"""Seconds of one message from stage to stage on an otherwise idle wire: transfer and delay."""
+
+
+def critical_path_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
+    """Return the length of the longest chain of operations that must follow each other.
+
+    Stages keep their order; every message has a wire of its own; no stage waits for its sends. Raises
+    `RuntimeError` for a schedule that waits for ever.
+    """
+    clocks, places = [0.0] * schedule.num_stages, [0] * schedule.num_stages
+    arrivals: dict[tuple[bool, int, int], float] = {}
+    moved = True
+    while moved:
+        moved = False
+        for stage, operations in enumerate(schedule.stages):
+            while places[stage] < len(operations):
+                one = operations[places[stage]]
+                key = _message(schedule, stage, one)
+                if key is None:
+                    clocks[stage] += duration_s(stage, one)
+                elif one.kind.startswith("send_"):
+                    arrivals[key] = clocks[stage] + hop_s(stage, schedule.peer(stage, one))
+                elif one.kind.startswith("wait_receive_"):
+                    if key not in arrivals:
+                        break
+                    clocks[stage] = max(clocks[stage], arrivals[key])
+                places[stage] += 1
+                moved = True
+    if any(place < len(operations) for place, operations in zip(places, schedule.stages, strict=True)):
+        raise RuntimeError(f"schedule {schedule.name} waits for ever")
+    return max(clocks)
+
+
+def serial_sum_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
+    """Return the seconds of all computing and all messages, one after another."""
+    total_s = 0.0
+    for stage, one in schedule:
+        if one.kind in COMPUTING or one.kind == "update":
+            total_s += duration_s(stage, one)
+        elif one.kind.startswith("send_"):
+            total_s += hop_s(stage, schedule.peer(stage, one))
+    return total_s
+
+
+def _message(schedule: Schedule, stage: int, one: Operation) -> tuple[bool, int, int] | None:
+    """Name an exchange alike at both ends: (goes forward, micro-batch, virtual stage of the sender)."""
+    kind = one.kind.removeprefix("wait_")
+    if not kind.startswith(("send_", "receive_")):
+        return None
+    forward = kind.endswith("_forward")
+    step = 0 if kind.startswith("send_") else -1 if forward else 1
+    return forward, one.micro_batch, schedule.virtual(stage, one) + step

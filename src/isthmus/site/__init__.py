@@ -1,0 +1,69 @@
+"""The life of parts at a site, as a pure machine that agents and the pool simulator drive alike."""
+
+from isthmus.site.checkpoint_protection import awaits_checkpoint
+from isthmus.site.devices.book import DeviceBook
+from isthmus.site.devices.device_counts import DeviceCounts
+from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.machine import SiteMachine
+from isthmus.site.machine_events import (
+    Event,
+    FetchFiles,
+    FetchObserved,
+    HoursObserved,
+    Instruction,
+    LocalJob,
+    LocalJobsObserved,
+    LocalJobSubmitted,
+    LocalJobWithdrawn,
+    LogWarning,
+    ObservedWorker,
+    OrdersReceived,
+    QueueObserved,
+    ReorderQueue,
+    ReportLocalExit,
+    RequestCheckpoint,
+    ShutdownRequested,
+    StartWorker,
+    StopWorker,
+    WorkersObserved,
+    WriteRankMap,
+)
+from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SiteWorker
+from isthmus.site.site_invariants import check_site
+from isthmus.site.site_report import UNSAVED_STEP_S
+
+__all__ = [
+    "CLAIMING",
+    "HOLDING",
+    "UNSAVED_STEP_S",
+    "DeviceBook",
+    "DeviceCounts",
+    "DeviceIds",
+    "Event",
+    "FetchFiles",
+    "FetchObserved",
+    "HoursObserved",
+    "Instruction",
+    "LocalJob",
+    "LocalJobSubmitted",
+    "LocalJobWithdrawn",
+    "LocalJobsObserved",
+    "LogWarning",
+    "ObservedWorker",
+    "OrdersReceived",
+    "PartKey",
+    "QueueObserved",
+    "ReorderQueue",
+    "ReportLocalExit",
+    "RequestCheckpoint",
+    "ShutdownRequested",
+    "SiteMachine",
+    "SitePart",
+    "SiteWorker",
+    "StartWorker",
+    "StopWorker",
+    "WorkersObserved",
+    "WriteRankMap",
+    "awaits_checkpoint",
+    "check_site",
+]

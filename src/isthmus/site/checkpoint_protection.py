@@ -1,0 +1,52 @@
+"""Checkpoints that survive a part: requested, written by all its ranks after one step, verified, reported.
+
+A request names the step of the newest such checkpoint at the time it was made: any later one answers it. So a
+request that is repeated, or that several sites make of the same job, costs one checkpoint.
+"""
+
+from __future__ import annotations
+
+from isthmus.core.messages.agent_messages import Protection
+from isthmus.site.machine_events import RequestCheckpoint
+from isthmus.site.parts import SitePart
+from isthmus.site.site_state import SiteState
+
+
+def request_checkpoint(site: SiteState, part: SitePart) -> None:
+    """Request a checkpoint of the workers of a running part, unless one is requested already."""
+    if part.protect_after is None:
+        steps = [worker.protection.step for worker in part.workers.values() if worker.protection]
+        part.protect_after, part.protection = max(steps, default=0), None
+        part.checkpoint_requested = False
+        site.update(part)
+    if not part.checkpoint_requested and part.protection is None:
+        part.checkpoint_requested = True
+        site.out.append(RequestCheckpoint(part=part, after=part.protect_after))
+
+
+def withdraw_request(site: SiteState, part: SitePart) -> None:
+    """End a request of the server; one made for the owner's eviction stands."""
+    if not part.evicted and part.protect_after is not None:
+        part.protect_after, part.protection = None, None
+        site.update(part)
+
+
+def awaits_checkpoint(part: SitePart) -> bool:
+    """Tell whether a requested checkpoint is still missing."""
+    return part.protect_after is not None and part.protection is None
+
+
+def record_checkpoint(part: SitePart) -> bool:
+    """Record a checkpoint that every rank here has verified after the same step, if it answers the request.
+
+    Returns whether it does.
+    """
+    if part.protect_after is None or part.protection is not None:
+        return False
+    reported = [worker.protection for worker in part.workers.values()]
+    verified = [one for one in reported if one is not None]
+    steps = {one.step for one in verified}
+    if not verified or len(verified) < len(reported) or len(steps) > 1 or min(steps) <= part.protect_after:
+        return False
+    part.protection = Protection(step=steps.pop(), num_bytes=sum(one.num_bytes for one in verified))
+    return True

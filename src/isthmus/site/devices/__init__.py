@@ -1,0 +1,1 @@
+"""Which devices of a site are free, held or claimed, and which ones a claim takes."""

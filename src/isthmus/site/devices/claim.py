@@ -1,0 +1,78 @@
+"""`claim`: how many devices a job takes from what is free and from each of its victims."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+VictimKey = TypeVar("VictimKey", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class DeviceSource(Generic[VictimKey]):
+    """Devices by node group that one victim would give up.
+
+    `counted` devices are the pool's already, and so do not count against what the owner lets it have.
+    """
+
+    key: VictimKey
+    num_devices: Mapping[str, int]
+    counted: bool
+
+
+@dataclass(frozen=True)
+class Claim(Generic[VictimKey]):
+    """Devices by node group that a claim takes: from those that are free, and from each victim."""
+
+    free: Mapping[str, int]
+    victims: Mapping[VictimKey, Mapping[str, int]]
+
+
+def claim(
+    wanted: Mapping[str, int],
+    free: Mapping[str, int],
+    victims: Sequence[DeviceSource[VictimKey]],
+    room: Mapping[str, int],
+) -> Claim[VictimKey] | None:
+    """Return what to take, or None if there are too few devices.
+
+    `wanted` and `free` are numbers of devices by node group. `room` limits how many devices that are not
+    `counted` may be taken of a group; groups that it does not name are unlimited. Free devices are taken
+    first, then those of `victims` in their order. No victim can be left out: the last ones are tried first.
+    """
+    chosen = list(victims)
+    taken = _take(wanted, free, chosen, room)
+    if taken is None:
+        return None
+    for victim in reversed(victims):
+        fewer = [other for other in chosen if other is not victim]
+        enough = _take(wanted, free, fewer, room)
+        if enough is not None:
+            chosen, taken = fewer, enough
+    return taken
+
+
+def _take(
+    wanted: Mapping[str, int],
+    free: Mapping[str, int],
+    victims: Iterable[DeviceSource[VictimKey]],
+    room: Mapping[str, int],
+) -> Claim[VictimKey] | None:
+    from_free: dict[str, int] = {}
+    from_victims: dict[VictimKey, dict[str, int]] = {}
+    for group, num in wanted.items():
+        left = max(0, room.get(group, num))
+        taken = from_free[group] = min(num, left, max(0, free.get(group, 0)))
+        left -= taken
+        for victim in victims:
+            more = min(victim.num_devices.get(group, 0), num - taken)
+            if not victim.counted:
+                more = min(more, left)
+                left -= more
+            if more > 0:
+                from_victims.setdefault(victim.key, {})[group] = more
+                taken += more
+        if taken < num:
+            return None
+    return Claim(from_free, from_victims)

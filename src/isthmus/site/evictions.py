@@ -1,0 +1,106 @@
+"""Evictions: local jobs that make way for the pool, and parts of the pool that make way for local jobs.
+
+A victim loses its devices only once their claimer is certain to get them: a claim alone evicts nothing.
+"""
+
+from __future__ import annotations
+
+from isthmus.site.checkpoint_protection import request_checkpoint
+from isthmus.site.devices.claim import DeviceSource
+from isthmus.site.part_lifecycle import move, release
+from isthmus.site.parts import LEASED, SitePart
+from isthmus.site.site_state import SiteState
+
+_ENDING = ("stopping", "succeeded", "failed")
+
+
+def is_preemptible(site: SiteState, local: SitePart) -> bool:
+    """Tell whether the owner and the job itself let the pool's jobs of a higher level preempt it."""
+    first = site.policy.preemptible_from
+    if first is None or not local.preemptible:
+        return False
+    return site.rank(local) >= site.priorities.rank(first)
+
+
+def evict_victims(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Have the local jobs that hold devices of `part` save and end, to be queued again.
+
+    Parts of the pool among the victims end by their own orders.
+    """
+    for victim in occupants(site, part):
+        if victim.local and victim.state == "running":
+            victim.requeue = True
+            move(site, victim, "stopping", now_s, f"preempted by job '{part.job}' of the pool")
+
+
+def occupants(site: SiteState, part: SitePart) -> list[SitePart]:
+    """Return the parts that still hold devices which `part` has claimed."""
+    return [site.parts[key] for key in site.devices.occupants(part)]
+
+
+def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
+    """Take the devices that the local `job` needs from the pool's jobs below its level, if possible.
+
+    Returns whether it was. Parts that do not train yet go first, then those with the least unsaved work.
+    """
+    if not site.policy.local_evicts_pool:
+        return False
+    # Step 1: devices that are about to be free, then those of lower parts of the pool, cheapest first.
+    others = [part for part in site.parts.values() if part is not job]
+    ending = [part for part in others if part.state in _ENDING]
+    lower = [part for part in others if not part.local and site.rank(part) > site.rank(job)]
+    lower = [part for part in lower if part.state in LEASED or part.state == "running"]
+    lower.sort(key=lambda part: _cost(site, part))
+    victims = (*ending, *lower)
+    sources = [DeviceSource(part.key, site.devices.obtainable(part, job), counted=False) for part in victims]
+    # Step 2: the fewest of them that suffice.
+    taken = site.devices.claim(job, sources, {})
+    losers = [part for part in lower if taken is not None and part.key in taken.victims]
+    if taken is None or not losers:
+        return False
+    # Step 3: the job gets its devices, those parts leave, and the job starts once all of them are free.
+    site.devices.assign(job, taken)
+    reason = f"its devices go to local job '{job.job}' of level '{job.level}'"
+    for part in losers:
+        _evict(site, part, now_s, reason)
+    move(site, job, "evicting" if occupants(site, job) else "running", now_s)
+    return True
+
+
+def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Release a part whose checkpoint is safe or overdue, or keep one that no longer has to leave."""
+    if part.evicted and part.state == "running":
+        claimers = (other for other in site.time_dependent.values() if other.state == "evicting")
+        if site.is_open and not any(other.local and part in occupants(site, other) for other in claimers):
+            part.evicted, part.evict_at_s = False, None
+            site.update(part)
+        elif part.protection is not None or part.evict_at_s is None or now_s >= part.evict_at_s:
+            part.fault = "evicted"
+            release(site, part, now_s)
+    if part.state == "evicting" and not part.fetching and not occupants(site, part):
+        move(site, part, "running" if part.local else "prepared", now_s)
+
+
+def evict_after_hours(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Take the devices of a part of the pool back at the end of the hours that the owner gives the pool."""
+    if part.state in LEASED or part.state == "running":
+        _evict(site, part, now_s, "the hours of the pool are over")
+
+
+def _evict(site: SiteState, part: SitePart, now_s: float, reason: str) -> None:
+    """Let a part that trains save its work first; release any other."""
+    if part.evicted:
+        return
+    part.detail, part.evicted = f"evicted by the owner: {reason}", True
+    if part.rank_map is not None and site.policy.protect_s > 0:
+        part.evict_at_s = now_s + site.policy.protect_s
+        site.update(part)
+        request_checkpoint(site, part)
+        return
+    part.fault = "evicted"
+    site.update(part)
+    release(site, part, now_s)
+
+
+def _cost(site: SiteState, part: SitePart) -> tuple[int, bool, float, int]:
+    return -site.rank(part), part.state == "running", part.unsaved_s, -part.arrived

@@ -1,0 +1,87 @@
+"""The site's own jobs: queued, started in the queue's order, ended, and queued again after a preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.site.evictions import evict_pool
+from isthmus.site.machine_events import LocalJob, ReportLocalExit
+from isthmus.site.part_lifecycle import move, release
+from isthmus.site.parts import SitePart, SiteWorker
+from isthmus.site.site_queue import queue_order
+from isthmus.site.site_state import SiteState
+
+
+def sync_local_jobs(site: SiteState, jobs: Sequence[LocalJob], unread: Sequence[str], now_s: float) -> None:
+    """Queue the `jobs` that are new, withdraw those that no longer exist, report those that ended.
+
+    The `unread` stay as they are.
+    """
+    wanted = {*(job.name for job in jobs), *unread}
+    for name in [part.job for part in site.parts.values() if part.local and part.job not in wanted]:
+        withdraw_local_job(site, name, now_s)
+    for job in jobs:
+        known = site.parts.get((job.name, 0))
+        if known is None:
+            add_local_job(site, job, now_s)
+        elif known.state == "released" and known.exit_status is not None:
+            site.out.append(ReportLocalExit(part=known, exit_status=known.exit_status))
+
+
+def add_local_job(site: SiteState, job: LocalJob, now_s: float) -> None:
+    """Queue a local job, unless it is known already."""
+    if site.ending or (job.name, 0) in site.parts:
+        return
+    part = SitePart(job=job.name, attempt=0, command=job.command)
+    part.level, part.preemptible = job.level, job.preemptible
+    part.set_workers({0: SiteWorker(node_group=job.node_group, chips=job.chips)})
+    site.add(part)
+    move(site, part, "queued", now_s)
+
+
+def withdraw_local_job(site: SiteState, name: str, now_s: float) -> None:
+    """Release a local job that its user no longer wants; its record goes once its processes are gone."""
+    part = site.parts.get((name, 0))
+    if part is not None:
+        part.withdrawn, part.requeue = True, False
+        release(site, part, now_s)
+        site.reindex(part)
+
+
+def start_local_jobs(site: SiteState, now_s: float) -> None:
+    """Start local jobs in the queue's order; one that does not fit blocks those behind it in its node group.
+
+    A part of the pool that waits before them may reserve the devices it needs for as long as the owner
+    allows (`hold_back_s`).
+    """
+    if site.ending or not site.queued_local or not (site.may_start or site.policy.hold_back_s):
+        return
+    site.may_start = False
+    reserved: dict[str, int] = {}
+    blocked: set[str] = set()
+    for part in queue_order(site):
+        if len(blocked) == len(site.devices.inventory):
+            return
+        if not part.local:
+            _reserve(site, part, reserved, now_s)
+            continue
+        ((group, num),) = part.wanted.items()
+        if group in blocked:
+            continue
+        if site.devices.num_free(part).get(group, 0) - reserved.get(group, 0) >= num:
+            taken = site.devices.claim(part, (), {})
+            if taken is not None:
+                site.devices.assign(part, taken)
+                move(site, part, "running", now_s)
+        elif reserved.get(group, 0) or not evict_pool(site, part, now_s):
+            blocked.add(group)
+
+
+def _reserve(site: SiteState, part: SitePart, reserved: dict[str, int], now_s: float) -> None:
+    """Reserve what a waiting part of the pool needs and the owner lets it have."""
+    if now_s - part.since_s >= site.policy.hold_back_s:
+        return
+    used = site.devices.used_by_pool()
+    for group, num in part.wanted.items():
+        room = max(0, site.limit(group) - used.get(group, 0))
+        reserved[group] = min(reserved.get(group, 0) + num, room)

@@ -1,0 +1,243 @@
+"""`SiteMachine`: every decision at a site, as a pure object: events in, instructions out. No clock, no file.
+
+Agents drive it for real and the pool simulator in simulated time. An agent saves `parts` and `fence` before
+it carries an instruction out; so whatever runs is in the table, and a part of the table that does not run is
+started again without harm (`Adapter.start`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart, QueueEntry
+from isthmus.core.policy import OwnerPolicy
+from isthmus.core.priority import PriorityMap
+from isthmus.site import site_report
+from isthmus.site.devices.book import DeviceBook
+from isthmus.site.evictions import continue_eviction, evict_after_hours
+from isthmus.site.local_jobs import add_local_job, start_local_jobs, sync_local_jobs, withdraw_local_job
+from isthmus.site.machine_events import (
+    Event,
+    FetchObserved,
+    HoursObserved,
+    Instruction,
+    LocalJobsObserved,
+    LocalJobSubmitted,
+    LocalJobWithdrawn,
+    OrdersReceived,
+    QueueObserved,
+    ShutdownRequested,
+    WorkersObserved,
+)
+from isthmus.site.orders import apply_orders, observe_fetch
+from isthmus.site.part_lifecycle import move, release, stop_live_workers
+from isthmus.site.parts import CLAIMING, PartKey, SitePart
+from isthmus.site.site_queue import queue_order, reconcile_queue
+from isthmus.site.site_state import SiteState
+from isthmus.site.worker_watch import check_timeouts, lost_only_a_peer, observe_worker
+
+STOP_GRACE_S = 3.0
+"""From SIGTERM to SIGKILL."""
+
+CHECKIN_TIMEOUT_S = 120.0
+"""How long a worker may take from its start until it reports its address."""
+
+SILENCE_TIMEOUT_S = 7200.0
+"""How long a worker that trains may write neither a metrics line nor a log line. Far longer than a step or a
+checkpoint takes: it ends what would otherwise hold its devices for ever. A worker that no longer answers its
+peers is found by them much earlier (`WorkerSpec.peer_timeout_s`)."""
+
+
+class SiteMachine:
+    """The parts that one site holds, and what to do about them.
+
+    `devices` is the book of its devices; `parts` and `fence` are those of the agent's last life. A site that
+    `fetches` has a storage of its own: jobs start there once their files have been copied.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        devices: DeviceBook,
+        parts: Iterable[SitePart] = (),
+        *,
+        fence: int = 0,
+        priorities: PriorityMap | None = None,
+        policy: OwnerPolicy | None = None,
+        fetches: bool = False,
+        now_s: float = 0.0,
+        stop_grace_s: float = STOP_GRACE_S,
+        checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
+        silence_timeout_s: float = SILENCE_TIMEOUT_S,
+    ) -> None:
+        self.site = SiteState(
+            cluster=cluster,
+            devices=devices,
+            priorities=priorities or PriorityMap(),
+            policy=policy or OwnerPolicy(),
+            fetches=fetches,
+            stop_grace_s=stop_grace_s,
+            checkin_timeout_s=checkin_timeout_s,
+            silence_timeout_s=silence_timeout_s,
+            parts={part.key: part for part in parts},
+            fence=fence,
+        )
+        self.next_s: float = math.inf
+        self.site.arrivals = max((part.arrived for part in self.parts.values()), default=0)
+        for part in self.parts.values():
+            self.site.devices.change(part, "new", part.state)
+        self._take_over(now_s)
+
+    @property
+    def parts(self) -> dict[PartKey, SitePart]:
+        """Every part of the table, by name."""
+        return self.site.parts
+
+    @property
+    def fence(self) -> int:
+        """The highest fence that orders have come under."""
+        return self.site.fence
+
+    @property
+    def ending(self) -> bool:
+        """Whether the agent is shutting down."""
+        return self.site.ending
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event in; return what is to be done, in order.
+
+        Afterwards `next_s` is the time at which time alone changes something (infinite: never).
+        """
+        touched = self._apply(event)
+        if touched is None:
+            self._settle(list(self._due_parts()), event.now_s)
+            self.next_s = self._earliest_s(self.site.time_dependent.values())
+        else:
+            self._settle(self._with_claimers(touched), event.now_s)
+            self.next_s = min(self.next_s, self._earliest_s(self._with_claimers(touched)))
+        out, self.site.out = self.site.out, []
+        return out
+
+    def restart(self, now_s: float) -> list[Instruction]:
+        """Go on as a new agent with the table of the last one; return what is asked again."""
+        self._take_over(now_s)
+        return self.handle(WorkersObserved(now_s=now_s))
+
+    def observed(self) -> tuple[ObservedPart, ...]:
+        """Return what the server is told of the pool's parts."""
+        return site_report.observed_parts(self.site)
+
+    def local_jobs(self) -> tuple[LocalJobSeen, ...]:
+        """Return what the server is told of the site's own jobs."""
+        return site_report.local_jobs(self.site)
+
+    def free_chips(self) -> dict[str, int]:
+        """Return the devices of each node group that a new part of the pool could have."""
+        return site_report.free_chips(self.site)
+
+    def queue(self) -> tuple[QueueEntry, ...]:
+        """Return what waits at the site, first to start first."""
+        return tuple(QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(self.site))
+
+    def _apply(self, event: Event) -> SitePart | None:
+        """Take an event in; return the one part that it is about, if it is about one alone."""
+        site, now_s = self.site, event.now_s
+        match event:
+            case OrdersReceived():
+                apply_orders(site, event.orders, now_s)
+            case WorkersObserved(workers=workers):
+                for seen in sorted(workers, key=lost_only_a_peer):
+                    observe_worker(site, seen, now_s)
+                keys = {(seen.job, seen.attempt) for seen in workers}
+                return self.parts.get(keys.pop()) if len(keys) == 1 else None
+            case LocalJobsObserved():
+                sync_local_jobs(site, event.jobs, event.unread, now_s)
+            case LocalJobSubmitted():
+                add_local_job(site, event.job, now_s)
+            case LocalJobWithdrawn():
+                withdraw_local_job(site, event.name, now_s)
+            case QueueObserved():
+                reconcile_queue(site, event.entries)
+            case FetchObserved():
+                observe_fetch(site, event)
+            case HoursObserved():
+                if event.is_open != site.is_open:
+                    site.is_open, site.may_start = event.is_open, True
+                    site.num_changes += 1
+            case ShutdownRequested():
+                site.ending = True
+        return None
+
+    def _settle(self, parts: Iterable[SitePart], now_s: float) -> None:
+        """Do what is due: claimers last, since parts before them may release what they wait for."""
+        for part in sorted(parts, key=lambda part: part.state in CLAIMING):
+            if part.state != "forgotten":
+                _pass_time(self.site, part, now_s)
+        start_local_jobs(self.site, now_s)
+
+    def _due_parts(self) -> Iterable[SitePart]:
+        site = self.site
+        return (site.parts if site.ending or not site.is_open else site.time_dependent).values()
+
+    def _with_claimers(self, part: SitePart) -> list[SitePart]:
+        claimers = (other for other in self.site.time_dependent.values() if other.state in CLAIMING)
+        return [part, *(other for other in claimers if other is not part)]
+
+    def _earliest_s(self, parts: Iterable[SitePart]) -> float:
+        return min((at_s for part in parts for at_s in self.site.due_s(part)), default=math.inf)
+
+    def _take_over(self, now_s: float) -> None:
+        """Take parts over from the agent's last life; repeat stops that it may not have carried out."""
+        site = self.site
+        for part in self.parts.values():
+            part.since_s, part.claimed_s, part.rank_map = now_s, now_s, None
+            part.checkpoint_requested = False
+            part.force_at_s = now_s if part.state in ("failed", "stopping") else None
+            part.evict_at_s = now_s + site.policy.protect_s if part.evicted else None
+            for worker in part.workers.values():
+                worker.started, worker.last_write_s = False, now_s
+            if part.requeue:
+                part.force_at_s = now_s + site.grace_s(part)
+                stop_live_workers(site, part, force=False)
+            site.update(part)
+
+
+def _pass_time(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Do what is due for one part, whatever the event was."""
+    if site.ending:
+        _shut_down(site, part, now_s)
+    elif part.local and part.state in ("succeeded", "failed"):
+        release(site, part, now_s)
+    elif not part.local and not site.is_open:
+        evict_after_hours(site, part, now_s)
+    if site.is_leased(part):
+        _end_lease(site, part, now_s)
+    continue_eviction(site, part, now_s)
+    if part.state == "running" and not part.local:
+        check_timeouts(site, part, now_s)
+    if part.force_at_s is not None and now_s >= part.force_at_s:
+        part.force_at_s = now_s + site.stop_grace_s
+        stop_live_workers(site, part, force=True)
+    if part.state == "stopping" and not part.live:
+        move(site, part, "queued" if part.requeue else "released", now_s)
+    if part.local and part.withdrawn and part.state == "released":
+        move(site, part, "forgotten", now_s)
+
+
+def _end_lease(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Release devices that are not renewed, or that are renewed for ever without the part running."""
+    if now_s - part.since_s >= part.lease_s:
+        release(site, part, now_s, f"not renewed within its lease of {part.lease_s:g} s")
+    elif now_s - part.claimed_s >= site.policy.hold_s:
+        detail = f"held without running for {site.policy.hold_s:g} s, the longest that the owner allows"
+        release(site, part, now_s, detail)
+
+
+def _shut_down(site: SiteState, part: SitePart, now_s: float) -> None:
+    """Release everything; local jobs that have not begun wait for the agent's next life."""
+    if part.local and part.state == "evicting":
+        move(site, part, "queued", now_s)
+    elif not (part.local and part.state == "queued"):
+        ended = part.state in ("succeeded", "failed", "refused")  # and `detail` says why
+        release(site, part, now_s, "" if ended else f"the agent of {site.cluster} is being stopped")

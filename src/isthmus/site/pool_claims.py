@@ -1,0 +1,86 @@
+"""`claim_for_pool`: the devices of a part of the pool, including those of the victims that its order names.
+
+The owner's policy has the last word on what an order asks. A claim stops no victim; `evictions` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from isthmus.site.devices.claim import DeviceSource
+from isthmus.site.evictions import is_preemptible
+from isthmus.site.parts import HOLDING, PartKey, SitePart
+from isthmus.site.site_queue import local_jobs_ahead
+from isthmus.site.site_state import SiteState
+
+
+def claim_for_pool(site: SiteState, part: SitePart, victims: Sequence[PartKey]) -> str:
+    """Give `part` its devices, those of `victims` included; return "", or why it cannot have them."""
+    refusal = _policy_refusal(site, part, victims) or _permanent_shortage(site, part)
+    if refusal:
+        return refusal
+    sources = [
+        DeviceSource(key, site.devices.obtainable(site.parts[key], part), counted=key[1] > 0)
+        for key in dict.fromkeys(victims)
+        if key in site.parts and site.parts[key].state in HOLDING and key != part.key
+    ]
+    used = site.devices.used_by_pool(without=part)
+    room = {group: site.limit(group) - used[group] for group in part.wanted}
+    taken = site.devices.claim(part, sources, room)
+    if taken is None:
+        return _shortage(site, part, sources, room)
+    part.victims = tuple(victims)
+    site.devices.assign(part, taken)
+    return ""
+
+
+def _policy_refusal(site: SiteState, part: SitePart, victims: Iterable[PartKey]) -> str:
+    if not site.is_open:
+        return f"{site.cluster}: the owner does not let the pool work at this hour"
+    for key in victims:
+        victim = site.parts.get(key)
+        if victim is None or not victim.local:
+            continue
+        if not is_preemptible(site, victim):
+            return f"{site.cluster}: the owner does not let the pool preempt local job '{victim.job}'"
+        if site.rank(victim) <= site.rank(part):
+            return (
+                f"{site.cluster}: local job '{victim.job}' of level '{victim.level}' is not below "
+                f"'{part.level}', the level of the pool's job"
+            )
+    return ""
+
+
+def _permanent_shortage(site: SiteState, part: SitePart) -> str:
+    """Return why `part` could not start even if all devices of the pool were free, or ""."""
+    waiting = local_jobs_ahead(site, part) if site.queued_local else []
+    inventory = site.devices.inventory
+    for group, num in part.wanted.items():
+        where = f"{site.cluster}: node group '{group}': {num} devices wanted"
+        if group not in inventory:
+            return f"{site.cluster}: no node group '{group}'; there is {', '.join(sorted(inventory))}"
+        if num > site.limit(group):
+            return f"{where}, the owner lets the pool have {site.limit(group)}"
+        first = next((other.job for other in waiting if group in other.wanted), None)
+        if first is not None:
+            return f"{where}, queued behind local job '{first}'"
+    return ""
+
+
+def _shortage(
+    site: SiteState, part: SitePart, sources: Sequence[DeviceSource[PartKey]], room: dict[str, int]
+) -> str:
+    """Return the first node group that has too few devices, and how many it has."""
+    free = site.devices.num_free(part)
+    for group, num in part.wanted.items():
+        from_victims = sum(source.num_devices.get(group, 0) for source in sources)
+        counted = sum(source.num_devices.get(group, 0) for source in sources if source.counted)
+        allowed = max(0, room[group]) + counted
+        if num <= min(free[group] + from_victims, allowed):
+            continue
+        found = f"{free[group]} free"
+        found += f", {from_victims} of victims" if sources else ""
+        if room[group] < min(num, free[group] + from_victims):
+            found += f", the owner lets the pool have {max(0, room[group])} more"
+        return f"{site.cluster}: node group '{group}': {num} devices wanted, {found}"
+    return f"{site.cluster}: its devices cannot be had together"

@@ -1,0 +1,79 @@
+"""The site's queue: local jobs by level and position, the pool's in the pool's order, merged by level.
+
+Jobs of the pool stand in the order that the server gives. Local jobs stand by level, and within a level as
+they arrived, or as somebody at the site has arranged them since. Where the two meet, the higher level goes
+first, and within a level the earlier arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from isthmus.site.fewest_moves import fewest_moves
+from isthmus.site.machine_events import ReorderQueue
+from isthmus.site.parts import PartKey, SitePart
+from isthmus.site.site_state import SiteState
+
+_UNNAMED = 10**9
+"""Behind every position that the server gives."""
+
+
+def set_pool_order(site: SiteState, order: Sequence[str]) -> None:
+    """Give the pool's queued parts the positions of their jobs in the server's `order`; others go behind."""
+    places = {job: place for place, job in enumerate(order)}
+    for part in site.queued_pool.values():
+        part.place = places.get(part.job, _UNNAMED + part.arrived)
+
+
+def queue_order(site: SiteState) -> list[SitePart]:
+    """Return what waits in the order in which it should start."""
+    local = sorted(site.queued_local.values(), key=lambda part: (site.rank(part), part.place))
+    merged: list[SitePart] = []
+    at = 0
+    for part in sorted(site.queued_pool.values(), key=lambda part: part.place):
+        while at < len(local) and _starts_first(site, local[at], part):
+            merged.append(local[at])
+            at += 1
+        merged.append(part)
+    return merged + local[at:]
+
+
+def local_jobs_ahead(site: SiteState, part: SitePart) -> list[SitePart]:
+    """Return the local jobs that stand, or would stand, before `part` of the pool in the queue."""
+    if part.state == "queued":
+        before = takewhile(lambda other: other is not part, queue_order(site))
+        return [other for other in before if other.local]
+    return sorted(
+        (other for other in site.queued_local.values() if site.rank(other) <= site.rank(part)),
+        key=lambda other: (site.rank(other), other.place),
+    )
+
+
+def reconcile_queue(site: SiteState, observed: Sequence[PartKey]) -> None:
+    """Adopt how local jobs of a level were arranged at the site, and correct whatever else has drifted."""
+    _adopt_arrangement(site, observed)
+    wanted = [part.key for part in queue_order(site)]
+    if list(observed) == wanted:
+        return
+    known = set(wanted)
+    gone = tuple(key for key in observed if key not in known)
+    moves = tuple(fewest_moves([key for key in observed if key in known], wanted))
+    site.out.append(ReorderQueue(moves=moves, gone=gone))
+
+
+def _adopt_arrangement(site: SiteState, observed: Sequence[PartKey]) -> None:
+    """Let the local jobs of each level exchange their positions until they stand as observed."""
+    levels: dict[str, list[SitePart]] = {}
+    for key in observed:
+        part = site.queued_local.get(key)
+        if part is not None:
+            levels.setdefault(part.level, []).append(part)
+    for parts in levels.values():
+        for part, place in zip(parts, sorted(part.place for part in parts), strict=True):
+            if part.place != place:
+                part.place, site.may_start = place, True
+
+
+def _starts_first(site: SiteState, local: SitePart, part: SitePart) -> bool:
+    return (site.rank(local), local.arrived) < (site.rank(part), part.arrived)

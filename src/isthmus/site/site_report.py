@@ -1,0 +1,71 @@
+"""What the server is told of a site's state."""
+
+from __future__ import annotations
+
+from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
+from isthmus.site.evictions import is_preemptible
+from isthmus.site.parts import SitePart
+from isthmus.site.site_state import SiteState
+
+UNSAVED_STEP_S = 10.0
+"""Unsaved work is reported in multiples of this, so that a site on which nothing else happens has no news."""
+
+
+def observed_parts(site: SiteState) -> tuple[ObservedPart, ...]:
+    """Return every part of the pool: the same objects as long as nothing of them has changed."""
+    parts = [part for part in site.parts.values() if not part.local]
+    for part in parts:
+        if part.observation is None:
+            part.observation = observe_part(part)
+    return tuple([part.observation for part in parts if part.observation])
+
+
+def free_chips(site: SiteState) -> dict[str, int]:
+    """Return the devices of each node group that a new part of the pool could have.
+
+    Those are the free ones less what local jobs queue for, and no more than the owner's policy allows.
+    """
+    if not site.is_open:
+        return dict.fromkeys(site.devices.inventory, 0)
+    free, used = site.devices.num_free(), site.devices.used_by_pool()
+    for part in site.queued_local.values():
+        for group, num in part.wanted.items():
+            free[group] = free.get(group, 0) - num
+    return {
+        group: max(0, min(free[group], site.limit(group) - used[group])) for group in site.devices.inventory
+    }
+
+
+def local_jobs(site: SiteState) -> tuple[LocalJobSeen, ...]:
+    """Return the site's own jobs that wait or run."""
+    return tuple(
+        LocalJobSeen(
+            name=part.job,
+            chips=part.wanted,
+            level=part.level,
+            running=part.state == "running",
+            preemptible=is_preemptible(site, part),
+            unsaved_s=reported_unsaved_s(part.unsaved_s),
+        )
+        for part in site.parts.values()
+        if part.local and part.state in ("queued", "evicting", "running")
+    )
+
+
+def observe_part(part: SitePart) -> ObservedPart:
+    """Return what the server is told of a part."""
+    return ObservedPart(
+        job=part.job,
+        attempt=part.attempt,
+        state=part.reported,
+        detail=part.detail,
+        fault=part.fault,
+        workers=tuple(worker.address for worker in part.workers.values() if worker.address is not None),
+        unsaved_s=reported_unsaved_s(part.unsaved_s),
+        protection=part.protection,
+    )
+
+
+def reported_unsaved_s(unsaved_s: float) -> float:
+    """Return unsaved work as it is reported."""
+    return unsaved_s // UNSAVED_STEP_S * UNSAVED_STEP_S

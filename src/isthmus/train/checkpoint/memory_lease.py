@@ -1,0 +1,112 @@
+"""`MemoryLease`: a name for a rank's snapshots in shared memory that lasts as long as anybody needs them.
+
+Snapshots outlive the process that made them, so something else must remove them in the end: whoever holds the
+lease does. Where another rank was lost for good they are left for the run's next attempt, which is to begin
+within `KEPT_S`. What was left and not taken up, or by one that was killed, is removed by the next lease on
+this machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.train.checkpoint.memory_checkpoint import default_folder
+
+KEPT_S = 600.0
+"""How long snapshots that nobody holds wait for the next attempt."""
+
+_LOCK = "lease"
+
+
+class MemoryLease:
+    """A context manager. `run` is what `MemoryCheckpoint` is to call the run, below `folder`.
+
+    A process that is forked holds the lease too, until it ends.
+    """
+
+    def __init__(self, spec: WorkerSpec, folder: Path | None = None) -> None:
+        self._folder = folder or default_folder()
+        self.run = f"{spec.run}-{spec.attempt}-{spec.rank}-{uuid4().hex[:12]}"
+        self._told = told_of(spec)
+        self._lock: int | None = None
+        self._left = False
+
+    def leave(self) -> None:
+        """Leave the snapshots to the next attempt."""
+        self._left = True
+
+    def __enter__(self) -> MemoryLease:
+        with suppress(OSError):
+            _remove_forgotten(self._folder)
+            place = self._folder / f"isthmus-{self.run}"
+            place.mkdir(mode=0o700)
+            self._lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, self._told.encode())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._left:
+            shutil.rmtree(self._folder / f"isthmus-{self.run}", ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def told_of(spec: WorkerSpec) -> str:
+    """Return what a lease says of a run: attempts of which this is the same share snapshots.
+
+    It is the folder of checkpoints, and all of the plan that decides what a rank holds.
+    """
+    layout = spec.plan.model_dump_json(
+        include={"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host"}
+    )
+    where = Path(spec.job.checkpoints.folder).absolute()
+    return hashlib.sha256(f"{spec.run} {where} {layout}".encode()).hexdigest()
+
+
+def left_behind(told: str, folder: Path | None = None) -> Iterator[str]:
+    """Yield the `run` of each lease of this kind that was left, and that nobody holds any more."""
+    for lock in (folder or default_folder()).glob(f"isthmus-*/{_LOCK}"):
+        with suppress(OSError):
+            if not _is_held(lock) and lock.read_text(encoding="utf-8") == told:
+                yield lock.parent.name.removeprefix("isthmus-")
+
+
+def remove_left_behind(run: str, folder: Path | None = None) -> None:
+    """Remove what is left of a lease that nobody holds."""
+    shutil.rmtree((folder or default_folder()) / f"isthmus-{run}", ignore_errors=True)
+
+
+def _remove_forgotten(folder: Path) -> None:
+    """Remove the snapshots of leases that no process has held for a while."""
+    for lock in folder.glob(f"isthmus-*/{_LOCK}"):
+        with suppress(OSError):
+            if time.time() - _last_use_s(lock) > KEPT_S and not _is_held(lock):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _last_use_s(lock: Path) -> float:
+    return max(file.stat().st_mtime for file in lock.parent.iterdir())
+
+
+def _is_held(lock: Path) -> bool:
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,1 @@
+"""Heartbeats, stalls, stragglers, worker events and checkpoint requests."""

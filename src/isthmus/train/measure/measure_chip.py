@@ -1,0 +1,142 @@
+"""What this machine's chip reaches, as JSON: `python -m isthmus.train.measure.measure_chip`.
+
+Matrix products of the shapes of transformer layers, the attention core, copies, and the launches of a small
+layer's operations: what `isthmus calibrate --measure` fits the parameters of a chip to. With a model, its
+parts too (`isthmus.train.measure.measure_shapes`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from isthmus.core.chip import Precision
+from isthmus.plan.time.micro_benchmarks import Measurement, Timing
+from isthmus.train.measure.measure_shapes import measure_shape
+from isthmus.train.measure.repeats import Clock, interleaved
+
+_TYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LAUNCHES = 28
+"""Operations of a decoder layer's forward pass, about."""
+
+
+def main() -> None:
+    """Measure one device and print a `Measurement`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=sorted(_TYPES), default=None)
+    parser.add_argument("--threads", type=int, default=1, help="threads of a CPU core's worth of work")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time for each benchmark")
+    parser.add_argument("--core", type=int, default=None, help="the CPU core to stay on")
+    parser.add_argument("--model", default=None, help="time the parts of this model too, on the CPU")
+    parser.add_argument("--micro-batch", type=int, default=1, help="samples of a micro-batch of that model")
+    parser.add_argument("--sequence", type=int, default=128, help="tokens of a sample of that model")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.core is not None:
+        os.sched_setaffinity(0, {args.core})
+    precision: Precision = args.precision or ("bf16" if args.device == "cuda" else "fp32")
+    shape = None
+    if args.model is not None:
+        shape = measure_shape(args.model, args.micro_batch, args.sequence, seconds=5 * args.seconds)
+    found = measure(args.device, precision, args.seconds)
+    print(found.model_copy(update={"shape": shape}).model_dump_json())
+
+
+@dataclass(frozen=True)
+class _Benchmark:
+    """An operation, what it does, and under which kind of `Measurement` it is told."""
+
+    kind: str
+    name: str
+    operation: Callable[[], object]
+    flops: float = 0.0
+    num_bytes: float = 0.0
+
+
+def measure(device: str, precision: Precision, seconds: float) -> Measurement:
+    """Return the micro-benchmarks of `device` (`cpu` or `cuda`), each for about `seconds`, in turns."""
+    clock, large = Clock(device), device == "cuda"
+    benchmarks = list(_benchmarks(_Tensors(device, _TYPES[precision]), large))
+    with torch.no_grad():
+        taken = interleaved([partial(clock.seconds, one.operation) for one in benchmarks], seconds)
+    found: dict[str, tuple[Timing, ...]] = {}
+    for one, each_s in zip(benchmarks, taken, strict=True):
+        timing = Timing(name=one.name, flops=one.flops, num_bytes=one.num_bytes, seconds=each_s)
+        found[one.kind] = (*found.get(one.kind, ()), timing)
+    return Measurement(
+        device=torch.cuda.get_device_name() if large else "cpu",
+        precision=precision,
+        matmul=found["matmul"],
+        attention=found["attention"],
+        memory=found["memory"],
+        launch=found["launch"],
+    )
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    device: str
+    kind: torch.dtype
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=self.kind, device=self.device)
+
+
+def _benchmarks(tensors: _Tensors, large: bool) -> Iterator[_Benchmark]:
+    for shape in _shapes(large):
+        yield _matmul(tensors, *shape)
+    for length in (2048, 8192) if large else (256, 512):
+        yield _attention(tensors, length)
+    for num_bytes in (1 << 27, 1 << 28) if large else (1 << 26, 1 << 27):
+        yield _copy(tensors, num_bytes)
+    yield _launches(tensors)
+
+
+def _shapes(large: bool) -> list[tuple[int, int, int]]:
+    """Return (rows, inner, columns) of products as layers make them."""
+    rows, sizes = (8192, (4096, 8192)) if large else (512, (512, 1024))
+    return [shape for h in sizes for shape in ((rows, h, h), (rows, h, 4 * h), (rows, 4 * h, h))]
+
+
+def _matmul(tensors: _Tensors, m: int, k: int, n: int) -> _Benchmark:
+    a, b = tensors.random(m, k), tensors.random(k, n)
+    return _Benchmark("matmul", f"matmul-{m}x{k}x{n}", lambda: a @ b, flops=2.0 * m * k * n)
+
+
+def _attention(tensors: _Tensors, length: int) -> _Benchmark:
+    """Time the causal core; half of the products are counted, as a fused kernel makes only those."""
+    heads, dim = 16, 128
+    q, k, v = (tensors.random(1, heads, length, dim) for _ in range(3))
+
+    def core() -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return _Benchmark("attention", f"attention-{length}", core, flops=2.0 * heads * length * length * dim)
+
+
+def _copy(tensors: _Tensors, num_bytes: int) -> _Benchmark:
+    source = tensors.random(num_bytes // tensors.kind.itemsize)
+    target = torch.empty_like(source)
+    return _Benchmark("memory", f"copy-{num_bytes}", lambda: target.copy_(source), num_bytes=2.0 * num_bytes)
+
+
+def _launches(tensors: _Tensors) -> _Benchmark:
+    """Time operations too small to keep a chip busy: what remains is the host."""
+    one = torch.zeros(8, dtype=tensors.kind, device=tensors.device)
+
+    def layer() -> None:
+        for _ in range(LAUNCHES):
+            one.add_(1)
+
+    return _Benchmark("launch", "launches", layer)
+
+
+if __name__ == "__main__":
+    main()

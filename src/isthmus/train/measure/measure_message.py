@@ -1,0 +1,101 @@
+"""`python -m isthmus.train.measure.measure_message`: what one message takes between two workers, as JSON.
+
+Two processes send a tensor to and fro through the runtime's process group, directly or by the route to an
+emulated link, with pauses: between messages of a pipeline there is computing. Printed are half round trips
+in seconds: hand-over between threads, torch's dispatch, copies, what forwards the bytes, and the link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.connect import meet
+from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
+from isthmus.comm.tcp.endpoint import Endpoint, listen
+from isthmus.comm.tcp.wire_format import Greeting
+
+WARM_UP = 5
+PAUSE_S = 0.01
+TIMEOUT_S = 30.0
+
+
+def main() -> None:
+    """Measure, and print the seconds of each message."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--route", default=None, help="host:port that leads from the second rank to the first"
+    )
+    parser.add_argument("--bytes", type=int, default=1 << 18, help="bytes of a message")
+    parser.add_argument("--count", type=int, default=20, help="messages there and back")
+    parser.add_argument("--cores", action="store_true", help="keep the first rank on core 0, the second on 1")
+    args = parser.parse_args()
+    mine, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(
+        target=_rank, args=(1, theirs, args.route, args.bytes, args.count, args.cores)
+    )
+    child.start()
+    found = _rank(0, mine, None, args.bytes, args.count, args.cores)
+    child.join(TIMEOUT_S)
+    print(json.dumps(found))
+
+
+def _rank(
+    rank: int, pipe: Connection, route: str | None, num_bytes: int, count: int, cores: bool
+) -> list[float]:
+    """Be one of the two ranks; rank 0 returns half of each round trip."""
+    torch.set_num_threads(1)
+    if cores:
+        os.sched_setaffinity(0, {rank})
+    greeting = Greeting("message-benchmark", 1, rank, 2)
+    with listen("127.0.0.1") as listener:
+        port = int(listener.getsockname()[1])
+        pipe.send(port)
+        ports = (port, int(pipe.recv())) if rank == 0 else (int(pipe.recv()), port)
+        endpoints = [Endpoint("127.0.0.1", one, route) for one in ports]
+        transport = meet("thread", greeting, endpoints, listener, TIMEOUT_S)
+        register_backend()
+        dist.init_process_group(
+            BACKEND,
+            store=dist.HashStore(),
+            rank=rank,
+            world_size=2,
+            pg_options=IsthmusOptions(transport, ("first", "second")),
+        )
+    found = _ping(num_bytes, count) if rank == 0 else _pong(num_bytes, count)
+    dist.destroy_process_group()
+    return found
+
+
+def _ping(num_bytes: int, count: int) -> list[float]:
+    """Send and receive, `count` times after a warm-up; return half of each round trip."""
+    found = []
+    out, back = torch.zeros(num_bytes // 4), torch.empty(num_bytes // 4)
+    for number in range(WARM_UP + count):
+        time.sleep(PAUSE_S)
+        begun_s = time.perf_counter()
+        answer = dist.irecv(back, 1, tag=2 * number + 2)
+        sent = dist.isend(out, 1, tag=2 * number + 1)
+        sent.wait()
+        answer.wait()
+        found.append((time.perf_counter() - begun_s) / 2)
+    return found[WARM_UP:]
+
+
+def _pong(num_bytes: int, count: int) -> list[float]:
+    tensor = torch.empty(num_bytes // 4)
+    for number in range(WARM_UP + count):
+        dist.irecv(tensor, 0, tag=2 * number + 1).wait()
+        dist.isend(tensor, 0, tag=2 * number + 2).wait()
+    return []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""`measure_shape`: the parts of a model timed alone, at the size of one micro-batch: what a roofline misses.
+
+Two decoder layers (so that neither finds its weights in the cache because it was the last to run), the
+embedding, norm, head and loss, and the optimizer's update. No pipeline, no messages, no data: what a run
+makes of these parts is the time model's to say.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from isthmus.core.errors import InputError
+from isthmus.core.job import Training
+from isthmus.core.model import load_model
+from isthmus.plan.time.micro_benchmarks import ShapeTiming
+from isthmus.train.measure.repeats import Clock, interleaved
+from isthmus.train.model.stage_model import StageModel, build_stage, token_loss
+from isthmus.train.update.optimizer import Optimizer
+
+LAYERS = 2
+"""Decoder layers that are timed together."""
+
+
+def measure_shape(
+    model: str | Path, micro_batch_size: int, sequence_length: int, *, seconds: float
+) -> ShapeTiming:
+    """Return the times of the parts of `model` on the CPU in fp32, each for about `seconds`, in turns.
+
+    Raises `ModelError` for a model that cannot be trained, `InputError` for one of fewer than four layers:
+    the first and the last are left out.
+    """
+    known = load_model(model)
+    if known.num_layers < LAYERS + 2:
+        raise InputError(
+            f"{model} has {known.num_layers} layers", hint=f"give a model of at least {LAYERS + 2}"
+        )
+    shape, clock = (micro_batch_size, sequence_length), Clock("cpu")
+    first, inner, last = (
+        build_stage(model, cut, dtype=torch.float32, device="cpu", seed=1, weights="random")
+        for cut in ((0, 1), (1, 1 + LAYERS), (known.num_layers - 1, known.num_layers))
+    )
+    parameters = dict(inner.global_named_parameters())
+    alone = {name: nn.Parameter(torch.ones(1)) for name in parameters}
+    layers_s, embedding_s, head_s, update_s, step_s = interleaved(
+        [
+            partial(clock.seconds, _layers(inner, shape)),
+            partial(clock.seconds, _embedding(first, shape)),
+            partial(clock.seconds, _head(last, shape)),
+            _update(clock, parameters),
+            _update(clock, alone),
+        ],
+        seconds,
+    )
+    return ShapeTiming(
+        hidden_size=inner.hidden_size,
+        vocab_size=inner.vocab_size,
+        micro_batch_size=micro_batch_size,
+        sequence_length=sequence_length,
+        layer_s=tuple(one / LAYERS for one in layers_s),
+        embedding_s=embedding_s,
+        head_s=head_s,
+        update_s=update_s,
+        update_parameters=sum(one.numel() for one in parameters.values()),
+        step_s=step_s,
+    )
+
+
+def _layers(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
+    """Return a forward and a backward pass of the layers of `stage`."""
+    hidden, gradient = (torch.randn(*shape, stage.hidden_size) for _ in range(2))
+    return lambda: torch.autograd.backward(
+        stage.compute(hidden.clone().requires_grad_())[0], gradient.clone()
+    )
+
+
+def _embedding(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
+    tokens, gradient = torch.randint(stage.vocab_size, shape), torch.randn(*shape, stage.hidden_size)
+    return lambda: torch.autograd.backward(stage.model.embed_tokens(tokens), gradient)
+
+
+def _head(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
+    hidden, labels = torch.randn(*shape, stage.hidden_size), torch.randint(stage.vocab_size, shape)
+
+    def passes() -> None:
+        logits = stage.lm_head(stage.model.norm(hidden.clone().requires_grad_()))
+        torch.autograd.backward(token_loss(logits, labels) / labels.numel())
+
+    return passes
+
+
+def _update(clock: Clock, parameters: dict[str, nn.Parameter]) -> Callable[[], float]:
+    """Return the timing of an update with its norm and its clipping: what a step does once."""
+    training = Training(steps=1_000_000, precision="fp32", clip_norm=1e-3)
+    optimizer = Optimizer(parameters.items(), training)
+    steps = itertools.count()
+
+    def once() -> float:
+        for one in parameters.values():
+            one.grad = torch.full_like(one, 1e-2)
+        return clock.seconds(lambda: optimizer.apply(next(steps)))
+
+    return once

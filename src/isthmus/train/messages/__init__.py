@@ -1,0 +1,1 @@
+"""Messages between ranks through torch.distributed, and what carries them."""

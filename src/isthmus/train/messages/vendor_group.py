@@ -1,0 +1,50 @@
+"""`join_plain`: the default process group of a run where it is one of torch's own: plain gloo, a vendor's."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group.group_work import gloo_reason
+from isthmus.core.errors import PeerError
+from isthmus.core.messages.agent_messages import WorkerAddress
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.train.messages.device import HOST_BACKENDS
+
+GROUP_TIMEOUT = timedelta(hours=1)
+"""Longest wait inside gloo: as long as a stage may compute; lost peers are noticed much sooner."""
+
+
+def join_plain(
+    spec: WorkerSpec, workers: list[WorkerAddress], listener: socket.socket, device: torch.device
+) -> None:
+    """Join a group of torch's own; rank 0 serves the store at the port it has checked in with.
+
+    Raises `PeerError` where a rank does not come.
+    """
+    first, timeout = workers[0], timedelta(seconds=spec.rendezvous_timeout_s)
+    serving = spec.rank == 0
+    try:
+        store = dist.TCPStore(
+            first.host,
+            first.port,
+            None,
+            serving,
+            timeout,
+            wait_for_workers=False,
+            master_listen_fd=socket.dup(listener.fileno()) if serving else None,
+        )
+        dist.init_process_group(
+            spec.backend,
+            store=store,
+            rank=spec.rank,
+            world_size=len(workers),
+            timeout=GROUP_TIMEOUT,
+            device_id=None if spec.backend in HOST_BACKENDS else device,
+        )
+    except RuntimeError as error:
+        why = gloo_reason(error)
+        raise PeerError(f"rank {spec.rank} could not join the {spec.backend} group: {why}") from error

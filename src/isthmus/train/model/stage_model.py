@@ -1,0 +1,235 @@
+"""`StageModel`: the layers of a transformer that one pipeline stage holds, and the loss after the last.
+
+A stage is cut out of the model on the meta device and only then given memory: a worker never holds more than
+its own layers, and its own share of their tensors where several ranks share the stage. Chained, the stages of
+any cut compute what the whole model of transformers computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from isthmus.core.errors import PlanError
+from isthmus.train.model.architecture import choose_kernels, meta_model, rotary_embedding, sliding_layers
+from isthmus.train.model.balance import balance_coefficient, router_of, watched
+from isthmus.train.model.initialise import initialise
+from isthmus.train.model.load_weights import load_weights
+from isthmus.train.model.position_cache import Places, PlacesCache
+from isthmus.train.model.recompute import KEEP_ALL, Recomputation, run_layer
+from isthmus.train.tensor_parallel.cut_layers import SharedEmbedding, connect, cut_parameters
+from isthmus.train.tensor_parallel.tensor_group import TensorGroup, begun, ended, entered
+from isthmus.train.tensor_parallel.vocab_loss import shared_token_loss
+
+IGNORED = -100
+"""The label of a position that does not count in the loss."""
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class StageModel(nn.Module):
+    """Decoder layers `[first, last)` of a model; the first stage adds the embedding, the last norm and head.
+
+    Made by `build_stage`. Submodules keep the names and layer numbers of the whole model. `tied` says that
+    head and embedding are one parameter in the model: then the first and the last stage hold a copy each
+    (whose gradients the runtime adds), and a single stage holds one parameter that it uses twice.
+
+    The ranks of `group` share the stage's tensors: `slices` says by its name in the whole model what this
+    rank holds of each. Hidden states go in and out whole on all of them, logits for a part of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        full: PreTrainedModel,
+        layers: tuple[int, int],
+        device: torch.device | str,
+        group: TensorGroup,
+    ) -> None:
+        super().__init__()
+        self.config = full.config
+        self.device = torch.device(device)
+        self.architecture = type(full).__name__
+        self.layers = layers
+        self.is_first = layers[0] == 0
+        self.is_last = layers[1] == full.config.num_hidden_layers
+        self.hidden_size: int = full.config.hidden_size
+        self.vocab_size: int = full.config.vocab_size
+        self.tied = bool(full.config.tie_word_embeddings)
+        self.model = nn.Module()
+        if self.is_first:
+            self.model.embed_tokens = full.model.embed_tokens
+        self.model.layers = nn.ModuleDict({str(i): full.model.layers[i] for i in range(*layers)})
+        if self.is_last:
+            self.model.norm = full.model.norm
+            self.lm_head = full.lm_head
+            if self.tied and self.is_first:
+                self.lm_head.weight = self.model.embed_tokens.weight
+        self.group = group
+        self.slices = {
+            EMBEDDING if self.tied and name == HEAD else name: held
+            for name, held in cut_parameters(self, group).items()
+        }
+        if self.is_first and group.size > 1:
+            first, embedding = self._first_token(EMBEDDING), self.model.embed_tokens
+            self.model.embed_tokens = SharedEmbedding(embedding.weight, first, embedding.padding_idx, group)
+        self.balance_coefficient = balance_coefficient(full.config)
+        self._num_routers = sum(router_of(layer) is not None for layer in full.model.layers)
+        self._sliding = sliding_layers(full.config)
+        windows = frozenset(i in self._sliding for i in range(*layers))
+        self.places = PlacesCache(full.config, rotary_embedding(full, device), windows)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
+
+        Returns hidden states `[B, S, H]`, or logits `[B, S, V]` (of the rank's own tokens) on the last stage.
+        """
+        return self.compute(x)[0]
+
+    def compute(
+        self, x: torch.Tensor, again: Recomputation = KEEP_ALL
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what `forward` does, and this stage's part of the model's balance loss.
+
+        That part is a scalar in fp32, to be weighed by `balance_coefficient`; None where that is 0, where no
+        layer of the stage has experts, or without gradients. What `again` says is not kept, but computed
+        again in each layer's own backward.
+        """
+        hidden = self.model.embed_tokens(x) if self.is_first else begun(x, self.group)
+        places = self.places.of(hidden.new_empty((*x.shape[:2], 0)))
+        trains, balances = torch.is_grad_enabled(), []
+        for place, (index, layer) in enumerate(self.model.layers.items()):
+            run = partial(self._layer, layer, places, int(index) in self._sliding)
+            hidden, balance = run_layer(again.of(place) if trains else "none", layer, run, hidden)
+            if balance is not None:
+                balances.append(balance)
+        total = torch.stack(balances).sum() / self._num_routers if balances else None
+        if not self.is_last:
+            return ended(hidden, self.group), total
+        return self.lm_head(entered(self.model.norm(hidden), self.group)), total
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return what `token_loss` does, for the logits of this rank's own tokens."""
+        if self.group.size == 1:
+            return token_loss(logits, labels)
+        first = self._first_token(EMBEDDING if self.tied else HEAD)
+        return shared_token_loss(logits, labels, first, self.group, IGNORED)
+
+    def _first_token(self, name: str) -> int:
+        return self.slices[name].ranges[0][0]
+
+    def _layer(
+        self, layer: nn.Module, places: Places, sliding: bool, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        run = partial(
+            layer,
+            hidden,
+            attention_mask=places.masks[sliding],
+            position_ids=places.positions,
+            position_embeddings=places.rotation,
+            use_cache=False,
+        )
+        router = router_of(layer)
+        if router is None or self.balance_coefficient == 0 or not torch.is_grad_enabled():
+            return run(), None
+        with watched(router) as balances:
+            return run(), balances[0]
+
+    def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter of the stage once with its name in the whole model.
+
+        A tied head is the embedding there: the last stage yields its copy as `model.embed_tokens.weight`.
+        """
+        for name, parameter in self.named_parameters():
+            yield (EMBEDDING if self.tied and name == HEAD else name), parameter
+
+
+def build_stage(
+    model: str | Path,
+    layers: tuple[int, int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+    weights: Literal["random", "load"],
+    group: TensorGroup | None = None,
+) -> StageModel:
+    """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
+
+    Parameters have `dtype` and lie on `device`. `random` draws them from (`seed`, full name), equally for any
+    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. With a
+    `group` of several ranks this one gets its share of each. Peak memory is the stage itself and one whole
+    tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that cannot be used and `PlanError` for
+    a layer range that the model does not have.
+    """
+    full = meta_model(model)
+    _check_range(layers, full.config.num_hidden_layers, model)
+    group = group or TensorGroup()
+    choose_kernels(full.config, device, group.size)
+    stage = StageModel(full, layers, device, group)
+    del full
+    _materialise(stage, dtype, device)
+    if stage.group.size > 1:
+        for layer in stage.model.layers.values():
+            connect(layer, stage.group)
+        if stage.is_last and stage.group.cuts_sequence:
+            stage.model.norm.weight.register_hook(stage.group.sum)
+    if weights == "load":
+        load_weights(_whole_parameters(stage), model)
+        return stage
+    std, padding = stage.config.initializer_range or 0.02, stage.config.pad_token_id
+    for name, parameter in _whole_parameters(stage):
+        zero_row = padding if name == EMBEDDING else None
+        initialise(name, parameter, seed=seed, std=std, zero_row=zero_row)
+    return stage
+
+
+def _whole_parameters(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each parameter whole, to be filled: of one that is cut the share is taken when it has been."""
+    for name, parameter in stage.global_named_parameters():
+        held = stage.slices[name]
+        if held.is_whole:
+            yield name, parameter
+            continue
+        whole = torch.empty(held.shape, dtype=parameter.dtype)
+        yield name, whole
+        parameter.detach().copy_(held.take(whole))
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum (fp32, in nats) of cross entropies over the labels that are not -100.
+
+    `logits` is `[B, S, V]`, `labels` `[B, S]` with `labels[b, t]` the token that follows position t.
+    """
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    return nn.functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED, reduction="sum")
+
+
+def _check_range(layers: tuple[int, int], num_layers: int, model: str | Path) -> None:
+    first, last = layers
+    if last <= first:
+        raise PlanError(
+            f"stage of layers [{first}, {last}) holds no layer of {model}",
+            hint=f"the model has {num_layers} layers: plan at most {num_layers} stages",
+        )
+    if first < 0 or last > num_layers:
+        raise PlanError(
+            f"layers [{first}, {last}) are not in {model}, which has layers 0 to {num_layers - 1}",
+            hint="make the plan again from this model",
+        )
+
+
+def _materialise(stage: StageModel, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Give each meta parameter its memory, uninitialised; one that is used twice stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for module in stage.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device))
+            setattr(module, name, made[id(parameter)])

@@ -1,0 +1,1 @@
+"""Execution of one stage's schedule."""

@@ -1,0 +1,1 @@
+"""The processes of a rank: supervisor, worker, and the training run in it."""

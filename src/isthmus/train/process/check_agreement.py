@@ -1,0 +1,73 @@
+"""`check_agreement`: what every plan must be, trained or rehearsed: the job's, and one that runs at all."""
+
+from __future__ import annotations
+
+from isthmus.comm.process.arena import is_supported
+from isthmus.core.errors import PlanError
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.model import Model, load_model
+from isthmus.core.plan import Plan
+from isthmus.schedule import Schedule, check_schedule, make_schedule
+
+
+def check_agreement(spec: WorkerSpec, model: Model) -> list[Schedule]:
+    """Return the checked schedule of each replica; raise `PlanError` where the plan is not one of the job.
+
+    `model` is the job's.
+    """
+    plan, training = spec.plan, spec.job.training
+    require_equal("compute", plan.compute, spec.job.compute)
+    require_equal("sequence_length", plan.sequence_length, training.sequence_length)
+    require_equal("samples a step", plan.samples, training.global_batch_size)
+    require_equal("number of layers", plan.num_layers, model.num_layers)
+    if plan.precision is not None:
+        require_equal("precision", plan.precision, training.precision)
+    if plan.model is not None and load_model(plan.model).config != model.config:
+        require_equal("model", plan.model, spec.job.model)
+    if plan.local_steps > 1:
+        raise PlanError(
+            f"the plan fixes local_steps to {plan.local_steps}",
+            hint="gradients are reduced every step here: plan again with training.local_steps 1",
+        )
+    _check_transport(spec)
+    schedules = [_schedule(plan, replica) for replica in range(plan.dp)]
+    for one in dict.fromkeys(schedules):
+        check_schedule(one)
+    return schedules
+
+
+def require_equal(what: str, of_plan: object, of_job: object) -> None:
+    """Raise `PlanError` unless plan and job say the same of `what`."""
+    if of_plan != of_job:
+        raise PlanError(
+            f"{what} is {of_plan} in the plan and {of_job} in the job", hint="make the plan again"
+        )
+
+
+def _schedule(plan: Plan, replica: int) -> Schedule:
+    """Return the schedule of one replica: its own number of stages and of micro-batches."""
+    return make_schedule(
+        plan.schedule,
+        len(plan.pipeline(replica)),
+        plan.micro_batches_of(replica),
+        warm_up=plan.warm_up,
+        num_chunks=plan.num_chunks or plan.chunks,
+    )
+
+
+def _check_transport(spec: WorkerSpec) -> None:
+    """Refuse a backend that cannot reach other clusters where the plan has several, or not by a process."""
+    if spec.job.transport == "process" and spec.backend != "isthmus":
+        raise PlanError(
+            f"backend '{spec.backend}' has no transport to put into a process",
+            hint="use backend 'isthmus', or transport: thread",
+        )
+    if spec.job.transport == "process" and not is_supported():
+        raise PlanError(
+            "transport: process needs anonymous shared memory, which this machine has not (memfd_create)",
+            hint="run the workers on Linux, or use transport: thread",
+        )
+    if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
+        raise PlanError(
+            f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"
+        )

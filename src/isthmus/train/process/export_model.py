@@ -1,0 +1,27 @@
+"""`export`: the trained model, written by all ranks of the first replica together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isthmus.core.job import Job
+from isthmus.data.tokenizer import tokenizer_file
+from isthmus.train.messages.exchange import Exchange
+from isthmus.train.model.save_weights import export_shard, finish_export
+from isthmus.train.model.stage_pieces import StagePieces
+from isthmus.train.update.replicas import Place
+
+
+def export(job: Job, place: Place, pieces: StagePieces, exchange: Exchange) -> None:
+    """Write the first replica's model as a Hugging Face folder; all ranks of the run call this at once.
+
+    Raises `UnavailableError` where the folder cannot be written.
+    """
+    output = Path(job.output)
+    if place.replica == 0:
+        export_shard(StagePieces(pieces.own), output, place.stage)
+    exchange.meet()
+    if place.replica == 0 and place.stage == 0 and pieces.group.index == 0:
+        own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
+        finish_export(output, job.model, len(place.ranks), tokenizer_folder=own)
+    exchange.meet()

@@ -1,0 +1,172 @@
+"""`python -m isthmus.train.process.supervisor FOLDER`: keeps a rank alive: address, memory, process.
+
+The supervisor holds the listening socket, so that the rank's address stays when its process does not, and
+loads all modules, so that a new process is a fork and costs no import. It holds no model, no thread and no
+device. Once it is gone its process ends too, nobody answers at the address, and the other ranks know.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from isthmus.comm.group.isthmus_group import BACKEND
+from isthmus.comm.tcp.endpoint import listen
+from isthmus.core.errors import InputError, IsthmusError, PeerError
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.core.units import format_seconds
+from isthmus.train.checkpoint.memory_lease import MemoryLease
+from isthmus.train.liveness.heartbeat import Pulse
+from isthmus.train.liveness.stall import stall_of
+from isthmus.train.liveness.worker_events import EventLog
+from isthmus.train.process.worker import BROKEN, TERMINATED, Kept, main_in, one_line
+
+MAX_RESTARTS = 5
+"""How often a rank's process is started again within `WINDOW_S`."""
+
+WINDOW_S = 600.0
+
+_POLL_S = 0.1
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_HANDLED = _ENDING | {signal.SIGCHLD}
+_GRACE_S = 2.0
+
+
+def supervise(folder: WorkerFolder) -> int:
+    """Run the rank of `folder` to its end, through as many processes as it takes; return its exit status.
+
+    A process is replaced where a signal ended it, or an error that is nobody's fault and came after a step:
+    one before any comes again.
+    """
+    spec = folder.read_spec()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    with listen(spec.host) as listener, MemoryLease(spec) as lease:
+        status = _Supervisor(folder, spec, Kept(listener, lease.run, Pulse(), is_supervised=True)).run()
+        if status == PeerError.exit_code:
+            lease.leave()
+        return status
+
+
+class _Supervisor:
+    def __init__(self, folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
+        self._folder, self._spec, self._kept = folder, spec, kept
+        self._pulse, self._events = kept.pulse, EventLog(folder, spec.rank)
+        self._restarts: deque[float] = deque()
+        self._stalled = False
+
+    def run(self) -> int:
+        """Start the process, and start it again when it dies, until it ends in another way."""
+        gc.collect()
+        gc.freeze()
+        while True:
+            status = self._watch(*self._start())
+            if status >= 0 and (status != BROKEN or self._pulse.read().usual_step_s == 0):
+                return status
+            how = f"ended by {signal.Signals(-status).name}" if status < 0 else "ended by an error"
+            self._events.tell("died", f"its process was {how}")
+            if not self._may_restart(how):
+                finished = self._pulse.read().finished
+                return 0 if finished else 128 - status if status < 0 else status
+            self._events.tell("restarted", f"start {len(self._restarts)} of {MAX_RESTARTS}")
+
+    def _may_restart(self, how: str) -> bool:
+        if self._spec.backend != BACKEND or self._spec.job.compute != "real":
+            return False
+        now_s = time.monotonic()
+        while self._restarts and now_s - self._restarts[0] > WINDOW_S:
+            self._restarts.popleft()
+        if len(self._restarts) < MAX_RESTARTS:
+            self._restarts.append(now_s)
+            return True
+        times = f"{MAX_RESTARTS + 1} times within {format_seconds(WINDOW_S)}"
+        self._events.tell("gave_up", f"error: its process ended {times}, at last {how}")
+        return False
+
+    def _start(self) -> tuple[int, int]:
+        """Fork the rank's process; return it, and what it holds on to: closed, or gone with us, it ends."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        reader, writer = os.pipe()
+        self._pulse.starts()
+        child = os.fork()
+        if child:
+            os.close(reader)
+            return child, writer
+        os.close(writer)
+        status = BROKEN
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+            _end_with(reader)
+            status = main_in(self._folder, self._spec, self._kept)
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+    def _watch(self, child: int, lifeline: int) -> int:
+        """Return how the process ended: its status, or less than 0 the signal; on SIGTERM we end it."""
+        try:
+            while True:
+                received = signal.sigtimedwait(_HANDLED, _POLL_S)
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    return os.waitstatus_to_exitcode(status)
+                if received is not None and received.si_signo in _ENDING:
+                    return _end(child)
+                self._look(child)
+        finally:
+            os.close(lifeline)
+
+    def _look(self, child: int) -> None:
+        """Tell of a stall when it begins and ends; end a process that will not get on."""
+        stall = stall_of(self._pulse.read(), time.monotonic())
+        if stall is not None and not self._stalled:
+            self._events.tell(stall.kind, stall.in_words(), seconds=stall.lasted_s)
+        elif stall is None and self._stalled:
+            self._events.tell("going_on", "it gets on again")
+        self._stalled = stall is not None
+        if stall is not None and stall.hopeless:
+            os.kill(child, signal.SIGKILL)
+
+
+def _end(child: int) -> int:
+    """Ask the process to end, make it end, and return the status of one that was told to."""
+    os.kill(child, signal.SIGTERM)
+    deadline_s = time.monotonic() + _GRACE_S
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if time.monotonic() > deadline_s:
+            os.kill(child, signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
+    return TERMINATED
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process as soon as the supervisor at the other end of `lifeline` is gone."""
+
+    def watch() -> None:
+        os.read(lifeline, 1)
+        os._exit(TERMINATED)
+
+    threading.Thread(target=watch, name="isthmus-lifeline", daemon=True).start()
+
+
+def main(arguments: list[str]) -> int:
+    """Supervise the worker of the folder named on the command line; return its exit status."""
+    try:
+        if len(arguments) != 1:
+            raise InputError(
+                "one argument is needed", hint="python -m isthmus.train.process.supervisor FOLDER"
+            )
+        return supervise(WorkerFolder(Path(arguments[0])))
+    except IsthmusError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Open a result in transformers and measure its loss: `python -m isthmus.train.process.verify JOB.json`.
+
+Prints `{"loss": nats per counted token, "parameters": number}`. Of the runtime only the data set is used; the
+model is opened by `transformers.AutoModelForCausalLM`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from isthmus.core.errors import InputError, IsthmusError
+from isthmus.core.job import Job
+from isthmus.data import Batch, open_dataset
+
+
+def held_out_loss(model: torch.nn.Module, batch: Batch) -> float:
+    """Return the mean cross entropy of `batch` (labels [n, S], -100 where not counted) of a whole model."""
+    total, counted = 0.0, 0
+    with torch.no_grad():
+        for input_ids, labels in zip(batch.input_ids, batch.labels, strict=True):
+            logits = model(input_ids[None], use_cache=False).logits[0].float()
+            total += float(cross_entropy(logits, labels, reduction="sum", ignore_index=-100))
+            counted += int((labels != -100).sum())
+    return total / max(counted, 1)
+
+
+def verify(job: Job) -> dict[str, float]:
+    """Return the held-out loss and the size of the model in `job.output`."""
+    training = job.training
+    data = open_dataset(job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed)
+    model = AutoModelForCausalLM.from_pretrained(job.output, dtype=torch.float32).eval()
+    loss = held_out_loss(model, data.validation_batch(training.evaluate_samples))
+    return {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def main(arguments: list[str]) -> int:
+    """Verify the job in the given file; 0, or the error's exit code."""
+    try:
+        if len(arguments) != 1:
+            raise InputError("one argument is needed", hint="python -m isthmus.train.process.verify JOB.json")
+        job = Job.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
+        print(json.dumps(verify(job)))
+    except IsthmusError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

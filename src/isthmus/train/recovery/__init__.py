@@ -1,0 +1,1 @@
+"""Recovery after a lost rank: rejoin, restore from memory, go on."""

@@ -1,1 +1,0 @@
-"""Stages that several ranks share: tensors cut among them (tensor and sequence parallelism)."""
