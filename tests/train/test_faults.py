@@ -91,7 +91,7 @@ def test_a_slow_time_is_told_of_once_when_it_begins_and_ends() -> None:
     assert pace.judge(1.0) is None
     told = [pace.judge(2.0) for _ in range(8)]
     assert [bool(one) for one in told] == [place == IN_A_ROW - 1 for place in range(8)]
-    assert "2.0 times its usual time" in str(told[IN_A_ROW - 1])
+    assert "2.0 times its median time" in str(told[IN_A_ROW - 1])
     told = [pace.judge(1.0) for _ in range(5)]
     assert [bool(one) for one in told] == [place == IN_A_ROW - 1 for place in range(5)]
     early = Pace(planned_s=1.0)
@@ -101,8 +101,8 @@ def test_a_slow_time_is_told_of_once_when_it_begins_and_ends() -> None:
 def test_events_are_for_people_and_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line in the log, one object in the file; both name the rank."""
     folder = WorkerFolder(tmp_path)
-    EventLog(folder, 2).tell("cut", "nothing comes from rank 1: silent", peer=1)
-    assert capsys.readouterr().out == "rank 2 cut: nothing comes from rank 1: silent\n"
+    EventLog(folder, 2).tell("cut", "no data from rank 1: silent", peer=1)
+    assert capsys.readouterr().out == "rank 2 cut: no data from rank 1: silent\n"
     (event,) = read_events(folder)
     assert (event.rank, event.kind, event.peer, event.seconds) == (2, "cut", 1, None)
 

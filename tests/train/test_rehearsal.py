@@ -126,13 +126,13 @@ def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fixed", "words"),
     [
-        ({"time": None}, "predicts no time"),
+        ({"time": None}, "predicts no stage time"),
         ({"compute": "real"}, "compute is real in the plan and virtual in the job"),
         ({"micro_batches": 5}, "samples a step is 10"),
         ({"schedule": "overlapped", "warm_up": (0, 1)}, "rise"),
         ({"schedule": "gpipe", "warm_up": (1, 0)}, "takes no warm-up"),
         ({"precision": "bf16"}, "precision is bf16 in the plan and fp32 in the job"),
-        (APART | {"zero": 2}, "fixes zero to 2, and has replicas in several clusters"),
+        (APART | {"zero": 2}, "fixes zero to 2, with replicas in several clusters"),
         (APART | {"overlap_gradients": True}, "fixes overlap_gradients to True"),
     ],
 )
@@ -226,7 +226,7 @@ def test_workers_rehearse_a_job(tmp_path: Path) -> None:
         for one in workers.metrics(rank):
             assert one.values["wan_bytes"] == 2 * (2 * 64 * hidden) * 2
             assert not {"loss", "gradient_norm", "learning_rate"} & set(one.values)
-    assert "virtual: it waits instead of computing" in workers.log(0)
+    assert "virtual: sleeps instead of computing" in workers.log(0)
     assert "step 3 of 3" in workers.log(1)
     assert not (tmp_path / "output").exists()
     assert not (tmp_path / "checkpoints").exists()

@@ -58,7 +58,7 @@ def test_shares_in_two_clusters_train_what_one_process_trains(tmp_path: Path) ->
         first.wait_for_step(6)
         os.kill(first.processes[1].pid, signal.SIGKILL)
         assert first.wait() == [PeerError.exit_code, -signal.SIGKILL, PeerError.exit_code]
-    assert first.log(1).startswith("rank 1: layers 0 to 1 in cluster a, share 2 of 2")
+    assert first.log(1).startswith("rank 1: layers 0 to 1 in cluster a, tensor-parallel rank 1 of 2")
     assert told(first) == pytest.approx(alone.losses()[: len(told(first))], rel=1e-4)
     second = run_job(tmp_path / "cut", cut, shared_plan(job, [1, 4], [{}, {"tp": 2}]), attempt=2)
     resumed = STEPS - len(told(second))

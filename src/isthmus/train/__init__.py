@@ -1,1 +1,1 @@
-"""What runs on the chips: a model cut by layers, its weights, and the training runtime."""
+"""The training runtime: pipeline stages of a model, their weights, optimizer, checkpoints and recovery."""

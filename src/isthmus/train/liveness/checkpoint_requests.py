@@ -1,7 +1,7 @@
-"""`Guard`: an agent's requests for a checkpoint that survives the run, and this rank's answers.
+"""`Guard`: an agent's requests for a verified checkpoint, and this rank's replies.
 
-Ranks are at several sites, and one site's agent is enough to ask: the wish travels with the gradient norm
-that all ranks sum at the end of each step, so all save after the same step (`messages/exchange.py`).
+A request from one site's agent is enough: it travels with the gradient norm that all ranks sum at the end of
+each step (`Exchange.wish`), so that all ranks save after the same step.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from isthmus.core.messages.agent_messages import Protection
 from isthmus.core.messages.worker_folder import WorkerFolder
 
 RETRY_STEPS = 10
-"""How many steps a rank trains on after a checkpoint that was not whole, before it asks for another."""
+"""Steps between an invalid checkpoint and the next attempt to save one."""
 
 
 class Guard:
-    """The requests in one worker's folder. A checkpoint answers every request that was made before it."""
+    """The requests in one worker's folder; a verified checkpoint fulfils all earlier requests."""
 
     def __init__(self, folder: WorkerFolder) -> None:
         self._folder = folder
         self._protected_step, self._not_before = 0, 0
 
     def asked(self, step: int) -> bool:
-        """Tell whether, `step` steps being done, the agent wants a newer protected checkpoint."""
+        """Return whether, after `step` steps, the agent requests a newer verified checkpoint."""
         request = self._folder.read_protect()
         return request is not None and request.after >= self._protected_step and step >= self._not_before
 
     def protected(self, step: int, num_bytes: int) -> None:
-        """Tell the agent that the checkpoint after `step` steps was read back, and its size here."""
+        """Report to the agent that the checkpoint after `step` steps is verified, and its size here."""
         try:
             self._folder.write_protected(Protection(step=step, num_bytes=num_bytes))
         except OSError:
@@ -35,5 +35,5 @@ class Guard:
         self._protected_step = step
 
     def failed(self, step: int) -> None:
-        """Note that the checkpoint after `step` steps was not whole."""
+        """Record that the checkpoint after `step` steps is invalid; retry after `RETRY_STEPS`."""
         self._not_before = step + RETRY_STEPS

@@ -1,7 +1,7 @@
-"""`Pulse`: what a rank's process tells its supervisor all the time, in memory that both see.
+"""`Pulse`: a worker's heartbeat and progress, in memory shared with its supervisor.
 
-Each figure is one aligned machine word, so that a process killed at any point leaves none of them torn. Times
-are on the machine's monotonic clock, which all processes share.
+Each value is one aligned machine word, so that a killed process leaves no torn value. Times are on the
+machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from statistics import median
 from types import FrameType
 
 BEAT_S = 0.2
-"""How often a living process says so."""
+"""Interval between heartbeats."""
 
 _KEPT_STEPS = 15
-_NAMES = ("incarnation", "beat_s", "step", "busy_since_s", "usual_step_s", "finished")
+_NAMES = ("incarnation", "last_beat_s", "step", "busy_since_s", "median_step_s", "is_finished")
 _WAITING_IN = (
     "/isthmus/comm/",
     "/torch/distributed/",
     "/isthmus/train/messages/exchange.py",
     "/isthmus/train/tensor_parallel/tensor_group.py",
 )
-"""Where the main thread is while it waits for a peer, or for what another thread waits for."""
+"""Source paths on the main thread's stack while it waits for a peer, directly or by another thread."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a pulse says at one moment.
+    """The values of a heartbeat at one moment; times are monotonic seconds."""
 
-    `incarnation` is that of the group the rank is in or about to join, -1 before the first; `step` is -1
-    outside training steps. `busy_since_s` is since when the rank has been at work, waiting for nobody, in
-    this step; `usual_step_s` the median of its last steps, 0 while it has none. `finished`: nothing of the
-    run is left to do.
-    """
-
+    # Incarnation of the group that the rank is in or joins, -1 before the first.
     incarnation: int
+    # Time of the last heartbeat.
     beat_s: float
+    # Current training step, -1 outside steps.
     step: int
+    # Since when the rank has worked in this step without waiting for a peer.
     busy_since_s: float
+    # Median duration of this process's last steps, 0 before the first.
     usual_step_s: float
+    # Whether the rank has completed all work of the run.
     finished: bool
 
 
 class Pulse:
-    """The shared words. A process inherits them from the one that forked it."""
+    """Shared memory with the values of `Reading`; a forked worker inherits it from its supervisor."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8 * len(_NAMES))
@@ -59,72 +59,72 @@ class Pulse:
         self.rest()
 
     def read(self) -> Reading:
-        """Return all words."""
+        """Return the current values."""
         incarnation, beat_s, step, busy_since_s, usual_step_s, finished = self._words
         return Reading(int(incarnation), beat_s, int(step), busy_since_s, usual_step_s, bool(finished))
 
     @property
     def incarnation(self) -> int:
-        """The incarnation of the group that the rank is in or about to join, -1 before the first."""
+        """Incarnation of the group that the rank is in or joins, -1 before the first."""
         return self.read().incarnation
 
     def starts(self) -> None:
-        """Note that a process begins: it lives, and no step of it is done."""
+        """Record the start of a worker process."""
         self._durations.clear()
-        self._set("usual_step_s", 0)
+        self._set("median_step_s", 0)
         self.rest()
         self.beat(waiting=False)
 
     def joins(self, incarnation: int) -> None:
-        """Note which incarnation the rank is about to join."""
+        """Record the incarnation that the rank joins."""
         self._set("incarnation", incarnation)
 
     def begins(self, step: int) -> None:
-        """Note that a training step begins."""
+        """Record the start of a training step."""
         self._began_s = time.monotonic()
         self._set("busy_since_s", self._began_s)
         self._set("step", step)
 
     def ends(self) -> None:
-        """Note that the step is done."""
+        """Record the end of the step."""
         self._durations.append(time.monotonic() - self._began_s)
-        self._set("usual_step_s", median(self._durations))
+        self._set("median_step_s", median(self._durations))
         self.rest()
 
     def rest(self) -> None:
-        """Note that the rank is not in a step (any more)."""
+        """Record that the rank is outside a step."""
         self._set("step", -1)
 
     def finishes(self) -> None:
-        """Note that nothing of the run is left to do, though another rank may not know it yet."""
-        self._set("finished", 1)
+        """Record that the rank has completed the run; other ranks may still need it for a recovery."""
+        self._set("is_finished", 1)
 
     def beat(self, waiting: bool) -> None:
-        """Note that the process lives, and whether its main thread is `waiting` for a peer."""
+        """Record a heartbeat, and whether the main thread is `waiting` for a peer."""
         now_s = time.monotonic()
         if waiting:
             self._set("busy_since_s", now_s)
-        self._set("beat_s", now_s)
+        self._set("last_beat_s", now_s)
 
     def _set(self, name: str, value: float) -> None:
         self._words[_NAMES.index(name)] = value
 
 
 def start_beating(pulse: Pulse) -> None:
-    """Let a thread of its own beat for the calling thread, which is the one that trains, until the end."""
-    trains = threading.get_ident()
-    over = threading.Event()
+    """Start a thread that records heartbeats for the calling thread, which trains."""
+    training_thread = threading.get_ident()
+    stop = threading.Event()
 
     def beat() -> None:
-        while not over.wait(BEAT_S):
-            pulse.beat(_waits(sys._current_frames().get(trains)))
+        while not stop.wait(BEAT_S):
+            pulse.beat(_waits(sys._current_frames().get(training_thread)))
 
     pulse.beat(waiting=False)
     threading.Thread(target=beat, name="isthmus-pulse", daemon=True).start()
 
 
 def _waits(frame: FrameType | None) -> bool:
-    """Tell whether a thread is inside the exchange of messages."""
+    """Return whether a thread's stack is inside communication code."""
     while frame is not None:
         if any(place in frame.f_code.co_filename for place in _WAITING_IN):
             return True

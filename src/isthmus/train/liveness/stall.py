@@ -1,4 +1,4 @@
-"""`stall_of`: whether a rank's process, which lives, has stopped getting on."""
+"""`stall_of`: detects a worker process that is alive but makes no progress."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Literal
 from isthmus.train.liveness.heartbeat import Reading
 
 FROZEN_S = 2.0
-"""Without a sign of life for so long a process is frozen: stopped, swapped out, or stuck in one call."""
+"""A process without a heartbeat for this long is frozen: stopped, swapped out, or stuck in one call."""
 
 USUAL_STEPS = 5
-"""A rank at work in one step for so many times its usual step is stalled."""
+"""A rank that works in one step for this multiple of its median step is stalled."""
 
 SHORTEST_S = 5.0
-"""But not before so long, whatever is usual."""
+"""Shortest time in one step that counts as a stall."""
 
 PATIENCE = 4
-"""After so many times as long as what made it one, a stall is ended by starting the process again."""
+"""The process is restarted once a stall lasts this multiple of its detection limit."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A stall that has lasted `lasted_s`; `hopeless` once it is time to start the process again."""
+    """A stall that has lasted `lasted_s`; `hopeless` once the process is to be restarted."""
 
     kind: Literal["frozen", "stalled"]
     lasted_s: float
     hopeless: bool
 
     def in_words(self) -> str:
-        """Return what to tell people."""
+        """Return a message for the log."""
         if self.kind == "frozen":
-            return f"its process gives no sign of life for {self.lasted_s:.1f} s"
-        return f"it is at work in one step for {self.lasted_s:.1f} s and waits for nobody"
+            return f"no heartbeat for {self.lasted_s:.1f} s"
+        return f"busy in one step for {self.lasted_s:.1f} s without waiting for a peer"
 
 
 def stall_of(reading: Reading, now_s: float) -> Stall | None:
-    """Return the stall of a process whose pulse says `reading` at `now_s`, None where there is none.
+    """Return the stall of a process with heartbeat values `reading` at `now_s`, or None.
 
-    A rank that waits for a peer is not stalled: the peer may be. Outside steps (checkpoints, evaluation,
-    export) nothing is usual, and only a process without any sign of life counts.
+    A rank that waits for a peer is not stalled. Outside steps (checkpoints, evaluation, export) there is no
+    typical duration, so that only missing heartbeats count.
     """
     silent_s = now_s - reading.beat_s
     if silent_s > FROZEN_S:

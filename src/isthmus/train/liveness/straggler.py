@@ -1,4 +1,4 @@
-"""`Pace`: whether a rank computes slower than it did, or than its plan says."""
+"""`Pace`: detects a rank that computes slower than before, or than its plan predicts."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections import deque
 from statistics import median
 
 SLOW = 1.5
-"""A step that computes for so many times the expected time is slow."""
+"""A step that computes for more than this multiple of the expected time is slow."""
 
 LEAST_S = 0.05
-"""And by no less than this: shorter steps differ by chance."""
+"""Smallest excess over the expected time that counts as slow: short steps vary by chance."""
 
 IN_A_ROW = 3
-"""So many slow steps in a row are told of, and as many others that it is over."""
+"""Consecutive slow (or normal) steps before a change is reported."""
 
 _KEPT_STEPS = 50
 _FIRST_STEPS = 5
 
 
 class Pace:
-    """Judges the computing time of one step after the other. `planned_s` is what the plan predicts of one.
+    """Compares the compute time of each step with the expected time.
 
-    What is expected is the median of the last 50 steps that were not slow, once there are 5; until then what
-    the plan predicts, if it does.
+    The expected time is the median of the last 50 steps that were not slow, once there are 5, and before
+    that the plan's prediction `planned_s`, if any.
     """
 
     def __init__(self, planned_s: float | None = None) -> None:
@@ -32,7 +32,7 @@ class Pace:
         self.slow = False
 
     def judge(self, compute_s: float) -> str | None:
-        """Take in the computing seconds of a step; return what to tell when a slow time begins or ends."""
+        """Add a step that computed for `compute_s`; return a message when a slow period begins or ends."""
         expected_s = median(self._usual) if len(self._usual) >= _FIRST_STEPS else self._planned_s
         is_slow = expected_s is not None and compute_s > max(SLOW * expected_s, expected_s + LEAST_S)
         if not is_slow:
@@ -42,6 +42,6 @@ class Pace:
             return None
         self.slow, self._in_a_row = is_slow, 0
         if not is_slow:
-            return f"computes in {compute_s:.3g} s a step again"
-        whose = "its usual" if len(self._usual) >= _FIRST_STEPS else "the plan's"
-        return f"computes for {compute_s:.3g} s a step, {compute_s / expected_s:.1f} times {whose} time"
+            return f"back to {compute_s:.3g} s of compute per step"
+        reference = "its median" if len(self._usual) >= _FIRST_STEPS else "the plan's"
+        return f"{compute_s:.3g} s of compute per step, {compute_s / expected_s:.1f} times {reference} time"

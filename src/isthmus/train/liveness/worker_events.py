@@ -1,4 +1,4 @@
-"""`EventLog`: what befalls a rank, for people in its log and for programs in `events.jsonl`."""
+"""`EventLog`: the events of a rank, as text in its log and as JSON lines in `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.core.messages.worker_folder import EventKind, WorkerEvent, WorkerFo
 
 
 class EventLog:
-    """The events of `rank`. Several processes and threads may write: each event is one write."""
+    """Appends events of `rank`; safe for several processes and threads, because each event is one write."""
 
     def __init__(self, folder: WorkerFolder, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -24,7 +24,7 @@ class EventLog:
         seconds: float | None = None,
         step: int | None = None,
     ) -> None:
-        """Write an event down; where the disk is full, only the log may have it."""
+        """Append an event to the log and to `events.jsonl`; the latter is skipped if the disk is full."""
         event = WorkerEvent(
             time_s=time.time(),
             rank=self._rank,
@@ -44,7 +44,7 @@ class EventLog:
 
 
 def read_events(folder: WorkerFolder) -> list[WorkerEvent]:
-    """Return all events of a worker so far."""
+    """Return all events of a worker, oldest first."""
     if not folder.events.exists():
         return []
     lines = folder.events.read_text(encoding="utf-8").splitlines()

@@ -1,1 +1,1 @@
-"""Messages between ranks through torch.distributed, and what carries them."""
+"""Messages between ranks through torch.distributed, staging through host memory, and step metrics."""

@@ -1,4 +1,4 @@
-"""`sleep_exactly`: a sleep that ends when it should: the kernel's timers end 0.1 ms late."""
+"""`sleep_exactly`: a sleep accurate to microseconds; kernel timers alone end about 0.1 ms late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 SPIN_S = 0.2e-3
-"""The last part of a sleep, in which the clock is looked at again and again; others may run between."""
+"""The last part of a sleep, which polls the clock and yields the CPU between polls."""
 
 
 def sleep_exactly(
@@ -14,7 +14,7 @@ def sleep_exactly(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return `seconds` from now, to a few microseconds where the machine lets this thread run."""
+    """Sleep for `seconds`, accurate to a few microseconds if the thread is scheduled in time."""
     end_s = clock() + seconds
     if seconds > SPIN_S:
         sleep(seconds - SPIN_S)

@@ -1,4 +1,4 @@
-"""`Exchange`: messages of a rank to others through torch.distributed, with the waiting accounted for."""
+"""`Exchange`: point-to-point messages and small collectives of one rank, with timing."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Work: TypeAlias = "dist.Work | Landing | Posted[Message]"
 
 @dataclass(frozen=True)
 class Message:
-    """A tensor on its way to a peer or from it; contiguous, and left alone until waited for."""
+    """A contiguous tensor to send to or receive from a peer; unchanged until the wait returns."""
 
     tensor: torch.Tensor
+    # Global rank of the other side.
     peer: int
     tag: int
     is_send: bool
 
 
 class Exchange:
-    """Messages to and from other ranks of the default process group; `clusters[r]` is where rank `r` runs.
+    """Messages between ranks of the default process group; `clusters[r]` is the cluster of rank `r`.
 
-    All exchanges are started at once, by a thread of their own, and completed by `wait`. With `staging` every
-    tensor goes through host memory. `together` starts messages in one call of torch, which groups of a
-    vendor's devices need where two ranks send to each other; `device` is where the group's own small tensors
-    are, and `settle` waits until the device has what the group has promised it; both of these are started by
-    the caller, in the order of its device's work. `account` is that of the present step. What one rank has a
-    `wish` for all ranks know at the next `sum_over_all`, by `wished`.
+    A send thread starts messages; `wait` completes them. With `staging`, tensors go through host memory.
+    `together` starts messages in the calling thread with one `batch_isend_irecv`, which device backends such
+    as NCCL need when two ranks send to each other. `device` holds the tensors of collectives. `settle` waits
+    until the device has executed a completed receive. `account` times the current step. A `wish` set on one
+    rank reaches all ranks in the next `sum_over_all`, as `wished`.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Exchange:
         self.wish = self.wished = False
 
     def start(self, messages: Sequence[Message]) -> list[Work]:
-        """Start `messages`; return what to wait for, one each."""
+        """Start `messages`; return one work handle per message."""
         start_s = self.account.clock()
         works = self._start(messages)
         self.account.calls_s += self.account.clock() - start_s
         return works
 
     def _start(self, messages: Sequence[Message]) -> list[Work]:
-        out = sum(one.tensor.nbytes for one in messages if one.is_send and self._far[one.peer])
-        self.account.wan_bytes += out
+        wan_bytes = sum(one.tensor.nbytes for one in messages if one.is_send and self._far[one.peer])
+        self.account.wan_bytes += wan_bytes
         if self._staging is not None:
             return [self._start_staged(one, self._staging) for one in messages]
         if not self._together:
@@ -80,38 +80,38 @@ class Exchange:
         return works if len(works) == len(messages) else [works[0]] * len(messages)
 
     def drain(self) -> None:
-        """Return once nothing that was asked of a group that is no more can be started in the next one."""
+        """Wait until all queued messages have started, so that none starts in the next group."""
         self._poster.drain()
 
     def start_one(self, message: Message) -> dist.Work:
-        """Start one message in the default process group."""
+        """Start one message in the default process group; return its work handle."""
         if message.is_send:
             return dist.isend(message.tensor, message.peer, tag=message.tag)
         return dist.irecv(message.tensor, message.peer, tag=message.tag)
 
     def wait(self, work: Work, *, arrived: bool = False) -> None:
-        """Wait for an exchange; raises `PeerError` where the peer was lost.
+        """Wait for a message; raises `PeerError` if the peer is lost.
 
-        A message to another cluster is not waited for: the transport holds its tensor until it has arrived,
-        which is a round trip later, and nobody here changes a tensor once it was sent. With `arrived` it is:
-        then its memory is free.
+        For a send to another cluster the call returns at once: the transport keeps the tensor until the peer
+        acknowledges it, and senders never modify a sent tensor. With `arrived` it waits for the
+        acknowledgement, after which the tensor's memory is free.
         """
-        account = self.account
-        start_s, spent = account.clock(), work.is_completed()
+        timer = self.account
+        start_s, completed = timer.clock(), work.is_completed()
         if isinstance(begun(work), SendWork) and not (arrived or work.is_completed()):
-            account.calls_s += account.clock() - start_s
+            timer.calls_s += timer.clock() - start_s
             return
-        spent = spent or (isinstance(work, Posted) and work.message.is_send)
+        completed = completed or (isinstance(work, Posted) and work.message.is_send)
         work.wait()
         self._settle()
-        end_s = account.clock()
-        account.waited(start_s, end_s, getattr(work, "under_way", None))
-        account.calls_s += end_s - start_s if spent else 0.0
+        end_s = timer.clock()
+        timer.waited(start_s, end_s, getattr(work, "under_way", None))
+        timer.calls_s += end_s - start_s if completed else 0.0
 
     def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of `values` [n] (float64) over all ranks; the wait for the slowest counts as idle.
+        """Return the sum of `values` [n] (float64) over all ranks; the time counts as idle.
 
-        The same message tells everybody whether any rank has a wish: all see it in the same step.
+        The same message sums `wish`, so that all ranks set `wished` in the same step.
         """
         total = torch.cat([values, values.new_tensor([float(self.wish)])]).to(self._device)
         start_s = self.account.clock()
@@ -121,20 +121,20 @@ class Exchange:
         return total[:-1].cpu()
 
     def from_first(self, numbers: Sequence[int]) -> list[int]:
-        """Return the `numbers` that rank 0 gave; all ranks give as many."""
-        told = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-        dist.broadcast(told, 0)
-        return [int(one) for one in told.tolist()]
+        """Return the `numbers` of rank 0 on every rank; all ranks pass equally many."""
+        values = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.broadcast(values, 0)
+        return [int(one) for one in values.tolist()]
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the small tensors of all ranks by rank, on the CPU."""
-        mine = tensor.to(self._device)
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, mine)
+        """Return `tensor` of every rank, by rank, on the CPU; all have one shape."""
+        local = tensor.to(self._device)
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, local)
         return [part.cpu() for part in parts]
 
     def tell_all(self, told: bytes) -> list[bytes]:
-        """Return what every rank has `told`, by rank; of any length."""
+        """Return the bytes of every rank, by rank; lengths may differ."""
         lengths = [int(one) for one in self.gather(torch.tensor([len(told)], dtype=torch.int64))]
         padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
         padded[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8) if told else padded[:0]
@@ -142,15 +142,15 @@ class Exchange:
         return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
 
     def meet(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this."""
         self.gather(torch.zeros(1))
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
-        """Add `tensor` up over all ranks of the default process group, in place."""
+        """Sum `tensor` over all ranks of the default process group, in place."""
         dist.all_reduce(tensor)
 
     def _start_staged(self, message: Message, staging: HostStaging) -> Work:
-        """Start one message by way of host memory: what is sent begins once it has left the device."""
+        """Start one message through host memory; a send starts once its copy to the host is complete."""
         if message.is_send:
             return self._post(message, *staging.leave(message.tensor))
         return staging.land(message.tensor, lambda host: self._post(message, host), self.account.clock)
@@ -158,7 +158,7 @@ class Exchange:
     def _post(
         self, message: Message, host: torch.Tensor, ready: Callable[[], None] = lambda: None
     ) -> Posted[Message]:
-        """Hand over a message that is in host memory once `ready` has returned."""
+        """Queue a message in host memory; the send thread calls `ready` before it starts the message."""
 
         def start(one: Message) -> dist.Work:
             ready()
@@ -169,7 +169,7 @@ class Exchange:
 
 
 def exchange_of(spec: WorkerSpec, device: torch.device) -> Exchange:
-    """Return the exchange of the rank of `spec`, which computes on `device`: direct, or by host memory."""
+    """Return the communicator of the rank of `spec` on `device`: direct, or staged through host memory."""
     clusters = spec.plan.rank_clusters
     if spec.backend in HOST_BACKENDS:
         staging = None if device.type == "cpu" else HostStaging(DeviceCopies(device))

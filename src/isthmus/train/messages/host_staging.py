@@ -1,9 +1,8 @@
-"""`HostStaging`: tensors of a device by way of host memory, for process groups that carry nothing else.
+"""`HostStaging`: device tensors staged through host memory, for process groups that send only from there.
 
-What is sent leaves the device on a stream of its own, which waits for what makes it, and is handed to the
-network by the thread that starts exchanges. What is received goes to the device on another stream as soon as
-it has come, by a thread that waits for it. The computing thread starts copies and waits for what it needs;
-its stream computes meanwhile.
+A send is copied to the host on its own stream, after the kernels that produce it; the send thread then starts
+it. A receive is copied to the device on another stream as soon as it arrives, by a pool thread. Both overlap
+with the computing stream.
 """
 
 from __future__ import annotations
@@ -18,43 +17,40 @@ import torch
 from isthmus.train.messages.pinned_memory import host_room
 
 LANDINGS = 8
-"""Receives that threads wait for; beyond these the one who needs a message waits and copies by itself."""
+"""Threads that complete receives; a receive beyond these completes in the thread that waits for it."""
 
 Interval: TypeAlias = "tuple[float, float]"
 Clock = Callable[[], float]
 
 
 class Waitable(Protocol):
-    """What a receive is known by; it may say from when to when its message was `under_way`."""
+    """The work handle of a receive; it may have `under_way`, when its message was in transit (s)."""
 
     def wait(self) -> Any:
-        """Block until the message is in host memory; raises what the receive raises."""
+        """Wait until the message is in host memory; raises the error of the receive."""
         ...
 
 
 class Copies(Protocol):
-    """Copies between a device and host memory, beside its computing.
-
-    A mark is a point in the device's work. Threads share one such object.
-    """
+    """Asynchronous copies between a device and host memory; thread-safe. Marks are device events."""
 
     def mark(self) -> Any:
-        """Return the point behind all that the calling thread has asked the device to compute."""
+        """Record an event after all work that the calling thread has queued on the device."""
         ...
 
     def start(self, source: torch.Tensor, target: torch.Tensor, after: Any) -> Any:
-        """Copy once the device has come to the mark `after`; return at once, with the mark of the end."""
+        """Queue a copy after the event `after`; return the event of its completion."""
         ...
 
     def end(self, mark: Any) -> None:
-        """Block until the device has come to `mark`."""
+        """Wait until the device has reached the event `mark`."""
         ...
 
 
 class DeviceCopies:
-    """Copies of a CUDA device: one stream out of it and one into it, so that each has an engine of its own.
+    """Copies of a CUDA device, on one stream per direction, so that each has its own copy engine.
 
-    Memory that is copied from or to is not given to others before the copy has ended, whoever frees it.
+    The allocator reuses the memory of a copy only after the copy completes (`record_stream`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -62,11 +58,11 @@ class DeviceCopies:
         self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def mark(self) -> torch.cuda.Event:
-        """Return an event behind what the calling thread has asked the device to compute."""
+        """Record an event on the current stream."""
         return torch.cuda.current_stream(self._device).record_event()
 
     def start(self, source: torch.Tensor, target: torch.Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
-        """Copy from or to pinned memory after an event; return the event of the end."""
+        """Queue a copy from or to pinned memory after an event; return the event of its completion."""
         stream, on_device = (self._in, target) if target.is_cuda else (self._out, source)
         with torch.cuda.stream(stream):
             stream.wait_event(after)
@@ -75,14 +71,14 @@ class DeviceCopies:
         return stream.record_event(torch.cuda.Event(blocking=True))
 
     def end(self, mark: torch.cuda.Event) -> None:
-        """Block until an event, asleep: the core is free for those who compute."""
+        """Wait for an event without spinning, which leaves the core to other threads."""
         mark.synchronize()
 
 
 class Landing:
-    """A receive into host memory and on to the device; what is `under_way` includes the last copy.
+    """A receive into host memory and its copy to the device, with the interface of `dist.Work`.
 
-    It is the part of `dist.Work` that the runtime uses.
+    `under_way` (s) runs from the send to the end of the copy.
     """
 
     def __init__(self, land: Callable[[], Interval | None], pool: ThreadPoolExecutor) -> None:
@@ -91,29 +87,29 @@ class Landing:
         self.under_way: Interval | None = None
 
     def is_completed(self) -> bool:
-        """Tell whether `wait` would return at once."""
+        """Return whether `wait` returns at once."""
         return self._landed or (self._future.done() and not self._future.cancelled())
 
     def wait(self) -> bool:
-        """Block until the message is on the device; raises what the receive raises."""
+        """Wait until the message is on the device; raises the error of the receive."""
         if not self._landed:
-            # Where no thread has come to it, nobody else does it: waits need no order among receives.
+            # If no pool thread has taken it, complete it here: receives may be waited for in any order.
             self.under_way = self._land() if self._future.cancel() else self._future.result()
             self._landed = True
         return True
 
 
 class HostStaging:
-    """Messages of a device that are sent from host memory and received there."""
+    """Copies of outgoing tensors to the host, and receives into the device through the host."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self._pool = ThreadPoolExecutor(LANDINGS, thread_name_prefix="isthmus-landing")
 
     def leave(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Begin to copy `tensor` out; return the copy, and what to call before it is read.
+        """Start a copy of `tensor` to the host; return the copy, and a function that waits for it.
 
-        For the thread that computes `tensor`, which nobody changes before.
+        Call it in the thread that computes `tensor`; do not modify `tensor` before the copy is complete.
         """
         host = host_room(tensor)
         mark = self._copies.start(tensor.detach(), host, self._copies.mark())
@@ -122,10 +118,9 @@ class HostStaging:
     def land(
         self, target: torch.Tensor, receive: Callable[[torch.Tensor], Waitable], clock: Clock = time.time
     ) -> Landing:
-        """Begin to receive into `target`, by way of host memory that `receive` is given.
+        """Start a receive into `target` through a host tensor that is passed to `receive`.
 
-        For the thread that computes with `target`, which is free once what that thread has asked for so far
-        is done.
+        Call it in the thread that computes with `target`; the copy starts after that thread's queued work.
         """
         host, free = host_room(target), self._copies.mark()
         work = receive(host)
@@ -133,7 +128,7 @@ class HostStaging:
         def land() -> Interval | None:
             work.wait()
             self._copies.end(self._copies.start(host, target, free))
-            sent_to_arrived: Interval | None = getattr(work, "under_way", None)
-            return None if sent_to_arrived is None else (sent_to_arrived[0], clock())
+            in_transit: Interval | None = getattr(work, "under_way", None)
+            return None if in_transit is None else (in_transit[0], clock())
 
         return Landing(land, self._pool)

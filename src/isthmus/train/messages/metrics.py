@@ -1,4 +1,4 @@
-"""What a stage measures in a step (`Account`), and where it is written: `metrics.jsonl` and TensorBoard."""
+"""Timing of one step (`Account`), and the log of step metrics: `metrics.jsonl` and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ Clock = Callable[[], float]
 
 @dataclass
 class Account:
-    """Where the time of one step went, in seconds, and the bytes sent to other clusters.
+    """The time of one step by cause, in seconds, and the bytes sent to other clusters.
 
-    Waiting is *exposed communication* while the awaited message was under way, and *idle* otherwise (its
-    sender was still computing). Inside a cluster nobody knows when a message was under way: that waiting
-    counts as idle. `calls_s` is what the calls took that start exchanges, and those that end sends or what
-    had come: what communication takes from the computing thread, waiting apart. `overrun_s` is what
-    real computing took beyond the time of the virtual chip.
+    A wait counts as exposed communication while its message was in transit, and as idle before (its sender
+    was still computing). Messages inside a cluster do not report their transit: waits for them count as idle.
     """
 
     clock: Clock = time.time
+    # Whether this step records `spans`.
     traced: bool = False
     compute_s: float = 0.0
     exposed_communication_s: float = 0.0
     idle_s: float = 0.0
+    # Computing thread's time in calls that start messages or complete finished ones, without waiting.
     calls_s: float = 0.0
+    # Real compute time beyond the time of the virtual chip.
     overrun_s: float = 0.0
+    # Bytes sent to other clusters.
     wan_bytes: int = 0
     spans: list[Span] = field(default_factory=list)
 
     @contextmanager
     def span(self, kind: str, micro_batch: int) -> Iterator[None]:
-        """Record what happens inside as one span, if this step is traced."""
+        """Record the block as one span, if the step is traced."""
         start_s = self.clock()
         yield
         if self.traced:
             self.spans.append(Span(kind=kind, micro_batch=micro_batch, start_s=start_s, end_s=self.clock()))
 
     def computed(self, kind: str, micro_batch: int, start_s: float) -> None:
-        """Count what was computed from `start_s` to now, and record it as a span, if this step is traced."""
+        """Add the time from `start_s` to now to `compute_s`; record it as a span if the step is traced."""
         end_s = self.clock()
         self.compute_s += end_s - start_s
         if self.traced:
@@ -56,13 +57,13 @@ class Account:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Count the time inside as computing."""
+        """Add the time of the block to `compute_s`."""
         start_s = self.clock()
         yield
         self.compute_s += self.clock() - start_s
 
     def waited(self, start_s: float, end_s: float, under_way: tuple[float, float] | None) -> None:
-        """Count a wait from `start_s` to `end_s` for a message that was under way in the given interval."""
+        """Add a wait from `start_s` to `end_s` for a message in transit during `under_way` (start, end)."""
         exposed_s = 0.0
         if under_way is not None:
             exposed_s = max(min(end_s, under_way[1]) - max(start_s, under_way[0]), 0.0)
@@ -70,7 +71,7 @@ class Account:
         self.idle_s += max(end_s - start_s - exposed_s, 0.0)
 
     def values(self) -> dict[str, float | None]:
-        """Return the figures by name."""
+        """Return the metrics by name."""
         return {
             "compute_s": self.compute_s,
             "exposed_communication_s": self.exposed_communication_s,
@@ -82,9 +83,9 @@ class Account:
 
 
 class MetricsLog:
-    """Appends one `StepMetrics` a line to `metrics.jsonl`, and scalars to TensorBoard, given its folder.
+    """Context manager that appends one `StepMetrics` line per step, and scalars to TensorBoard if given.
 
-    A context manager. Raises `UnavailableError` where the disk is full.
+    Raises `UnavailableError` if a file cannot be written.
     """
 
     def __init__(self, file: Path, spec: WorkerSpec, board: Path | None, first_step: int) -> None:
@@ -103,7 +104,7 @@ class MetricsLog:
             self._board.close()
 
     def write(self, step: int, values: Mapping[str, float | None], spans: tuple[Span, ...] = ()) -> None:
-        """Append the figures of one step; what is not finite is written as unknown."""
+        """Append the metrics of one step; values that are not finite become null."""
         known = {
             key: value if value is None or math.isfinite(value) else None for key, value in values.items()
         }

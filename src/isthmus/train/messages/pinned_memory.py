@@ -1,6 +1,6 @@
-"""Host memory beside a device: pinned, so that copies run at the link's speed and need no processor.
+"""Pinned host memory, for copies at full link speed without the CPU.
 
-torch keeps freed pinned memory for the next who asks, so a step allocates none.
+torch caches freed pinned memory, so that steps after the first allocate none.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from isthmus.train.messages.device import synchronize
 
 
 def host_room(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return uninitialised host memory of the shape of `like` (and its type, without `dtype`), contiguous.
+    """Return an uninitialised contiguous host tensor of the shape of `like`, pinned if that is on a device.
 
-    It is pinned where `like` is on a device.
+    `dtype` defaults to that of `like`.
     """
     return torch.empty(like.shape, dtype=dtype or like.dtype, pin_memory=like.is_cuda)
 
 
 def host_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return contiguous copies in host memory, complete when this returns; all are waited for at once."""
+    """Return complete contiguous copies of `tensors` in host memory."""
     copies = [host_room(one) for one in tensors]
     for copy, tensor in zip(copies, tensors, strict=True):
         copy.copy_(tensor.detach(), non_blocking=True)

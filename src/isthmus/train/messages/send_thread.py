@@ -1,6 +1,6 @@
-"""`Poster`: starts exchanges in a thread of its own, so that the computing thread only hands them over.
+"""`Poster`: a thread that starts messages, so that the computing thread only queues them.
 
-Starting one takes torch and gloo up to 1 ms: gloo writes what the socket takes in the caller's thread.
+Starting a message takes up to 1 ms: gloo writes to the socket in the calling thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Message = TypeVar("_Message")
 
 
 class Posted(Generic[_Message]):
-    """An exchange that was handed over. It is the part of `dist.Work` that the runtime uses."""
+    """A message queued to the send thread, with the interface of `dist.Work`."""
 
     def __init__(self, message: _Message) -> None:
         self.message = message
@@ -28,28 +28,28 @@ class Posted(Generic[_Message]):
         self._begun.acquire()
 
     def work(self) -> dist.Work:
-        """Wait until the exchange has begun, and return its work; raises what starting it raised."""
+        """Wait until the message has started; return its work. Raises the error of starting it."""
         with self._begun:
             if self._error is not None:
                 raise self._error
             return self._work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the exchange is done; raises what its work raises."""
+        """Wait until the message is complete; raises the error of its work."""
         work = self.work()
         return bool(work.wait() if timeout is None else work.wait(timeout))
 
     def is_completed(self) -> bool:
-        """Tell whether the exchange is known to be done."""
+        """Return whether the message is known to be complete."""
         return self._work is not None and bool(self._work.is_completed())
 
     @property
     def under_way(self) -> tuple[float, float] | None:
-        """From when to when the network had the message, where its work knows (epoch seconds)."""
+        """When the message was in transit (start, end; epoch seconds), if its work knows."""
         return getattr(self._work, "under_way", None)
 
     def begin(self, start: Callable[[_Message], dist.Work]) -> None:
-        """Start the exchange, once; what that raises is for `work`."""
+        """Start the message, once; `work` raises the error, if any."""
         try:
             self._work = start(self.message)
         except BaseException as error:
@@ -58,12 +58,12 @@ class Posted(Generic[_Message]):
 
 
 def begun(work: object) -> object:
-    """Return the work below one that was handed over, once it has begun; any other is its own."""
+    """Return the work inside a `Posted`, once it has started; any other work unchanged."""
     return work.work() if isinstance(work, Posted) else work
 
 
 class Poster(Generic[_Message]):
-    """Starts what it is given, in that order. Its thread begins with the first, and ends with the poster."""
+    """Starts messages in order, in a thread that lives from the first message until this object is freed."""
 
     def __init__(self) -> None:
         self._queue: _Queue[_Message] = SimpleQueue()
@@ -72,7 +72,7 @@ class Poster(Generic[_Message]):
     def post(
         self, messages: Sequence[_Message], start: Callable[[_Message], dist.Work]
     ) -> list[Posted[_Message]]:
-        """Hand over `messages`, to be started by `start`; return at once, with what to wait for."""
+        """Queue `messages`, which the thread starts with `start`; return their work handles at once."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run, args=(self._queue,), name="isthmus-poster", daemon=True
@@ -84,7 +84,7 @@ class Poster(Generic[_Message]):
         return posted
 
     def drain(self) -> None:
-        """Return once all that was handed over has begun, or has failed to."""
+        """Wait until every queued message has started or failed."""
         if self._thread is not None:
             reached = threading.Event()
             self._queue.put(reached)
@@ -97,11 +97,11 @@ _Queue: TypeAlias = "SimpleQueue[_Handed[_Message] | threading.Event | None]"
 
 def _run(queue: _Queue[_Message]) -> None:
     while _begin(queue.get()):
-        pass  # while it waits it holds nothing of what was begun
+        pass  # `_begin` drops its references before the next wait
 
 
 def _begin(item: _Handed[_Message] | threading.Event | None) -> bool:
-    """Do what was asked for; False where that is to end."""
+    """Process one queue item; return False for the end of the queue."""
     if isinstance(item, threading.Event):
         item.set()
     elif item is not None:

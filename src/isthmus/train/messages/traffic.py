@@ -1,4 +1,4 @@
-"""`lanes_between`: by how many connections two ranks are joined: as many as asked for where tensors go."""
+"""`lanes_between`: the number of connections between two ranks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from isthmus.core.plan import Plan
 
 
 def lanes_between(plan: Plan, rank: int, other: int, lanes: int) -> int:
-    """Return `lanes` for two ranks of `plan` that exchange tensors, else 1: heartbeats and small collectives.
+    """Return `lanes` for ranks of `plan` that exchange tensors, else 1 (heartbeats and small collectives).
 
-    Tensors go between neighbouring stages of a replica, its last and its first (an interleaved schedule goes
-    round, a tied embedding has an end at both), and between replicas. The same for both of a pair.
+    Tensors go between neighbouring stages of a replica, between its first and last (interleaved schedules,
+    tied embeddings), and between replicas. Symmetric in the two ranks.
     """
-    here, there = (plan.ranks[one].stage for one in (rank, other))
-    replica = plan.stages[here].replica
-    if plan.stages[there].replica != replica:
+    stage_index, other_index = (plan.ranks[one].stage for one in (rank, other))
+    replica = plan.stages[stage_index].replica
+    if plan.stages[other_index].replica != replica:
         return lanes
-    places = [i for i, stage in enumerate(plan.stages) if stage.replica == replica]
-    apart = abs(places.index(here) - places.index(there))
-    return lanes if apart in (0, 1, len(places) - 1) else 1
+    stages = [i for i, stage in enumerate(plan.stages) if stage.replica == replica]
+    distance = abs(stages.index(stage_index) - stages.index(other_index))
+    return lanes if distance in (0, 1, len(stages) - 1) else 1

@@ -1,4 +1,4 @@
-"""`join_plain`: the default process group of a run where it is one of torch's own: plain gloo, a vendor's."""
+"""`join_plain`: joins a default process group of torch itself, such as gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.messages.device import HOST_BACKENDS
 
 GROUP_TIMEOUT = timedelta(hours=1)
-"""Longest wait inside gloo: as long as a stage may compute; lost peers are noticed much sooner."""
+"""Longest wait inside a group: the longest a stage may compute; lost peers are detected much sooner."""
 
 
 def join_plain(
     spec: WorkerSpec, workers: list[WorkerAddress], listener: socket.socket, device: torch.device
 ) -> None:
-    """Join a group of torch's own; rank 0 serves the store at the port it has checked in with.
+    """Join the process group; rank 0 serves its store at the port of its check-in.
 
-    Raises `PeerError` where a rank does not come.
+    Raises `PeerError` if a rank does not join in time.
     """
     first, timeout = workers[0], timedelta(seconds=spec.rendezvous_timeout_s)
     serving = spec.rank == 0
@@ -46,5 +46,5 @@ def join_plain(
             device_id=None if spec.backend in HOST_BACKENDS else device,
         )
     except RuntimeError as error:
-        why = gloo_reason(error)
-        raise PeerError(f"rank {spec.rank} could not join the {spec.backend} group: {why}") from error
+        reason = gloo_reason(error)
+        raise PeerError(f"rank {spec.rank} could not join the {spec.backend} group: {reason}") from error

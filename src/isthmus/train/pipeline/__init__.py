@@ -1,1 +1,1 @@
-"""Execution of one stage's schedule."""
+"""Execution of one stage's schedule, with real or virtual compute."""

@@ -1,7 +1,4 @@
-"""`Executor`: runs one stage's operations of any schedule, computing for real and exchanging what it must.
-
-What one step holds is `isthmus.train.pipeline.stage_pass`'s.
-"""
+"""`Executor`: runs one stage's operations of a pipeline schedule; `StagePass` holds the state of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from isthmus.train.tensor_parallel.tp_exchange import Messenger
 
 @dataclass(frozen=True)
 class _Learned:
-    """What a schedule asks of a stage."""
+    """A schedule with its program and number of receive buffers for this stage."""
 
     schedule: Schedule
     program: Program
@@ -34,12 +31,12 @@ class _Learned:
 
 
 class Executor:
-    """One stage of a pipeline. Stage `s` of the schedule is rank `ranks[s]` of the process group.
+    """Executes one stage of a pipeline. Stage `s` of the schedule is rank `ranks[s]` of the process group.
 
-    `pieces` holds a model for every chunk of the schedule. `stage_time` makes the chip virtual: each forward
-    and backward is padded by `sleep` to that time, or to a chunk's part of it (a chunk of a bidirectional
-    schedule is a whole stage); a backward cut in two to half each. What `again` says of the stage's layers is
-    computed again in the backward, one layer at a time.
+    `pieces` holds one model per chunk of the schedule; `dtype` is that of messages. `stage_time` makes the
+    chip virtual: `sleep` pads each forward and backward to that time divided by the number of chunks (a chunk
+    of a bidirectional schedule is a full stage), and each half of a split backward to half of it. `again`
+    selects the layers whose activations are recomputed in the backward, one layer at a time.
     """
 
     def __init__(
@@ -77,43 +74,40 @@ class Executor:
         account: Account,
         update: Callable[[], None] = lambda: None,
     ) -> Losses:
-        """Run the stage's operations; return what the step cost.
+        """Run the stage's operations for one step; return its losses.
 
-        `update` is called where the schedule says so; `losses` are then known. Raises `PeerError` where a
+        Calls `update` at the schedule's update operation, with `losses` set. Raises `PeerError` if a
         neighbour is lost.
         """
         self._setup.exchange.account = account
-        learned = self._learn(schedule)
-        self._make_room(learned.num_buffers, batches)
+        prepared = self._learn(schedule)
+        self._make_room(prepared.num_buffers, batches)
 
-        def updated(losses: Losses) -> None:
+        def on_update(losses: Losses) -> None:
             self.losses = losses
             update()
 
-        one = StagePass(self._setup, schedule.trains, batches, account, updated, self._deferred)
+        execution = StagePass(self._setup, schedule.trains, batches, account, on_update, self._deferred)
         with torch.set_grad_enabled(schedule.trains):
-            for steps in learned.program:
+            for steps in prepared.program:
                 if steps[0].starts:
-                    one.start(steps)
+                    execution.start(steps)
                 else:
-                    one.do(steps[0])
-        return one.cost()
+                    execution.do(steps[0])
+        return execution.cost()
 
     def _learn(self, schedule: Schedule) -> _Learned:
-        """Return what the schedule asks of this stage: worked out anew where it is another than last time."""
-        learned = self._learned.get(schedule.trains)
-        if learned is None or learned.schedule is not schedule:
+        """Return the program of `schedule` for this stage; cached for the last schedule of its kind."""
+        prepared = self._learned.get(schedule.trains)
+        if prepared is None or prepared.schedule is not schedule:
             program, num_buffers = make_program(schedule, self.stage), receive_buffers(schedule)[self.stage]
-            learned = self._learned[schedule.trains] = _Learned(schedule, program, num_buffers)
-            if self._deferred is None and any(one[0].kind == "backward_weight" for one in program):
+            prepared = self._learned[schedule.trains] = _Learned(schedule, program, num_buffers)
+            if self._deferred is None and any(steps[0].kind == "backward_weight" for steps in program):
                 self._deferred = DeferredWeights(self.pieces.models)
-        return learned
+        return prepared
 
     def _make_room(self, num_buffers: int, batches: MicroBatches) -> None:
-        """Get ready to receive: no more at once than the schedule needs, no larger than a micro-batch is.
-
-        What a step that was broken off has left behind is dropped.
-        """
+        """Start a step with `num_buffers` receive buffers of [B, S, H]; drop the state of an aborted step."""
         if self._deferred is not None:
             self._deferred.drop()
         shape = max(batches.sizes), batches.sequence_length, self.pieces.first.hidden_size

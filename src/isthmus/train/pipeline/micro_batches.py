@@ -1,4 +1,4 @@
-"""`MicroBatches`: the samples of one step, as one stage needs them.
+"""`MicroBatches`: the samples of one step for one stage.
 
 Shapes: B samples of a micro-batch, S tokens of a sample.
 """
@@ -12,18 +12,19 @@ import torch
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """A replica's samples of one step, in micro-batches of `sizes` samples of `sequence_length` tokens.
+    """One replica's samples of one step, split into micro-batches."""
 
-    `inputs[m]` [B, S] int64 is given to the first stage, `labels[m]` [B, S] int64 to the last. The step has
-    `num_samples`, over all replicas. A token's loss weighs `loss_scale`: one over the counted tokens of the
-    whole step, however it is cut.
-    """
-
+    # Samples of each micro-batch.
     sizes: tuple[int, ...]
+    # Tokens of each sample.
     sequence_length: int
+    # Samples of the step over all replicas.
     num_samples: int
+    # [B, S] int64 by micro-batch, on the first stage only.
     inputs: tuple[torch.Tensor, ...] = ()
+    # [B, S] int64 by micro-batch, on the last stage only.
     labels: tuple[torch.Tensor, ...] = ()
+    # Weight of a token's loss: 1 / counted tokens of the whole step, over all replicas.
     loss_scale: float = 1.0
 
     @classmethod
@@ -32,20 +33,21 @@ class MicroBatches:
         input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None,
         rows: tuple[int, int] | None = None,
     ) -> MicroBatches:  # fmt: skip
-        """Cut the samples `rows` (first, last exclusive; all, without it) of a step of `size` samples.
+        """Split the samples `rows` (first, end; default all) of a step of `size` samples.
 
-        `input_ids`, `labels` are [size, S] where the stage needs them: those of the whole step.
+        `input_ids` and `labels` [size, S] are those of the whole step, if the stage needs them. The last
+        micro-batch may be smaller.
         """
-        first, last = rows or (0, size)
-        sizes = [micro_batch_size] * ((last - first) // micro_batch_size)
-        if (last - first) % micro_batch_size:
-            sizes.append((last - first) % micro_batch_size)
+        first, end = rows or (0, size)
+        sizes = [micro_batch_size] * ((end - first) // micro_batch_size)
+        if (end - first) % micro_batch_size:
+            sizes.append((end - first) % micro_batch_size)
         counted = 1 if labels is None else max(int((labels != -100).sum()), 1)
         return cls(
             sizes=tuple(sizes),
             sequence_length=sequence_length,
             num_samples=size,
-            inputs=() if input_ids is None else torch.split(input_ids[first:last], micro_batch_size),
-            labels=() if labels is None else torch.split(labels[first:last], micro_batch_size),
+            inputs=() if input_ids is None else torch.split(input_ids[first:end], micro_batch_size),
+            labels=() if labels is None else torch.split(labels[first:end], micro_batch_size),
             loss_scale=1.0 / counted,
         )

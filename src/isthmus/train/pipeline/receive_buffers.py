@@ -1,4 +1,4 @@
-"""`ReceiveBuffers`: where a stage's messages arrive, allocated once and used again and again."""
+"""`ReceiveBuffers`: reusable buffers for the messages that a stage receives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 class ReceiveBuffers:
-    """Buffers of [B, S, H] for what a stage receives: at most as many as its schedule was checked to need.
+    """A pool of [B, S, H] buffers, bounded by the schedule's peak of simultaneous receives.
 
-    They stay allocated from step to step; a step of another shape, or one that was broken off, gets new ones.
+    Buffers are reused across steps; a new shape or an aborted step discards them.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class ReceiveBuffers:
 
     @property
     def num_buffers(self) -> int:
-        """Buffers that are allocated now."""
+        """Number of buffers allocated now."""
         return len(self._free) + len(self._taken)
 
     def begin(self, limit: int, like: torch.Tensor) -> None:
@@ -33,9 +33,9 @@ class ReceiveBuffers:
         self._like, self._limit = like, limit
 
     def take(self, name: Hashable, num_samples: int, device: torch.device) -> torch.Tensor:
-        """Return room for a message of `num_samples` samples, which is `name`'s until it is given back.
+        """Return a buffer [num_samples, S, H], reserved under `name` until `give_back`.
 
-        Raises `RuntimeError` beyond the step's limit: the schedule does not do what it was checked for.
+        Raises `RuntimeError` above the step's limit: the schedule receives more than was checked.
         """
         if len(self._taken) >= self._limit:
             raise RuntimeError(f"{name}: all {self._limit} receive buffers of the schedule are in use")
@@ -45,7 +45,7 @@ class ReceiveBuffers:
         return (buffer if num_samples == buffer.shape[0] else buffer[:num_samples]).detach()
 
     def give_back(self, name: Hashable) -> None:
-        """Free what `name` holds, if anything: it is not read any more."""
+        """Return the buffer of `name`, if any, to the pool."""
         buffer = self._taken.pop(name, None)
         if buffer is not None:
             self._free.append(buffer)

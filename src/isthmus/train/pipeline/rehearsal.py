@@ -1,9 +1,8 @@
-"""`rehearse`: the steps of a job of `compute: virtual`, whose stages wait instead of computing.
+"""`rehearse`: virtual training (`compute: virtual`), in which stages sleep instead of computing.
 
-Schedule, executor, exchange and transport are those of training, and every tensor between stages has its real
-size, gradients that cross clusters among them. What a stage's chips would do takes the time that the plan
-predicts: a micro-batch forward and backward, and at the end of a step the gradients inside the cluster and
-the update.
+Schedule, executor, messages and transport are those of training, and tensors between stages and clusters have
+their real sizes. The sleeps take the times predicted by the plan: forward and backward per micro-batch, then
+the gradient reduction inside the cluster and the update.
 """
 
 from __future__ import annotations
@@ -32,30 +31,31 @@ from isthmus.train.update.virtual_gradients import VirtualGradients, parameters_
 
 
 def rehearse(spec: WorkerSpec, schedule: Schedule, folder: WorkerFolder) -> None:
-    """Run all steps of the job from the first, and report their times. Needs the default process group.
+    """Run all steps of the job from the first one and log their times, without loss, checkpoint or export.
 
-    There is no loss, no checkpoint and no exported model. Raises `PeerError` where a rank is lost.
+    Needs the default process group. Raises `PeerError` if a rank is lost.
     """
-    total, guard = spec.job.training.steps, Guard(folder)
-    run = Rehearsal(spec, schedule, load_model(spec.job.model))
-    print(run.describe(), flush=True)
+    num_steps, requests = spec.job.training.steps, Guard(folder)
+    trainer = Rehearsal(spec, schedule, load_model(spec.job.model))
+    print(trainer.describe(), flush=True)
     with MetricsLog(folder.metrics, spec, None, 0) as log:
-        for step in range(total):
-            account = Account(traced=step in spec.trace_steps)
-            run.exchange.wish = guard.asked(step)
-            values = run.step(account)
-            if run.exchange.wished:  # nothing was learned, so nothing is lost with the workers
-                guard.protected(step + 1, 0)
-            log.write(step, values, tuple(account.spans))
-            if run.pieces.is_last:
-                print(f"step {step + 1} of {total}: {format_seconds(values['step_s'])}, virtual", flush=True)
+        for step in range(num_steps):
+            timer = Account(traced=step in spec.trace_steps)
+            trainer.exchange.wish = requests.asked(step)
+            values = trainer.step(timer)
+            if trainer.exchange.wished:  # there is no state to save
+                requests.protected(step + 1, 0)
+            log.write(step, values, tuple(timer.spans))
+            if trainer.pieces.is_last:
+                duration = format_seconds(values["step_s"])
+                print(f"step {step + 1} of {num_steps}: {duration}, virtual", flush=True)
 
 
 class BlockingExchange(Exchange):
-    """Waits for every send until the receiver has said that it has the message (`transport: rendezvous`)."""
+    """Communicator whose sends wait for the receiver's acknowledgement (`transport: rendezvous`)."""
 
     def wait(self, work: Work, *, arrived: bool = False) -> None:
-        """Wait for an exchange; raises `PeerError` where the peer was lost."""
+        """Wait for a message or for the acknowledgement of a send; raises `PeerError` if the peer is lost."""
         if isinstance(begun(work), SendWork):
             start_s = self.account.clock()
             work.wait()
@@ -65,20 +65,20 @@ class BlockingExchange(Exchange):
 
 
 class Rehearsal:
-    """One rank of a rehearsal: a stage of its replica's pipeline, as large as the plan makes it."""
+    """One rank of virtual training: one stage of its replica's pipeline."""
 
     def __init__(self, spec: WorkerSpec, schedule: Schedule, model: Model) -> None:
         if spec.stage_time is None:
-            raise PlanError(f"the plan predicts no time for rank {spec.rank}", hint="plan again")
+            raise PlanError(f"the plan predicts no stage time for rank {spec.rank}", hint="plan again")
         self._spec, self._schedule, self._model = spec, schedule, model
         self._time: StageTime = spec.stage_time
-        plan, place = spec.plan, spec.plan.ranks[spec.rank].stage
-        places = [i for i, stage in enumerate(plan.stages) if stage.replica == spec.stage.replica]
-        self._ranks = [plan.ranks_of(i)[0] for i in places]
-        self._stage = places.index(place)
+        plan = spec.plan
+        stages = [i for i, stage in enumerate(plan.stages) if stage.replica == spec.stage.replica]
+        self._ranks = [plan.ranks_of(i)[0] for i in stages]
+        self._stage = stages.index(plan.ranks[spec.rank].stage)
         self.pieces = self._virtual_pieces()
-        blocking = plan.transport == "rendezvous"
-        self.exchange = (BlockingExchange if blocking else Exchange)(plan.rank_clusters, spec.rank)
+        exchange_type = BlockingExchange if plan.transport == "rendezvous" else Exchange
+        self.exchange = exchange_type(plan.rank_clusters, spec.rank)
         self._executor = Executor(
             self.pieces,
             self._stage,
@@ -103,11 +103,11 @@ class Rehearsal:
             )
         )
         where = f"rank {self._spec.rank}: layers {layers} in cluster {self._spec.cluster}"
-        return f"{where}, virtual: it waits instead of computing ({times}); no loss, no checkpoint, no model"
+        return f"{where}, virtual: sleeps instead of computing ({times}); no loss, no checkpoint, no model"
 
     def step(self, account: Account) -> dict[str, float]:
-        """Run one step; return this rank's figures."""
-        start_s, plan = time.time(), self._spec.plan
+        """Run one step; return this rank's metrics."""
+        plan, start_s = self._spec.plan, time.time()
         self._executor.run(self._schedule, self._batches, account, self._update)
         step_s = time.time() - start_s
         values = {name: value for name, value in account.values().items() if value is not None}
@@ -132,7 +132,7 @@ class Rehearsal:
         )
 
     def _nothing_to_read(self) -> MicroBatches:
-        """Return micro-batches of the plan's shape; the ends of the pipeline need tokens, if only zeros."""
+        """Return micro-batches of the plan's shape, with zeros as tokens on the first and last stage."""
         plan, replica = self._spec.plan, self._spec.stage.replica
         count, size = plan.micro_batches_of(replica), plan.micro_batch_size_of(replica)
         tokens = torch.zeros((size, plan.sequence_length), dtype=torch.int64)
@@ -145,7 +145,7 @@ class Rehearsal:
         )
 
     def _update(self) -> None:
-        """Do what ends a step: all ranks meet, as they do for the gradient norm, then update."""
+        """Reduce the gradients, synchronise as for the gradient norm, then sleep for the update."""
         self._gradients.reduce()
         self.exchange.sum_over_all(torch.zeros(1, dtype=torch.float64))
         with self.exchange.account.computing():

@@ -1,6 +1,6 @@
-"""`StagePass`: what one stage holds in one step, by micro-batch and chunk, and how it does each operation.
+"""`StagePass`: the state of one stage in one step, and the execution of each schedule operation.
 
-Shapes: B samples of a micro-batch, S tokens of a sample, H hidden size, V vocabulary.
+Shapes: B samples of a micro-batch, S tokens of a sample, H hidden size.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from isthmus.train.tensor_parallel.tp_exchange import Messenger
 
 @dataclass(frozen=True)
 class Losses:
-    """What a step cost: `loss` in nats per counted token on the last stage, else None; `balance_loss` is the
-    stage's part of the loss that balances experts (`isthmus.train.model.balance`), None where there is none.
-    """
+    """Losses of a step on one stage."""
 
+    # Nats per counted token, on the last stage only.
     loss: float | None
+    # The stage's part of the expert load-balancing loss (`isthmus.train.model.balance`), if it has any.
     balance_loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSetup:
-    """What stays from step to step: see `isthmus.train.pipeline.executor.Executor`; `again` is by chunk."""
+    """The parts of a stage that persist across steps; see the parameters of `Executor`."""
 
     pieces: StagePieces
     stage: int
     ranks: tuple[int, ...]
     exchange: Messenger
     buffers: ReceiveBuffers
+    # By chunk.
     again: tuple[Recomputation, ...]
     stage_time: StageTime | None
     sleep: Callable[[float], None]
 
 
 class StagePass:
-    """The state of one step: tensors and exchanges by micro-batch and chunk, each dropped as soon as used."""
+    """The state of one step: tensors by (micro-batch, chunk), works by tag, each dropped after last use."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class StagePass:
         self.balance_losses: list[torch.Tensor] = []
 
     def do(self, step: Step) -> None:
-        """Compute, wait or update, as `step` says."""
+        """Execute one operation other than the start of a message."""
         kind, m = step.kind, step.key[0]
         compute = _COMPUTE.get(kind)
         if compute is not None:
@@ -89,34 +90,34 @@ class StagePass:
                 self._wait(step)
 
     def cost(self) -> Losses:
-        """Return what the forwards so far cost; waits for them."""
+        """Return the losses of the forwards so far; waits for the device."""
         return Losses(
             _sum(self.losses) if self.setup.pieces.is_last else None,
             _sum(self.balance_losses) if self.balance_losses else None,
         )
 
     def start(self, steps: Sequence[Step]) -> None:
-        """Start the exchanges that stand side by side in the schedule; those with itself need no group."""
+        """Start adjacent messages of the schedule; a message to the own stage is handed over locally."""
         start_s, stage = self.account.clock(), self.setup.stage
-        far = [step for step in steps if step.peer != stage]
-        messages = [self._message(step) for step in far]
+        remote = [step for step in steps if step.peer != stage]
+        messages = [self._message(step) for step in remote]
         self.account.calls_s += self.account.clock() - start_s
         works = self.setup.exchange.start(messages)
-        for step, work in zip(far, works, strict=True):
+        for step, work in zip(remote, works, strict=True):
             self.works[step.tag] = work
         for step in steps:
             if step.peer == stage and step.kind.startswith("send_"):
                 self.handed[step.tag] = self._outgoing(step)
 
     def _wait(self, step: Step) -> None:
-        if step.peer != self.setup.stage:  # what trains keeps what it has sent until its gradient has come
+        if step.peer != self.setup.stage:  # training keeps sent outputs until their backward
             self.setup.exchange.wait(self.works.pop(step.tag), arrived=not self.trains)
         elif "receive" in step.kind:
             target = self.inputs if step.kind.endswith("forward") else self.gradients
             target[step.key] = self.handed.pop(step.tag)
 
     def _outgoing(self, step: Step) -> torch.Tensor:
-        """Return what a send carries [B, S, H]; autograd still needs the output of a forward that trains."""
+        """Return the tensor of a send [B, S, H]; in training, autograd keeps the output too."""
         if step.kind == "send_backward":
             return self.gradients.pop(step.key)
         out = self.outputs[step.key] if self.trains else self.outputs.pop(step.key)
@@ -132,7 +133,7 @@ class StagePass:
         return Message(target[step.key], peer, step.tag, False)
 
     def _room(self, step: Step) -> torch.Tensor:
-        """Return where a receive puts its tensor [B, S, H]."""
+        """Return the buffer [B, S, H] of a receive."""
         m, chunk = step.key
         name = (step.kind, step.key)
         return self.setup.buffers.take(name, self.batches.sizes[m], self.models[chunk].device)
@@ -156,10 +157,10 @@ class StagePass:
             self.outputs[key] = out
 
     def _weigh_balance(self, key: Key, balance: torch.Tensor) -> None:
-        """Keep the balance loss of a micro-batch, weighed by its share of the step's samples."""
-        weighed = balance * (self.batches.sizes[key[0]] / self.batches.num_samples)
-        self.balance_losses.append(weighed.detach())
-        self.balances[key] = weighed * self.models[key[1]].balance_coefficient
+        """Store the balance loss of a micro-batch, weighted by its share of the step's samples."""
+        weighted = balance * (self.batches.sizes[key[0]] / self.batches.num_samples)
+        self.balance_losses.append(weighted.detach())
+        self.balances[key] = weighted * self.models[key[1]].balance_coefficient
 
     def _backward(self, key: Key) -> None:
         out, gradient = self.outputs.pop(key), self.gradients.pop(key, None)
@@ -180,7 +181,7 @@ class StagePass:
 
     def _backward_input(self, key: Key) -> None:
         if self.deferred is None:
-            raise RuntimeError("a backward cut in two where no schedule asked for one")
+            raise RuntimeError("the schedule has no split backward")
         with self.deferred.put_off(key):
             self._backward(key)
 
@@ -189,19 +190,19 @@ class StagePass:
             self.deferred.multiply(key)
 
     def _timed(self, step: Step, compute: Callable[[StagePass, Key], None]) -> None:
-        """Compute, then wait until the virtual chip would have been done."""
-        account, times = self.account, self.setup.stage_time
-        start_s = account.clock()
+        """Compute; with virtual chips, sleep for the rest of the predicted time."""
+        timer, times = self.account, self.setup.stage_time
+        start_s = timer.clock()
         compute(self, step.key)
         synchronize(self.setup.pieces.device)
         if times is not None:
-            whole_s = times.forward_s if step.kind == "forward" else times.backward_s
-            cuts = len(self.setup.pieces.own) * (1 if step.kind in ("forward", "backward") else 2)
-            left_s = whole_s / cuts - (account.clock() - start_s)
-            account.overrun_s += max(-left_s, 0.0)
+            stage_s = times.forward_s if step.kind == "forward" else times.backward_s
+            num_parts = len(self.setup.pieces.own) * (1 if step.kind in ("forward", "backward") else 2)
+            left_s = stage_s / num_parts - (timer.clock() - start_s)
+            timer.overrun_s += max(-left_s, 0.0)
             if left_s > 0:
                 self.setup.sleep(left_s)
-        account.computed(step.kind, step.key[0], start_s)
+        timer.computed(step.kind, step.key[0], start_s)
 
 
 _COMPUTE: dict[Kind, Callable[[StagePass, Key], None]] = {
@@ -213,5 +214,5 @@ _COMPUTE: dict[Kind, Callable[[StagePass, Key], None]] = {
 
 
 def _sum(losses: Sequence[torch.Tensor]) -> float:
-    """Return the sum of scalars, which come from their device together."""
+    """Return the sum of scalar tensors, with one copy from the device."""
     return sum(torch.stack(list(losses)).tolist()) if losses else 0.0

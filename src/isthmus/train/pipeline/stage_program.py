@@ -1,7 +1,4 @@
-"""`make_program`: what a stage does in a step, with all that its schedule says of it worked out once.
-
-What a step had to work out between two computations would be lost in each micro-batch.
-"""
+"""`make_program`: a schedule compiled for one stage, so that steps look nothing up between kernels."""
 
 from __future__ import annotations
 
@@ -16,47 +13,49 @@ _STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_",
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, by `kind`; `key` is its micro-batch and chunk.
-
-    An exchange is with the stage `peer`, and its `tag` is the same at both ends, and at the wait for it: by
-    direction, sender, micro-batch. After a step that `frees`, nothing received under its key is used again.
-    """
+    """One operation of a stage."""
 
     kind: Kind
+    # (micro-batch, chunk).
     key: tuple[int, int]
+    # Whether it starts a send or receive.
     starts: bool
+    # The other stage of a message or of the wait for one.
     peer: int | None
+    # Encodes micro-batch, sender and direction; equal on both sides and at the wait.
     tag: int
+    # Whether it is the last use of the tensors received under `key`.
     frees: bool
 
 
 Program: TypeAlias = tuple[tuple[Step, ...], ...]
-"""In order: exchanges that are started side by side, together, and every other step alone."""
+"""Groups in order of execution: adjacent message starts form one group, each other step its own."""
 
 
 def make_program(schedule: Schedule, stage: int) -> Program:
     """Return the program of `stage`."""
-    steps = [_step(schedule, stage, one) for one in schedule.stages[stage]]
+    steps = [_step(schedule, stage, operation) for operation in schedule.stages[stage]]
     groups = list[tuple[Step, ...]]()
-    for starts, some in groupby(steps, lambda step: step.starts):
-        together = tuple(some)
-        groups += [together] if starts else [(step,) for step in together]
+    for starts, adjacent in groupby(steps, lambda step: step.starts):
+        group = tuple(adjacent)
+        groups += [group] if starts else [(step,) for step in group]
     return tuple(groups)
 
 
-def _step(schedule: Schedule, stage: int, one: Operation) -> Step:
-    exchanges = one.kind.removeprefix("wait_") in _STARTS
+def _step(schedule: Schedule, stage: int, operation: Operation) -> Step:
+    is_message = operation.kind.removeprefix("wait_") in _STARTS
     return Step(
-        kind=one.kind,
-        key=(one.micro_batch, one.chunk),
-        starts=one.kind in _STARTS,
-        peer=schedule.peer(stage, one) if exchanges else None,
-        tag=_tag(schedule, stage, one) if exchanges else 0,
-        frees=is_last_use(one, schedule.trains),
+        kind=operation.kind,
+        key=(operation.micro_batch, operation.chunk),
+        starts=operation.kind in _STARTS,
+        peer=schedule.peer(stage, operation) if is_message else None,
+        tag=_tag(schedule, stage, operation) if is_message else 0,
+        frees=is_last_use(operation, schedule.trains),
     )
 
 
 def _tag(schedule: Schedule, stage: int, exchange: Operation) -> int:
+    """Return the tag of a message: positive, unique per micro-batch, sending virtual stage and direction."""
     kind = exchange.kind.removeprefix("wait_")
     sender = schedule.virtual(stage, exchange)
     forward = kind.endswith("forward")

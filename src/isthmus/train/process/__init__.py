@@ -1,1 +1,1 @@
-"""The processes of a rank: supervisor, worker, and the training run in it."""
+"""The processes of a rank: the supervisor, and the worker with its training loop."""

@@ -1,4 +1,4 @@
-"""`Batches`: the samples of one replica, read where its stages need them, in its micro-batches."""
+"""`Batches`: the samples of one replica, split into its micro-batches."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from isthmus.train.update.replicas import Place, rows_of
 
 
 class Batches:
-    """What the rank at `place` has of a job's samples: only the ends of a pipeline read any."""
+    """Reads samples for the rank at `place`; only the first and last stage of a pipeline read any."""
 
     def __init__(self, prepared: Prepared, plan: Plan, place: Place, training: Training) -> None:
         self._prepared, self._plan, self._place, self._training = prepared, plan, place, training
 
     def of_step(self, first_sample: int) -> MicroBatches:
-        """Return the replica's part of the global batch that begins with training sample `first_sample`."""
+        """Return the replica's part of the global batch that starts at training sample `first_sample`."""
         size = self._training.global_batch_size
         return self._cut(size, lambda dataset: dataset.train_batch(first_sample, size))
 
     def held_out(self) -> MicroBatches:
-        """Return the replica's part of the held-out samples, which may be none of few."""
+        """Return the replica's part of the held-out samples, possibly empty."""
         size = self._training.evaluate_samples
         return self._cut(size, lambda dataset: dataset.validation_batch(size))
 

@@ -1,4 +1,4 @@
-"""`check_agreement`: what every plan must be, trained or rehearsed: the job's, and one that runs at all."""
+"""`check_agreement`: checks that a plan matches its job, for real and for virtual training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.schedule import Schedule, check_schedule, make_schedule
 
 
 def check_agreement(spec: WorkerSpec, model: Model) -> list[Schedule]:
-    """Return the checked schedule of each replica; raise `PlanError` where the plan is not one of the job.
+    """Return the checked schedule of each replica; raise `PlanError` if the plan does not match the job.
 
     `model` is the job's.
     """
@@ -27,7 +27,7 @@ def check_agreement(spec: WorkerSpec, model: Model) -> list[Schedule]:
     if plan.local_steps > 1:
         raise PlanError(
             f"the plan fixes local_steps to {plan.local_steps}",
-            hint="gradients are reduced every step here: plan again with training.local_steps 1",
+            hint="this runtime reduces gradients every step: plan with training.local_steps: 1",
         )
     _check_transport(spec)
     schedules = [_schedule(plan, replica) for replica in range(plan.dp)]
@@ -37,7 +37,7 @@ def check_agreement(spec: WorkerSpec, model: Model) -> list[Schedule]:
 
 
 def require_equal(what: str, of_plan: object, of_job: object) -> None:
-    """Raise `PlanError` unless plan and job say the same of `what`."""
+    """Raise `PlanError` unless the values of `what` in plan and job are equal."""
     if of_plan != of_job:
         raise PlanError(
             f"{what} is {of_plan} in the plan and {of_job} in the job", hint="make the plan again"
@@ -45,7 +45,7 @@ def require_equal(what: str, of_plan: object, of_job: object) -> None:
 
 
 def _schedule(plan: Plan, replica: int) -> Schedule:
-    """Return the schedule of one replica: its own number of stages and of micro-batches."""
+    """Return the schedule of one replica, for its number of stages and micro-batches."""
     return make_schedule(
         plan.schedule,
         len(plan.pipeline(replica)),
@@ -56,18 +56,18 @@ def _schedule(plan: Plan, replica: int) -> Schedule:
 
 
 def _check_transport(spec: WorkerSpec) -> None:
-    """Refuse a backend that cannot reach other clusters where the plan has several, or not by a process."""
+    """Reject a backend that lacks the job's transport or cannot connect the plan's clusters."""
     if spec.job.transport == "process" and spec.backend != "isthmus":
         raise PlanError(
-            f"backend '{spec.backend}' has no transport to put into a process",
+            f"backend '{spec.backend}' does not support transport: process",
             hint="use backend 'isthmus', or transport: thread",
         )
     if spec.job.transport == "process" and not is_supported():
         raise PlanError(
-            "transport: process needs anonymous shared memory, which this machine has not (memfd_create)",
+            "transport: process needs anonymous shared memory (memfd_create), which this machine lacks",
             hint="run the workers on Linux, or use transport: thread",
         )
     if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
         raise PlanError(
-            f"backend '{spec.backend}' knows no routes between clusters", hint="use backend 'isthmus'"
+            f"backend '{spec.backend}' does not support routes between clusters", hint="use backend 'isthmus'"
         )

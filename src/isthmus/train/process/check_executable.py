@@ -1,4 +1,4 @@
-"""`check_executable`: refuse what this runtime cannot run, before anything is started."""
+"""`check_executable`: rejects, before start, plans and models that this runtime does not support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isthmus.train.tensor_parallel.check_shares import check_shares
 
 
 def check_executable(spec: WorkerSpec) -> Schedule:
-    """Return the checked schedule of the plan; raise `PlanError` or `ModelError` on what cannot be run."""
+    """Return the checked schedule of the rank's replica; raise `PlanError` or `ModelError` if unsupported."""
     if spec.job.compute == "virtual":
         return check_rehearsable(spec)
     plan, model = spec.plan, load_model(spec.job.model)
@@ -42,90 +42,91 @@ def check_executable(spec: WorkerSpec) -> Schedule:
 
 
 def _require_simple(number: int, stage: Stage) -> None:
-    """Refuse the degrees of a stage that this runtime does not have."""
+    """Reject parallelism degrees and recompute settings of a stage that this runtime does not support."""
     for kind, name, degree in (("context", "cp", stage.cp), ("expert", "ep", stage.ep)):
         if degree > 1:
             raise PlanError(
-                f"stage {number} asks for {kind} parallelism {degree}", hint=f"this runtime runs {name} = 1"
+                f"stage {number} asks for {kind} parallelism {degree}",
+                hint=f"this runtime supports {name} = 1",
             )
     if (stage.recompute_layers or 0) > stage.num_layers:
         raise PlanError(
             f"stage {number} asks for {stage.recompute_layers} recomputed layers of {stage.num_layers}",
-            hint="leave recompute_layers out to recompute all",
+            hint="remove `recompute_layers` to recompute all",
         )
 
 
 def _require_executed(plan: Plan) -> None:
-    """Refuse what a hand-written plan may fix and this runtime does not follow."""
+    """Reject options of hand-written plans that this runtime does not support."""
     if plan.zero > 1:
-        dealt = "gradients" if plan.zero == 2 else "gradients and weights"
+        sharded = "gradients" if plan.zero == 2 else "gradients and weights"
         raise PlanError(
-            f"the plan fixes zero to {plan.zero}, which deals out {dealt} among replicas",
-            hint="this runtime deals out the optimizer's state alone: set zero to 1",
+            f"the plan fixes zero to {plan.zero}, which shards {sharded} over replicas",
+            hint="this runtime shards only the optimizer state: set zero to 1",
         )
     if plan.overlap_gradients:
         raise PlanError(
             "the plan fixes overlap_gradients to True",
-            hint="this runtime adds gradients up after the last backward: leave it out",
+            hint="this runtime reduces gradients after the last backward: remove it",
         )
     if plan.transport != "buffered":
-        raise PlanError(f"the plan asks for {plan.transport} messages", hint="this runtime buffers them")
+        raise PlanError(
+            f"the plan asks for {plan.transport} messages", hint="this runtime supports buffered messages"
+        )
 
 
 def _check_pieces(schedule: Schedule, plan: Plan) -> None:
-    """Refuse pieces without a layer."""
-    held = [of_stage for replica in range(plan.dp) for of_stage in plan.pieces(replica)]
-    least = min(last - first for of_stage in held for first, last in of_stage)
-    if least == 0:
+    """Reject chunks without a layer."""
+    stages = [chunks for replica in range(plan.dp) for chunks in plan.pieces(replica)]
+    if min(end - first for chunks in stages for first, end in chunks) == 0:
         raise PlanError(
-            f"schedule '{schedule.name}' cuts a stage into {schedule.num_chunks} pieces, one without a layer",
-            hint="set chunks lower, or give the stage more layers",
+            f"schedule '{schedule.name}' splits a stage into {schedule.num_chunks} chunks, one of them empty",
+            hint="lower `chunks`, or give the stage more layers",
         )
 
 
 def _check_repeatable(model: Model) -> None:
-    """Refuse what draws at random in every forward: no two cuts of the model would train the same."""
+    """Reject random operations in the forward: results would depend on the split of the model."""
     for name in ("attention_dropout", "router_jitter_noise"):
         if model.config.get(name):
             raise ModelError(
                 f"{model.path}: {name} is {model.config[name]}",
-                hint=f"set {name} to 0 in config.json: a run must not depend on where the model is cut",
+                hint=f"set {name} to 0 in config.json: results must not depend on the split of the model",
             )
 
 
 def _check_backend(spec: WorkerSpec) -> None:
-    usable = usable_backends(device_of(spec))
-    if spec.backend not in usable:
+    supported = usable_backends(device_of(spec))
+    if spec.backend not in supported:
         raise PlanError(
             f"backend '{spec.backend}' is not supported by this worker's torch and device",
-            hint="supported here: " + ", ".join(usable),
+            hint="supported here: " + ", ".join(supported),
         )
 
 
 def check_meetings(schedule: Schedule) -> None:
-    """Raise `PlanError` unless any two stages start their common exchanges in the same bundles and order.
+    """Raise `PlanError` unless each two stages start their common messages in the same groups and order.
 
-    Groups of a vendor's devices queue what they are asked for: a message that its peer asks for behind
-    another one would wait for ever.
+    Device backends such as NCCL execute messages in order: sides with different orders deadlock.
     """
-    bundles = [_bundles(schedule, stage) for stage in range(schedule.num_stages)]
-    for stage, of_stage in enumerate(bundles):
-        for peer, mine in of_stage.items():
-            if bundles[peer].get(stage) != mine:
+    groups = [_bundles(schedule, stage) for stage in range(schedule.num_stages)]
+    for stage, by_peer in enumerate(groups):
+        for peer, messages in by_peer.items():
+            if groups[peer].get(stage) != messages:
                 raise PlanError(
-                    f"schedule '{schedule.name}': stages {stage} and {peer} start exchanges in other orders",
-                    hint="choose 1f1b or gpipe, or backend 'isthmus', which keeps early messages",
+                    f"schedule '{schedule.name}': stages {stage} and {peer} order their messages differently",
+                    hint="choose 1f1b or gpipe, or backend 'isthmus', which buffers early messages",
                 )
 
 
 def _bundles(schedule: Schedule, stage: int) -> dict[int, list[frozenset[tuple[bool, int]]]]:
-    """Return, by peer, the (is forward, micro-batch) of exchanges that stand side by side in the schedule."""
-    found: dict[int, list[frozenset[tuple[bool, int]]]] = {}
+    """Return by peer the groups of adjacent message starts, as sets of (is_forward, micro_batch)."""
+    groups: dict[int, list[frozenset[tuple[bool, int]]]] = {}
     for starts, run in groupby(schedule.stages[stage], lambda op: op.kind.startswith(("send_", "receive_"))):
-        together: dict[int, set[tuple[bool, int]]] = {}
-        for one in run if starts else ():
-            message = one.kind.endswith("forward"), one.micro_batch
-            together.setdefault(schedule.peer(stage, one), set()).add(message)
-        for peer, messages in together.items():
-            found.setdefault(peer, []).append(frozenset(messages))
-    return found
+        adjacent: dict[int, set[tuple[bool, int]]] = {}
+        for operation in run if starts else ():
+            message = operation.kind.endswith("forward"), operation.micro_batch
+            adjacent.setdefault(schedule.peer(stage, operation), set()).add(message)
+        for peer, messages in adjacent.items():
+            groups.setdefault(peer, []).append(frozenset(messages))
+    return groups

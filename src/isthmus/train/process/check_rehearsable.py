@@ -1,7 +1,7 @@
-"""`check_rehearsable`: refuse what a rehearsal (`compute: virtual`) cannot stand for, before it starts.
+"""`check_rehearsable`: rejects, before start, plans that virtual training (`compute: virtual`) lacks.
 
-A stage of any degrees is one process that waits as long as the plan says: what happens inside a cluster is
-time, what crosses clusters is real. Averages between groups of replicas (local steps) are not rehearsed.
+A stage of any parallelism is one process that sleeps for the predicted time; messages between clusters are
+real. Local SGD (local steps) is unsupported.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from isthmus.train.process.check_agreement import check_agreement
 
 
 def check_rehearsable(spec: WorkerSpec) -> Schedule:
-    """Return the checked schedule of the rank's replica; raise `PlanError` on what cannot be rehearsed."""
+    """Return the checked schedule of the rank's replica; raise `PlanError` if the plan is unsupported."""
     if spec.stage_time is None:
         raise PlanError(
-            f"the plan predicts no time for rank {spec.rank}",
-            hint="a job of compute: virtual waits for predicted times: plan again",
+            f"the plan predicts no stage time for rank {spec.rank}",
+            hint="compute: virtual sleeps for predicted times: make the plan again",
         )
     _check_place(spec)
     _check_gradients(spec.plan)
@@ -29,21 +29,21 @@ def check_rehearsable(spec: WorkerSpec) -> Schedule:
 
 def _check_place(spec: WorkerSpec) -> None:
     if spec.device == "cuda":
-        raise PlanError("a rehearsal needs no device 'cuda'", hint="use device 'cpu' or 'auto'")
+        raise PlanError("virtual training does not use device 'cuda'", hint="use device 'cpu' or 'auto'")
     if spec.backend not in HOST_BACKENDS:
         raise PlanError(
-            f"backend '{spec.backend}' carries tensors of a device; a rehearsal has them in host memory",
+            f"backend '{spec.backend}' sends from device memory; virtual training uses host memory",
             hint="use " + " or ".join(HOST_BACKENDS),
         )
 
 
 def _check_gradients(plan: Plan) -> None:
-    """Refuse what would cross clusters in another way than it is rehearsed."""
+    """Reject gradient options that change traffic between clusters and have no virtual counterpart."""
     if not any(plan.adding_clusters(stage) for stage in range(len(plan.stages))):
         return
-    for name, fixed in (("zero", plan.zero > 1), ("overlap_gradients", plan.overlap_gradients)):
-        if fixed:
+    for name, is_set in (("zero", plan.zero > 1), ("overlap_gradients", plan.overlap_gradients)):
+        if is_set:
             raise PlanError(
-                f"the plan fixes {name} to {getattr(plan, name)}, and has replicas in several clusters",
-                hint="between clusters gradients are rehearsed as sums after the last backward: leave it out",
+                f"the plan fixes {name} to {getattr(plan, name)}, with replicas in several clusters",
+                hint="virtual training reduces gradients after the last backward: remove it",
             )

@@ -1,4 +1,4 @@
-"""`export`: the trained model, written by all ranks of the first replica together."""
+"""`export`: writes the trained model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from isthmus.train.update.replicas import Place
 
 
 def export(job: Job, place: Place, pieces: StagePieces, exchange: Exchange) -> None:
-    """Write the first replica's model as a Hugging Face folder; all ranks of the run call this at once.
+    """Write the first replica's model, one shard per rank; all ranks of the run call this.
 
-    Raises `UnavailableError` where the folder cannot be written.
+    Raises `UnavailableError` if the folder cannot be written.
     """
     output = Path(job.output)
     if place.replica == 0:
         export_shard(StagePieces(pieces.own), output, place.stage)
     exchange.meet()
     if place.replica == 0 and place.stage == 0 and pieces.group.index == 0:
-        own = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
-        finish_export(output, job.model, len(place.ranks), tokenizer_folder=own)
+        folder = None if job.data.tokenizer == "bytes" else tokenizer_file(job.data.tokenizer).parent
+        finish_export(output, job.model, len(place.ranks), tokenizer_folder=folder)
     exchange.meet()

@@ -1,4 +1,4 @@
-"""`prepare`: what a rank makes alone, before it meets the others: its pieces of the model, its data."""
+"""`prepare`: builds the model and opens the data set of a rank, before it joins the process group."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from isthmus.train.update.replicas import Place
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a rank makes alone, before it meets the others; only the ends of the pipeline need data."""
+    """The model of a rank, and its data set on the first and last stage."""
 
     pieces: StagePieces
     dataset: Dataset | None
 
 
 def device_of(spec: WorkerSpec) -> torch.device:
-    """Return the device that the worker of `spec` computes on; raises `PlanError` where there is none."""
+    """Return the device of the worker of `spec`; raises `PlanError` if there is none."""
     virtual = spec.stage_time is not None
     return choose_device(spec.device, virtual=virtual, num_cuda=torch.cuda.device_count())
 
 
 def prepare(spec: WorkerSpec) -> Prepared:
-    """Build the stage and open the data set; raises the `InputError` of what cannot be used."""
+    """Build the stage and open the data set; raises `InputError` for unusable input."""
     job, training = spec.job, spec.job.training
     make_folder(Path(job.checkpoints.folder))
     make_output(Path(job.output))
@@ -67,16 +67,17 @@ def prepare(spec: WorkerSpec) -> Prepared:
 
 
 def describe(spec: WorkerSpec, device: str = "") -> str:
-    """Return the first line of a worker's log: what it computes, on which `device` or virtual chip."""
+    """Return the first line of a worker's log: its layers, cluster, replica and `device` or virtual chip."""
     place = Place.of(spec.plan, spec.rank)
-    held = spec.plan.pieces(place.replica)[place.stage]
-    layers = " and ".join(f"{first} to {last - 1}" for first, last in held)
+    chunks = spec.plan.pieces(place.replica)[place.stage]
+    layers = " and ".join(f"{first} to {end - 1}" for first, end in chunks)
     where = f"rank {spec.rank}: layers {layers} in cluster {spec.cluster}"
     where += f", replica {place.replica} of {spec.plan.dp}" if spec.plan.dp > 1 else ""
-    share, sharing = spec.plan.ranks[spec.rank].tp, len(spec.plan.ranks_of(spec.plan.ranks[spec.rank].stage))
-    where += f", share {share + 1} of {sharing}" if sharing > 1 else ""
+    rank = spec.plan.ranks[spec.rank]
+    tp_size = len(spec.plan.ranks_of(rank.stage))
+    where += f", tensor-parallel rank {rank.tp} of {tp_size}" if tp_size > 1 else ""
     where += f", on {device}" if device else ""
     if spec.stage_time is None:
         return where
     forward, backward = format_seconds(spec.stage_time.forward_s), format_seconds(spec.stage_time.backward_s)
-    return f"{where}, on a virtual chip: forward {forward}, backward {backward} a micro-batch"
+    return f"{where}, on a virtual chip: forward {forward}, backward {backward} per micro-batch"

@@ -1,8 +1,8 @@
-"""`python -m isthmus.train.process.supervisor FOLDER`: keeps a rank alive: address, memory, process.
+"""`python -m isthmus.train.process.supervisor FOLDER`: restarts the worker process of a rank after failures.
 
-The supervisor holds the listening socket, so that the rank's address stays when its process does not, and
-loads all modules, so that a new process is a fork and costs no import. It holds no model, no thread and no
-device. Once it is gone its process ends too, nobody answers at the address, and the other ranks know.
+The supervisor holds the listening socket, so that the rank keeps its address across worker processes. It
+imports all modules, so that a restart is a fork, and holds no model, thread or device. When it ends, its
+worker exits too, the address closes, and the other ranks detect the loss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.train.liveness.worker_events import EventLog
 from isthmus.train.process.worker import BROKEN, TERMINATED, Kept, main_in, one_line
 
 MAX_RESTARTS = 5
-"""How often a rank's process is started again within `WINDOW_S`."""
+"""Restarts allowed within `WINDOW_S`."""
 
 WINDOW_S = 600.0
 
@@ -39,10 +39,10 @@ _GRACE_S = 2.0
 
 
 def supervise(folder: WorkerFolder) -> int:
-    """Run the rank of `folder` to its end, through as many processes as it takes; return its exit status.
+    """Run the rank of `folder` to its end, restarting its worker process; return the exit status.
 
-    A process is replaced where a signal ended it, or an error that is nobody's fault and came after a step:
-    one before any comes again.
+    A worker is restarted after a signal, or after an unexpected error that followed a completed step: an
+    error before any step would recur.
     """
     spec = folder.read_spec()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
@@ -54,6 +54,8 @@ def supervise(folder: WorkerFolder) -> int:
 
 
 class _Supervisor:
+    """Forks, watches and restarts the worker process of one rank."""
+
     def __init__(self, folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
         self._folder, self._spec, self._kept = folder, spec, kept
         self._pulse, self._events = kept.pulse, EventLog(folder, spec.rank)
@@ -61,21 +63,21 @@ class _Supervisor:
         self._stalled = False
 
     def run(self) -> int:
-        """Start the process, and start it again when it dies, until it ends in another way."""
+        """Run the worker, with restarts, until it exits for good; return the exit status."""
         gc.collect()
         gc.freeze()
         while True:
             status = self._watch(*self._start())
             if status >= 0 and (status != BROKEN or self._pulse.read().usual_step_s == 0):
                 return status
-            how = f"ended by {signal.Signals(-status).name}" if status < 0 else "ended by an error"
-            self._events.tell("died", f"its process was {how}")
-            if not self._may_restart(how):
+            cause = f"ended by {signal.Signals(-status).name}" if status < 0 else "ended by an error"
+            self._events.tell("died", f"worker process {cause}")
+            if not self._may_restart(cause):
                 finished = self._pulse.read().finished
                 return 0 if finished else 128 - status if status < 0 else status
-            self._events.tell("restarted", f"start {len(self._restarts)} of {MAX_RESTARTS}")
+            self._events.tell("restarted", f"restart {len(self._restarts)} of {MAX_RESTARTS}")
 
-    def _may_restart(self, how: str) -> bool:
+    def _may_restart(self, cause: str) -> bool:
         if self._spec.backend != BACKEND or self._spec.job.compute != "real":
             return False
         now_s = time.monotonic()
@@ -85,11 +87,11 @@ class _Supervisor:
             self._restarts.append(now_s)
             return True
         times = f"{MAX_RESTARTS + 1} times within {format_seconds(WINDOW_S)}"
-        self._events.tell("gave_up", f"error: its process ended {times}, at last {how}")
+        self._events.tell("gave_up", f"error: worker process ended {times}, last {cause}")
         return False
 
     def _start(self) -> tuple[int, int]:
-        """Fork the rank's process; return it, and what it holds on to: closed, or gone with us, it ends."""
+        """Fork the worker; return its process id, and the file descriptor whose closing makes it exit."""
         sys.stdout.flush()
         sys.stderr.flush()
         reader, writer = os.pipe()
@@ -109,7 +111,7 @@ class _Supervisor:
             os._exit(status)
 
     def _watch(self, child: int, lifeline: int) -> int:
-        """Return how the process ended: its status, or less than 0 the signal; on SIGTERM we end it."""
+        """Wait for the worker; return its exit status, negative for a signal. A stop signal ends it."""
         try:
             while True:
                 received = signal.sigtimedwait(_HANDLED, _POLL_S)
@@ -123,19 +125,19 @@ class _Supervisor:
             os.close(lifeline)
 
     def _look(self, child: int) -> None:
-        """Tell of a stall when it begins and ends; end a process that will not get on."""
+        """Record the begin and end of a stall; kill a worker that stalls for too long."""
         stall = stall_of(self._pulse.read(), time.monotonic())
         if stall is not None and not self._stalled:
             self._events.tell(stall.kind, stall.in_words(), seconds=stall.lasted_s)
         elif stall is None and self._stalled:
-            self._events.tell("going_on", "it gets on again")
+            self._events.tell("going_on", "progress resumed")
         self._stalled = stall is not None
         if stall is not None and stall.hopeless:
             os.kill(child, signal.SIGKILL)
 
 
 def _end(child: int) -> int:
-    """Ask the process to end, make it end, and return the status of one that was told to."""
+    """Stop the worker with SIGTERM, then SIGKILL after `_GRACE_S`; return `TERMINATED`."""
     os.kill(child, signal.SIGTERM)
     deadline_s = time.monotonic() + _GRACE_S
     while not os.waitpid(child, os.WNOHANG)[0]:
@@ -146,7 +148,7 @@ def _end(child: int) -> int:
 
 
 def _end_with(lifeline: int) -> None:
-    """End this process as soon as the supervisor at the other end of `lifeline` is gone."""
+    """Exit as soon as the other end of `lifeline` closes, which the supervisor holds."""
 
     def watch() -> None:
         os.read(lifeline, 1)
@@ -156,7 +158,7 @@ def _end_with(lifeline: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Supervise the worker of the folder named on the command line; return its exit status."""
+    """Supervise the worker of the given folder; return its exit status."""
     try:
         if len(arguments) != 1:
             raise InputError(

@@ -1,4 +1,4 @@
-"""`train`: the training loop of one rank, from the newest state that all ranks have to the export."""
+"""`train`: the training loop of one rank, from the newest common state to the export."""
 
 from __future__ import annotations
 
@@ -17,57 +17,60 @@ from isthmus.train.recovery.recover import Recovery
 def train(
     spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder, recovery: Recovery
 ) -> None:
-    """Train from the newest state that all ranks have (or the start) to the last step, then export the model.
+    """Train from the newest state that all ranks have to the last step, then export the model.
 
-    Needs the default process group. Where a rank is lost and another process takes its place, training goes
-    on from the newest state that all have. Raises `PeerError` where none does, `UnavailableError` where a
-    folder cannot be written.
+    Needs the default process group. After a loss, once a new process has replaced the lost rank, training
+    continues from the newest common state. Raises `PeerError` if the rank is not replaced, `UnavailableError`
+    if a folder cannot be written.
     """
     print(describe(spec, device_name(prepared.pieces.device)), flush=True)
-    runs: list[Run] = []
+    trainers: list[Run] = []
 
     def attempt() -> None:
-        if runs:
-            runs[0].begin_again()
+        if trainers:
+            trainers[0].begin_again()
         else:
-            runs.append(Run(spec, schedule, prepared, folder, recovery))
-        _train(runs[0])
+            trainers.append(Run(spec, schedule, prepared, folder, recovery))
+        _train(trainers[0])
 
     def drain() -> None:
-        for run in runs:
-            run.exchange.drain()
+        for trainer in trainers:
+            trainer.exchange.drain()
 
     recovery.persist(attempt, drain)
 
 
 def _train(run: Run) -> None:
-    """Train from the newest state that all ranks have to the end, unless one is lost (`PeerError`)."""
+    """Restore the newest common state and train to the end; raises `PeerError` if a rank is lost."""
     spec, recovery = run.spec, run.recovery
+    # Step 1: agree with all ranks on the state to start from.
     run.saver.meet()
     run.copies.meet(run.saver)
     first = recovery.agree(run.exchange, run.restore, run.resume, run.saver.newest_step())
-    total = spec.job.training.steps
+    training, num_steps = spec.job.training, spec.job.training.steps
     run.keep(first)
-    board = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None
-    with MetricsLog(run.folder.metrics, spec, board, first) as log:
-        for step in range(first, total):
+    # Step 2: train, evaluate and save.
+    tensorboard = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None
+    with MetricsLog(run.folder.metrics, spec, tensorboard, first) as log:
+        for step in range(first, num_steps):
             recovery.begins(step)
-            values, account = run.step(step)
-            values |= recovery.ends(account.compute_s)
-            if spec.job.training.evaluate_every and _due(step + 1, spec.job.training.evaluate_every, total):
+            values, timer = run.step(step)
+            values |= recovery.ends(timer.compute_s)
+            if training.evaluate_every and _due(step + 1, training.evaluate_every, num_steps):
                 values |= run.evaluate()
-            if run.exchange.wished or _due(step + 1, spec.job.checkpoints.every_steps, total):
+            if run.exchange.wished or _due(step + 1, spec.job.checkpoints.every_steps, num_steps):
                 values |= run.save(step + 1)
             if run.exchange.wished:
                 values |= run.protect(step + 1)
-            log.write(step, values, tuple(account.spans))
+            log.write(step, values, tuple(timer.spans))
             if "loss" in values:
-                print(f"step {step + 1} of {total}: loss {values['loss']:.4f}", flush=True)
+                print(f"step {step + 1} of {num_steps}: loss {values['loss']:.4f}", flush=True)
             run.stop_if_lost(step)
             run.keep(step + 1)
+    # Step 3: write the model.
     export(spec.job, run.place, run.prepared.pieces, run.exchange)
 
 
-def _due(done: int, every: int, total: int) -> bool:
-    """Tell whether what is done `every` so many steps (0: only at the end) is due after `done` of them."""
-    return done == total or (every > 0 and done % every == 0)
+def _due(done: int, every: int, num_steps: int) -> bool:
+    """Return whether a task that runs `every` n steps (0: only at the end) is due after `done` steps."""
+    return done == num_steps or (every > 0 and done % every == 0)

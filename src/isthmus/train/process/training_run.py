@@ -1,4 +1,4 @@
-"""`Run`: one rank's state of a run: its steps, evaluations and checkpoints."""
+"""`Run`: the trainer of one rank: steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from isthmus.train.update.reduce import Reducer
 from isthmus.train.update.replicas import Place, meet_owners
 
 _GENERATOR = "generator"
-"""Name in a snapshot of the state of torch's random numbers."""
+"""Name of torch's random generator state in a snapshot."""
 
 MAX_SKIPPED = 10
-"""Updates in a row that may be skipped because the gradient is not finite."""
+"""Consecutive updates skipped for a gradient that is not finite, after which training stops."""
 
 
 class Run:
-    """One rank's state of the run."""
+    """Holds and trains one rank's part of the model."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Run:
         )
 
     def _meet(self) -> Ownership:
-        """Meet the ranks that share the stage, and learn what all hold."""
+        """Join the tensor-parallel group; return the ownership of all parameters."""
         spec, shard = self.spec, self.spec.plan.zero == 1
         meet_sharers(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
         return meet_owners(
@@ -84,7 +84,7 @@ class Run:
         )
 
     def resume(self) -> int:
-        """Load the newest checkpoint that the ranks find whole; return the number of steps done."""
+        """Load the newest valid checkpoint, if any; return its number of completed steps."""
         shapes = {name: one.shape for name, one in self.prepared.pieces.global_named_parameters()}
         found = self.saver.load(shapes)
         if found is None:
@@ -94,68 +94,70 @@ class Run:
         return found.step
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return all that this rank needs to go on from here; the tensors are those it trains."""
+        """Return this rank's complete training state, by reference (not copied)."""
         return self.optimizer.own_state() | {_GENERATOR: torch.get_rng_state()}
 
     def keep(self, step: int) -> None:
-        """Keep the state after `step` steps in memory, here and at a peer, unless copies are on their way."""
+        """Snapshot the state after `step` steps to memory, here and at a peer, unless copies are delayed."""
         if not self.copies.delayed:
             self.recovery.keep(step, self.samples, self.state())
             self.copies.send(step)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to what `state` was."""
+        """Restore the state of a snapshot."""
         self.samples = snapshot.samples
         self.optimizer.load_own(snapshot.tensors)
         torch.set_rng_state(snapshot.tensors[_GENERATOR].clone())
 
     def begin_again(self) -> None:
-        """Drop what a step that was given up has left behind, and meet the others as `__init__` does."""
+        """Drop the gradients of an aborted step and form the groups again."""
         self.num_skipped = 0
         self.optimizer.drop_gradients()
         self._meet()
 
     def step(self, step: int) -> tuple[dict[str, float | None], Account]:
-        """Train on one global batch; return this rank's figures."""
+        """Train on one global batch; return this rank's metrics and timing."""
         start_s = time.time()
-        account = Account(traced=step in self.spec.trace_steps)
+        timer = Account(traced=step in self.spec.trace_steps)
         batch_size = self.training.global_batch_size
         batches = self.batches.of_step(self.samples)
-        done: list[Update] = []
-        shared_s = self.group.waited_s
-        losses = self.executor.run(self.schedule, batches, account, lambda: done.append(self._update(step)))
-        shared_s = self.group.waited_s - shared_s
-        account.compute_s -= shared_s
-        account.exposed_communication_s += shared_s
+        updates: list[Update] = []
+        group_s = self.group.waited_s
+        losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
+        # Tensor-parallel collectives run inside the computation: count them as communication.
+        group_s = self.group.waited_s - group_s
+        timer.compute_s -= group_s
+        timer.exposed_communication_s += group_s
+        update = updates[0]
         self.samples += batch_size
         step_s = time.time() - start_s
         samples_per_s = batch_size / step_s
-        values = account.values()
+        values = timer.values()
         values |= {
             "step_s": step_s,
             "samples_per_s": samples_per_s,
             "tokens_per_s": samples_per_s * self.training.sequence_length,
-            "learning_rate": done[0].learning_rate,
-            "gradient_norm": done[0].gradient_norm,
-            "update_skipped": float(done[0].skipped),
+            "learning_rate": update.learning_rate,
+            "gradient_norm": update.gradient_norm,
+            "update_skipped": float(update.skipped),
         }
-        self.num_skipped = self.num_skipped + 1 if done[0].skipped else 0
+        self.num_skipped = self.num_skipped + 1 if update.skipped else 0
         if self.tells_loss:
-            values["loss"] = done[0].loss
+            values["loss"] = update.loss
         if losses.balance_loss is not None and self.group.index == 0:
             values["balance_loss"] = losses.balance_loss
-        return values, account
+        return values, timer
 
     def stop_if_lost(self, step: int) -> None:
-        """Raise `InputError` where so many updates in a row were skipped that no later batch will mend it."""
+        """Raise `InputError` after `MAX_SKIPPED` consecutive skipped updates."""
         if self.num_skipped >= MAX_SKIPPED:
             raise InputError(
-                f"step {step + 1}: the gradient was not finite in {MAX_SKIPPED} steps in a row",
-                hint="lower training.learning_rate, lengthen warmup_steps, or look at the weights",
+                f"step {step + 1}: the gradient was not finite in {MAX_SKIPPED} consecutive steps",
+                hint="lower training.learning_rate, increase warmup_steps, or check the weights",
             )
 
     def evaluate(self) -> dict[str, float | None]:
-        """Measure the loss on the held-out samples; the last stage of the first replica tells it."""
+        """Compute the held-out loss; the last stage of the first replica reports it."""
         start_s, batches = time.time(), self.batches.held_out()
         loss = None
         if batches.sizes:
@@ -171,15 +173,15 @@ class Run:
         return values
 
     def save(self, step: int) -> dict[str, float | None]:
-        """Begin to write a checkpoint after `step` steps."""
+        """Start writing a checkpoint of the state after `step` steps."""
         start_s = time.time()
         self.saver.save(step, self.samples, self.optimizer.state())
         return {"checkpoint_s": time.time() - start_s}
 
     def protect(self, step: int) -> dict[str, float | None]:
-        """Read the checkpoint after `step` steps back; tell the agent if all ranks found it whole.
+        """Read back the checkpoint after `step` steps; report it to the agent if it is valid on all ranks.
 
-        Training goes on in any case: a damaged checkpoint is one that the run does not resume from.
+        A damaged checkpoint is not an error: the run does not resume from it.
         """
         start_s, num_bytes = time.time(), 0
         self.saver.wait()
@@ -187,25 +189,25 @@ class Run:
             num_bytes = self.saver.read_back(step)
         except UnavailableError as error:
             print(f"warning: {error}", flush=True)
-        found = self.exchange.gather(torch.tensor([num_bytes], dtype=torch.int64))
-        if all(int(one) > 0 for one in found):
+        sizes = self.exchange.gather(torch.tensor([num_bytes], dtype=torch.int64))
+        if all(int(one) > 0 for one in sizes):
             self.guard.protected(step, num_bytes)
         else:
             self.guard.failed(step)
         return {"protect_s": time.time() - start_s}
 
     def _update(self, step: int) -> Update:
-        account = self.exchange.account
+        timer = self.exchange.account
         self.saver.settle()
         self.exchange.wish = self.guard.asked(step)
         self.recovery.settle()
-        waited_s = account.exposed_communication_s + account.idle_s
-        with account.computing():
+        waited_s = timer.exposed_communication_s + timer.idle_s
+        with timer.computing():
             update = self.optimizer.apply(step, self._counted(self.executor.losses.loss))
             synchronize(self.prepared.pieces.device)
-        account.compute_s -= account.exposed_communication_s + account.idle_s - waited_s
+        timer.compute_s -= timer.exposed_communication_s + timer.idle_s - waited_s
         return update
 
     def _counted(self, loss: float | None) -> float:
-        """Return this rank's part of a loss; of those that share a stage all know it, the first counts."""
+        """Return the loss on the first tensor-parallel rank, else 0: a sum over ranks counts it once."""
         return loss or 0.0 if self.group.index == 0 else 0.0

@@ -1,7 +1,7 @@
-"""Open a result in transformers and measure its loss: `python -m isthmus.train.process.verify JOB.json`.
+"""Verify an exported model with transformers: `python -m isthmus.train.process.verify JOB.json`.
 
-Prints `{"loss": nats per counted token, "parameters": number}`. Of the runtime only the data set is used; the
-model is opened by `transformers.AutoModelForCausalLM`.
+Prints `{"loss": nats per counted token, "parameters": number}`. `transformers.AutoModelForCausalLM` loads the
+model; only the data set comes from the runtime.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.data import Batch, open_dataset
 
 
 def held_out_loss(model: torch.nn.Module, batch: Batch) -> float:
-    """Return the mean cross entropy of `batch` (labels [n, S], -100 where not counted) of a whole model."""
+    """Return the mean cross entropy (nats) of `batch`: input_ids, labels [n, S], -100 where not counted."""
     total, counted = 0.0, 0
     with torch.no_grad():
         for input_ids, labels in zip(batch.input_ids, batch.labels, strict=True):
@@ -31,7 +31,7 @@ def held_out_loss(model: torch.nn.Module, batch: Batch) -> float:
 
 
 def verify(job: Job) -> dict[str, float]:
-    """Return the held-out loss and the size of the model in `job.output`."""
+    """Return the held-out loss and the number of parameters of the model in `job.output`."""
     training = job.training
     data = open_dataset(job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed)
     model = AutoModelForCausalLM.from_pretrained(job.output, dtype=torch.float32).eval()
@@ -40,7 +40,7 @@ def verify(job: Job) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Verify the job in the given file; 0, or the error's exit code."""
+    """Verify the job of the given file; return 0 or the error's exit code."""
     try:
         if len(arguments) != 1:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.verify JOB.json")

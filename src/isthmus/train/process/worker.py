@@ -1,9 +1,8 @@
-"""`python -m isthmus.train.process.worker FOLDER`: one rank of a run, from its spec to its exit status.
+"""`python -m isthmus.train.process.worker FOLDER`: runs one rank, from its spec to its exit status.
 
-The folder is the whole interface (`WorkerFolder`). Nothing here depends on who started the process: it
-goes on where that one dies, and ends at once on SIGTERM (143), or when a peer is lost for good. Run so, a
-rank that dies is gone; under `isthmus.train.process.supervisor`, as agents run it, another process takes its
-place.
+The folder is the only interface (`WorkerFolder`); the process outlives its parent. It exits at once on
+SIGTERM (143), and when a peer is lost for good. Started this way a failed rank is not replaced; agents start
+`isthmus.train.process.supervisor`, which restarts it.
 """
 
 from __future__ import annotations
@@ -34,46 +33,48 @@ from isthmus.train.recovery.recover import Recovery
 from isthmus.train.recovery.rejoin import Membership, listen
 
 TERMINATED = 128 + signal.SIGTERM
-"""The exit status of a worker that was told to end."""
+"""Exit status after SIGTERM."""
 
 FAREWELL_S = 5.0
-"""How long a rank that has done all it had to waits for others who may need it once more."""
+"""How long a restarted rank whose run had finished waits for other ranks to join."""
 
 BROKEN = 1
-"""The exit status of a worker that ended by an error that is nobody's: a defect, or a device's."""
+"""Exit status after an unexpected error: a bug or a device failure."""
 
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What stays when a rank's process is replaced by another.
+    """Resources of a rank that outlive its worker process."""
 
-    `listener` is where the rank listens; `memory` names its snapshots in shared memory. Where
-    `is_supervised`, a process that breaks is replaced, and one that is lost costs the run no rank.
-    """
-
+    # The rank's listening socket.
     listener: socket.socket
+    # Name of the rank's snapshots in shared memory.
     memory: str
     pulse: Pulse
+    # Whether a supervisor restarts the worker after unexpected errors.
     is_supervised: bool = False
 
 
 def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
-    """Do everything a worker does, in order; raises an `IsthmusError` where it cannot go on.
+    """Check, prepare, join and train; raises `IsthmusError` on expected failures.
 
-    A process that replaces another meets the others first, who wait for it, and prepares then.
+    A restarted worker joins before it prepares, because the other ranks wait for it.
     """
+    # Step 1: check the plan and configure the device.
     schedule = check_executable(spec)
     device = device_of(spec)
     set_up(device, spec.threads)
     events = EventLog(folder, spec.rank)
-    replaces = kept.pulse.incarnation >= 0
+    # Step 2: check in and join the process group.
+    is_restart = kept.pulse.incarnation >= 0
     folder.write_checkin(_address(spec, kept.listener))
-    prepared = None if replaces else _prepared(spec)
+    prepared = None if is_restart else _prepared(spec)
     membership = Membership(spec, wait_for_ranks(folder, spec), kept.listener, device, kept.pulse, events)
     if not _join(membership, kept.pulse.read().finished):
         return
+    # Step 3: train.
     memory = MemoryCheckpoint(kept.memory, spec.rank)
     try:
         if spec.job.compute == "virtual":
@@ -91,7 +92,7 @@ def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
 
 
 def _join(membership: Membership, finished: bool) -> bool:
-    """Meet the others; False where the run had `finished` already, and nobody is there any more."""
+    """Join the group; return False if the run had `finished` and the other ranks have left."""
     try:
         membership.join(FAREWELL_S if finished else None)
     except PeerError:
@@ -102,24 +103,25 @@ def _join(membership: Membership, finished: bool) -> bool:
 
 
 def _prepared(spec: WorkerSpec) -> Prepared | None:
+    """Build the stage and open the data set, except in virtual training."""
     return prepare(spec) if spec.job.compute == "real" else None
 
 
 def wait_for_ranks(folder: WorkerFolder, spec: WorkerSpec) -> RankMap:
-    """Return the rank map once the agent has written it; `PeerError` where others check in too late."""
+    """Return the rank map once the agent has written it; raises `PeerError` after the rendezvous timeout."""
     deadline_s = time.monotonic() + spec.rendezvous_timeout_s
     while (ranks := folder.read_ranks()) is None:
         if time.monotonic() > deadline_s:
             raise PeerError(
                 f"no {folder.ranks} within {spec.rendezvous_timeout_s:g} s: not every rank has checked in",
-                hint="look at the other sites of the job",
+                hint="check the job on its other sites",
             )
         time.sleep(_POLL_S)
     return ranks
 
 
 def main(arguments: list[str]) -> int:
-    """Run the worker of the folder named on the command line, unsupervised; return its exit status."""
+    """Run the worker of the given folder without a supervisor; return its exit status."""
     try:
         if len(arguments) != 1:
             raise InputError("one argument is needed", hint="python -m isthmus.train.process.worker FOLDER")
@@ -133,7 +135,7 @@ def main(arguments: list[str]) -> int:
 
 
 def main_in(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> int:
-    """Run the worker of `folder` in this process; return its exit status, `BROKEN` after a defect."""
+    """Run the worker of `folder` in this process; return its exit status."""
     _end_on_sigterm()
     start_beating(kept.pulse)
     try:
@@ -153,12 +155,12 @@ def _address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line of the log."""
+    """Return the type and message of `error` as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _end_on_sigterm() -> None:
-    """End at once on SIGTERM, also while the main thread waits inside a library and runs no handlers."""
+    """Exit at once on SIGTERM, even while the main thread blocks in a library and runs no handlers."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -175,5 +177,5 @@ def _end_on_sigterm() -> None:
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
-    # Not sys.exit: a thread of gloo that still waits for a lost peer would keep the process.
+    # Not sys.exit: a gloo thread that waits for a lost peer would keep the process alive.
     os._exit(status)

@@ -1,1 +1,1 @@
-"""Recovery after a lost rank: rejoin, restore from memory, go on."""
+"""Recovery from a lost rank: rejoin the group, restore a snapshot from memory, continue."""

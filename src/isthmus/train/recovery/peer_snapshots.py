@@ -1,4 +1,4 @@
-"""`Copies`: when a rank's snapshots go to a peer, so that the ranks have copies of the same steps."""
+"""`Copies`: schedules the copies of a rank's snapshots to a peer, at the same steps on all ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from isthmus.train.recovery.restore_from_memory import inherit
 
 
 class Copies:
-    """One rank's side. `delayed` says, the same at all ranks, that a copy is still on its way somewhere.
+    """Copies one rank's snapshots to a peer; only with Isthmus transport.
 
-    No rank takes another snapshot then: two steps are all that anybody keeps, and the one before must stay
-    until all have copies of the next. Where the network is slow, snapshots are as far apart as copies take.
-    There are copies under our own transport alone.
+    `delayed`, equal on all ranks, is true while any rank is still sending a copy. No rank takes a snapshot
+    then: memory holds two steps, and the older one must stay until all ranks have copies of the newer. On a
+    slow network the interval between snapshots is therefore the duration of a copy.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Copies:
         self.delayed = False
 
     def meet(self, saver: Saver) -> None:
-        """Begin anew with the others; at first, take over what another attempt has left."""
+        """Start copying in a new process group; at first, restore what the previous attempt left."""
         group, self.delayed = dist.group.WORLD, False
         transport = group.transport if isinstance(group, IsthmusGroup) else None
         memory = self._recovery.memory
@@ -50,12 +50,12 @@ class Copies:
             self._peers.start()
 
     def send(self, step: int) -> None:
-        """Begin to send the snapshot after `step` steps."""
+        """Start sending the snapshot of the state after `step` steps."""
         if self._peers is not None:
             self._peers.send(step)
 
     def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of `values` [n] (float64) over all ranks; it tells if copies are `delayed`."""
+        """Return the sum of `values` [n] (float64) over all ranks; sets `delayed` on all of them."""
         busy = self._peers is not None and self._peers.busy
         total = self._exchange.sum_over_all(torch.cat([values, values.new_tensor([float(busy)])]))
         self.delayed = bool(total[-1] > 0)

@@ -1,8 +1,8 @@
-"""`Recovery`: what one rank does so that a loss, its own or another's, costs at most a step.
+"""`Recovery`: recovery of one rank from lost ranks, at the cost of at most one step.
 
-After every step each rank's state goes to shared memory, where it outlives the process. When a rank is lost
-the others give up the step, keep process, model and optimizer, and meet it anew; then all go back to the
-newest state that every one of them has, and on from there.
+After each step every rank snapshots its state to shared memory, which outlives its process. When a rank is
+lost, the others abort the step, keep process, model and optimizer, and form a new group with its replacement.
+All ranks then restore the newest snapshot that every rank has.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from isthmus.train.messages.exchange import Exchange
 from isthmus.train.recovery.rejoin import Membership
 
 MAX_LOSSES = 20
-"""Losses in a row, no step done between them, after which the attempt ends: nothing mends by itself then."""
+"""Consecutive losses without a completed step, after which the attempt fails."""
 
 _SLOTS = 2
 _NONE = -1
 
 
 class Recovery:
-    """For one rank, used by the thread that trains. `memory` is where its snapshots are, also a former
-    process's; `pulse` tells the supervisor what the rank does.
+    """Recovery state of one rank, used by the training thread.
+
+    `memory` holds the rank's snapshots, including those of its earlier processes. `pulse` reports progress to
+    the supervisor.
     """
 
     def __init__(
@@ -51,12 +53,13 @@ class Recovery:
         self._figures: dict[str, float | None] = {}
 
     def persist(self, attempt: Callable[[], None], drain: Callable[[], None]) -> None:
-        """Call `attempt`, then leave, until both end without losing a peer; raises what nothing mends.
+        """Call `attempt`, then leave the group; after a lost peer, rejoin and call it again.
 
-        `drain` sees to it that nothing begun before a loss goes on after it. Nothing mends a rank that is
-        gone for good, nor more than `MAX_LOSSES` in a row.
+        `drain` waits until no message queued before the loss can start after it. Raises `PeerError` if a rank
+        is lost for good, or after `MAX_LOSSES` consecutive losses.
         """
         while True:
+            # Step 1: train to the end.
             try:
                 attempt()
                 self._pulse.finishes()
@@ -64,41 +67,45 @@ class Recovery:
             except PeerError as error:
                 self._lost_s = self._lost_s or time.monotonic()
                 self._pulse.rest()
-                lost = error
+                loss = error
+            # Step 2: form a new group.
             self._losses += 1
             try:
                 if self._losses > MAX_LOSSES:
                     raise PeerError(
-                        f"{MAX_LOSSES} losses in a row and no step between them, at last: {lost.message}",
-                        hint="the logs of all ranks say what each lost; the job restarts by itself",
+                        f"{MAX_LOSSES} losses in a row without a completed step, last: {loss.message}",
+                        hint="see the logs of all ranks for their losses; the job restarts automatically",
                     )
-                self._membership.rejoin(lost, drain)
+                self._membership.rejoin(loss, drain)
             except PeerError:
-                if self._pulse.read().finished:  # whoever is gone had all there was to have
+                if self._pulse.read().finished:  # the lost rank had already finished
                     return None
                 raise
-            del lost  # its frames hold all that the step given up had in memory, in part in cycles
+            # Step 3: free the tensors of the aborted step, which the error's frames hold, in part in cycles.
+            del loss
             gc.collect()
 
     @property
     def met_before(self) -> bool:
-        """Whether the ranks of this attempt have met before, and a rank was lost since."""
+        """Whether this attempt has lost a rank and formed a new group."""
         return self._pulse.incarnation > 0
 
     def agree(
         self, exchange: Exchange, restore: Callable[[Snapshot], None], durable: Callable[[], int], saved: int
     ) -> int:
-        """Go to the newest state that every rank has, and return how many steps it is after.
+        """Restore the newest state that every rank has; return its number of completed steps.
 
-        `restore` takes over a snapshot; where there is none that all have, or none as new as the checkpoint
-        after `saved` steps, `durable` loads the newest checkpoint. After a loss memory goes before the disk:
-        a checkpoint may be newer than what a lost rank has reported, and no step's figures may be missing.
-        Raises `UnavailableError` where there is no checkpoint, and this rank's weights have changed already.
+        `restore` loads a snapshot. If the ranks have none in common, or only one older than the checkpoint
+        after `saved` steps, `durable` loads the newest checkpoint. After a loss a common snapshot takes
+        precedence even over a newer checkpoint: the lost rank may lack metrics of the steps between. Raises
+        `UnavailableError` if there is no checkpoint and this rank's weights have already changed.
         """
-        mine = self.memory.steps()
-        padded = [*mine, *[_NONE] * (_SLOTS - len(mine))]
-        known = exchange.gather(torch.tensor(padded, dtype=torch.int64))
-        common = set.intersection(*({int(step) for step in of_rank} for of_rank in known)) - {_NONE}
+        # Step 1: find the newest snapshot that all ranks have.
+        local = self.memory.steps()
+        padded = [*local, *[_NONE] * (_SLOTS - len(local))]
+        by_rank = exchange.gather(torch.tensor(padded, dtype=torch.int64))
+        common = set.intersection(*({int(step) for step in steps} for steps in by_rank)) - {_NONE}
+        # Step 2: restore it, or else the newest checkpoint, or else the initial state.
         if common and ((step := max(common)) >= saved or self.met_before):
             restore(self.memory.load(step))
         elif (step := durable()) == 0:
@@ -109,42 +116,43 @@ class Recovery:
         return step
 
     def begins(self, step: int) -> None:
-        """Take note that `step` begins."""
+        """Record the start of `step`."""
         self._done = step
         self._pulse.begins(step)
 
     def settle(self) -> None:
-        """Return once the last snapshot is whole: before weights change, here or elsewhere."""
+        """Wait until the last snapshot is complete; call it before weights change."""
         self._moved = True
         if self._keeps:
             self._unless_full(self.memory.wait)
 
     def keep(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Begin the snapshot of the state after `step` steps."""
+        """Start a snapshot of the state after `step` steps."""
         self._done = step
         if self._keeps and step not in self.memory.steps():
             self._unless_full(lambda: self.memory.take(step, samples, tensors))
 
     def ends(self, compute_s: float) -> dict[str, float | None]:
-        """Take note that the step is done and computed for `compute_s`; return what a recovery has cost."""
+        """Record the end of a step that computed for `compute_s`; return metrics of a recovery."""
         self._pulse.ends()
         self._losses = 0
-        if (told := self._pace.judge(compute_s)) is not None:
-            self._events.tell("slow", told)
-        figures, self._figures = self._figures, {}
-        return figures
+        if (message := self._pace.judge(compute_s)) is not None:
+            self._events.tell("slow", message)
+        metrics, self._figures = self._figures, {}
+        return metrics
 
     def _begin_again(self, restore: Callable[[Snapshot], None]) -> None:
-        """Go back to the state before the first step: a rank had none when it was lost, and none is saved."""
+        """Restore the initial state, if this rank has left it; there is no later state in common."""
         if 0 in self.memory.steps():
             restore(self.memory.load(0))
         elif self._moved:
             raise UnavailableError(
                 "a rank has lost its snapshots, and there is no checkpoint",
-                hint="the job starts again by itself; set checkpoints.every_steps lower",
+                hint="the job restarts automatically; lower checkpoints.every_steps",
             )
 
     def _resumed(self, step: int) -> None:
+        """After a recovery, record its duration (s) and number of repeated steps."""
         if self._lost_s is None:
             return
         seconds, self._lost_s = time.monotonic() - self._lost_s, None
@@ -152,22 +160,22 @@ class Recovery:
         self._figures = {"recovery_s": seconds, "repeated_steps": float(repeated)}
         self._events.tell(
             "resumed",
-            f"all go on after step {step}, {seconds:.2f} s after the loss",
+            f"all ranks continue after step {step}, {seconds:.2f} s after the loss",
             seconds=seconds,
             step=step,
         )
 
     def _unless_full(self, work: Callable[[], object]) -> None:
-        """Do without snapshots from now on where there is no room for them."""
+        """Call `work`; disable snapshots if shared memory is full."""
         try:
             work()
         except UnavailableError as error:
             self._keeps = False
-            print(f"warning: a loss will cost more than a step: {error}", flush=True)
+            print(f"warning: snapshots are disabled, a loss will cost more than a step: {error}", flush=True)
 
 
 def _planned_s(spec: WorkerSpec) -> float | None:
-    """Return the computing time of a step that the plan predicts for this rank's stage, in seconds."""
+    """Return the predicted compute time per step of this rank's stage in seconds, if the plan has one."""
     predicted, stage = spec.plan.predicted, spec.plan.ranks[spec.rank].stage
     if predicted is None or stage >= len(predicted.stage_times):
         return None

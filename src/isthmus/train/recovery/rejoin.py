@@ -1,4 +1,4 @@
-"""Joining, rejoining and leaving the process group of a run, whichever backend it uses."""
+"""`Membership`: joining, rejoining and leaving the process group of a run, with any backend."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ from isthmus.train.messages.vendor_group import GROUP_TIMEOUT, join_plain
 __all__ = ["Membership", "listen"]
 
 GRACE_S = 4.0
-"""How long after a final loss the main thread may take to end by itself."""
+"""How long after a final loss the main thread may take to exit before the process is ended."""
 
 NEWS_S = 2.0
-"""How long after an error the news of what is behind it may take to arrive."""
+"""How long to wait after an error for the transport to report its cause."""
 
 
 class Membership:
-    """The place of this rank in the default process group of its run.
+    """Membership of this rank in the default process group of its run.
 
-    `listener` is where the rank said that it listens; our own backend keeps a copy of it until its end. A
-    vendor's backend is bound to `device`, and knows no second meeting. Under our own the ranks meet anew when
-    the place of one that was lost is taken again, each time as a later incarnation, which `pulse` keeps.
+    `listener` is the rank's listening socket; the Isthmus backend keeps a duplicate. Torch's own backends are
+    bound to `device` and cannot rejoin. With the Isthmus backend, each group formed after a loss has a higher
+    incarnation, which `pulse` keeps.
 
-    `join` raises `PeerError` where a rank does not come, `ProtocolError` where the rank map is not that of
-    the plan.
+    Raises `ProtocolError` if the rank map does not match the plan.
     """
 
     def __init__(
@@ -61,9 +60,9 @@ class Membership:
         self._transport: JoinedTransport | None = None
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Make the default process group; a rank that has been in one before comes as a later incarnation.
+        """Join the default process group, with the next incarnation.
 
-        The others may take `timeout_s`, or as long as the spec says.
+        Raises `PeerError` if a rank does not join within `timeout_s` (default: the spec's timeout).
         """
         if self._spec.backend == BACKEND:
             self._meet(self._pulse.incarnation + 1, timeout_s or self._spec.rendezvous_timeout_s)
@@ -71,10 +70,10 @@ class Membership:
             join_plain(self._spec, self._workers, self._listener, self._device)
 
     def rejoin(self, error: PeerError, drain: Callable[[], None]) -> None:
-        """Meet the others anew after `error`, which told of a loss; between the groups `drain` is called.
+        """Leave the group after `error`, which reported a loss, call `drain`, and join a new group.
 
-        Raises it where the lost rank is gone for good: nobody answers at its address, it gave up, or nothing
-        has come from it for `peer_timeout_s`.
+        Raises `PeerError` if the rank is lost for good: its address refuses connections, it gave up, or it is
+        silent for `peer_timeout_s`.
         """
         if self._transport is None:
             raise error
@@ -88,9 +87,9 @@ class Membership:
         self._meet(self._pulse.incarnation + 1, self._spec.peer_timeout_s)
 
     def leave(self, reason: str = "") -> None:
-        """Leave the default process group; a `reason` tells the peers that the run has failed.
+        """Leave the default process group; a `reason` informs the peers that the run has failed.
 
-        Without one, raises `PeerError` where a peer has not taken leave too: it may need us once more.
+        Without one, raises `PeerError` if a peer did not close too: it may need this rank for a recovery.
         """
         group = dist.group.WORLD
         if reason and isinstance(group, IsthmusGroup):
@@ -99,17 +98,17 @@ class Membership:
             dist.destroy_process_group()
         if self._transport is not None:
             self._transport.close(reason)
-            late = self._transport.stragglers()
-            if late and not reason:
-                raise PeerError(f"rank {', '.join(map(str, late))} ended without taking leave")
+            unclosed = self._transport.stragglers()
+            if unclosed and not reason:
+                raise PeerError(f"rank {', '.join(map(str, unclosed))} ended without closing")
 
     def vanish(self) -> None:
-        """Leave without a word, as a process that is killed: another one will take this rank's place."""
+        """Drop all connections without a close, as if killed: a restarted process will replace this one."""
         if self._transport is not None:
             self._transport.abandon()
 
     def _meet(self, incarnation: int, timeout_s: float) -> None:
-        """Join the group as `incarnation`, or as the latest that any rank has come to, within `timeout_s`."""
+        """Join as `incarnation`, or as a later one that another rank has reached, within `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._pulse.joins(incarnation)
@@ -122,8 +121,8 @@ class Membership:
                     raise
 
     def _next(self, error: PeerError, incarnation: int) -> int:
-        """Return the incarnation to try after a meeting that failed; raise `error` where none is left."""
-        if self._transport is not None:  # all had met, and one was lost again
+        """Return the incarnation to try after a failed join; raise `error` if a retry cannot help."""
+        if self._transport is not None:  # the transport had joined, then lost a rank
             error = self._transport.loss(NEWS_S) or RestartError(error.message)
             self._abandon()
         if not isinstance(error, RestartError):
@@ -131,6 +130,7 @@ class Membership:
         return error.incarnation or incarnation + 1
 
     def _make(self, incarnation: int, timeout_s: float) -> None:
+        """Connect the transport and create the process group on it; raises `PeerError`."""
         spec, workers = self._spec, self._workers
         greeting = Greeting(spec.run, spec.attempt, spec.rank, len(workers), incarnation)
         endpoints = [_endpoint(spec, worker) for worker in workers]
@@ -159,11 +159,11 @@ class Membership:
         except PeerError:
             raise
         except BaseException:
-            transport.close("the process group could not be made")
+            transport.close("the process group could not be created")
             raise
 
     def _abandon(self) -> None:
-        """Let go of the group and its connections, so that another one can be made."""
+        """Destroy the group and its connections, so that a new one can be created."""
         if self._transport is not None:
             self._transport.abandon()
         if dist.is_initialized():
@@ -171,21 +171,22 @@ class Membership:
         self._transport = None
 
     def _lost(self, error: PeerError) -> None:
-        """Tell of a loss; after one that nothing mends, end should the main thread be stuck in a library."""
+        """Record a loss; after a final one, end the process even if the main thread blocks in a library."""
         self._events.tell("lost", error.message)
         if not isinstance(error, RestartError):
             _end_soon(error)
 
     def _tell_of_link(self, peer: int, why: str, lasted_s: float | None) -> None:
+        """Record that the link to `peer` is cut, or mended after `lasted_s`."""
         if lasted_s is None:
-            self._events.tell("cut", f"nothing comes from rank {peer}: {why}", peer=peer)
+            self._events.tell("cut", f"no data from rank {peer}: {why}", peer=peer)
         else:
-            again = f"rank {peer} is heard again after {format_seconds(lasted_s)}"
-            self._events.tell("mended", again, peer=peer, seconds=lasted_s)
+            detail = f"rank {peer} is reachable again after {format_seconds(lasted_s)}"
+            self._events.tell("mended", detail, peer=peer, seconds=lasted_s)
 
 
 def _end_soon(error: PeerError) -> None:
-    """End the process `GRACE_S` after a loss, should it be there still."""
+    """End the process after `GRACE_S`, with the exit code of `error`."""
 
     def end() -> None:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -197,16 +198,19 @@ def _end_soon(error: PeerError) -> None:
 
 
 def _checked(spec: WorkerSpec, ranks: RankMap) -> list[WorkerAddress]:
-    """Return the workers by rank; raise `ProtocolError` unless they are those of the plan."""
+    """Return the workers sorted by rank; raise `ProtocolError` if they do not match the plan."""
     workers = sorted(ranks.workers, key=lambda worker: worker.rank)
     found = [(worker.rank, worker.cluster) for worker in workers]
-    wanted = [(rank, spec.plan.stage_of(rank).cluster) for rank in range(len(spec.plan.ranks))]
-    if found != wanted:
-        raise ProtocolError(f"the rank map has {found}, the plan {wanted}", hint="start the part again")
+    expected = [(rank, spec.plan.stage_of(rank).cluster) for rank in range(len(spec.plan.ranks))]
+    if found != expected:
+        raise ProtocolError(
+            f"the rank map has {found}, the plan {expected}", hint="restart the workers of this job"
+        )
     return workers
 
 
 def _endpoint(spec: WorkerSpec, worker: WorkerAddress) -> Endpoint:
+    """Return the address of `worker`, with route and number of connections if it is in another cluster."""
     if worker.cluster == spec.cluster:
         return Endpoint(worker.host, worker.port)
     route = spec.routes.get(worker.cluster)
