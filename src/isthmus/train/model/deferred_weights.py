@@ -100,7 +100,7 @@ class DeferredWeights:
     def _experts(
         self, layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the outputs [T, H] of experts `chosen` [T, k] on `hidden` [T, H], weighted by `weights` [T, k]."""
+        """Return the output [T, H] of experts `chosen` [T, k], weighted by `weights` [T, k]."""
         result = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             rank, token = torch.where(chosen.t() == expert)

@@ -138,7 +138,7 @@ class Optimizer:
                 continue
             working = one.of(self._working[one.name].detach())
             new = one.weight.detach()
-            if working.is_cuda and not new.is_cuda:  # convert on the host, so that fewer bytes are transferred
+            if working.is_cuda and not new.is_cuda:  # convert before the transfer
                 new = host_room(working).copy_(new)
             working.copy_(new)
         if self._reducer is not None and self._ownership.shard:
@@ -172,7 +172,7 @@ def _adam(shares: Iterable[WeightShare], training: Training) -> torch.optim.Adam
         {"params": [one for one in weights if one.dim() > 1], "weight_decay": decay},
         {"params": [one for one in weights if one.dim() <= 1], "weight_decay": 0.0},
     ]
-    empty: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # for a rank without weights to update
+    empty: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # for a rank without updates
     return torch.optim.AdamW(
         [group for group in groups if group["params"]] or [empty],
         lr=training.learning_rate,

@@ -7,7 +7,7 @@ the ranks of a cluster share the work: a reduce-scatter, and with `spread` an al
 
 A bucket has four phases: to the leader, between leaders, total to leaders, to the other owners. All ranks
 begin and end the phases of all buckets in the same order, and a rank waits only for messages whose
-counterparts started earlier in this order, so there is no deadlock. At most `4 * in_flight` buckets are in
+counterparts started earlier in this order, which rules out deadlock. At most `4 * in_flight` buckets are in
 flight.
 """
 
