@@ -113,7 +113,7 @@ def test_a_gap_is_no_checkpoint(tmp_path: Path) -> None:
     """Where the ranks together did not write a whole tensor, there is no metadata."""
     first, second, third = cut("weight/a", torch.randn(6, 4), 0, [2, 4])
     parts = [write_part(tmp_path, rank, [one]) for rank, one in enumerate((first, third))]
-    with pytest.raises(UnavailableError, match="no whole model"):
+    with pytest.raises(UnavailableError, match="do not form a complete model"):
         write_metadata(tmp_path, parts)
     assert not (tmp_path / ".metadata").exists()
     write_metadata(tmp_path, [*parts, write_part(tmp_path, 2, [second])])

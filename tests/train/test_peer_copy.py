@@ -165,7 +165,7 @@ def test_a_holder_without_room_says_so(
     memory.take(1, 1, {"weight/a": torch.ones(1000)}).result()
     (tmp_path / "isthmus-held").write_text("in the way")
     assert not exchanged(transports, memory, held)
-    assert "no copy of rank 0 is held here" in capsys.readouterr().out
+    assert "refused a snapshot copy of rank 0" in capsys.readouterr().out
     memory.clear()
 
 
@@ -203,7 +203,7 @@ def test_a_missing_copy_is_told_once(
                 place.rmdir()
         ranks.take(step)
         said = capsys.readouterr().out
-        told.append(("no copy of rank 0 is held here" in said, "rank 1 holds no copy" in said))
+        told.append(("refused a snapshot copy of rank 0" in said, "rank 1 holds no copy" in said))
     for place in places:
         place.rmdir()
     yes, no = (True, True), (False, False)

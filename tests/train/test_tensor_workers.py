@@ -116,9 +116,9 @@ def test_shares_that_can_be_dealt_out_are_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "why"),
     [
-        ({"tp": 4}, "stage 0 asks for tensor parallelism 4 of 2 key and value heads.*divides 2"),
-        ({"tp": 3}, "tensor parallelism 3 of 2"),
-        ({"sp": True}, "sequence parallelism with tp 1"),
+        ({"tp": 4}, "stage 0 has tp 4, which does not divide.*2 KV heads.*divides 2"),
+        ({"tp": 3}, "tp 3, which does not divide .* 2 KV heads"),
+        ({"sp": True}, "sequence parallelism but tp 1"),
         ({"cp": 2}, "context parallelism 2"),
         ({"ep": 2}, "expert parallelism 2"),
     ],

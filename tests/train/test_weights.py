@@ -256,7 +256,7 @@ def test_an_export_that_lacks_a_rank_or_a_layer_is_refused(tmp_path):
 def test_the_source_is_never_overwritten(tmp_path):
     """An output folder that holds the source's weights is refused; one with its config.json alone is not."""
     save_model(tmp_path / "source", "llama")
-    with pytest.raises(ModelError, match="the folder of the model itself"):
+    with pytest.raises(ModelError, match="the folder of the source model"):
         check_output(tmp_path / "source", tmp_path / "source" / "config.json")
     check_output(tmp_path / "bare", write_config(tmp_path / "bare", "llama"))
     check_output(tmp_path / "elsewhere", tmp_path / "source")
@@ -295,7 +295,7 @@ def test_the_model_under_another_name_is_still_the_model(tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to(model)
     for output in (tmp_path / "link", tmp_path / "other/../model", model):
-        with pytest.raises(ModelError, match="the folder of the model itself"):
+        with pytest.raises(ModelError, match="the folder of the source model"):
             check_output(output, model)
     check_output(tmp_path / "other", model)
 

@@ -1,1 +1,1 @@
-"""How a run's state is kept: in shared memory, at a peer, on disk; and found again."""
+"""Save and restore training state: in shared memory, on a peer, on disk."""

@@ -1,15 +1,15 @@
-"""Checkpoints on disk: their layout, and reading them (`write_checkpoint.py` writes them).
+"""Layout of checkpoints on disk, and functions that read them (`write_checkpoint.py` writes them).
 
-    FOLDER/step-00000100/manifest.json      step, samples, and for each file its size and checksum
-    FOLDER/step-00000100/.metadata          the layout of torch's distributed checkpoints (DCP)
-    FOLDER/step-00000100/__0_0.distcp       what rank 0 wrote
-    FOLDER/step-00000200.7f.tmp/            one being written (or left behind by a crash)
-    FOLDER/step-00000200.7f.tmp/0.part      what rank 0 has written there, and its file's checksum
+    FOLDER/step-00000100/manifest.json      step, samples, and the size and checksum of each file
+    FOLDER/step-00000100/.metadata          metadata of torch's distributed checkpoint format (DCP)
+    FOLDER/step-00000100/__0_0.distcp       the shards of rank 0
+    FOLDER/step-00000200.7f.tmp/            a checkpoint in progress, or left by a crash
+    FOLDER/step-00000200.7f.tmp/0.part      checksum of the file of rank 0 and the layout of its shards
 
-Tensors bear the names they have in the whole model, so a run resumes under another cut. FOLDER is shared by
-all ranks, who need no other way to tell each other: every rank writes its file and then its part; rank 0,
-once all parts are there, adds manifest and metadata and renames the folder. One without `.tmp` is complete,
-and its checksums tell whether it still is.
+Tensors have their full-model names, so a run can resume with different parallel degrees. All ranks share
+FOLDER and coordinate through it alone: each rank writes its file and then its `.part`; once all parts exist,
+rank 0 adds metadata and manifest and renames the folder. A folder without `.tmp` is complete; its checksums
+detect later damage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 
 
 def place_name(step: int) -> str:
-    """Return the name of the folder of the checkpoint after `step` steps."""
+    """Return the folder name of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
@@ -47,19 +47,22 @@ class CheckpointFile(Frozen):
 
 
 class Manifest(Frozen):
-    """What a checkpoint holds: the state after `step` steps and `samples` samples."""
+    """Contents of a checkpoint: the state after `step` steps and `samples` samples."""
 
     version: Literal[2] = CHECKPOINT_VERSION
     step: Count
+    # Training samples consumed so far.
     samples: Count
+    # Ranks that wrote it; a run with a different number can still load it.
     num_ranks: Count
+    # One file per rank, by rank, then `.metadata`.
     files: tuple[CheckpointFile, ...]
 
 
 def manifests(folder: Path) -> Iterator[Manifest]:
-    """Yield the manifests of complete checkpoints, the newest first; those that do not read are skipped.
+    """Yield the manifests of complete checkpoints, newest first; skip unreadable ones.
 
-    Raises `ProtocolError` at one of another release's layout.
+    Raises `ProtocolError` if a manifest has another layout version.
     """
     for place in sorted(complete_folders(folder), reverse=True):
         with suppress(OSError, ValidationError):
@@ -69,7 +72,7 @@ def manifests(folder: Path) -> Iterator[Manifest]:
 
 
 def is_whole(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> bool:
-    """Tell whether these of a checkpoint's files are still what was written."""
+    """Return whether `files` of the checkpoint still match their sizes and checksums."""
     place = folder / place_name(manifest.step)
     try:
         return all(described(place / one.name) == one for one in files)
@@ -78,23 +81,22 @@ def is_whole(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) 
 
 
 def newest(folder: Path) -> Manifest | None:
-    """Return the newest checkpoint whose files have their checksums, or None; damaged ones are skipped."""
+    """Return the newest checkpoint whose checksums match; None if there is none."""
     return next((one for one in manifests(folder) if is_whole(folder, one, one.files)), None)
 
 
 def load(folder: Path, step: int, pieces: Sequence[Piece]) -> None:
     """Fill the tensors of `pieces` from the checkpoint after `step` steps.
 
-    Raises `UnavailableError` where one is missing or of another shape: the checkpoint is of another model.
+    Raises `UnavailableError` if a tensor is missing or has another shape (a checkpoint of another model).
     """
     dcp_layout.read_into(folder / place_name(step), pieces)
 
 
 def read_back(folder: Path, step: int, rank: int) -> int:
-    """Return the size in bytes of this rank's file of the checkpoint after `step` steps, read anew.
+    """Verify this rank's file of the checkpoint after `step` steps from disk; return its size in bytes.
 
-    Rank 0 looks at the metadata too. Raises `UnavailableError` where a file is not there, or not what its
-    manifest says.
+    Rank 0 also verifies `.metadata`. Raises `UnavailableError` if a file is missing or its checksum differs.
     """
     place = folder / place_name(step)
     files = [place / dcp_layout.file_name(rank), *([place / dcp_layout.METADATA] if rank == 0 else [])]
@@ -104,41 +106,41 @@ def read_back(folder: Path, step: int, rank: int) -> int:
             _forget_cached(file)
         found = [described(file) for file in files]
     except (OSError, ValidationError) as error:
-        raise UnavailableError(f"checkpoint {place} does not read: {error}") from error
+        raise UnavailableError(f"cannot read checkpoint {place}: {error}") from error
     for file, one in zip(files, found, strict=True):
         if one not in manifest.files:
             raise UnavailableError(
-                f"{file} is not what was written: its checksum differs",
-                hint="look at the disk of the checkpoint folder",
+                f"{file} is damaged: its checksum differs from the manifest",
+                hint="check the disk of the checkpoint folder",
             )
     return found[0].num_bytes
 
 
 def complete_folders(folder: Path) -> list[Path]:
-    """Return where checkpoints are that bear their name, in no order."""
+    """Return the folders of complete checkpoints, unordered."""
     return [one for one in folder.glob("step-*") if one.suffix != ".tmp" and one.is_dir()]
 
 
 def _check_version(place: Path, text: bytes) -> None:
-    """Raise `ProtocolError` for a manifest that reads and is of another version."""
+    """Raise `ProtocolError` if the manifest is readable JSON of another layout version."""
     with suppress(ValueError, AttributeError):
         version = json.loads(text).get("version", CHECKPOINT_VERSION)
         if version != CHECKPOINT_VERSION:
             raise ProtocolError(
                 f"checkpoint {place} has layout {version}, this release reads layout {CHECKPOINT_VERSION}",
-                hint="go on with the release that wrote it, or name another checkpoint folder",
+                hint="resume with the release that wrote it, or use another checkpoint folder",
             )
 
 
 def _forget_cached(file: Path) -> None:
-    """Have the system read `file` from the disk and not from what it still has in memory, where it can."""
+    """Drop `file` from the page cache where the system supports it, so that it is read from disk."""
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def described(file: Path) -> CheckpointFile:
-    """Return what a manifest says of `file`, as it is now."""
+    """Return the manifest entry of `file` as it is on disk now."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return CheckpointFile(name=file.name, num_bytes=file.stat().st_size, sha256=digest)

@@ -1,10 +1,10 @@
-"""Tensors in the layout of torch's distributed checkpoints (DCP), written by each rank without the others.
+"""Read and write tensors in torch's distributed checkpoint format (DCP), each rank independently.
 
-    FOLDER/__3_0.distcp     what rank 3 wrote
-    FOLDER/.metadata        which parts of which tensors lie where; written once, from what the ranks returned
+    FOLDER/__3_0.distcp     the shards of rank 3 FOLDER/.metadata        the location of every shard; written
+    once, from the layouts that the ranks returned
 
-`torch.distributed.checkpoint.load` and `dcp_to_torch_save` read it. DCP's own `save` plans, writes and ends
-together with collectives; here its writer and reader are driven rank by rank, by their public methods.
+`torch.distributed.checkpoint.load` and `dcp_to_torch_save` read it. DCP's own `save` needs collectives; this
+module calls the public methods of its writer and reader on each rank instead.
 """
 
 from __future__ import annotations
@@ -43,26 +43,29 @@ METADATA = ".metadata"
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor of the whole model: `tensor` begins at `offsets` in the tensor `name` of `shape`."""
+    """A rectangular shard of a full-model tensor."""
 
+    # Name of the full tensor.
     name: str
+    # Shape of the full tensor.
     shape: tuple[int, ...]
+    # Where `tensor` begins in the full tensor, per dimension.
     offsets: tuple[int, ...]
     tensor: torch.Tensor
 
     @classmethod
     def whole(cls, name: str, tensor: torch.Tensor) -> Piece:
-        """Return a tensor that is not cut."""
+        """Return the shard that covers all of `tensor`."""
         return cls(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """The box, as DCP writes it."""
+        """Offsets and sizes in DCP's format."""
         return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=torch.Size(self.tensor.shape))
 
     @property
     def index(self) -> MetadataIndex:
-        """What DCP finds it by."""
+        """DCP's key of this shard."""
         return MetadataIndex(self.name, self.offsets)
 
 
@@ -72,16 +75,16 @@ def file_name(rank: int) -> str:
 
 
 def write_part(folder: Path, rank: int, pieces: Iterable[Piece]) -> str:
-    """Write a rank's pieces, in host memory, into its file; return what `write_metadata` must be told.
+    """Write a rank's shards (in host memory) to its file; return their layout for `write_metadata`.
 
-    The file is flushed. Raises `OSError` where it cannot be written.
+    The file is flushed to disk. Raises `OSError` if it cannot be written.
     """
     planner = _SavePieces(pieces)
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     plan = writer.prepare_global_plan([SavePlan([])] * rank + [planner.create_local_plan()])[rank]
     try:
         results = writer.write_data(plan, planner).value()
-    except RuntimeError as error:  # torch's archive, ended early by what a full disk has raised
+    except RuntimeError as error:  # torch's archive writer wraps the OSError of a full disk
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
@@ -89,24 +92,23 @@ def write_part(folder: Path, rank: int, pieces: Iterable[Piece]) -> str:
 
 
 def write_metadata(folder: Path, parts: Sequence[str]) -> None:
-    """Write `.metadata` from what `write_part` returned to every rank, in their order.
+    """Write `.metadata` from what `write_part` returned on each rank, in rank order.
 
-    Raises `UnavailableError` where the parts are not those of one model: a tensor has a gap, or two ranks
-    wrote the same.
+    Raises `UnavailableError` if the shards leave a gap in a tensor or overlap.
     """
-    told = [pickle.loads(base64.b85decode(part)) for part in parts]  # noqa: S301 - as `.metadata` itself is
+    decoded = [pickle.loads(base64.b85decode(part)) for part in parts]  # noqa: S301 - as `.metadata` itself is
     try:
-        plans = [plan for plan, _ in told]
+        plans = [plan for plan, _ in decoded]
         _, metadata = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(plans)
     except ValueError as error:
-        raise UnavailableError(f"what the ranks wrote to {folder} is no whole model: {error}") from error
-    FileSystemWriter(folder).finish(metadata, [results for _, results in told])
+        raise UnavailableError(f"the shards in {folder} do not form a complete model: {error}") from error
+    FileSystemWriter(folder).finish(metadata, [results for _, results in decoded])
 
 
 def read_into(folder: Path, pieces: Sequence[Piece]) -> None:
-    """Fill the tensors of `pieces`, whatever boxes the model was cut into when it was written.
+    """Fill the tensors of `pieces`, however the model was sharded when it was written.
 
-    Raises `UnavailableError` where a tensor is missing, of another shape or not whole: another model's.
+    Raises `UnavailableError` if a tensor is missing, incomplete or of another shape.
     """
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()
@@ -117,7 +119,7 @@ def read_into(folder: Path, pieces: Sequence[Piece]) -> None:
 
 
 class _SavePieces(DefaultSavePlanner):
-    """Says which boxes a rank writes."""
+    """Plans which shards a rank writes."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -144,7 +146,7 @@ class _SavePieces(DefaultSavePlanner):
 
 
 class _FillPieces(DefaultLoadPlanner):
-    """Says which parts of which boxes fill the pieces."""
+    """Plans which parts of the stored shards fill the requested ones."""
 
     def __init__(self, pieces: Sequence[Piece], metadata: Metadata, folder: Path) -> None:
         super().__init__(flatten_state_dict=False)
@@ -175,5 +177,6 @@ class _FillPieces(DefaultLoadPlanner):
 
     def _foreign(self, what: str) -> UnavailableError:
         return UnavailableError(
-            f"checkpoint {self._folder} {what}", hint="it is of another model; name another checkpoint folder"
+            f"checkpoint {self._folder} {what}",
+            hint="it belongs to another model; use another checkpoint folder",
         )

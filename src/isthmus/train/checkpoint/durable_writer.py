@@ -1,4 +1,4 @@
-"""`DurableWriter`: writes a rank's part of checkpoints to disk while training goes on, from a copy."""
+"""`DurableWriter`: writes a rank's checkpoint files to disk in the background, from a copy in host memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from isthmus.train.checkpoint.write_checkpoint import failure, is_published, pub
 from isthmus.train.update.host_copy import Ready, copy_ready, copy_to_host
 
 _POLL_S = 0.05
-"""How often a rank looks whether all others have written their parts."""
+"""Interval at which a rank checks whether all ranks have written their parts."""
 
 _LOSS_S = 0.5
-"""How often a rank that waits looks whether another is lost."""
+"""Interval at which a waiting rank checks for a lost rank."""
 
 
 class DurableWriter:
-    """Rank `rank` of `num_ranks` that write checkpoints into `folder`; for use by one thread.
+    """Background writer of rank `rank` of `num_ranks` for checkpoints in `folder`; used by one thread.
 
-    `writing` is a name that all ranks of this attempt know and no other attempt has. Rank 0 completes a
-    checkpoint and keeps the newest `keep`; the others look whether it has. `lost` names the loss of a rank.
+    `writing` is an id that all ranks of this attempt share and other attempts do not. Rank 0 publishes each
+    checkpoint and keeps the newest `keep`; other ranks poll for that. `lost` returns the error of a lost
+    rank.
     """
 
     def __init__(
@@ -47,10 +48,10 @@ class DurableWriter:
         self._given_up, self._completing = threading.Event(), threading.Lock()
 
     def begin(self, step: int, samples: int, pieces: Sequence[Piece], done: Callable[[], None]) -> None:
-        """Begin the checkpoint after `step` steps; waits for the one before it.
+        """Begin to write the checkpoint after `step` steps, once the previous one is complete.
 
-        The tensors of `pieces` are read until `settle` returns. `done` is called in another thread once the
-        checkpoint is complete on disk, of all ranks.
+        The tensors of `pieces` must not change until `settle` returns. The writer thread calls `done` once
+        the checkpoint of all ranks is complete on disk.
         """
         self.wait()
         ready = copy_ready(one.tensor for one in pieces)
@@ -59,9 +60,9 @@ class DurableWriter:
         self._under_way = self._pool.submit(self._write, step, samples, pieces, ready, copied, done)
 
     def settle(self) -> None:
-        """Return once the tensors have been copied: before they change.
+        """Wait until the tensors are copied and may change.
 
-        Raises `UnavailableError` where a checkpoint has failed meanwhile.
+        Raises `UnavailableError` if the checkpoint has failed.
         """
         if self._under_way is not None and self._under_way.done():
             self.wait()
@@ -69,9 +70,9 @@ class DurableWriter:
             wait([self._copied, self._under_way], return_when=FIRST_COMPLETED)
 
     def wait(self) -> None:
-        """Return once the checkpoint begun last is complete.
+        """Wait until the current checkpoint is complete.
 
-        Raises `UnavailableError` where it failed, here or elsewhere, and the `PeerError` of a lost rank.
+        Raises `UnavailableError` if it failed on any rank, and the `PeerError` of a lost rank.
         """
         while self._under_way is not None:
             if wait([self._under_way], _LOSS_S).done:
@@ -81,12 +82,12 @@ class DurableWriter:
                 raise lost
 
     def close(self) -> None:
-        """Give up what is not complete; what is half written is left behind.
+        """Cancel the current checkpoint and leave its `.tmp` folder behind.
 
-        The disk is waited for only while rank 0 completes a checkpoint whose parts are all there.
+        Blocks only while rank 0 publishes a checkpoint whose parts are all written.
         """
         self._given_up.set()
-        with self._completing:  # from here on nobody begins to complete one
+        with self._completing:  # after this, no publish can begin
             pass
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._under_way = None
@@ -122,7 +123,7 @@ class DurableWriter:
             if (why := failure(self._folder, step, self._writing)) is not None:
                 raise UnavailableError(f"the checkpoint after step {step} failed: {why}")
             self._given_up.wait(_POLL_S)
-        raise UnavailableError(f"the checkpoint after step {step} was given up")
+        raise UnavailableError(f"the checkpoint after step {step} was cancelled")
 
     def _complete(self, step: int, samples: int) -> bool:
         if self._rank:

@@ -1,4 +1,4 @@
-"""`find_whole`: the newest checkpoint on disk that all ranks together find whole."""
+"""`find_whole`: the newest checkpoint on disk that all ranks together find valid."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from isthmus.train.checkpoint.checkpoint_folder import Manifest, is_whole, manifests
 
 FromFirst = Callable[[Sequence[int]], list[int]]
-"""Give every rank the numbers of rank 0."""
+"""Broadcast the integers of rank 0."""
 
 Gather = Callable[[torch.Tensor], list[torch.Tensor]]
-"""Give every rank the tensors of all ranks, in the order of ranks."""
+"""All-gather a tensor; the result is in rank order."""
 
 
 def find_whole(
     folder: Path, rank: int, num_ranks: int, from_first: FromFirst, gather: Gather
 ) -> Manifest | None:
-    """Return the newest checkpoint whose files have their checksums, None where there is none.
+    """Return the newest checkpoint whose files all match their checksums; None if there is none.
 
-    Rank 0 says which are there, and each rank reads its share of the files: together as fast as their disks.
+    All ranks call this. Rank 0 proposes checkpoints; each rank verifies its share of the files.
     """
     offered = manifests(folder) if rank == 0 else iter(())
     while True:

@@ -1,7 +1,7 @@
-"""`MemoryCheckpoint`: one rank's last two states in shared memory, copied while the next step computes.
+"""`MemoryCheckpoint`: snapshots of a rank's last two states in shared memory, copied during the next step.
 
-A process that is killed leaves them behind, and the one that replaces it goes on from there. Two slots are
-written in turn, so that one is whole at any time. The memory is that of two states.
+They survive the process, so a replacement process can resume from them. Two slots are written alternately, so
+that one is always valid; together they take twice the size of a state.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is the memory that is meant
 
 
 def default_folder() -> Path:
-    """Return where memory is shared by name: a file system in memory, or the nearest thing to one."""
+    """Return `/dev/shm`, or the temporary folder where that does not exist."""
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 class MemoryCheckpoint:
-    """The snapshots of `rank` of the run named `run`, below `folder`; for use by one thread.
+    """The snapshots of `rank` of the run `run`, below `folder`; used by one thread.
 
-    `run` must tell apart all runs that ever share the machine. What goes wrong while a snapshot is copied is
-    raised by the call after it.
+    `run` must be unique on the machine. The next call raises an error that occurs while a snapshot is copied.
     """
 
     def __init__(self, run: str, rank: int, folder: Path | None = None) -> None:
@@ -44,16 +43,16 @@ class MemoryCheckpoint:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="isthmus-memory")
         self._copying: Future[Snapshot] | None = None
         self.last: Future[Snapshot] | None = None
-        """What `take` has returned last."""
+        """The latest result of `take`."""
 
     def sibling(self, rank: int) -> MemoryCheckpoint:
-        """Return the snapshots of another rank in the same place: they go when this rank's go."""
+        """Return the snapshots of another rank in the same folder, which share its lifetime."""
         return MemoryCheckpoint(self._run, rank, self._root)
 
     def take(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> Future[Snapshot]:
-        """Begin the snapshot of the state after `step` steps in place of the older one; return what comes.
+        """Begin to copy the state after `step` steps over the older snapshot; return its future.
 
-        The tensors are read until `wait` returns. Raises `UnavailableError` where two states do not fit.
+        The tensors must not change until `wait` returns. Raises `UnavailableError` if two states do not fit.
         """
         self.wait()
         steps = self._known()
@@ -66,23 +65,23 @@ class MemoryCheckpoint:
         return self._copying
 
     def wait(self) -> None:
-        """Return once the snapshot begun last is whole and checksummed; call it before a tensor changes."""
+        """Wait until the current snapshot is copied and checksummed; call it before a tensor changes."""
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.result()
 
     @property
     def busy(self) -> bool:
-        """Whether `wait` would wait."""
+        """Whether a snapshot is being copied."""
         return self._copying is not None and not self._copying.done()
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of the whole snapshots, the newest last."""
+        """Return the steps of the valid snapshots, newest last."""
         self.wait()
         return tuple(sorted({step for step in self._known() if step is not None}))
 
     def newest(self) -> Snapshot | None:
-        """Return the newest whole snapshot, None where there is none."""
+        """Return the newest valid snapshot; None if there is none."""
         for step in reversed(self.steps()):
             with suppress(UnavailableError):
                 return self.load(step)
@@ -91,8 +90,8 @@ class MemoryCheckpoint:
     def load(self, step: int) -> Snapshot:
         """Return the snapshot after `step` steps, its checksum verified.
 
-        Its tensors are those of the slot: to be copied before the next `take`. Raises `UnavailableError`
-        where there is none, or it is damaged.
+        Its tensors are views of the slot: copy them before the next `take`. Raises `UnavailableError` if the
+        snapshot is missing or damaged.
         """
         self.wait()
         for number, known in enumerate(steps := self._known()):
@@ -101,10 +100,10 @@ class MemoryCheckpoint:
                 if found is not None and found.step == step:
                     return found
                 steps[number] = None
-        raise UnavailableError(f"{self._folder} has no whole snapshot of step {step}")
+        raise UnavailableError(f"{self._folder} has no valid snapshot of step {step}")
 
     def forget_after(self, step: int) -> None:
-        """Drop the snapshots of later steps: the run goes on from `step`."""
+        """Drop the snapshots of steps after `step`."""
         self.wait()
         for number, known in enumerate(steps := self._known()):
             if known is not None and known > step:
@@ -112,23 +111,23 @@ class MemoryCheckpoint:
                 steps[number] = None
 
     def slot(self, step: int) -> MemorySlot | None:
-        """Return where the snapshot after `step` steps lies, None where there is none."""
+        """Return the slot of the snapshot after `step` steps; None if there is none."""
         known = self._known()
         return self._slots[known.index(step)] if step in known else None
 
     def spare_slot(self) -> MemorySlot:
-        """Return the slot that `take` would write next, to be filled by somebody else, and then `put`."""
+        """Invalidate the older slot and return it, to be filled by the caller and passed to `put`."""
         self.wait()
         older = _older(steps := self._known())
         steps[older] = self._verified[older] = None
         return self._slots[older]
 
     def put(self, slot: MemorySlot, step: int | None) -> None:
-        """Take note that the `spare_slot` holds the snapshot after `step` steps; None: it holds nothing."""
+        """Record that `slot` now holds the snapshot after `step` steps; None: it is invalid."""
         self._known()[self._slots.index(slot)] = step
 
     def clear(self) -> None:
-        """Remove everything, and end the thread that copies."""
+        """Remove all snapshots and stop the copy thread."""
         with suppress(UnavailableError):
             self.wait()
         self._pool.shutdown()
@@ -138,7 +137,7 @@ class MemoryCheckpoint:
             self._folder.rmdir()
 
     def _known(self) -> list[int | None]:
-        """Return the step of each slot, None where it is not whole; both are verified once, side by side."""
+        """Return the step of each slot, None if invalid; the first call verifies both in parallel."""
         if self._steps is None:
             with ThreadPoolExecutor(len(self._slots)) as pool:
                 self._verified = list(pool.map(MemorySlot.read, self._slots))
@@ -146,21 +145,22 @@ class MemoryCheckpoint:
         return self._steps
 
     def _check_room(self, num_bytes: int) -> None:
+        """Raise `UnavailableError` if two snapshots of `num_bytes` do not fit."""
         allocated = [slot.allocated_bytes for slot in self._slots]
         more = sum(max(num_bytes - one, 0) for one in allocated)
         if more == 0:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            room = os.statvfs(self._folder)
+            stats = os.statvfs(self._folder)
         except OSError as error:
             raise UnavailableError(f"cannot keep snapshots in {self._folder}: {error}") from error
-        free = room.f_bavail * room.f_frsize
-        if more > free:
+        free_bytes = stats.f_bavail * stats.f_frsize
+        if more > free_bytes:
             raise UnavailableError(
                 f"two snapshots of {format_bytes(num_bytes)} need {format_bytes(more)} more in "
-                f"{self._folder.parent}, which has {format_bytes(free)}",
-                hint="give it more room (shared memory of a container: --shm-size)",
+                f"{self._folder.parent}, which has {format_bytes(free_bytes)} free",
+                hint="enlarge it (shared memory of a container: --shm-size)",
             )
 
     def _copy(
@@ -170,7 +170,7 @@ class MemoryCheckpoint:
         tensors: Mapping[str, torch.Tensor],
         ready: Ready,
     ) -> Snapshot:
-        """Fill a slot, off the training thread."""
+        """Fill slot `number`; runs on the copy thread."""
         memory = self._slots[number].begin(index.num_bytes)
         copy_to_host(((tensors[one.name], view(memory, one)) for one in index.tensors), ready)
         snapshot = self._slots[number].seal(index)
@@ -180,5 +180,5 @@ class MemoryCheckpoint:
 
 
 def _older(steps: Sequence[int | None]) -> int:
-    """Return which of two slots, holding these steps, is to be written next."""
+    """Return the index of the slot to overwrite next: an invalid one, else the one of the older step."""
     return min((0, 1), key=lambda number: -1 if (step := steps[number]) is None else step)

@@ -1,9 +1,9 @@
-"""`MemoryLease`: a name for a rank's snapshots in shared memory that lasts as long as anybody needs them.
+"""`MemoryLease`: owns a rank's snapshots in shared memory and removes them when it ends.
 
-Snapshots outlive the process that made them, so something else must remove them in the end: whoever holds the
-lease does. Where another rank was lost for good they are left for the run's next attempt, which is to begin
-within `KEPT_S`. What was left and not taken up, or by one that was killed, is removed by the next lease on
-this machine.
+Snapshots outlive the process that made them, so the lease holder must remove them. If another rank is lost
+for good, they stay for the run's next attempt, which must begin within `KEPT_S`. The next lease on the
+machine removes snapshots that are orphaned for longer. An exclusive `flock` on `isthmus-RUN/lease` marks a
+held lease.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.checkpoint.memory_checkpoint import default_folder
 
 KEPT_S = 600.0
-"""How long snapshots that nobody holds wait for the next attempt."""
+"""How long orphaned snapshots stay for the next attempt."""
 
 _LOCK = "lease"
 
 
 class MemoryLease:
-    """A context manager. `run` is what `MemoryCheckpoint` is to call the run, below `folder`.
+    """Context manager that holds a lease below `folder`; pass its `run` to `MemoryCheckpoint`.
 
-    A process that is forked holds the lease too, until it ends.
+    A forked child process also holds the lease until it exits.
     """
 
     def __init__(self, spec: WorkerSpec, folder: Path | None = None) -> None:
@@ -42,7 +42,7 @@ class MemoryLease:
         self._left = False
 
     def leave(self) -> None:
-        """Leave the snapshots to the next attempt."""
+        """Keep the snapshots for the next attempt when the lease ends."""
         self._left = True
 
     def __enter__(self) -> MemoryLease:
@@ -65,10 +65,7 @@ class MemoryLease:
 
 
 def told_of(spec: WorkerSpec) -> str:
-    """Return what a lease says of a run: attempts of which this is the same share snapshots.
-
-    It is the folder of checkpoints, and all of the plan that decides what a rank holds.
-    """
+    """Return a digest of run, checkpoint folder and state layout; equal digests can share snapshots."""
     layout = spec.plan.model_dump_json(
         include={"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host"}
     )
@@ -77,7 +74,7 @@ def told_of(spec: WorkerSpec) -> str:
 
 
 def left_behind(told: str, folder: Path | None = None) -> Iterator[str]:
-    """Yield the `run` of each lease of this kind that was left, and that nobody holds any more."""
+    """Yield the `run` of each lease that has this digest and no holder."""
     for lock in (folder or default_folder()).glob(f"isthmus-*/{_LOCK}"):
         with suppress(OSError):
             if not _is_held(lock) and lock.read_text(encoding="utf-8") == told:
@@ -85,12 +82,12 @@ def left_behind(told: str, folder: Path | None = None) -> Iterator[str]:
 
 
 def remove_left_behind(run: str, folder: Path | None = None) -> None:
-    """Remove what is left of a lease that nobody holds."""
+    """Remove the snapshots of a lease without a holder."""
     shutil.rmtree((folder or default_folder()) / f"isthmus-{run}", ignore_errors=True)
 
 
 def _remove_forgotten(folder: Path) -> None:
-    """Remove the snapshots of leases that no process has held for a while."""
+    """Remove snapshots that have had no holder and no write for `KEPT_S`."""
     for lock in folder.glob(f"isthmus-*/{_LOCK}"):
         with suppress(OSError):
             if time.time() - _last_use_s(lock) > KEPT_S and not _is_held(lock):

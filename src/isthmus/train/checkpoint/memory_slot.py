@@ -1,10 +1,9 @@
-"""`MemorySlot`: one snapshot of tensors in files that other processes see, whole or not at all.
+"""`MemorySlot`: a snapshot of tensors in two files, valid as a whole or not at all.
 
-    PATH.data    the tensors' bytes, each from a multiple of 64 on
-    PATH.index   checksum, then which tensors (`SlotIndex`); present only while the data is whole
+    PATH.data    bytes of the tensors, each aligned to 64
+    PATH.index   checksum (8 hex digits), newline, `SlotIndex` as JSON; exists only while the data is valid
 
-In shared memory both outlive the process that wrote them, however it ended. The checksum (CRC-32) covers
-data and index.
+In shared memory both files outlive the process. The checksum is the CRC-32 of data and index.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _ALIGN_BYTES = 64
 
 
 class StoredTensor(Frozen):
-    """Where a tensor of a slot lies; `dtype` as torch names it (`float32`)."""
+    """Location of a tensor in a slot; `dtype` is torch's name (`float32`)."""
 
     name: str
     dtype: str
@@ -45,17 +44,18 @@ class StoredTensor(Frozen):
 
 
 class SlotIndex(Frozen):
-    """What a slot holds: the state after `step` steps and `samples` samples."""
+    """Contents of a slot: the state after `step` steps and `samples` samples."""
 
     version: Literal[1] = SLOT_VERSION
     step: Index
     samples: Index
+    # Size of the data with padding.
     num_bytes: Index
     tensors: tuple[StoredTensor, ...]
 
     @classmethod
     def of(cls, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> SlotIndex:
-        """Lay `tensors` out one after the other."""
+        """Return the index of `tensors` laid out consecutively."""
         stored, end = [], 0
         for name, tensor in tensors.items():
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -66,7 +66,7 @@ class SlotIndex(Frozen):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after `step` steps; its tensors share the slot's memory until the slot is written again."""
+    """The state after `step` steps; its tensors are views of the slot, valid until the next write to it."""
 
     step: int
     samples: int
@@ -74,7 +74,7 @@ class Snapshot:
 
 
 class MemorySlot:
-    """The slot whose files begin with `path`. One process writes it at a time."""
+    """The slot stored in `path`.data and `path`.index. One process may write it at a time."""
 
     def __init__(self, path: Path) -> None:
         self._data, self._index = path.with_name(path.name + ".data"), path.with_name(path.name + ".index")
@@ -82,16 +82,16 @@ class MemorySlot:
 
     @property
     def allocated_bytes(self) -> int:
-        """What the slot's data takes now."""
+        """Current size of the data file; 0 if it does not exist."""
         try:
             return self._data.stat().st_size
         except OSError:
             return 0
 
     def begin(self, num_bytes: int) -> torch.Tensor:
-        """Declare the slot not whole; return its memory, [at least num_bytes] uint8, to be filled.
+        """Invalidate the slot; return its writable memory, uint8 [n] with n >= `num_bytes`.
 
-        Raises `UnavailableError` where the memory is not to be had.
+        Raises `UnavailableError` if the memory cannot be allocated.
         """
         size = max(num_bytes, mmap.PAGESIZE)
         try:
@@ -102,25 +102,25 @@ class MemorySlot:
         except OSError as error:
             raise UnavailableError(
                 f"cannot keep {size} bytes in {self._data.parent}: {error.strerror or error}",
-                hint="give it more room (shared memory of a container: --shm-size)",
+                hint="enlarge it (shared memory of a container: --shm-size)",
             ) from error
         return torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def seal(self, index: SlotIndex) -> Snapshot:
-        """Declare that the memory holds what `index` says, and return that.
+        """Mark the slot valid with contents `index` and return them as a snapshot.
 
-        Raises `UnavailableError` where it cannot.
+        Raises `UnavailableError` if the index cannot be written.
         """
         if self._memory is None:
-            raise RuntimeError("a slot is sealed that was not begun")
+            raise RuntimeError("the slot is not open for writing")
         body = index.model_dump_json()
         self._write_index(f"{_checksum(self._memory, body):08x}\n{body}")
         return _snapshot(index, self._memory)
 
     def adopt(self, label: str) -> int | None:
-        """Declare that the memory holds what the slot held that had this `label`; return the step.
+        """Mark the slot valid as a copy of the slot with index text `label`; return its step.
 
-        None where it does not hold that.
+        Returns None if the checksum does not match the memory.
         """
         checksum, _, body = label.partition("\n")
         if self._memory is None or f"{_checksum(self._memory, body):08x}" != checksum:
@@ -129,7 +129,7 @@ class MemorySlot:
         return SlotIndex.model_validate_json(body).step
 
     def copy(self) -> tuple[str, torch.Tensor] | None:
-        """Return label and memory, [bytes] uint8, for `adopt` elsewhere; None where the slot is not whole."""
+        """Return index text and memory, uint8 [bytes], for `adopt` elsewhere; None if the slot is invalid."""
         try:
             label = self._index.read_text(encoding="utf-8")
             return label, torch.frombuffer(self._opened(), dtype=torch.uint8)
@@ -137,29 +137,29 @@ class MemorySlot:
             return None
 
     def read(self) -> Snapshot | None:
-        """Return what the slot holds, None where it is not whole: never written, half written, damaged."""
+        """Return the snapshot; None if it is missing, incomplete or damaged."""
         try:
             checksum, _, body = self._index.read_text(encoding="utf-8").partition("\n")
             index = SlotIndex.model_validate_json(body)
             memory = self._opened()
         except (OSError, ValueError, ValidationError):
             return None
-        whole = len(memory) >= index.num_bytes and f"{_checksum(memory, body):08x}" == checksum
-        return _snapshot(index, memory) if whole else None
+        valid = len(memory) >= index.num_bytes and f"{_checksum(memory, body):08x}" == checksum
+        return _snapshot(index, memory) if valid else None
 
     def forget(self) -> None:
-        """Declare the slot not whole."""
+        """Mark the slot invalid."""
         self._index.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Give the memory back."""
+        """Delete the files and release the memory."""
         self._memory = None
         for file in (self._index, self._data):
             with suppress(OSError):
                 file.unlink()
 
     def _opened(self) -> mmap.mmap:
-        """Map the data to be read."""
+        """Map the data copy-on-write."""
         with self._data.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
@@ -171,7 +171,7 @@ class MemorySlot:
 
 
 def view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
-    """Return the tensor that `stored` places in `memory`, [bytes] uint8."""
+    """Return `stored` as a view of `memory`, uint8 [bytes]."""
     part = memory[stored.offset_bytes : stored.offset_bytes + stored.num_bytes]
     return part.view(getattr(torch, stored.dtype)).view(stored.shape)
 
@@ -186,9 +186,9 @@ def _checksum(memory: mmap.mmap, body: str) -> int:
 
 
 def _mapped(file: Path, size: int) -> mmap.mmap:
-    """Map `file` at `size` bytes that are there: shared memory that runs out later would end the process.
+    """Map `file` with `size` bytes allocated up front: running out of shared memory later raises SIGBUS.
 
-    A file of another size is replaced and not cut: who still reads it goes on reading.
+    A file of another size is replaced rather than truncated, so that existing readers keep their mapping.
     """
     if file.exists() and file.stat().st_size != size:
         file.unlink()

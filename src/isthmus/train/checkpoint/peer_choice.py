@@ -1,4 +1,4 @@
-"""`choose_holders`: which rank holds a copy of each rank's memory, on a machine of its own."""
+"""`choose_holders`: choose for each rank the peer that holds a copy of its snapshot."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def choose_holders(places: Sequence[tuple[str, str]], *, across_clusters: bool) -> tuple[int | None, ...]:
-    """Return the holder of each rank, by rank; None where there is none.
+    """Return the holder of each rank, by rank; None if no rank is eligible.
 
-    `places` are cluster and machine of each rank. A holder is on another machine of the same cluster; with
-    `across_clusters` of another cluster where the own one has no other machine. Each rank takes, of those
-    that may, one that holds the fewest so far, the next behind it first.
+    `places` are the (cluster, machine) of each rank. A holder is on another machine of the same cluster; with
+    `across_clusters`, on another cluster if its own has a single machine. Among the eligible ranks the one
+    with the fewest copies so far is chosen; ties go to the next higher rank, cyclically.
     """
     size = len(places)
     load = [0] * size

@@ -1,8 +1,11 @@
-"""`PeerCopies`: each rank's snapshot is kept by another rank too, on a machine that does not fail with it.
+"""`PeerCopies`: replicates each rank's snapshot to a peer on another machine.
 
-Copies go in the background over the run's own transport, in pieces of `PIECE_BYTES`, one at a time and with
-pauses: training traffic waits for one piece at most, and copies take at most `SHARE` of a link. A copy
-replaces the older of two at the holder, and counts once the holder has verified it.
+Copies run in the background over the run's transport, in chunks of `PIECE_BYTES`, one at a time with pauses:
+training traffic waits for at most one chunk, and copies use at most `SHARE` of a link. A copy replaces the
+older of two at the holder and is valid once the holder has verified its checksum.
+
+Wire protocol: the sender sends a header (label length, data length); the receiver accepts or refuses; the
+sender sends label and chunks; the receiver answers whether the copy is valid.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from isthmus.train.checkpoint.memory_slot import MemorySlot, Snapshot
 
 PIECE_BYTES = 2**20
 SHARE = 0.5
-"""Part of the time in which a background copy is on its way; in the rest the link is free."""
+"""Fraction of the time in which a background copy occupies its link."""
 
 _FIRST_TAG = 1 << 40
-"""Tags from here on are those of copies and of answers to them: far above those of the process group."""
+"""First tag of copies and their answers, far above the tags of the process group."""
 
 _ANSWERS = 2
 _HEAD = struct.Struct("<qq")
@@ -37,32 +40,37 @@ _REFUSED, _ACCEPTED, _DAMAGED, _WHOLE = range(4)
 def send_slot(
     transport: Transport, peer: int, slot: MemorySlot, *, back: bool = False, share: float = 1.0
 ) -> bool:
-    """Send what `slot` holds to `peer`, who calls `receive_slot`; tell whether it is whole there.
+    """Send the contents of `slot` to `peer`, which calls `receive_slot`; return whether its copy is valid.
 
-    `back` tells a copy given back from one given to be held. Raises `PeerError` where the peer is lost.
+    `back` marks a copy that the holder returns to its owner; both ends must agree on it. `share` is the
+    fraction of the time in which the copy may occupy the link. Raises `PeerError` if the peer is lost.
     """
+    # Step 1: announce the sizes; stop if the slot is invalid or the peer refuses.
     found = slot.copy()
     label, memory = found if found is not None else ("", torch.empty(0, dtype=torch.uint8))
     tag, text = _FIRST_TAG + back, label.encode()
     transport.send(peer, tag, "head", memoryview(_HEAD.pack(len(text), memory.numel()))).result()
     if found is None or _answer(transport, peer, tag) == _REFUSED:
         return False
+    # Step 2: send label and chunks, with pauses.
     transport.send(peer, tag, "label", memoryview(text)).result()
     for piece in memory.split(PIECE_BYTES):
         start_s = time.monotonic()
         transport.send(peer, tag, "piece", payload_of(piece)).result()
         if share < 1:
             time.sleep((time.monotonic() - start_s) * (1 / share - 1))
+    # Step 3: wait for the peer's verdict.
     return _answer(transport, peer, tag) == _WHOLE
 
 
 def receive_slot(
     transport: Transport, peer: int, into: MemoryCheckpoint, *, back: bool = False, warns: bool = True
 ) -> bool:
-    """Put what `peer` sends in place of the older snapshot of `into`; tell whether it is whole.
+    """Receive a copy from `peer` over the older snapshot of `into`; return whether it is valid.
 
-    `warns` says in the log why there is no room. Raises `PeerError` where the peer is lost.
+    `warns` logs why a copy is refused. Raises `PeerError` if the peer is lost.
     """
+    # Step 1: accept or refuse the announced size.
     tag, head = _FIRST_TAG + back, bytearray(_HEAD.size)
     transport.receive(peer, tag, "head", memoryview(head)).result()
     num_text, num_bytes = _HEAD.unpack(head)
@@ -73,14 +81,16 @@ def receive_slot(
         memory = slot.begin(num_bytes)[:num_bytes]
     except UnavailableError as error:
         if warns:
-            print(f"warning: no copy of rank {peer} is held here: {error}", flush=True)
+            print(f"warning: refused a snapshot copy of rank {peer}: {error}", flush=True)
         _tell(transport, peer, tag, _REFUSED)
         return False
     _tell(transport, peer, tag, _ACCEPTED)
+    # Step 2: receive label and chunks.
     text = bytearray(num_text)
     transport.receive(peer, tag, "label", memoryview(text)).result()
     for piece in memory.split(PIECE_BYTES):
         transport.receive(peer, tag, "piece", payload_of(piece)).result()
+    # Step 3: verify the checksum and answer.
     step = slot.adopt(text.decode())
     into.put(slot, step)
     _tell(transport, peer, tag, _DAMAGED if step is None else _WHOLE)
@@ -88,10 +98,10 @@ def receive_slot(
 
 
 class PeerCopies:
-    """The copy of `memory`, this rank's, at its holder, and the copies that it holds for others.
+    """Sends this rank's snapshots (`memory`) to its holder and holds the copies of other ranks.
 
-    `holders` are by rank. That a copy is missing is told once, until there is one again. Threads end once the
-    transport is closed.
+    `holders` is by rank. A missing copy is logged once until the next valid one. The receive threads end when
+    the transport closes.
     """
 
     def __init__(self, transport: Transport, memory: MemoryCheckpoint, holders: Sequence[int | None]) -> None:
@@ -104,47 +114,47 @@ class PeerCopies:
         }
 
     def start(self) -> None:
-        """Begin to hold what others send."""
+        """Start one receive thread for each rank whose copy is held here."""
         for other, held in self.held.items():
             threading.Thread(
                 target=self._hold, args=(other, held), name=f"isthmus-hold-{other}", daemon=True
             ).start()
 
     def send(self, step: int) -> None:
-        """Begin to send the snapshot after `step` steps, once it is whole; it stays while `busy`."""
+        """Send the snapshot after `step` steps in the background; it must stay while `busy`."""
         last = self._memory.last
         if self._holder is not None and last is not None:
             self._sending = self._pool.submit(self._send, self._holder, step, last)
 
     @property
     def busy(self) -> bool:
-        """Whether a copy is on its way."""
+        """Whether a copy is being sent."""
         return self._sending is not None and not self._sending.done()
 
     def wait(self) -> None:
-        """Return once the copy that was begun last has ended, well or not."""
+        """Wait until the current copy has succeeded or failed."""
         if self._sending is not None:
             with suppress(UnavailableError):
                 self._sending.result()
 
     def close(self) -> None:
-        """Send no more; what is held stays."""
+        """Stop sending; held copies stay."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, holder: int, step: int, last: Future[Snapshot]) -> bool:
         last.result()
         slot = self._memory.slot(step)
-        whole = slot is not None and send_slot(self._transport, holder, slot, share=SHARE)
-        if self._is_held and not whole:
+        valid = slot is not None and send_slot(self._transport, holder, slot, share=SHARE)
+        if self._is_held and not valid:
             print(f"warning: rank {holder} holds no copy of the state after step {step}", flush=True)
-        self._is_held = whole
-        return whole
+        self._is_held = valid
+        return valid
 
     def _hold(self, other: int, held: MemoryCheckpoint) -> None:
-        is_whole = True
+        is_valid = True
         with suppress(PeerError):
             while True:
-                is_whole = receive_slot(self._transport, other, held, warns=is_whole)
+                is_valid = receive_slot(self._transport, other, held, warns=is_valid)
 
 
 def _tell(transport: Transport, peer: int, tag: int, answer: int) -> None:

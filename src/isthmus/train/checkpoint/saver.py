@@ -1,4 +1,4 @@
-"""`Saver`: a rank's part in the checkpoints of its run on disk: what to begin from, and writing new ones."""
+"""`Saver`: loads and saves a rank's share of its run's checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from isthmus.train.update.ownership import Ownership
 
 
 class Saver:
-    """The checkpoints of `spec`'s run, whose state is shared among ranks as `ownership` says.
+    """The checkpoints of the run of `spec`; `ownership` says which rows this rank saves.
 
-    All ranks begin with `meet`, each time that they have met.
+    All ranks call `meet` each time the process group is formed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Saver:
         self._durable = self._writer("")
 
     def meet(self) -> None:
-        """Give up what was being written when a rank was lost, and agree on a name for what comes."""
+        """Cancel a write interrupted by the loss of a rank, and agree on the id of the next writes."""
         self._durable.close()
         if self._spec.rank == 0:
             clear_unfinished(self._folder)
@@ -47,10 +47,10 @@ class Saver:
         self._durable = self._writer(f"{writing:x}")
 
     def load(self, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
-        """Return the state in the newest checkpoint that all ranks find whole, None without one.
+        """Return this rank's state from the newest checkpoint that all ranks find valid; None without one.
 
-        It is that of this rank's parameters of `shapes`, by name in the whole model, each tensor whole. The
-        random state is set where as many ranks had written theirs.
+        `shapes` are the shapes of this rank's parameters by full-model name; the snapshot has state tensors
+        of these shapes. Restores torch's random state if the number of ranks is unchanged.
         """
         rank = self._spec.rank
         manifest = find_whole(
@@ -68,15 +68,15 @@ class Saver:
         return Snapshot(manifest.step, manifest.samples, tensors)
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint on disk that rank 0 sees, whole or not; 0 without one."""
+        """Return the step of the newest checkpoint that rank 0 sees, without verifying it; 0 without one."""
         mine = next(manifests(self._folder), None) if self._spec.rank == 0 else None
         return self._exchange.from_first([0 if mine is None else mine.step])[0]
 
     def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
-        """Begin to write the checkpoint after `step` steps; the run's last one is waited for.
+        """Begin to write the checkpoint after `step` steps; wait for it if it is the run's last.
 
-        The tensors of `state` are read until `settle` returns. Raises `UnavailableError` where the one before
-        could not be written.
+        The tensors of `state` must not change until `settle` returns. Raises `UnavailableError` if the
+        previous checkpoint could not be written.
         """
         pieces = [*saved_pieces(state, self._ownership), self._random_state()]
         self._durable.begin(step, samples, pieces, partial(self._tell_saved, step))
@@ -84,17 +84,17 @@ class Saver:
             self._durable.wait()
 
     def settle(self) -> None:
-        """Return once what is being saved may change."""
+        """Wait until the tensors being saved may change."""
         self._durable.settle()
 
     def wait(self) -> None:
-        """Return once all that was saved is complete on disk. Raises `UnavailableError` where it is not."""
+        """Wait until the current checkpoint is complete on disk; raises `UnavailableError` if it failed."""
         self._durable.wait()
 
     def read_back(self, step: int) -> int:
-        """Return the size in bytes of this rank's file of the checkpoint after `step` steps, read anew.
+        """Verify this rank's file of the checkpoint after `step` steps from disk; return its size in bytes.
 
-        Raises `UnavailableError` where it is not what was written.
+        Raises `UnavailableError` if it is missing or damaged.
         """
         return read_back(self._folder, step, self._spec.rank)
 
@@ -112,11 +112,11 @@ class Saver:
         return Piece.whole(f"rng/rank-{self._spec.rank:05d}", torch.get_rng_state())
 
     def _tell_saved(self, step: int) -> None:
-        with suppress(OSError):  # the agent then takes more for unsaved than is
+        with suppress(OSError):  # then the agent assumes an older checkpoint, which is safe
             write_atomically(self._worker_folder.saved, f"{step}\n")
 
 
 def _loss() -> PeerError | None:
-    """Return the loss of a rank, where the process group tells of it unasked."""
+    """Return the error of a lost rank if the process group reports one."""
     group = dist.group.WORLD
     return group.transport.loss() if isinstance(group, IsthmusGroup) else None

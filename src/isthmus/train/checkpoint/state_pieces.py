@@ -1,7 +1,7 @@
-"""Which boxes of the whole model's state a rank writes into a checkpoint, and which it wants from one.
+"""Which shards of the model state a rank saves to a checkpoint, and which it loads.
 
-State is named `kind/name in the whole model`: the weight of a parameter, its two moments, its update count
-(a number). A rank's own tensor may hold several ranges of a parameter's rows, and rows that others save.
+State tensors are named `KIND/PARAMETER`, with KIND `weight`, `exp_avg`, `exp_avg_sq` or `step` (the update
+count, a scalar). A rank's tensor may hold several row ranges of a parameter, and rows that other ranks save.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _COUNT = "step"
 
 
 def saved_pieces(state: Mapping[str, torch.Tensor], ownership: Ownership) -> Iterator[Piece]:
-    """Yield what this rank writes of its `state`: of the rows that it updates, one behind the other."""
+    """Yield the shards of `state` that this rank saves.
+
+    `state` holds the rows that this rank updates, concatenated.
+    """
     for name, saved in ownership.saved.items():
         held_here = ownership.held[name]
         if any(one.start == 0 and rows.at <= one.at < _end(rows) for rows in saved for one in held_here):
@@ -42,9 +45,9 @@ def saved_pieces(state: Mapping[str, torch.Tensor], ownership: Ownership) -> Ite
 def wanted_state(
     shapes: Mapping[str, torch.Size], ownership: Ownership
 ) -> tuple[dict[str, torch.Tensor], list[Piece]]:
-    """Return room for the state of all that this rank holds, and the pieces that fill it.
+    """Return uninitialised tensors for the state of all parameters held here, and the shards that fill them.
 
-    `shapes` are those of its own tensors, by name in the whole model; all is fp32, in host memory.
+    `shapes` are the shapes of this rank's parameters by full-model name. Tensors are fp32 in host memory.
     """
     tensors: dict[str, torch.Tensor] = {}
     pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: each rank its part; rank 0 completes it (layout: `checkpoint_folder.py`)."""
+"""Write checkpoints: each rank writes its part, rank 0 publishes (layout: `checkpoint_folder.py`)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from isthmus.train.checkpoint.dcp_layout import Piece
 
 
 class _Part(Frozen):
-    """What one rank has written: its file, and where its tensors lie (`dcp_layout.write_part`)."""
+    """Contents of a `.part` file: a rank's file and the layout of its shards (`dcp_layout.write_part`)."""
 
     file: CheckpointFile
     layout: str
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of checkpoints; raise `UnavailableError` now rather than after the first hours."""
+    """Create the checkpoint folder before training starts; raises `UnavailableError` if it cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -39,10 +39,10 @@ def make_folder(folder: Path) -> None:
 
 
 def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, writing: str) -> None:
-    """Write this rank's part of the checkpoint after `step` steps; `writing` names this attempt to write it.
+    """Write this rank's part of the checkpoint after `step` steps; `writing` is the id of this write.
 
-    Raises `UnavailableError` where the folder cannot be written or its disk is full: checkpoints before it
-    are untouched, and this rank's file of the new one removed.
+    Raises `UnavailableError` if the folder is not writable or its disk is full, and removes this rank's file;
+    older checkpoints are untouched.
     """
     work = _work(folder, step, writing)
     file = work / dcp_layout.file_name(rank)
@@ -51,7 +51,7 @@ def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, w
         layout = dcp_layout.write_part(work, rank, pieces)
         part = _Part(file=described(file), layout=layout)
         sync_path(work)
-        write_atomically(work / f"{rank}.part", part.model_dump_json())  # the folder may be moved from now on
+        write_atomically(work / f"{rank}.part", part.model_dump_json())  # rank 0 may publish from now on
     except OSError as error:
         with suppress(OSError):
             file.unlink(missing_ok=True)
@@ -59,27 +59,31 @@ def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, w
 
 
 def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: str, keep: int) -> bool:
-    """Complete the checkpoint after `step` steps if all ranks have written their parts; tell whether.
+    """Publish the checkpoint after `step` steps if all parts are written; return whether they are.
 
-    Then all but the newest `keep` up to this one are removed, and what was begun before it and given up.
-    Later steps that are there are damaged (the run would have begun from them), and count for nothing. Raises
-    `UnavailableError` where it cannot.
+    Removes older checkpoints except the newest `keep`, and earlier unfinished ones. Checkpoints of later
+    steps do not count towards `keep`: they are damaged, or the run would have resumed from them. Raises
+    `UnavailableError` if the folder cannot be written.
     """
+    # Step 1: check that all parts exist.
     work = _work(folder, step, writing)
     names = [f"{rank}.part" for rank in range(num_ranks)]
     if not all((work / name).is_file() for name in names):
         return False
     try:
+        # Step 2: write `.metadata` and the manifest.
         parts = [_Part.model_validate_json((work / name).read_bytes()) for name in names]
         dcp_layout.write_metadata(work, [part.layout for part in parts])
         files = (*(part.file for part in parts), described(work / dcp_layout.METADATA))
         manifest = Manifest(step=step, samples=samples, num_ranks=num_ranks, files=files)
         write_atomically(work / MANIFEST, manifest.model_dump_json(indent=1))
+        # Step 3: remove the parts and rename the folder.
         for name in names:
             (work / name).unlink()
         sync_path(work)
         place = folder / place_name(step)
         _put_in_place(work, place)
+        # Step 4: remove old checkpoints and unfinished folders.
         for old in sorted(one for one in complete_folders(folder) if one.name <= place.name)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
         for left in folder.glob("step-*.tmp"):
@@ -91,28 +95,28 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: s
 
 
 def tell_failure(folder: Path, *, step: int, rank: int, writing: str, why: str) -> None:
-    """Tell the other ranks that this one's part will not come, if the disk takes so much."""
+    """Report to the other ranks, through the folder, that this rank's part failed; best effort."""
     with suppress(OSError):
         write_atomically(_work(folder, step, writing) / f"{rank}.failed", why)
 
 
 def failure(folder: Path, step: int, writing: str) -> str | None:
-    """Return why a rank's part will not come, None as far as is known."""
-    with suppress(OSError):  # the folder gets its name while we look, once all parts have come
-        for told in sorted(_work(folder, step, writing).glob("*.failed")):
-            return f"rank {told.stem}: {told.read_text(encoding='utf-8')}"
+    """Return the reported failure of a rank's part; None without one."""
+    with suppress(OSError):  # rank 0 may rename the folder meanwhile
+        for report in sorted(_work(folder, step, writing).glob("*.failed")):
+            return f"rank {report.stem}: {report.read_text(encoding='utf-8')}"
     return None
 
 
 def is_published(folder: Path, step: int, writing: str) -> bool:
-    """Tell whether a rank's part of this writing is part of a complete checkpoint."""
+    """Return whether the checkpoint of this write id is published; valid once this rank's part is written."""
     return (folder / place_name(step) / MANIFEST).is_file() and not _work(folder, step, writing).exists()
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a crash left half written; called by rank 0 before the first step.
+    """Remove unfinished checkpoints left by a crash; called by rank 0 before the first step.
 
-    What was whole, and only not in its place yet, is put there; where that fails it stays for the next time.
+    A complete one that was not yet renamed is published; if that fails, it stays for the next call.
     """
     for left in folder.glob("step-*.tmp"):
         place = _place(left)
@@ -124,7 +128,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def _put_in_place(work: Path, place: Path) -> None:
-    """Let `work`, which is whole, be the checkpoint `place`; one that is there goes, its manifest first."""
+    """Rename the complete `work` to `place`; remove an existing `place` before, its manifest first."""
     if place.exists():
         (place / MANIFEST).unlink(missing_ok=True)
         sync_path(place)
@@ -138,11 +142,11 @@ def _work(folder: Path, step: int, writing: str) -> Path:
 
 
 def _place(work: Path) -> Path:
-    """Return where a checkpoint that is written in `work` belongs."""
+    """Return the final folder of the checkpoint written in `work`."""
     return work.with_name(work.name.partition(".")[0])
 
 
 def _unwritable(folder: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
-        f"cannot write a checkpoint to {folder}: {error}", hint="free the disk or name another folder"
+        f"cannot write a checkpoint to {folder}: {error}", hint="free disk space or use another folder"
     )

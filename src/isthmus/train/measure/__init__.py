@@ -1,1 +1,1 @@
-"""Micro-benchmarks of a chip, of a model's parts and of messages."""
+"""Micro-benchmarks of chips, model parts and messages."""

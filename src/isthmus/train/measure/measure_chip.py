@@ -1,8 +1,8 @@
-"""What this machine's chip reaches, as JSON: `python -m isthmus.train.measure.measure_chip`.
+"""Benchmark this machine's chip and print JSON: `python -m isthmus.train.measure.measure_chip`.
 
-Matrix products of the shapes of transformer layers, the attention core, copies, and the launches of a small
-layer's operations: what `isthmus calibrate --measure` fits the parameters of a chip to. With a model, its
-parts too (`isthmus.train.measure.measure_shapes`).
+Measures matrix products of transformer shapes, attention, memory copies and kernel launches, to which
+`isthmus calibrate --measure` fits the parameters of the chip. With `--model` it also measures the parts of
+that model (`isthmus.train.measure.measure_shapes`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from isthmus.train.measure.repeats import Clock, interleaved
 
 _TYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LAUNCHES = 28
-"""Operations of a decoder layer's forward pass, about."""
+"""Approximate number of kernel launches in the forward pass of a decoder layer."""
 
 
 def main() -> None:
-    """Measure one device and print a `Measurement`."""
+    """Benchmark one device and print a `Measurement` as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=sorted(_TYPES), default=None)
-    parser.add_argument("--threads", type=int, default=1, help="threads of a CPU core's worth of work")
-    parser.add_argument("--seconds", type=float, default=0.1, help="time for each benchmark")
-    parser.add_argument("--core", type=int, default=None, help="the CPU core to stay on")
-    parser.add_argument("--model", default=None, help="time the parts of this model too, on the CPU")
-    parser.add_argument("--micro-batch", type=int, default=1, help="samples of a micro-batch of that model")
-    parser.add_argument("--sequence", type=int, default=128, help="tokens of a sample of that model")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time per benchmark, in seconds")
+    parser.add_argument("--core", type=int, default=None, help="CPU core to pin the process to")
+    parser.add_argument("--model", default=None, help="also time the parts of this model, on the CPU")
+    parser.add_argument("--micro-batch", type=int, default=1, help="samples per micro-batch of that model")
+    parser.add_argument("--sequence", type=int, default=128, help="tokens per sample of that model")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.core is not None:
@@ -51,17 +51,19 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class _Benchmark:
-    """An operation, what it does, and under which kind of `Measurement` it is told."""
+    """An operation, its work, and the field of `Measurement` that gets its timing."""
 
+    # Field of `Measurement`: "matmul", "attention", "memory" or "launch".
     kind: str
     name: str
     operation: Callable[[], object]
+    # Work of one call; 0 if not applicable.
     flops: float = 0.0
     num_bytes: float = 0.0
 
 
 def measure(device: str, precision: Precision, seconds: float) -> Measurement:
-    """Return the micro-benchmarks of `device` (`cpu` or `cuda`), each for about `seconds`, in turns."""
+    """Run all micro-benchmarks on `device` (`cpu` or `cuda`), interleaved, each for about `seconds`."""
     clock, large = Clock(device), device == "cuda"
     benchmarks = list(_benchmarks(_Tensors(device, _TYPES[precision]), large))
     with torch.no_grad():
@@ -82,6 +84,8 @@ def measure(device: str, precision: Precision, seconds: float) -> Measurement:
 
 @dataclass(frozen=True)
 class _Tensors:
+    """Makes random tensors of one dtype on one device."""
+
     device: str
     kind: torch.dtype
 
@@ -100,7 +104,7 @@ def _benchmarks(tensors: _Tensors, large: bool) -> Iterator[_Benchmark]:
 
 
 def _shapes(large: bool) -> list[tuple[int, int, int]]:
-    """Return (rows, inner, columns) of products as layers make them."""
+    """Return (rows, inner, columns) of the matrix products of transformer layers."""
     rows, sizes = (8192, (4096, 8192)) if large else (512, (512, 1024))
     return [shape for h in sizes for shape in ((rows, h, h), (rows, h, 4 * h), (rows, 4 * h, h))]
 
@@ -111,7 +115,7 @@ def _matmul(tensors: _Tensors, m: int, k: int, n: int) -> _Benchmark:
 
 
 def _attention(tensors: _Tensors, length: int) -> _Benchmark:
-    """Time the causal core; half of the products are counted, as a fused kernel makes only those."""
+    """Return causal attention; counts half of the FLOPs, because fused kernels skip the masked half."""
     heads, dim = 16, 128
     q, k, v = (tensors.random(1, heads, length, dim) for _ in range(3))
 
@@ -128,7 +132,7 @@ def _copy(tensors: _Tensors, num_bytes: int) -> _Benchmark:
 
 
 def _launches(tensors: _Tensors) -> _Benchmark:
-    """Time operations too small to keep a chip busy: what remains is the host."""
+    """Return operations so small that their time is host launch overhead."""
     one = torch.zeros(8, dtype=tensors.kind, device=tensors.device)
 
     def layer() -> None:

@@ -1,8 +1,8 @@
-"""`python -m isthmus.train.measure.measure_message`: what one message takes between two workers, as JSON.
+"""Measure message latency between two workers: `python -m isthmus.train.measure.measure_message`.
 
-Two processes send a tensor to and fro through the runtime's process group, directly or by the route to an
-emulated link, with pauses: between messages of a pipeline there is computing. Printed are half round trips
-in seconds: hand-over between threads, torch's dispatch, copies, what forwards the bytes, and the link.
+Two processes exchange a tensor through the runtime's process group, directly or over the route to an emulated
+link. Pauses between messages stand for the computation of a pipeline. Prints a JSON list of half round-trip
+times in seconds, which include thread hand-over, torch dispatch, copies, relaying and the link.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TIMEOUT_S = 30.0
 
 
 def main() -> None:
-    """Measure, and print the seconds of each message."""
+    """Run both ranks and print the time of each message, in seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--route", default=None, help="host:port that leads from the second rank to the first"
+        "--route", default=None, help="host:port through which rank 1 reaches rank 0 (default: direct)"
     )
-    parser.add_argument("--bytes", type=int, default=1 << 18, help="bytes of a message")
-    parser.add_argument("--count", type=int, default=20, help="messages there and back")
-    parser.add_argument("--cores", action="store_true", help="keep the first rank on core 0, the second on 1")
+    parser.add_argument("--bytes", type=int, default=1 << 18, help="message size in bytes")
+    parser.add_argument("--count", type=int, default=20, help="number of round trips")
+    parser.add_argument("--cores", action="store_true", help="pin rank 0 to core 0 and rank 1 to core 1")
     args = parser.parse_args()
     mine, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(
@@ -50,7 +50,7 @@ def main() -> None:
 def _rank(
     rank: int, pipe: Connection, route: str | None, num_bytes: int, count: int, cores: bool
 ) -> list[float]:
-    """Be one of the two ranks; rank 0 returns half of each round trip."""
+    """Run one of the two ranks; return half of each round trip in seconds on rank 0, [] on rank 1."""
     torch.set_num_threads(1)
     if cores:
         os.sched_setaffinity(0, {rank})
@@ -75,7 +75,7 @@ def _rank(
 
 
 def _ping(num_bytes: int, count: int) -> list[float]:
-    """Send and receive, `count` times after a warm-up; return half of each round trip."""
+    """Make `count` round trips after a warm-up; return half of each, in seconds."""
     found = []
     out, back = torch.zeros(num_bytes // 4), torch.empty(num_bytes // 4)
     for number in range(WARM_UP + count):
@@ -90,6 +90,7 @@ def _ping(num_bytes: int, count: int) -> list[float]:
 
 
 def _pong(num_bytes: int, count: int) -> list[float]:
+    """Echo every message of `_ping`."""
     tensor = torch.empty(num_bytes // 4)
     for number in range(WARM_UP + count):
         dist.irecv(tensor, 0, tag=2 * number + 1).wait()

@@ -1,8 +1,8 @@
-"""`measure_shape`: the parts of a model timed alone, at the size of one micro-batch: what a roofline misses.
+"""`measure_shape`: time the parts of a model separately on one micro-batch.
 
-Two decoder layers (so that neither finds its weights in the cache because it was the last to run), the
-embedding, norm, head and loss, and the optimizer's update. No pipeline, no messages, no data: what a run
-makes of these parts is the time model's to say.
+The parts are two decoder layers (two, so that neither finds its weights in the cache), the embedding, norm
+with head and loss, and the optimizer update, without pipeline, messages or data. The time model predicts a
+run from them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from isthmus.train.model.stage_model import StageModel, build_stage, token_loss
 from isthmus.train.update.optimizer import Optimizer
 
 LAYERS = 2
-"""Decoder layers that are timed together."""
+"""Number of decoder layers timed together."""
 
 
 def measure_shape(
     model: str | Path, micro_batch_size: int, sequence_length: int, *, seconds: float
 ) -> ShapeTiming:
-    """Return the times of the parts of `model` on the CPU in fp32, each for about `seconds`, in turns.
+    """Time the parts of `model` on the CPU in fp32, interleaved, each for about `seconds`.
 
-    Raises `ModelError` for a model that cannot be trained, `InputError` for one of fewer than four layers:
-    the first and the last are left out.
+    Raises `ModelError` for a model that cannot be trained and `InputError` for one with fewer than four
+    layers (the first and the last are not timed).
     """
     known = load_model(model)
     if known.num_layers < LAYERS + 2:
         raise InputError(
-            f"{model} has {known.num_layers} layers", hint=f"give a model of at least {LAYERS + 2}"
+            f"{model} has {known.num_layers} layers", hint=f"use a model with at least {LAYERS + 2}"
         )
     shape, clock = (micro_batch_size, sequence_length), Clock("cpu")
     first, inner, last = (
@@ -72,7 +72,7 @@ def measure_shape(
 
 
 def _layers(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
-    """Return a forward and a backward pass of the layers of `stage`."""
+    """Return a function that runs the layers of `stage` forward and backward; `shape` is (B, S)."""
     hidden, gradient = (torch.randn(*shape, stage.hidden_size) for _ in range(2))
     return lambda: torch.autograd.backward(
         stage.compute(hidden.clone().requires_grad_())[0], gradient.clone()
@@ -95,7 +95,7 @@ def _head(stage: StageModel, shape: tuple[int, int]) -> Callable[[], None]:
 
 
 def _update(clock: Clock, parameters: dict[str, nn.Parameter]) -> Callable[[], float]:
-    """Return the timing of an update with its norm and its clipping: what a step does once."""
+    """Return a function that times one optimizer update with gradient norm and clipping, in seconds."""
     training = Training(steps=1_000_000, precision="fp32", clip_norm=1e-3)
     optimizer = Optimizer(parameters.items(), training)
     steps = itertools.count()

@@ -1,6 +1,6 @@
-"""`Clock` and `interleaved`: how micro-benchmarks are timed, so that other work on the machine says little.
+"""`Clock` and `interleaved`: timing of micro-benchmarks.
 
-Operations take turns: whatever the machine does meanwhile, it does to all of them.
+Operations run in turns, so that other load on the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 ROUNDS = 5
-"""Turns that each operation gets."""
+"""Turns per operation."""
 MOST = 40
-"""Repetitions in a turn, at most."""
+"""Maximum number of repetitions per turn."""
 
 
 class Clock:
-    """Seconds that operations take on `device` ("cpu" or "cuda").
+    """Times operations on `device` ("cpu" or "cuda").
 
-    On a single CPU thread it is the processor time of this process: what others take of the core is no
-    property of the core. Elsewhere it is the time until the device is idle again.
+    With a single CPU thread it measures processor time of this process, which excludes other load on the
+    core; otherwise wall time until the device is idle.
     """
 
     def __init__(self, device: str) -> None:
@@ -29,7 +29,7 @@ class Clock:
         self._now = time.process_time if alone else time.perf_counter
 
     def seconds(self, operation: Callable[[], object]) -> float:
-        """Return the seconds of one `operation`."""
+        """Run `operation` and return its time in seconds."""
         begun_s = self._now()
         operation()
         if self.device == "cuda":
@@ -38,9 +38,9 @@ class Clock:
 
 
 def interleaved(once: Sequence[Callable[[], float]], seconds: float) -> list[tuple[float, ...]]:
-    """Call each of `once`, which return what they took, in turns; return what each took, call by call.
+    """Call the functions `once` in turns; return the times in seconds that each of them returned.
 
-    Each is called for about `seconds` in all, at least once a turn, after a call that warms up.
+    Each function runs for about `seconds` in total and at least once per turn, after one warm-up call.
     """
     found: list[list[float]] = [[] for _ in once]
     for call in once:

@@ -1,1 +1,1 @@
-"""A stage's part of a transformers model: built, loaded, computed, recomputed, exported."""
+"""A pipeline stage of a transformers model: build, load, compute, recompute, export."""

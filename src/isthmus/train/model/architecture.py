@@ -1,4 +1,4 @@
-"""From a `config.json` to the transformers model it describes, without allocating a single weight."""
+"""Build the transformers model that a `config.json` describes, on the meta device."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from isthmus.core.errors import ModelError
 from isthmus.core.model import config_path, load_model, read_config, require_trainable
 
 _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError)
-"""What transformers raises for a configuration that makes no sense."""
+"""Errors that transformers raises for an invalid configuration."""
 
 GROUPED_ELEMENTS = 8
-"""Rows of grouped products are multiples of 16 bytes: of so many numbers in bf16, the shortest type here."""
+"""Elements per 16 bytes of bf16: torch's grouped matrix products need rows of a multiple of 16 bytes."""
 
 
 def model_class(model: str | Path) -> type[PreTrainedModel]:
     """Return the transformers class that `model` (a folder or a `config.json`) names.
 
-    Raises `ModelError` where the file cannot be read or the architecture is not one that Isthmus trains.
+    Raises `ModelError` if the file cannot be read or Isthmus does not train the architecture.
     """
     described = load_model(model)
     require_trainable(described)
@@ -32,9 +32,9 @@ def model_class(model: str | Path) -> type[PreTrainedModel]:
 
 
 def read_architecture(model: str | Path) -> PretrainedConfig:
-    """Return the complete configuration of `model`, defaults filled in, set to attention through sdpa.
+    """Return the complete transformers configuration of `model`, with SDPA attention.
 
-    Raises `ModelError` where transformers refuses a value.
+    Raises `ModelError` if transformers rejects a value.
     """
     config_class = model_class(model).config_class
     try:
@@ -49,9 +49,9 @@ def read_architecture(model: str | Path) -> PretrainedConfig:
 
 
 def meta_model(model: str | Path) -> PreTrainedModel:
-    """Return the whole of `model` on the meta device: every name, shape and module, and no memory.
+    """Return the full model on the meta device: all modules, names and shapes without memory.
 
-    Raises `ModelError` where the dimensions of the configuration contradict each other.
+    Raises `ModelError` if the dimensions of the configuration are inconsistent.
     """
     config = read_architecture(model)
     try:
@@ -64,11 +64,11 @@ def meta_model(model: str | Path) -> PreTrainedModel:
 
 
 def choose_kernels(config: PretrainedConfig, device: torch.device | str, num_shares: int = 1) -> None:
-    """Set in `config` how experts are computed on `device`, each cut into `num_shares`.
+    """Choose in `config` how experts are computed on `device`, each sharded over `num_shares` ranks.
 
-    A CPU goes through the experts one by one, which takes two thirds of the time of a grouped product there
-    (14 million parameters, 4 experts, 1024 tokens, one core); other devices keep the default of transformers,
-    unless rows are no multiples of what torch's grouped product takes.
+    A CPU computes the experts one by one, in two thirds of the time of a grouped product (14 million
+    parameters, 4 experts, 1024 tokens, one core). Other devices keep the transformers default if the row
+    sizes satisfy the alignment of torch's grouped product.
     """
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     fits = config.hidden_size % GROUPED_ELEMENTS == 0 and width % (num_shares * GROUPED_ELEMENTS) == 0
@@ -77,17 +77,16 @@ def choose_kernels(config: PretrainedConfig, device: torch.device | str, num_sha
 
 
 def rotary_embedding(full: PreTrainedModel, device: torch.device | str) -> nn.Module:
-    """Return the rotary embedding of `full` with real buffers on `device` (those of `full` are on meta)."""
+    """Return the rotary embedding of the meta model `full` with real buffers on `device`."""
     with torch.device("cpu"):
         rotary: nn.Module = type(full.model.rotary_emb)(config=full.config)
     return rotary.to(device)
 
 
 def sliding_layers(config: PretrainedConfig) -> frozenset[int]:
-    """Return the layers whose attention sees a window of `config.sliding_window` tokens only.
+    """Return the indices of layers with sliding-window attention.
 
-    Mixtral and Qwen3-MoE use the window in every layer as soon as it is set, Qwen3 where `layer_types` says
-    so, Llama nowhere.
+    Mixtral and Qwen3-MoE use the window in all layers if it is set, Qwen3 as `layer_types` says, Llama never.
     """
     num_layers = config.num_hidden_layers
     if config.model_type == "qwen3":

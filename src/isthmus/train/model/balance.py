@@ -1,15 +1,15 @@
-"""The loss that keeps the experts of a mixture evenly used, defined layer by layer so that any cut has it.
+"""Load-balancing loss of mixture-of-experts layers, per layer so that any pipeline split can compute it.
 
-For one layer and one micro-batch of T tokens, E experts of which each token takes some,
+For one layer and a micro-batch of T tokens, each routed to some of E experts,
 
     balance = E * sum over e of (assignments to expert e / T) * (mean router probability of e)
 
-and the loss of the model is the mean of it over its layers with experts. It is equation (4) of W. Fedus et
-al., "Switch Transformers" (2021), for several experts a token. transformers multiplies means over all layers
-instead of taking the mean of products: equal for one such layer, but no stage could compute it alone.
+and the model's loss is its mean over all MoE layers: equation (4) of W. Fedus et al., "Switch Transformers"
+(2021), for several experts per token. transformers multiplies means over all layers instead of averaging
+products, which no single stage could compute; for one MoE layer the two are equal.
 
-It is added, times `router_aux_loss_coef`, where `config.json` says `output_router_logits: true`, as
-transformers does; in training only, and never to the reported `loss`.
+As in transformers, training adds it times `router_aux_loss_coef` if `config.json` sets
+`output_router_logits: true`. The reported `loss` excludes it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from transformers import PretrainedConfig
 
 
 def balance_coefficient(config: PretrainedConfig) -> float:
-    """Return what the balance loss weighs in the training of a model; 0 where it has none."""
+    """Return the weight of the balance loss in training; 0 if the model does not use it."""
     if not getattr(config, "output_router_logits", False):
         return 0.0
     return float(getattr(config, "router_aux_loss_coef", 0.0))
 
 
 def router_of(layer: nn.Module) -> nn.Module | None:
-    """Return the router of a decoder layer, None where it has no experts."""
+    """Return the router of a decoder layer; None for a dense layer."""
     return getattr(layer.mlp, "gate", None) if hasattr(layer.mlp, "experts") else None
 
 
 @contextmanager
 def watched(router: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Yield a list that gets the balance loss (a scalar, fp32) of each call of `router` inside."""
+    """Yield a list that collects the balance loss (fp32 scalar) of each call of `router`."""
     losses: list[torch.Tensor] = []
 
-    def note(_: nn.Module, __: object, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    def append(_: nn.Module, __: object, output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
         losses.append(balance_loss(output[0], output[2]))
 
-    handle = router.register_forward_hook(note)
+    handle = router.register_forward_hook(append)
     try:
         yield losses
     finally:
@@ -50,7 +50,7 @@ def watched(router: nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def balance_loss(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return the balance loss (fp32) of a layer: router `logits` [T, E], experts `chosen` [T, k] (int64)."""
+    """Return the balance loss (fp32) of router `logits` [T, E] and int64 expert ids `chosen` [T, k]."""
     num_tokens, num_experts = logits.shape
     probabilities = torch.softmax(logits.float(), dim=-1).mean(dim=0)
     taken = torch.zeros(num_experts, dtype=torch.float32, device=logits.device)

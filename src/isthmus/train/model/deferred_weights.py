@@ -1,11 +1,10 @@
-"""`DeferredWeights`: backwards that leave the gradients of weights for later (`backward_input`).
+"""`DeferredWeights`: defers weight gradients in split backward passes (`backward_input`).
 
-A schedule may cut a backward in two: the gradient that the stage before waits for, now, and those of the
-weights in any later gap. The layers that hold nearly all of that work then keep their input and the gradient
-of their output instead of multiplying them: linear layers, and experts that are computed one by one (a device
-with grouped products, `isthmus.train.model.architecture.choose_kernels`, makes the gradients of its experts
-at once, as every other parameter gets its own). Source: P. Qi et al., "Zero Bubble Pipeline Parallelism",
-ICLR 2024, section 2.
+A schedule may split a backward pass: the input gradient, which the previous stage waits for, runs first, and
+the weight gradients run in a later gap. Linear layers and experts that are computed one by one then store
+their input and output gradient. All other parameters, and experts computed by grouped products
+(`isthmus.train.model.architecture.choose_kernels`), get their gradients immediately. Source: P. Qi et al.,
+"Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from torch import nn
 from torch.nn import functional
 
 Key = tuple[int, int]
-"""A micro-batch and a chunk."""
+"""(micro-batch, chunk)."""
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A product that was put off: input [..., in] and gradient of the output [..., out] of one weight.
+    """A deferred weight gradient of one linear product."""
 
-    The weight is `expert` of a parameter [E, out, in], or the whole of one [out, in]; its bias is [out].
-    """
-
+    # [out, in], or [E, out, in] of which `expert` is the index.
     weight: nn.Parameter
     expert: int | None
+    # [out]
     bias: nn.Parameter | None
+    # Input [..., in].
     x: torch.Tensor
+    # Gradient of the output [..., out].
     gradient: torch.Tensor
 
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,9 +44,10 @@ class _Product:
 
 
 class DeferredWeights:
-    """The put-off products of the layers of `models`, by micro-batch and chunk.
+    """Deferred weight gradients of the layers of `models`, by micro-batch and chunk.
 
-    From its making on, every backward through `models` must be inside `put_off`.
+    Replaces the `forward` of these layers; from then on every backward through `models` must run in
+    `put_off`.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
@@ -61,7 +62,7 @@ class DeferredWeights:
 
     @contextmanager
     def put_off(self, key: Key) -> Iterator[None]:
-        """Put off what the backward inside multiplies."""
+        """Defer the weight gradients of the backward pass in this context under `key`."""
         self._now = self._put_off[key] = []
         try:
             yield
@@ -69,17 +70,17 @@ class DeferredWeights:
             self._now = None
 
     def drop(self) -> None:
-        """Forget what was put off: the step was broken off."""
+        """Discard all deferred gradients after an aborted step."""
         self._put_off.clear()
 
     def keep(self, product: _Product) -> None:
-        """Put one product off; raises `RuntimeError` outside of a backward cut in two."""
+        """Defer one product; raises `RuntimeError` outside of `put_off`."""
         if self._now is None:
-            raise RuntimeError("a backward through layers that put their weights off, outside of `put_off`")
+            raise RuntimeError("backward through layers with deferred weight gradients, outside of `put_off`")
         self._now.append(product)
 
     def multiply(self, key: Key) -> None:
-        """Do what was put off for `key`, by way of autograd: its hooks see the gradients."""
+        """Compute the gradients deferred under `key`; autograd accumulates them and runs hooks."""
         of_experts: dict[nn.Parameter, torch.Tensor] = {}
         for product in self._put_off.pop(key):
             weight, bias = product.gradients()
@@ -99,7 +100,7 @@ class DeferredWeights:
     def _experts(
         self, layer: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum [T, H] of the experts `chosen` [T, k] for each token of `hidden` [T, H]."""
+        """Return the output [T, H] of experts `chosen` [T, k], weighted by `weights` [T, k]."""
         result = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             rank, token = torch.where(chosen.t() == expert)
@@ -118,7 +119,7 @@ class DeferredWeights:
 
 
 class _Multiplied(torch.autograd.Function):
-    """A product with a weight whose backward computes the gradient of its input alone."""
+    """Linear product whose backward computes only the input gradient and defers the weight gradient."""
 
     @staticmethod
     def forward(
@@ -129,19 +130,19 @@ class _Multiplied(torch.autograd.Function):
         bias: nn.Parameter | None,
         deferred: DeferredWeights,
     ) -> torch.Tensor:
-        """Return `x` [..., in] times the weight [out, in], plus the bias."""
+        """Return `x` [..., in] times the transposed weight [out, in], plus the bias: [..., out]."""
         ctx.save_for_backward(x)
         ctx.weight, ctx.expert, ctx.bias, ctx.deferred = weight, expert, bias, deferred
         return functional.linear(x, _matrix(weight, expert), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of `x`; those of weight and bias are put off."""
+        """Return the gradient of `x` [..., in]; defer those of weight and bias."""
         (x,) = ctx.saved_tensors
         gradient = gradients[0]
         ctx.deferred.keep(_Product(ctx.weight, ctx.expert, ctx.bias, x, gradient))
-        wanted = ctx.needs_input_grad[0]
-        return (gradient @ _matrix(ctx.weight, ctx.expert) if wanted else None), None, None, None, None
+        needed = ctx.needs_input_grad[0]
+        return (gradient @ _matrix(ctx.weight, ctx.expert) if needed else None), None, None, None, None
 
 
 def _matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
@@ -149,6 +150,6 @@ def _matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
 
 
 def _one_by_one(layer: nn.Module) -> bool:
-    """Tell whether `layer` is experts of transformers that it computes one after the other."""
+    """Return whether `layer` is a transformers experts module that computes its experts one by one."""
     config = getattr(layer, "config", None)
     return hasattr(layer, "gate_up_proj") and getattr(config, "_experts_implementation", None) == "eager"

@@ -1,8 +1,7 @@
-"""Weights of a model that starts from scratch: each tensor from its own name, whoever holds it.
+"""Initialise the weights of a model that trains from scratch, each tensor independently of its location.
 
-A tensor's values depend on (seed, full name, shape) alone, so any cut by layers, on any chip, starts from the
-same model. numpy's PCG64 is used rather than torch's generator because the latter gives other values on other
-processors, and the clusters of one job differ in theirs.
+Values depend only on (seed, full name, shape), so every pipeline split on every chip starts from the same
+model. The generator is numpy's PCG64, because torch's gives different values on different processors.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import numpy as np
 import torch
 
 _SLICE_ELEMENTS = 1 << 24
-"""Elements drawn at a time (64 MiB in fp32): bounds the memory beyond the tensor itself."""
+"""Elements drawn at a time (64 MiB in fp32), which bounds temporary memory."""
 
 
 def initialise(
     name: str, parameter: torch.Tensor, *, seed: int, std: float, zero_row: int | None = None
 ) -> None:
-    """Fill `parameter`, called `name` in the full model, in place by the rule of its architecture.
+    """Fill `parameter`, named `name` in the full model, in place.
 
-    Norms are one and biases zero; everything else (projections, embedding, router, experts) is normal with
-    mean 0 and standard deviation `std`, the configuration's `initializer_range`. `zero_row` is the row of the
-    padding token in the embedding, which is then set to zero.
+    Norm weights are 1 and biases 0; all others are normal with mean 0 and standard deviation `std` (the
+    configuration's `initializer_range`). `zero_row`, the embedding row of the padding token, is set to 0.
     """
     values = parameter.detach()
     if name.endswith(".bias"):

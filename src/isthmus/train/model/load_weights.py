@@ -1,4 +1,4 @@
-"""Reading a stage's own tensors from a Hugging Face folder: one safetensors file or several with an index."""
+"""Load a stage's tensors from a Hugging Face folder with one safetensors file, or several and an index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """What the header of a safetensors file says of a tensor; `dtype` in the format's words (`BF16`)."""
+    """Header entry of a tensor in a safetensors file; `dtype` is the format's name (`BF16`)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -32,26 +32,26 @@ class StoredTensor:
 
 
 def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Path) -> None:
-    """Fill `parameters` (name in the whole model, tensor) in place from the folder of `model`.
+    """Fill `parameters` (full-model name, tensor) in place from the folder of `model`.
 
-    Reads the published layout and the fused one; values are converted to each parameter's dtype and device.
-    Files that hold nothing of the stage are not opened. Raises `ModelError` that names tensor and file where
-    one is missing, has another shape or cannot be read.
+    Reads the published layout and the fused one, converts values to each parameter's dtype and device, and
+    opens only files with tensors of this stage. Raises `ModelError` with tensor and file if a tensor is
+    missing, has another shape or cannot be read.
     """
     described = load_model(model)
     with ExitStack() as files:
         source = _Source(config_path(model).parent, files)
         for name, parameter in parameters:
-            ways = alternatives(
+            layouts = alternatives(
                 described.architecture, name, tuple(parameter.shape), tied=described.tied_embeddings
             )
-            pieces = next((way for way in ways if way[0].name in source.file_of), ways[0])
-            for piece in pieces:
-                piece.part_of(parameter.detach()).copy_(source.tensor(piece))
+            layout = next((one for one in layouts if one[0].name in source.file_of), layouts[0])
+            for stored in layout:
+                stored.part_of(parameter.detach()).copy_(source.tensor(stored))
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor in `folder`; raise `ModelError` where it has no safetensors weights."""
+    """Return the file of every tensor in `folder`; raises `ModelError` if it has no safetensors weights."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
         with _open(single) as file:
@@ -59,17 +59,17 @@ def weight_files(folder: Path) -> dict[str, Path]:
     if not index.is_file():
         raise ModelError(
             f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}",
-            hint="start from scratch (task: pretrain), or save the model with save_pretrained as safetensors",
+            hint="train from scratch (task: pretrain), or save the model as safetensors with save_pretrained",
         )
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {name: folder / file for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is no index of safetensors files: {error!r}") from error
+        raise ModelError(f"{index} is not a valid index of safetensors files: {error!r}") from error
 
 
 def shard_tensors(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name, read from its header alone."""
+    """Return the header entries of a safetensors file by tensor name."""
     with _open(file) as opened:
         return {name: _stored(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118 (no mapping)
 
@@ -80,7 +80,7 @@ def _stored(header: Any) -> StoredTensor:
 
 
 class _Source:
-    """The weight files of a folder, each opened when its first tensor is read and closed by `files`."""
+    """The weight files of a folder, opened on first use and closed by the exit stack `files`."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         self.folder = folder
@@ -89,11 +89,11 @@ class _Source:
         self._open: dict[Path, Any] = {}
 
     def tensor(self, piece: Piece) -> torch.Tensor:
-        """Return the stored tensor of `piece`, of its shape, on the CPU."""
+        """Return the stored tensor `piece` on the CPU, its shape checked."""
         if piece.name not in self.file_of:
             raise ModelError(
                 f"{self.folder} has no tensor '{piece.name}' (it has {len(self.file_of)} tensors)",
-                hint="check that config.json and the weights belong to the same model and no file is missing",
+                hint="check that config.json and the weights are of the same model and all files are there",
             )
         file = self.file_of[piece.name]
         if file not in self._open:
@@ -106,7 +106,7 @@ class _Source:
             raise ModelError(
                 f"{file}: tensor '{piece.name}' has shape {list(tensor.shape)}, "
                 f"config.json says {list(piece.shape)}",
-                hint="check that config.json and the weights belong to the same model",
+                hint="check that config.json and the weights are of the same model",
             )
         return tensor
 

@@ -1,4 +1,4 @@
-"""`PlacesCache`: what a layer needs that depends on the places of tokens: positions, rotation, masks."""
+"""`PlacesCache`: cache of position-dependent layer inputs: positions, rotary embedding, masks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _MASKS = {False: create_causal_mask, True: create_sliding_window_causal_mask}
 
 @dataclass(frozen=True)
 class Places:
-    """Positions [1, S], cosines and sines [1, S, D], and masks by whether they are cut to the window."""
+    """Position-dependent inputs of decoder layers."""
 
+    # [1, S]
     positions: torch.Tensor | None = None
+    # Cosines and sines, each [1, S, D].
     rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+    # Attention masks; True: sliding window.
     masks: dict[bool, torch.Tensor | None] = field(default_factory=dict)
 
 
 class PlacesCache(nn.Module):
-    """The places of the last shape that was asked for; `windows` says which masks the layers need.
+    """Caches `Places` of the latest shape; `windows` are the kinds of mask needed (True: sliding window).
 
-    A module, so that `rotary` moves with the model.
+    It is a module so that `rotary` moves with the model.
     """
 
     def __init__(self, config: PretrainedConfig, rotary: nn.Module, windows: Iterable[bool]) -> None:
@@ -34,7 +37,7 @@ class PlacesCache(nn.Module):
         self._last: tuple[object, Places] = (None, Places())
 
     def of(self, hidden: torch.Tensor) -> Places:
-        """Return positions, rotation and masks for `hidden` `[B, S, *]`; made anew for a new shape."""
+        """Return the inputs for `hidden` `[B, S, *]`; recomputed if shape or dtype changes."""
         key = hidden.shape[:2], hidden.dtype
         if self._last[0] != key:
             with torch.no_grad():

@@ -1,14 +1,14 @@
-"""`run_layer`: a decoder layer of which less is kept for the backward than autograd would keep.
+"""`run_layer`: run a decoder layer with activation recomputation.
 
-| kind | kept | computed again in the layer's own backward |
+| kind | saved | recomputed in the layer's backward |
 |---|---|---|
-| `none` | everything | nothing |
-| `selective` | its input, the results of its products and of the fused attention core | element-wise work |
-| `moe` | everything but the inside of the experts | the experts |
-| `full` | the layer's input | the layer |
+| `none` | all activations | nothing |
+| `selective` | layer input, results of matrix products and of fused attention | element-wise operations |
+| `moe` | all except activations inside the experts | the experts |
+| `full` | layer input | the layer |
 
-It is what `isthmus.plan.memory.stage_memory` counts. Source of `selective`: V. Korthikanti et al., "Reducing
-Activation Recomputation in Large Transformer Models", MLSys 2023, for kernels that keep no scores.
+`isthmus.plan.memory.stage_memory` counts the same. Source of `selective`: V. Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models", MLSys 2023, here for kernels that do not save scores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Kind = Literal["none", "selective", "full", "moe"]
 
 Run = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
-"""A layer: hidden states [B, S, H] in, hidden states and its balance loss out."""
+"""A layer: hidden states [B, S, H] -> (hidden states [B, S, H], balance loss or None)."""
 
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 _CORES = frozenset(
@@ -39,13 +39,13 @@ _CORES = frozenset(
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What is recomputed of a stage's first `num_layers` layers (None: of all)."""
+    """Recomputation `kind` of the first `num_layers` layers of a stage (None: all)."""
 
     kind: Kind = "none"
     num_layers: int | None = None
 
     def of(self, place: int) -> Kind:
-        """Return the kind for the layer at `place` (from 0) of the stage."""
+        """Return the kind of layer `place` (from 0) of the stage."""
         return self.kind if self.num_layers is None or place < self.num_layers else "none"
 
 
@@ -53,9 +53,9 @@ KEEP_ALL = Recomputation()
 
 
 def run_layer(kind: Kind, layer: nn.Module, run: Run, hidden: torch.Tensor) -> Any:
-    """Return `run(hidden)`, which computes `layer`, so that its backward recomputes what `kind` says.
+    """Return `run(hidden)`, the output of `layer`; its backward recomputes as `kind` says.
 
-    The same kernels see the same numbers again: the bits are those of `none`.
+    `hidden` is [B, S, H]. Results are bit-identical to those of `none`.
     """
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if kind == "full":
@@ -71,20 +71,20 @@ def run_layer(kind: Kind, layer: nn.Module, run: Run, hidden: torch.Tensor) -> A
 
 
 def _policy(unneeded: int, _: object, op: object, *args: torch.Tensor, **__: object) -> CheckpointPolicy:
-    """Keep the results of products and attention cores, but of none with the weight at `unneeded`."""
+    """Save results of matrix products and attention, except of the weight at address `unneeded`."""
     kept = op in _CORES or (op in _PRODUCTS and args[-1].data_ptr() != unneeded)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _last_weight(layer: nn.Module) -> int:
-    """Return where the weight of a dense layer's last product is: no backward asks for its result."""
+    """Return the address of a dense layer's last weight: backward does not need its product."""
     last = getattr(layer.mlp, "down_proj", None)
     return int(last.weight.data_ptr()) if isinstance(last, nn.Linear) else 0
 
 
 @contextmanager
 def _replaced(module: nn.Module, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Let `module` compute by `forward` for a while."""
+    """Replace the `forward` of `module` in this context."""
     before = module.__dict__.get("forward")
     module.forward = forward
     try:

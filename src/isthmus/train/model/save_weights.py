@@ -1,7 +1,7 @@
-"""Writing a trained model: each stage its own shards, together a folder that any Hugging Face tool opens.
+"""Export a trained model as a Hugging Face folder; each stage writes its own shards.
 
-Shards wait in a hidden folder until every rank has written its own. Then rank 0 makes them the model, the
-index last: a reader finds the complete model or none, also where the folder held another one before.
+Ranks write shards to a hidden folder. When all are there, rank 0 moves them into place and writes the index
+last, so that a reader finds a complete model or none, even if the folder held another model before.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ def export_shard(
     *,
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Write the tensors of `stage`, in the published layout and as `dtype` (None: as they are), to `output`.
+    """Write the tensors of `stage` to `output` in the published layout, as `dtype` (None: unchanged).
 
-    They are no model before `finish_export`. Memory beyond the stage is at most `shard_bytes` (and one
-    tensor). Of a tied embedding only the first stage's copy is written. Of the ranks that share a stage all
-    call this, and the first writes. Raises `UnavailableError` where the disk is full or the folder cannot be
-    written.
+    `finish_export` completes the model. Extra memory is at most `shard_bytes` plus one tensor. Of a tied
+    embedding only the first stage's copy is written. All tensor-parallel ranks of a stage call this; the
+    first writes. Raises `UnavailableError` if the disk is full or the folder is not writable.
     """
     if stage.group.index > 0:
         for _ in whole_parameters(stage):
@@ -68,7 +67,7 @@ def export_shard(
 
 
 def make_output(output: Path) -> None:
-    """Make the folder of the result; raise `UnavailableError` now rather than after the last step."""
+    """Create the output folder before training starts; raises `UnavailableError` if it cannot."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,32 +75,34 @@ def make_output(output: Path) -> None:
 
 
 def check_output(output: Path, model: str | Path) -> None:
-    """Raise `ModelError` where an export to `output` would overwrite the weights of the source."""
+    """Raise `ModelError` if an export to `output` would overwrite the source weights of `model`."""
     source = config_path(model).parent
     if output.resolve() != source.resolve():
         return
     if (source / SINGLE_FILE).exists() or (source / INDEX_FILE).exists():
         raise ModelError(
-            f"output {output} is the folder of the model itself",
-            hint="name another output folder: the weights that training started from are kept",
+            f"output {output} is the folder of the source model",
+            hint="use another output folder: an export must not overwrite the source weights",
         )
 
 
 def finish_export(
     output: Path, model: str | Path, num_ranks: int, *, tokenizer_folder: Path | None = None
 ) -> None:
-    """Turn the shards of ranks 0 to `num_ranks - 1` below `output` into the Hugging Face folder of `model`.
+    """Turn the shards of ranks 0 to `num_ranks - 1` below `output` into a Hugging Face folder of `model`.
 
-    Called by one rank after all have returned from `export_shard`. The configuration is that of `model` with
-    the dtype of the shards; generation and tokenizer files come along from its folder and, before those, from
-    `tokenizer_folder`. Raises `ModelError` where tensors are missing, doubled or mis-shaped, and
-    `UnavailableError` where a rank's shards are not there or `output` cannot be written.
+    One rank calls this after all have returned from `export_shard`. The configuration is that of `model` with
+    the dtype of the shards. Generation and tokenizer files are copied from the folder of `model`; those in
+    `tokenizer_folder` take precedence. Raises `ModelError` if tensors are missing, duplicated or mis-shaped,
+    and `UnavailableError` if shards of a rank are missing or `output` is not writable.
     """
+    # Step 1: check that the shards form the complete model.
     check_output(output, model)
     pending = _pending_files(output, num_ranks)
     stored = {file: shard_tensors(file) for file in pending}
     dtype = _check_complete(stored, model)
     names = {file: f"model-{i:05d}-of-{len(pending):05d}.safetensors" for i, file in enumerate(pending, 1)}
+    # Step 2: replace the old model by the shards; the index comes last.
     try:
         for old in (output / INDEX_FILE, output / SINGLE_FILE, *output.glob("model-*-of-*.safetensors")):
             old.unlink(missing_ok=True)
@@ -119,7 +120,7 @@ def finish_export(
 def _shards(
     stage: StageModel | StagePieces, dtype: torch.dtype | None, shard_bytes: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the stage's published tensors, copied to the CPU, in groups of about `shard_bytes`."""
+    """Yield the stage's published tensors by name, copied to the CPU, in groups of about `shard_bytes`."""
     group: dict[str, torch.Tensor] = {}
     num_bytes = 0
     for name, tensor in _published_tensors(stage):
@@ -149,14 +150,14 @@ def _pending_files(output: Path, num_ranks: int) -> list[Path]:
     missing = [rank for rank, of_rank in enumerate(files) if not of_rank]
     if missing:
         raise UnavailableError(
-            f"{output} holds no shard of ranks {missing}",
-            hint="output is a folder that the workers of all sites share",
+            f"{output} has no shards of ranks {missing}",
+            hint="output must be a folder that the workers of all sites share",
         )
     return [file for of_rank in files for file in of_rank]
 
 
 def _check_complete(stored: dict[Path, dict[str, StoredTensor]], model: str | Path) -> str:
-    """Check that the shards hold each tensor of `model` once, of one dtype; return that as a word."""
+    """Check that the shards hold each tensor of `model` once and in one dtype; return the dtype's name."""
     architecture = model_class(model).__name__
     expected = {
         piece.name: piece.shape
@@ -165,10 +166,11 @@ def _check_complete(stored: dict[Path, dict[str, StoredTensor]], model: str | Pa
     }
     found: dict[str, StoredTensor] = {}
     for file, tensors in stored.items():
-        doubled = sorted(found.keys() & tensors.keys())
-        if doubled:
+        duplicates = sorted(found.keys() & tensors.keys())
+        if duplicates:
             raise ModelError(
-                f"tensor '{doubled[0]}' is in {file} and in another shard", hint="a layer is in one stage"
+                f"tensor '{duplicates[0]}' is in {file} and in another shard",
+                hint="check that each layer is in exactly one stage of the plan",
             )
         found |= tensors
     wrong = sorted(name for name in expected | found if _shape(found, name) != expected.get(name))
@@ -178,7 +180,7 @@ def _check_complete(stored: dict[Path, dict[str, StoredTensor]], model: str | Pa
             f"tensor '{wrong[0]}' and {len(wrong) - 1} more differ" if wrong else f"dtypes differ: {dtypes}"
         )
         raise ModelError(
-            f"the shards are not those of {model}: {what}", hint="do the stages of the plan cover the model?"
+            f"the shards do not match {model}: {what}", hint="check that the plan's stages cover the model"
         )
     return _DTYPE_WORDS[dtypes.pop()]
 
@@ -188,7 +190,7 @@ def _shape(found: dict[str, StoredTensor], name: str) -> tuple[int, ...] | None:
 
 
 def _config(model: str | Path, dtype: str) -> dict[str, object]:
-    """Return the model's own config.json with the dtype of the shards, under its old and its new name."""
+    """Return the config.json of `model` with the dtype of the shards, also as `torch_dtype` if present."""
     config = read_config(model)
     return {"model_type": model_class(model).config_class.model_type, **config, "dtype": dtype} | (
         {"torch_dtype": dtype} if "torch_dtype" in config else {}
@@ -215,5 +217,5 @@ def _json(value: dict[str, object]) -> str:
 
 def _unwritable(output: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
-        f"cannot write the model to {output}: {error}", hint="free the disk or name another folder"
+        f"cannot write the model to {output}: {error}", hint="free disk space or use another folder"
     )

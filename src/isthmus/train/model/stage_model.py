@@ -1,8 +1,8 @@
-"""`StageModel`: the layers of a transformer that one pipeline stage holds, and the loss after the last.
+"""`StageModel`: the transformer layers of one pipeline stage, and the loss after the last stage.
 
-A stage is cut out of the model on the meta device and only then given memory: a worker never holds more than
-its own layers, and its own share of their tensors where several ranks share the stage. Chained, the stages of
-any cut compute what the whole model of transformers computes.
+A stage is split from the full model on the meta device before memory is allocated, so a worker allocates only
+its own layers and its tensor-parallel slices of them. Chained stages compute the same as the full
+transformers model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.train.tensor_parallel.tensor_group import TensorGroup, begun, ended
 from isthmus.train.tensor_parallel.vocab_loss import shared_token_loss
 
 IGNORED = -100
-"""The label of a position that does not count in the loss."""
+"""Label of positions that the loss ignores."""
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -37,12 +37,12 @@ HEAD = "lm_head.weight"
 class StageModel(nn.Module):
     """Decoder layers `[first, last)` of a model; the first stage adds the embedding, the last norm and head.
 
-    Made by `build_stage`. Submodules keep the names and layer numbers of the whole model. `tied` says that
-    head and embedding are one parameter in the model: then the first and the last stage hold a copy each
-    (whose gradients the runtime adds), and a single stage holds one parameter that it uses twice.
+    Use `build_stage` to create one. Submodules keep the names and layer numbers of the full model. `tied`:
+    head and embedding are one parameter; then the first and the last stage hold a copy each, whose gradients
+    the runtime sums, and a stage that is both holds one parameter.
 
-    The ranks of `group` share the stage's tensors: `slices` says by its name in the whole model what this
-    rank holds of each. Hidden states go in and out whole on all of them, logits for a part of the vocabulary.
+    `group` are the tensor-parallel ranks of the stage and `slices` this rank's slices by full-model parameter
+    name. Hidden states are complete on each rank; logits cover the rank's part of the vocabulary.
     """
 
     def __init__(
@@ -88,25 +88,25 @@ class StageModel(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
 
-        Returns hidden states `[B, S, H]`, or logits `[B, S, V]` (of the rank's own tokens) on the last stage.
+        Returns hidden states `[B, S, H]`, or on the last stage logits `[B, S, V / tp]`.
         """
         return self.compute(x)[0]
 
     def compute(
         self, x: torch.Tensor, again: Recomputation = KEEP_ALL
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what `forward` does, and this stage's part of the model's balance loss.
+        """Return the result of `forward`, and this stage's part of the model's balance loss.
 
-        That part is a scalar in fp32, to be weighed by `balance_coefficient`; None where that is 0, where no
-        layer of the stage has experts, or without gradients. What `again` says is not kept, but computed
-        again in each layer's own backward.
+        That part is an fp32 scalar, not yet multiplied by `balance_coefficient`; None if the coefficient is
+        0, no layer of the stage has experts, or gradients are disabled. `again` is the activation
+        recomputation policy.
         """
         hidden = self.model.embed_tokens(x) if self.is_first else begun(x, self.group)
-        places = self.places.of(hidden.new_empty((*x.shape[:2], 0)))
-        trains, balances = torch.is_grad_enabled(), []
-        for place, (index, layer) in enumerate(self.model.layers.items()):
-            run = partial(self._layer, layer, places, int(index) in self._sliding)
-            hidden, balance = run_layer(again.of(place) if trains else "none", layer, run, hidden)
+        positions = self.places.of(hidden.new_empty((*x.shape[:2], 0)))
+        training, balances = torch.is_grad_enabled(), []
+        for number, (index, layer) in enumerate(self.model.layers.items()):
+            run = partial(self._layer, layer, positions, int(index) in self._sliding)
+            hidden, balance = run_layer(again.of(number) if training else "none", layer, run, hidden)
             if balance is not None:
                 balances.append(balance)
         total = torch.stack(balances).sum() / self._num_routers if balances else None
@@ -115,7 +115,7 @@ class StageModel(nn.Module):
         return self.lm_head(entered(self.model.norm(hidden), self.group)), total
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return what `token_loss` does, for the logits of this rank's own tokens."""
+        """Return `token_loss` of `logits` [B, S, V / tp] (this rank's vocabulary) and `labels` [B, S]."""
         if self.group.size == 1:
             return token_loss(logits, labels)
         first = self._first_token(EMBEDDING if self.tied else HEAD)
@@ -142,9 +142,9 @@ class StageModel(nn.Module):
             return run(), balances[0]
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter of the stage once with its name in the whole model.
+        """Yield each parameter of the stage once with its full-model name.
 
-        A tied head is the embedding there: the last stage yields its copy as `model.embed_tokens.weight`.
+        The last stage yields a tied head as `model.embed_tokens.weight`.
         """
         for name, parameter in self.named_parameters():
             yield (EMBEDDING if self.tied and name == HEAD else name), parameter
@@ -162,24 +162,27 @@ def build_stage(
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
-    Parameters have `dtype` and lie on `device`. `random` draws them from (`seed`, full name), equally for any
-    cut; `load` reads this stage's tensors, and no others, from the safetensors files of the folder. With a
-    `group` of several ranks this one gets its share of each. Peak memory is the stage itself and one whole
-    tensor (or 64 MiB) more. Raises `ModelError` for a model or weight that cannot be used and `PlanError` for
-    a layer range that the model does not have.
+    Parameters have `dtype` and are on `device`. With `weights` "random" they depend on (`seed`, full name)
+    only, for any pipeline split; with "load" they come from the safetensors files of the folder, of which
+    only this stage's tensors are read. `group` are the tensor-parallel ranks. Peak memory is the stage plus
+    one full tensor (or 64 MiB). Raises `ModelError` for an unusable model or weight and `PlanError` for a
+    layer range outside the model.
     """
+    # Step 1: split the stage from the full model on the meta device.
     full = meta_model(model)
     _check_range(layers, full.config.num_hidden_layers, model)
     group = group or TensorGroup()
     choose_kernels(full.config, device, group.size)
     stage = StageModel(full, layers, device, group)
     del full
+    # Step 2: allocate its parameters and add the tensor-parallel collectives.
     _materialise(stage, dtype, device)
     if stage.group.size > 1:
         for layer in stage.model.layers.values():
             connect(layer, stage.group)
         if stage.is_last and stage.group.cuts_sequence:
             stage.model.norm.weight.register_hook(stage.group.sum)
+    # Step 3: fill the parameters.
     if weights == "load":
         load_weights(_whole_parameters(stage), model)
         return stage
@@ -191,7 +194,7 @@ def build_stage(
 
 
 def _whole_parameters(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each parameter whole, to be filled: of one that is cut the share is taken when it has been."""
+    """Yield each full parameter for the caller to fill; then copy this rank's slice of it."""
     for name, parameter in stage.global_named_parameters():
         held = stage.slices[name]
         if held.is_whole:
@@ -203,9 +206,9 @@ def _whole_parameters(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum (fp32, in nats) of cross entropies over the labels that are not -100.
+    """Return the sum (fp32, in nats) of the cross entropies of all labels except -100.
 
-    `logits` is `[B, S, V]`, `labels` `[B, S]` with `labels[b, t]` the token that follows position t.
+    `logits` is `[B, S, V]`; `labels[b, t]` of `labels` `[B, S]` is the token after position t.
     """
     flat = logits.reshape(-1, logits.shape[-1]).float()
     return nn.functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED, reduction="sum")
@@ -215,18 +218,18 @@ def _check_range(layers: tuple[int, int], num_layers: int, model: str | Path) ->
     first, last = layers
     if last <= first:
         raise PlanError(
-            f"stage of layers [{first}, {last}) holds no layer of {model}",
+            f"stage of layers [{first}, {last}) has no layer of {model}",
             hint=f"the model has {num_layers} layers: plan at most {num_layers} stages",
         )
     if first < 0 or last > num_layers:
         raise PlanError(
             f"layers [{first}, {last}) are not in {model}, which has layers 0 to {num_layers - 1}",
-            hint="make the plan again from this model",
+            hint="plan again with this model",
         )
 
 
 def _materialise(stage: StageModel, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Give each meta parameter its memory, uninitialised; one that is used twice stays one."""
+    """Allocate each meta parameter, uninitialised; tied parameters stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in stage.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -1,4 +1,4 @@
-"""`StagePieces`: the pieces of a model that one rank holds, one per chunk of its schedule."""
+"""`StagePieces`: the model chunks of one rank, one per virtual stage of its schedule."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from isthmus.train.tensor_parallel.tensor_group import TensorGroup
 
 
 class StagePieces:
-    """One `StageModel` per chunk; most stages have a single one.
+    """The chunks of one rank; most schedules have one chunk per rank.
 
-    With `num_copies` 2 (a bidirectional schedule) the second half of them are of a second copy of the model.
-    An embedding and a tied head on one rank are one parameter.
+    With `num_copies` 2 (bidirectional schedule) the second half of the chunks belongs to a second model copy.
+    An embedding and a tied head on the same rank are one parameter.
     """
 
     def __init__(self, models: Sequence[StageModel], num_copies: int = 1) -> None:
@@ -29,66 +29,66 @@ class StagePieces:
 
     @property
     def first(self) -> StageModel:
-        """The piece of chunk 0."""
+        """Chunk 0."""
         return self.models[0]
 
     @property
     def is_first(self) -> bool:
-        """Whether the model's embedding is here."""
+        """Whether this rank holds the embedding."""
         return any(model.is_first for model in self.models)
 
     @property
     def is_last(self) -> bool:
-        """Whether the model's last norm and head are here."""
+        """Whether this rank holds the final norm and the head."""
         return any(model.is_last for model in self.models)
 
     @property
     def tells_loss(self) -> bool:
-        """Whether the first copy of the model ends here: of two ends one speaks."""
+        """Whether this rank reports the loss: it holds the head of the first model copy."""
         return any(model.is_last for model in self.own)
 
     @property
     def tied(self) -> bool:
-        """Whether the model's head and embedding are one parameter."""
+        """Whether head and embedding are one parameter."""
         return bool(self.models[0].tied)
 
     @property
     def architecture(self) -> str:
-        """Name of the model's class."""
+        """Class name of the model."""
         return str(self.first.architecture)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """Device of the parameters."""
         return self.first.device
 
     @property
     def group(self) -> TensorGroup:
-        """The ranks that share the stage's tensors."""
+        """The tensor-parallel group of the stage."""
         return self.first.group
 
     @property
     def slices(self) -> dict[str, Slice]:
-        """What this rank holds of each parameter, by its name in the whole model."""
+        """This rank's slice of each parameter, by full-model name."""
         return {name: held for model in self.models for name, held in model.slices.items()}
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens that the model knows."""
+        """Vocabulary size."""
         return self.first.vocab_size
 
     def again(self, again: Recomputation) -> tuple[Recomputation, ...]:
-        """Return what is computed again of each piece, given what is of each copy's layers here."""
+        """Return the policy of each chunk; `again` covers this rank's layers of each model copy."""
         if again.num_layers is None:
             return (again,) * len(self.models)
         counts: list[int] = []
-        for place, model in enumerate(self.models):
-            before = sum(counts[place - place % len(self.own) :])
+        for number, model in enumerate(self.models):
+            before = sum(counts[number - number % len(self.own) :])  # layers of earlier chunks of this copy
             counts.append(min(again.num_layers - before, model.layers[1] - model.layers[0]))
         return tuple(Recomputation(again.kind, count) for count in counts)
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter once with its name in the whole model."""
+        """Yield each parameter once with its full-model name."""
         seen: set[int] = set()
         for model in self.models:
             for name, parameter in model.global_named_parameters():

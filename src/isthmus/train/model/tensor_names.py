@@ -1,8 +1,8 @@
-"""Which tensors of a published checkpoint make up a parameter in memory.
+"""Map the parameters of transformers to the tensors of published Hugging Face checkpoints.
 
-transformers keeps the experts of a layer as two 3-D parameters, `gate_up_proj` [E, 2I, H] and `down_proj`
-[E, H, I]. Published checkpoints, and what other tools read, have three 2-D tensors per expert. Every other
-parameter is stored under its own name.
+transformers fuses the experts of a layer into two parameters, `gate_up_proj` [E, 2I, H] and `down_proj` [E,
+H, I]; published checkpoints have three 2-D tensors per expert. All other parameters keep their names, except
+Mixtral's router.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FUSED = re.compile(r"(model\.layers\.\d+)\.mlp\.(experts\.(?:gate_up_proj|down_
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One stored tensor: it is `parameter[expert, rows]`, or all of the parameter where both are None."""
+    """A stored tensor: `parameter[expert, rows]`, or the full parameter if both are None."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,14 +26,14 @@ class Piece:
     rows: slice | None = None
 
     def part_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the view of `parameter` (the whole one) that this tensor is."""
+        """Return the view of the full `parameter` that corresponds to this tensor."""
         return parameter if self.expert is None else parameter[self.expert, self.rows]
 
 
 def published_pieces(architecture: str, name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
-    """Yield the published tensors that make up parameter `name` of `shape`, in the order of the experts.
+    """Yield the published tensors that exactly cover parameter `name` of `shape`, in expert order.
 
-    `architecture` is the class name in `config.json`. The pieces cover the parameter once and only once.
+    `architecture` is the class name in `config.json`.
     """
     match = _FUSED.fullmatch(name)
     mixtral = architecture == "MixtralForCausalLM"
@@ -47,9 +47,9 @@ def published_pieces(architecture: str, name: str, shape: tuple[int, ...]) -> It
     parts = _expert_parts(match[2], num_rows, mixtral=mixtral)
     block = "block_sparse_moe" if mixtral else "mlp"
     for expert in range(num_experts):
-        for word, rows in parts:
+        for projection, rows in parts:
             yield Piece(
-                name=f"{match[1]}.{block}.experts.{expert}.{word}.weight",
+                name=f"{match[1]}.{block}.experts.{expert}.{projection}.weight",
                 shape=(rows.stop - rows.start, num_columns),
                 expert=expert,
                 rows=rows,
@@ -57,18 +57,18 @@ def published_pieces(architecture: str, name: str, shape: tuple[int, ...]) -> It
 
 
 def alternatives(architecture: str, name: str, shape: tuple[int, ...], *, tied: bool) -> list[list[Piece]]:
-    """Return the ways in which a source may hold parameter `name`, the published layout first.
+    """Return the layouts in which a folder may store parameter `name`, the published one first.
 
-    Where head and embedding are tied, a source may hold them under either name.
+    A tied embedding may be stored under the name of the head.
     """
-    ways = [list(published_pieces(architecture, name, shape)), [Piece(name=name, shape=shape)]]
+    layouts = [list(published_pieces(architecture, name, shape)), [Piece(name=name, shape=shape)]]
     if tied and name == "model.embed_tokens.weight":
-        ways.append([Piece(name="lm_head.weight", shape=shape)])
-    return ways
+        layouts.append([Piece(name="lm_head.weight", shape=shape)])
+    return layouts
 
 
 def _expert_parts(word: str, num_rows: int, *, mixtral: bool) -> list[tuple[str, slice]]:
-    """Return the published word and the rows of the fused parameter for each tensor of one expert."""
+    """Return the published projection name and rows of the fused parameter for each tensor of one expert."""
     if word.endswith("down_proj"):
         return [("w2" if mixtral else "down_proj", slice(0, num_rows))]
     gate, up = ("w1", "w3") if mixtral else ("gate_proj", "up_proj")

@@ -1,7 +1,7 @@
-"""`VirtualStage`: a stage that computes nothing. It hands on tensors of the real size, and holds no weights.
+"""`VirtualStage`: a stage without weights or computation that outputs zeros of the real shapes.
 
-The executor runs it like any other stage, and waits for the time that the stage's chips would take. All that
-it hands on is one tensor of zeros, shared by all micro-batches: what takes memory is what was received.
+The executor runs it like a real stage and sleeps for the predicted compute time. All micro-batches share one
+output tensor, so only received tensors take memory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from isthmus.train.model.stage_model import token_loss
 
 
 class VirtualStage(nn.Module):
-    """The shapes of decoder layers `layers` of a model of `num_layers`: what `StageModel` shows, without it.
+    """Stand-in for a `StageModel` of decoder layers `layers` of a model of `num_layers`.
 
-    Takes token ids [B, S] or hidden states [B, S, H]; hands on hidden states [B, S, H] of `dtype`, and from
-    the last stage logits of a single token and place [B, 1, 1], whose loss is 0 and means nothing.
+    Input: token ids [B, S] or hidden states [B, S, H]. Output: hidden states [B, S, H] of `dtype`; on the
+    last stage dummy logits [B, 1, 1], whose loss is always 0.
     """
 
     tied = False
@@ -43,17 +43,17 @@ class VirtualStage(nn.Module):
         self._zeros = torch.zeros(0, dtype=dtype, device=device)
 
     def compute(self, x: torch.Tensor, _: Recomputation = KEEP_ALL) -> tuple[torch.Tensor, None]:
-        """Return what a stage given `x` hands on, and no balance loss; recomputation is a matter of time."""
+        """Return zeros of the output shape for `x`, and no balance loss; recomputation only affects time."""
         shape = (x.shape[0], 1, 1) if self.is_last else (*x.shape[:2], self.hidden_size)
         out: torch.Tensor = _Nothing.apply(x, self._anchor, self, shape)
         return out, None
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss, which is 0 and means nothing."""
+        """Return the dummy loss 0."""
         return token_loss(logits, labels)
 
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return zeros of `shape`: always the same memory, so nobody may write to it."""
+        """Return read-only zeros of `shape`; all calls share their memory."""
         count = int(torch.Size(shape).numel())
         if self._zeros.numel() < count:
             self._zeros = torch.zeros(count, dtype=self.dtype, device=self.device)
@@ -61,19 +61,19 @@ class VirtualStage(nn.Module):
 
 
 class _Nothing(torch.autograd.Function):
-    """No arithmetic forward and none backward; autograd sees to it that each happens in its turn."""
+    """Outputs zeros forward and backward without arithmetic, in autograd's order."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, anchor: torch.Tensor, stage: VirtualStage, shape: tuple[int, ...]
     ) -> torch.Tensor:
-        """Return zeros of `shape`. With `anchor`, which requires a gradient, so does the result."""
+        """Return zeros of `shape`; `anchor` makes the result require a gradient."""
         del anchor
         ctx.stage, ctx.shape, ctx.differentiable = stage, x.shape, x.is_floating_point()
         return stage.zeros(shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None]:
-        """Return zeros of the shape of `x`, or nothing where it was token ids."""
+        """Return zeros of the shape of `x`; None if `x` was token ids."""
         del gradients
         return (ctx.stage.zeros(ctx.shape) if ctx.differentiable else None), None, None, None

@@ -1,4 +1,4 @@
-"""`whole_parameters`: the parameters of a stage put together from the ranks that share it, one at a time."""
+"""`whole_parameters`: gather the full parameters of a stage from its tensor-parallel ranks, one at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from isthmus.train.model.stage_pieces import StagePieces
 
 
 def whole_parameters(stage: StageModel | StagePieces) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name in the whole model, whole tensor) of all that this rank holds of the stage.
+    """Yield (full-model name, full tensor) of each parameter of which this rank holds a part.
 
-    All ranks of the stage go through it at once, each to its end. What several hold is yielded by each.
+    Collective: all ranks of the stage must iterate to the end together.
     """
     for name, parameter in stage.global_named_parameters():
         held, own = stage.slices[name], parameter.detach()

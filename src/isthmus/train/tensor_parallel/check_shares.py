@@ -1,4 +1,4 @@
-"""`check_shares`: refuse stages whose tensors cannot be dealt out to as many ranks as the plan says."""
+"""`check_shares`: reject stages whose tensors cannot be sharded over their tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ _CUT = ("vocab_size", "intermediate_size", "moe_intermediate_size")
 
 
 def check_shares(plan: Plan, model: Model) -> None:
-    """Raise `PlanError` unless every stage's heads, widths and tokens can be dealt out to its `tp` ranks.
+    """Raise `PlanError` unless each stage's heads, widths and tokens can be sharded over its `tp` ranks.
 
-    A key and value head is on one rank, with the queries that look at it: a copy on several would need sums
-    of their gradients.
+    Each KV head stays on one rank with its query heads: replicated KV heads would need gradient reductions.
     """
     heads = model.num_kv_heads
     least = min(int(model.config.get(name) or model.hidden_size) for name in _CUT)
     for number, stage in enumerate(plan.stages):
         if heads % stage.tp:
             raise PlanError(
-                f"stage {number} asks for tensor parallelism {stage.tp} of {heads} key and value heads",
-                hint=f"give it a tp that divides {heads}",
+                f"stage {number} has tp {stage.tp}, which does not divide the model's {heads} KV heads",
+                hint=f"choose a tp that divides {heads}",
             )
         if least < stage.tp:
-            raise PlanError(f"stage {number} asks for tensor parallelism {stage.tp} of width {least}")
+            raise PlanError(f"stage {number} has tp {stage.tp}, more than the model's smallest width {least}")
         if stage.sp and stage.tp == 1:
             raise PlanError(
-                f"stage {number} asks for sequence parallelism with tp 1",
-                hint="it shares tokens among the ranks of tp: leave sp out",
+                f"stage {number} has sequence parallelism but tp 1",
+                hint="sequence parallelism needs tp > 1: remove sp",
             )
         if stage.sp and plan.sequence_length % stage.tp:
             raise PlanError(
-                f"stage {number} asks for sequence parallelism {stage.tp} of {plan.sequence_length} tokens",
-                hint="leave sp out, or choose a sequence_length that tp divides",
+                f"stage {number} has sequence parallelism over tp {stage.tp}, "
+                f"which does not divide {plan.sequence_length} tokens",
+                hint="remove sp, or choose a sequence_length that tp divides",
             )

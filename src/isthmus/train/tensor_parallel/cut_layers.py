@@ -1,9 +1,9 @@
-"""`cut_parameters` and `connect`: a stage of transformers' modules, cut to one rank's share of its tensors.
+"""`cut_parameters` and `connect`: shard the transformers modules of a stage over its tensor-parallel ranks.
 
-The modules stay those of transformers with smaller weights, under their old names; hooks put the sums
-between them. Attention and feed-forward each take one sum forward and one backward. Where the ranks have
-parts of the sequence between blocks (V. Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models", MLSys 2023, section 4.2.2), tokens are gathered before a block and its sum is dealt out.
+Modules of transformers keep their names and get smaller weights; hooks add the collectives. Attention and MLP
+each need one all-reduce forward and one backward. With sequence parallelism (V. Korthikanti et al., "Reducing
+Activation Recomputation in Large Transformer Models", MLSys 2023, section 4.2.2) these become an all-gather
+before and a reduce-scatter after each block.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from isthmus.train.tensor_parallel.tensor_group import TensorGroup, copied, ende
 
 
 def cut_parameters(model: nn.Module, group: TensorGroup) -> dict[str, Slice]:
-    """Replace the parameters of `model`, on the meta device, by this rank's; return what each is by name.
+    """Replace the parameters of `model` (on the meta device) by this rank's slices; return these by name.
 
-    A parameter that two modules share stays shared.
+    Tied parameters stay tied.
     """
     slices: dict[str, Slice] = {}
     made: dict[int, nn.Parameter | None] = {}
@@ -45,16 +45,16 @@ def _cut(parameter: nn.Parameter, held: Slice | None) -> nn.Parameter | None:
 
 
 def connect(layer: nn.Module, group: TensorGroup) -> None:
-    """Put the sums into a decoder layer that holds this rank's share of the parameters."""
+    """Register the hooks that run the collectives of a sharded decoder layer."""
     attention, mlp = layer.self_attn, layer.mlp
     attention.register_forward_pre_hook(partial(_enter_hidden, group), with_kwargs=True)
     attention.o_proj.register_forward_hook(partial(_sum_output, group))
     for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)):
-        if norm is not None:  # each rank has seen its own heads alone
+        if norm is not None:  # each rank's gradient covers its own heads only
             norm.weight.register_hook(group.sum)
     if group.cuts_sequence:
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-            norm.weight.register_hook(group.sum)  # each rank has seen its own tokens alone
+            norm.weight.register_hook(group.sum)  # each rank's gradient covers its own tokens only
     if hasattr(mlp, "experts"):
         mlp.experts.intermediate_dim = mlp.experts.down_proj.shape[-1]
         mlp.register_forward_pre_hook(partial(_join_first, group))
@@ -66,7 +66,7 @@ def connect(layer: nn.Module, group: TensorGroup) -> None:
 
 
 class SharedEmbedding(nn.Module):
-    """The embedding of the tokens from `first` on; the sum over all ranks is that of the whole vocabulary."""
+    """Embedding of the vocabulary rows from `first` on; ranks sum their results."""
 
     def __init__(self, weight: nn.Parameter, first: int, padding: int | None, group: TensorGroup) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class SharedEmbedding(nn.Module):
         self._padding = padding - first if padding is not None and here else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embedding of token ids `[B, S]`: `[B, S, H]`, or the tokens that this rank has of it."""
+        """Embed token ids `[B, S]`: `[B, S, H]`, or `[B, S / tp, H]` with sequence parallelism."""
         place = ids - self._first
         elsewhere = (place < 0) | (place >= self.weight.shape[0])
         found = functional.embedding(place.masked_fill(elsewhere, 0), self.weight, self._padding)
@@ -93,14 +93,14 @@ def _enter_first(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tup
 
 
 def _join_first(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give router and experts all tokens; only the experts' gradients are those of a share."""
+    """Gather all tokens for router and experts; the router's gradients are equal on all ranks."""
     return ended(args[0], group), *args[1:]
 
 
 def _copy_routed(group: TensorGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copy hidden states and the weights of the chosen experts, not which they are."""
-    hidden, chosen, weights = args
-    return copied(hidden, group), chosen, copied(weights, group)
+    """Sum the gradients of hidden states [T, H] and routing weights [T, k] over the ranks in backward."""
+    hidden, expert_ids, weights = args
+    return copied(hidden, group), expert_ids, copied(weights, group)
 
 
 def _sum_output(group: TensorGroup, _: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:

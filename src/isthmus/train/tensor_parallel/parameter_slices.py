@@ -1,9 +1,10 @@
-"""`slice_of`: which part of each parameter a rank holds where `tp` ranks share a stage.
+"""`slice_of`: the slice of each parameter that a tensor-parallel rank holds.
 
-Queries, keys, values, gate and up projections and the head are cut by what they put out, output and down
-projections by what they take in, so that a block needs one sum of its result. The embedding is cut by tokens
-of the vocabulary. Experts keep gate above up in one parameter: each half is cut. A bias behind a sum is held
-by the first rank alone, norms and routers by all. Source: M. Shoeybi et al., "Megatron-LM" (2019), section 3.
+Query, key, value, gate and up projections and the head are column-parallel (split by output), output and down
+projections row-parallel (split by input), so that a block needs one reduction. The embedding is split by
+vocabulary. Experts store gate and up projections in one parameter, and each half is split. The first rank
+alone holds the bias of row-parallel layers; all ranks hold norms and routers. Source: M. Shoeybi et al.,
+"Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -23,47 +24,48 @@ _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Rows `ranges` (start, stop) along dimension `dim` of a parameter that has `shape` in the whole model.
+    """Row ranges of a parameter that a rank holds, concatenated in its local tensor."""
 
-    They lie behind each other in the rank's own tensor. `copies` says that other ranks of the stage hold
-    the same: then `first` is true for one of them.
-    """
-
+    # Shape of the full parameter.
     shape: tuple[int, ...]
+    # Dimension that is split; "rows" are indices along it.
     dim: int
+    # (start, stop) of each range of rows.
     ranges: tuple[tuple[int, int], ...]
+    # Whether all ranks of the stage hold the same rows.
     copies: bool = False
+    # True on one of the ranks that hold the same rows.
     first: bool = True
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the parameter is missing here."""
+        """Whether the slice covers the full parameter."""
         return self.num_rows == self.shape[self.dim]
 
     @property
     def num_rows(self) -> int:
-        """Rows held."""
+        """Number of rows held."""
         return sum(stop - start for start, stop in self.ranges)
 
     @property
     def row_elements(self) -> int:
-        """Numbers in a row."""
+        """Number of elements per row."""
         return math.prod(self.shape) // self.shape[self.dim]
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of the rank's own tensor."""
+        """Shape of the local tensor."""
         return (*self.shape[: self.dim], self.num_rows, *self.shape[self.dim + 1 :])
 
     def parts(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, at): rows of the whole parameter, which begin at row `at` of the rank's own."""
+        """Yield (start, stop, at): rows `[start, stop)` of the full parameter begin at local row `at`."""
         at = 0
         for start, stop in self.ranges:
             yield start, stop, at
             at += stop - start
 
     def take(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return what the rank holds of a `whole` parameter: `whole` itself, or a copy."""
+        """Return this slice of the full parameter `whole`: `whole` itself, or a copy."""
         if self.is_whole:
             return whole
         return torch.cat(
@@ -71,15 +73,15 @@ class Slice:
         )
 
     def put(self, held: torch.Tensor, whole: torch.Tensor) -> None:
-        """Write the rank's own tensor to its place in a `whole` one."""
+        """Copy the local tensor `held` into its rows of the full parameter `whole`."""
         for start, stop, at in self.parts():
             whole.narrow(self.dim, start, stop - start).copy_(held.narrow(self.dim, at, stop - start))
 
 
 def slice_of(name: str, shape: Sequence[int], tp: int, index: int) -> Slice | None:
-    """Return what rank `index` of `tp` holds of parameter `name` (of `shape`) of the whole model.
+    """Return the slice that rank `index` of `tp` holds of parameter `name` (full `shape`), or None.
 
-    None: nothing at all. The dimension does not depend on `tp`, so slices of unlike cuts can be compared.
+    The split dimension does not depend on `tp`, so that slices of different tp degrees can be compared.
     """
     dim, halves = _rule(name, len(shape))
     if dim is None:
@@ -97,7 +99,7 @@ def slice_of(name: str, shape: Sequence[int], tp: int, index: int) -> Slice | No
 
 
 def _rule(name: str, num_dims: int) -> tuple[int | None, int]:
-    """Return the dimension that is cut (None: none is), and in how many blocks it is cut alike."""
+    """Return the split dimension (None: replicated), and the number of blocks that are split separately."""
     experts = _EXPERTS.fullmatch(name)
     if experts:
         return (1, 2) if experts[1] == "gate_up_proj" else (2, 1)

@@ -1,8 +1,8 @@
-"""`TensorGroup`: sums among the ranks that share a stage, and what autograd makes of them at a block's ends.
+"""`TensorGroup`: collectives among the tensor-parallel ranks of a stage, and their autograd functions.
 
-torch's own tensor parallelism (DTensor) makes its groups by splitting the default one, which our backend has
-no way to, and holds parameters that neither optimizer nor checkpoints here know; so each collective is asked
-of a process group directly. All ranks of a stage run the same operations in the same order.
+torch's DTensor splits the default process group, which the Isthmus backend does not support, and its
+parameters do not fit this optimizer and these checkpoints; so this module calls collectives of a process
+group directly. All ranks of a stage run the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from isthmus.core.errors import PeerError
 from isthmus.train.messages.pinned_memory import host_copies, host_room
 
 Carry: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""A sum or a gather among the ranks of a stage."""
+"""A collective among the ranks of a stage."""
 
 
 class TensorGroup:
-    """Rank `index` of the `size` that share a stage; `waited_s` are the seconds spent in sums and gathers.
+    """Rank `index` of `size` tensor-parallel ranks of a stage; usable after `join`.
 
-    Made before the ranks have met, and usable after `join`. With `cuts_sequence` each rank has an equal part
-    of the tokens between blocks, in the order of ranks; without it all have all.
+    With `cuts_sequence` (sequence parallelism) each rank has an equal part of the tokens between blocks, in
+    rank order; otherwise each has all tokens. `waited_s` is the total time spent in collectives, broadcasts
+    excluded.
     """
 
     def __init__(
@@ -44,19 +45,19 @@ class TensorGroup:
         self._on_host = True
 
     def join(self, group: dist.ProcessGroup, *, on_host: bool = True) -> None:
-        """Use `group`, whose ranks are those of the stage; `on_host` where it carries host memory only."""
+        """Use `group`, which has the ranks of the stage; `on_host` if it supports host memory only."""
         self._group, self._on_host = group, on_host
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the `tensor` of all ranks, the same bits on each."""
+        """Return the sum of `tensor` over all ranks, bit-identical on each."""
         return self._reduced(tensor, dist.ReduceOp.SUM)
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the largest of each element over all ranks."""
+        """Return the elementwise maximum of `tensor` over all ranks."""
         return self._reduced(tensor, dist.ReduceOp.MAX)
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
-        """Return all tokens [B, S, H], given each rank's own `x` [B, S / size, H]."""
+        """All-gather the tokens: `x` [B, S / size, H] -> [B, S, H]."""
         (mine,) = self._carried([x])
         parts = [self._room(x) for _ in range(self.size)]
         with self._timed():
@@ -64,7 +65,7 @@ class TensorGroup:
         return torch.cat([_beside(part, x) for part in parts], 1)
 
     def sum_of_own(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's own tokens [B, S / size, H] of the sum of the `x` [B, S, H] of all ranks."""
+        """Reduce-scatter the tokens: `x` [B, S, H] -> [B, S / size, H]."""
         chunks = x.chunk(self.size, 1)
         parts, mine = self._carried(chunks), self._room(chunks[0])
         with self._timed():
@@ -72,11 +73,11 @@ class TensorGroup:
         return _beside(mine, x)
 
     def own(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's own tokens of `x` [B, S, H], a copy."""
+        """Return a copy of this rank's tokens: `x` [B, S, H] -> [B, S / size, H]."""
         return x.chunk(self.size, 1)[self.index].contiguous()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Give every rank the `tensor` of the first."""
+        """Overwrite `tensor` with that of the first rank."""
         if self.size == 1:
             return
         (carried,) = self._carried([tensor])
@@ -99,18 +100,18 @@ class TensorGroup:
         return _beside(result, tensor)
 
     def _carried(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return `tensors` where the group can carry them, contiguous; a device's by way of pinned memory."""
+        """Return `tensors` contiguous in memory that the group supports: on the device, or pinned copies."""
         if self._on_host and any(one.is_cuda for one in tensors):
             return host_copies(tensors)
         return [one.contiguous() for one in tensors]
 
     def _room(self, like: torch.Tensor) -> torch.Tensor:
-        """Return where the group puts a tensor of the shape and type of `like`."""
+        """Return an uninitialised buffer like `like` in memory that the group supports."""
         return host_room(like) if self._on_host else like.new_empty(like.shape)
 
     def _ready(self) -> dist.ProcessGroup:
         if self._group is None:
-            raise RuntimeError("the ranks of the stage have not met yet")
+            raise RuntimeError("the tensor-parallel group is used before `join`")
         return self._group
 
     @contextmanager
@@ -122,53 +123,53 @@ class TensorGroup:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Say what an error of the group means."""
+        """Raise `PeerError` for an error of the process group."""
         try:
             yield
         except RuntimeError as error:
             raise PeerError(
-                f"a rank that shares this stage is lost: {gloo_reason(error) or error}",
-                hint="its log says why; the job restarts by itself",
+                f"lost a tensor-parallel rank of this stage: {gloo_reason(error) or error}",
+                hint="see its log for the cause; the job restarts automatically",
             ) from error
 
 
 def _beside(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return what the group has made where `x` is; its device waits for the copy, nobody else."""
+    """Return `result` on the device of `x`, copied asynchronously to the host."""
     return result.to(x.device, non_blocking=True)
 
 
 def entered(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return all tokens [B, S, H] for a block that each rank computes its share of.
+    """Return all tokens [B, S, H] of `x` as the input of a sharded block; backward sums over the ranks.
 
-    `x` are the tokens between blocks; backward sums the gradients of all shares.
+    `x` is [B, S / tp, H] with sequence parallelism, else [B, S, H].
     """
     return _between(x, group, group.joined, group.sum_of_own) if group.cuts_sequence else copied(x, group)
 
 
 def left(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return the tokens between blocks of the sum of all ranks' `x` [B, S, H], the shares of a block."""
+    """Sum the partial results `x` [B, S, H] of a sharded block; with sequence parallelism [B, S / tp, H]."""
     if group.cuts_sequence:
         return _between(x, group, group.sum_of_own, group.joined)
     return _between(x, group, group.sum, _same)
 
 
 def begun(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return the tokens between blocks of `x` [B, S, H], which all ranks have alike."""
+    """Return this rank's tokens of the replicated `x` [B, S, H]; `x` itself without sequence parallelism."""
     return _between(x, group, group.own, group.joined) if group.cuts_sequence else x
 
 
 def ended(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return all tokens [B, S, H] on all ranks, whose gradients are alike; `x` are those between blocks."""
+    """Return all tokens [B, S, H] on each rank; their gradients must be equal on all ranks."""
     return _between(x, group, group.joined, group.own) if group.cuts_sequence else x
 
 
 def copied(x: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Return `x`, which all ranks have and each uses for its share; backward sums their gradients."""
+    """Return the replicated `x` as the input of a sharded computation; backward sums over the ranks."""
     return _between(x, group, _same, group.sum)
 
 
 def _between(x: torch.Tensor, group: TensorGroup, there: Carry, back: Carry) -> torch.Tensor:
-    """Return `there(x)`, whose gradient goes `back`."""
+    """Return `there(x)`; its backward applies `back` to the gradient."""
     result: torch.Tensor = x if group.size == 1 else _Carried.apply(x, there, back)
     return result
 

@@ -1,7 +1,7 @@
-"""`SharedExchange`: messages between stages where several ranks share one, each byte on the wire once.
+"""`SharedExchange`: messages between stages with tensor parallelism; every byte crosses the link once.
 
-All ranks of a stage have the same hidden states, whatever their number, so stages of unlike tensor
-parallelism understand each other: the first rank sends and receives, and hands what came to the others.
+All ranks of a stage have the same hidden states, so stages with different tp degrees are compatible: the
+first rank sends and receives, then broadcasts what it received.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from isthmus.train.tensor_parallel.tensor_group import TensorGroup
 
 
 class Messenger(Protocol):
-    """What the executor asks of an exchange; `start` returns what `wait` is given."""
+    """Messages as the stage executor needs them; `start` returns handles for `wait`."""
 
     account: Account
 
     def start(self, messages: Sequence[Message]) -> Sequence[Any]:
-        """Start `messages`; return what to wait for, one each."""
+        """Start `messages`; return one handle for each."""
         ...
 
     def wait(self, work: Any, *, arrived: bool = False) -> None:
-        """Wait for a message, if `arrived` also for one sent far; `PeerError` where a peer was lost."""
+        """Wait for a message; with `arrived` also until one sent to another cluster is acknowledged.
+
+        Raises `PeerError` if a peer is lost.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class SharedWork:
-    """A message of the stage under way; `work` is that of its first rank, None at the others."""
+    """Handle of a message of the stage; `work` is None except on the first tensor-parallel rank."""
 
     message: Message
     work: Work | None
 
 
 class SharedExchange:
-    """What the executor asks of an `Exchange`, for one of the ranks of `group`."""
+    """A `Messenger` for one of the tensor-parallel ranks of `group`."""
 
     def __init__(self, exchange: Exchange, group: TensorGroup) -> None:
         self._exchange, self._group = exchange, group
 
     @property
     def account(self) -> Account:
-        """The account of the present step."""
+        """Times of the current step."""
         return self._exchange.account
 
     @account.setter
@@ -53,14 +56,14 @@ class SharedExchange:
         self._exchange.account = account
 
     def start(self, messages: Sequence[Message]) -> list[SharedWork]:
-        """Start `messages`; return what to wait for, one each."""
+        """Start `messages` on the first rank; return one handle for each on all ranks."""
         if self._group.index > 0:
             return [SharedWork(message, None) for message in messages]
         works = self._exchange.start(messages)
         return [SharedWork(message, work) for message, work in zip(messages, works, strict=True)]
 
     def wait(self, work: SharedWork, *, arrived: bool = False) -> None:
-        """Wait for a message; what was received is then on all ranks. Raises `PeerError` as they do."""
+        """Wait for a message and broadcast a received one; raises `PeerError` if a peer is lost."""
         if work.work is not None:
             self._exchange.wait(work.work, arrived=arrived)
         if not work.message.is_send:

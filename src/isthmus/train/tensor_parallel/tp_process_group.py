@@ -1,4 +1,4 @@
-"""`meet_sharers`: a process group for the ranks that share a stage, whatever the default one is."""
+"""`meet_sharers`: create the process group of the tensor-parallel ranks of each stage."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from isthmus.train.tensor_parallel.tensor_group import TensorGroup
 
 
 def sharers_of(plan: Plan, rank: int) -> TensorGroup:
-    """Return the group of the ranks that share the stage of `rank`, which have not met yet."""
+    """Return the tensor-parallel group of the stage of `rank`, not joined yet."""
     mine = plan.ranks[rank]
     size = len(plan.ranks_of(mine.stage))
     return TensorGroup(mine.tp, size, cuts_sequence=size > 1 and plan.stages[mine.stage].sp)
 
 
 def meet_sharers(plan: Plan, rank: int, group: TensorGroup, *, backend: str, host: str) -> None:
-    """Join `group`, whose ranks are those of the stage of `rank`; all ranks of the run call this at once.
+    """Join `group`, the tensor-parallel group of the stage of `rank`; all ranks of the run call this.
 
-    Our own backend joins all ranks of a run and cannot be cut, so under it they get gloo, as the ranks of a
-    cluster do; `host` is our address inside it. Raises `PeerError` where one does not come.
+    The Isthmus backend cannot be split, so with it the ranks of a stage use gloo; `host` is this rank's
+    address inside its cluster. Raises `PeerError` if a rank does not join.
     """
-    everybody = dist.group.WORLD
-    if isinstance(everybody, IsthmusGroup):
+    world = dist.group.WORLD
+    if isinstance(world, IsthmusGroup):
         stages = [str(one.stage) for one in plan.ranks]
-        made = local_group(everybody.transport, stages, host, GROUP_TIMEOUT)
+        made = local_group(world.transport, stages, host, GROUP_TIMEOUT)
         if made is not None:
             group.join(made)
         return

@@ -1,7 +1,7 @@
-"""`shared_token_loss`: cross entropy where each rank has the logits of a part of the vocabulary.
+"""`shared_token_loss`: cross entropy of logits that are split over the vocabulary.
 
-The logits are never gathered: three numbers a token cross between the ranks, not one per word. Source:
-M. Shoeybi et al., "Megatron-LM" (2019), section 3.
+Ranks reduce three numbers per token instead of gathering the logits. Source: M. Shoeybi et al., "Megatron-LM"
+(2019), section 3.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from isthmus.train.tensor_parallel.tensor_group import TensorGroup
 def shared_token_loss(
     logits: torch.Tensor, labels: torch.Tensor, first: int, group: TensorGroup, ignored: int
 ) -> torch.Tensor:
-    """Return the sum (fp32, in nats) of cross entropies over the labels that are not `ignored`.
+    """Return the sum (fp32, in nats) of the cross entropies of all labels except `ignored`.
 
-    `logits` is `[B, S, V']`, those of the tokens from `first` on; `labels` `[B, S]` of the whole vocabulary.
-    Every rank gets the same sum, and the gradient of its own logits.
+    `logits` `[B, S, V / tp]` begin at token `first`; `labels` `[B, S]` are full-vocabulary ids. Each rank
+    gets the same sum, and the gradient of its own logits.
     """
     flat = logits.reshape(-1, logits.shape[-1]).float()
     result: torch.Tensor = _CrossEntropy.apply(flat, labels.reshape(-1), first, group, ignored)
@@ -31,12 +31,15 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, group: TensorGroup, ignored: int
     ) -> torch.Tensor:
-        """Return the sum over labels [N] for logits [N, V']."""
+        """Return the scalar sum for logits [N, V / tp] and labels [N]."""
+        # Step 1: subtract the maximum over the full vocabulary.
         shifted = logits - group.largest(logits.amax(-1)).unsqueeze(-1)
+        # Step 2: pick the target logit where this rank has it, else 0.
         place = labels - first
         mine = (place >= 0) & (place < logits.shape[-1])
         place = place.masked_fill(~mine, 0).unsqueeze(-1)
         target = shifted.gather(-1, place).squeeze(-1).masked_fill(~mine, 0.0)
+        # Step 3: reduce normaliser and target logit together.
         exponentials = shifted.exp()
         total, target = group.sum(torch.stack((exponentials.sum(-1), target)))
         ctx.save_for_backward(exponentials / total.unsqueeze(-1), place, mine, labels != ignored)
@@ -44,7 +47,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        """Return the gradient of the rank's own logits: probability less one at the label."""
+        """Return the gradient of this rank's logits [N, V / tp]: softmax minus one-hot label."""
         probabilities, place, mine, counted = ctx.saved_tensors
         gradient = probabilities.scatter_add(-1, place, -mine.unsqueeze(-1).to(probabilities.dtype))
         return gradient.mul_((gradients[0] * counted).unsqueeze(-1)), None, None, None, None

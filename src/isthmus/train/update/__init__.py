@@ -1,1 +1,1 @@
-"""From gradients to new weights: summed among all owners of a parameter, then the optimizer."""
+"""Reduce gradients over all owners of a parameter, then update the weights."""

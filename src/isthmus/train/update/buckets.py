@@ -1,9 +1,9 @@
-"""`deal_buckets`: cut the parameters of all ranks into segments, and say who owns, adds up and keeps each.
+"""`deal_buckets`: split the parameters of all ranks into segments with owners, and group them into buckets.
 
-A rank says which rows of which parameter it holds (`Held`), by the names and rows of the whole model. Where
-ranks hold different rows of one parameter, segments are cut at all their ends, so that all owners of a
-segment hold all of it: replicas may be cut into other stages and other slices. Segments with the same owners
-fill buckets, the unit of a message. The result depends on what is held alone: all ranks deal alike.
+Each rank states the rows that it holds of each full-model parameter (`Held`). Parameters are split at the
+ends of all these ranges, so that each owner of a segment holds all of it even if replicas have different
+stages or tp degrees. Segments with equal owners fill buckets, the unit of communication. The result depends
+only on the held rows, so all ranks compute the same buckets.
 """
 
 from __future__ import annotations
@@ -14,39 +14,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 BUCKET_ELEMENTS = 1 << 20
-"""Numbers in a bucket: 4 MiB of fp32."""
+"""Elements per bucket: 4 MiB of fp32."""
 
 ALIGNED_ELEMENTS = 16
-"""Segments begin at multiples of so many numbers, so that vector units treat each as part of the whole.
+"""Alignment of segment starts, in elements: vectorised updates are then bit-identical to unsharded ones.
 
-A share that begins elsewhere (a short bias among several ranks) is updated to the same numbers, to rounding.
+A segment with another start (a short bias split over several ranks) is updated equally up to rounding.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Rows `[start, stop)` along dimension `dim` of parameter `name`, held from row `at` of a rank's tensor.
+    """Rows of a parameter that a rank holds; ranks exchange it as JSON."""
 
-    A row is `row_elements` numbers. `adds` is false for a copy whose gradient another rank adds in full.
-    """
-
+    # Full-model name of the parameter.
     name: str
+    # Rows [start, stop) of the full parameter.
     start: int
     stop: int
+    # Elements per row.
     row_elements: int
+    # Dimension along which rows are counted.
     dim: int = 0
+    # First of these rows in the rank's local tensor.
     at: int = 0
+    # False for a replica whose gradient another rank contributes in full.
     adds: bool = True
 
     @classmethod
     def whole(cls, name: str, shape: Sequence[int]) -> Held:
-        """Return all of a parameter of `shape`."""
+        """Return all rows of a parameter of `shape`."""
         return cls(name=name, start=0, stop=shape[0], row_elements=math.prod(shape[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Rows `[start, stop)` along `dim` of parameter `name` of the whole model."""
+    """Rows `[start, stop)` along `dim` of full-model parameter `name`."""
 
     name: str
     dim: int
@@ -57,36 +60,35 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Segments with the same owners.
-
-    `owners` are ranks in order, by cluster; `adders` those whose gradients are summed; `leaders` one owner
-    per cluster, who sums there, in the order of `owners`.
-    """
+    """Segments with the same owners, reduced in one message."""
 
     segments: tuple[Segment, ...]
+    # Ranks that hold the segments, grouped by cluster, in rank order.
     owners: tuple[tuple[int, ...], ...]
+    # Owners whose gradients are summed.
     adders: frozenset[int]
+    # One owner per cluster, which reduces there; in the order of `owners`.
     leaders: tuple[int, ...]
 
     @property
     def num_elements(self) -> int:
-        """Numbers in the bucket."""
+        """Number of elements."""
         return sum(one.num_elements for one in self.segments)
 
     @property
     def is_shared(self) -> bool:
-        """Whether more than one rank owns it."""
+        """Whether several ranks own it."""
         return len(self.owners) > 1 or len(self.owners[0]) > 1
 
 
 def deal_buckets(
     held: Sequence[Sequence[Held]], clusters: Sequence[str], bucket_elements: int = BUCKET_ELEMENTS
 ) -> tuple[Bucket, ...]:
-    """Return all buckets of a run, given what each rank holds and its cluster.
+    """Return all buckets of a run; `held` and `clusters` are by rank.
 
-    A bucket has at most `bucket_elements` numbers, or one segment that is as short as rows and alignment
-    allow. The last parameters come first: their gradients are the first to be there. In every cluster leaders
-    are dealt so that each rank leads about as many numbers.
+    A bucket has at most `bucket_elements` elements, or a single segment of the minimum aligned size. The last
+    parameters come first, because their gradients are ready first. Leaders are chosen so that the ranks of a
+    cluster lead about the same number of elements.
     """
     led = [0] * len(held)
     found = []
@@ -94,7 +96,7 @@ def deal_buckets(
         by_cluster: dict[str, list[int]] = {}
         for rank in owners:
             by_cluster.setdefault(clusters[rank], []).append(rank)
-        leaders = tuple(min(near, key=lambda rank: (led[rank], rank)) for near in by_cluster.values())
+        leaders = tuple(min(local, key=lambda rank: (led[rank], rank)) for local in by_cluster.values())
         bucket = Bucket(
             segments=tuple(segments),
             owners=tuple(map(tuple, by_cluster.values())),
@@ -108,11 +110,11 @@ def deal_buckets(
 
 
 Sharers = tuple[tuple[int, ...], tuple[int, ...]]
-"""Owners and adders of a segment, in the order of ranks."""
+"""(owners, contributors) of a segment, in rank order."""
 
 
 def _grouped(held: Sequence[Sequence[Held]], bucket_elements: int) -> Iterator[tuple[Sharers, list[Segment]]]:
-    """Yield runs of segments with the same sharers that together fill a bucket."""
+    """Yield groups of consecutive segments with equal ranks, each at most one bucket."""
     group: list[Segment] = []
     of_group: Sharers = ((), ())
     for sharers, dim, start, stop, row, name in _spans(held):
@@ -129,7 +131,7 @@ def _grouped(held: Sequence[Sequence[Held]], bucket_elements: int) -> Iterator[t
 
 
 def _spans(held: Sequence[Sequence[Held]]) -> Iterator[tuple[Sharers, int, int, int, int, str]]:
-    """Yield the rows of each parameter between two ends: sharers, dim, start, stop, row elements, name."""
+    """Yield (ranks, dim, start, stop, row elements, name) of the rows between adjacent range ends."""
     by_name: dict[str, list[tuple[int, Held]]] = {}
     for rank, of_rank in enumerate(held):
         for one in of_rank:
@@ -145,7 +147,7 @@ def _spans(held: Sequence[Sequence[Held]]) -> Iterator[tuple[Sharers, int, int, 
 
 
 def _cut(start: int, stop: int, row_elements: int, bucket_elements: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into aligned spans of at most `bucket_elements` numbers, or the fewest aligned rows."""
+    """Yield aligned (start, stop) of at most `bucket_elements` elements, or the fewest aligned rows."""
     aligned = ALIGNED_ELEMENTS // math.gcd(ALIGNED_ELEMENTS, row_elements)
     step = max(bucket_elements // row_elements // aligned, 1) * aligned
     for first in range(start, stop, step):

@@ -1,4 +1,4 @@
-"""`Gradients`: what a step has gathered so far for the parameters of one stage, in fp32."""
+"""`Gradients`: the fp32 gradients of a stage's parameters, accumulated over a step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from isthmus.train.update.weight_share import rows_of
 
 
 class Gradients:
-    """The gradients of `parameters`, by name in the whole model, of which `ownership` says who owns what.
+    """The gradients of `parameters` (by full-model name).
 
-    Parameters are fp32, or with `lowers` each becomes bf16 by `lower`, its gradients gathered in fp32.
+    With `lowers` the caller converts each parameter to bf16 by `lower`; its gradients accumulate in fp32.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], ownership: Ownership, *, lowers: bool) -> None:
@@ -23,11 +23,11 @@ class Gradients:
         self._gathered: dict[str, torch.Tensor] = {}
 
     def lower(self, name: str) -> None:
-        """Make a parameter bf16; its fp32 memory is freed where nobody else keeps it."""
+        """Convert a parameter to bf16; this frees its fp32 memory if it has no other reference."""
         parameter = self._parameters[name]
         parameter.data = parameter.data.to(torch.bfloat16)
 
-        def gather(working: torch.Tensor) -> None:
+        def accumulate(working: torch.Tensor) -> None:
             if working.grad is not None:
                 if name in self._gathered:
                     self._gathered[name].add_(working.grad)
@@ -35,21 +35,21 @@ class Gradients:
                     self._gathered[name] = working.grad.float()
                 working.grad = None
 
-        parameter.register_post_accumulate_grad_hook(gather)
+        parameter.register_post_accumulate_grad_hook(accumulate)
 
     def get(self, name: str) -> torch.Tensor | None:
-        """Return the gradient (fp32) of a parameter, None without any."""
+        """Return the fp32 gradient of a parameter; None if it has none."""
         return self._gathered.get(name) if self._lowers else self._parameters[name].grad
 
     def of(self, segment: Segment) -> torch.Tensor:
-        """Return the gradient of a segment that this rank owns: a view."""
+        """Return the gradient of a segment that this rank owns, as a view."""
         gradient = self.get(segment.name)
         if gradient is None:
             raise KeyError(f"no gradient of {segment.name}")
         return rows_of(gradient, self._ownership.place(segment))
 
     def fill_shared(self) -> None:
-        """Give what others may have a gradient of one here as well."""
+        """Set missing gradients of shared parameters to zero, because other ranks may have one."""
         for name in self._ownership.shared_names:
             if self.get(name) is None:
                 zeros = torch.zeros_like(self._parameters[name], dtype=torch.float32)
@@ -59,9 +59,9 @@ class Gradients:
                     self._parameters[name].grad = zeros
 
     def sum_of_squares(self) -> float:
-        """Return the squared norm (fp64) of the segments that are counted here, one by one.
+        """Return the squared norm (fp64) of the segments that this rank counts.
 
-        These do not depend on whether updates are shared, nor do the bits.
+        The result is bit-identical with and without sharded updates.
         """
         counted = [one for one in self._ownership.counted if self.get(one.name) is not None]
         if not counted:
@@ -70,7 +70,7 @@ class Gradients:
         return float(torch.stack(norms).square().sum())
 
     def drop(self) -> None:
-        """Forget what was gathered."""
+        """Discard all gradients."""
         self._gathered.clear()
         for parameter in self._parameters.values():
             parameter.grad = None

@@ -1,7 +1,7 @@
-"""`copy_to_host`: fill host memory with tensors that lie there or on a device, off the training thread.
+"""`copy_to_host`: copy tensors to host memory on a background thread.
 
-A device's tensors come on a stream of their own, which waits for what was asked of the device before, through
-a piece of pinned memory.
+Device tensors are copied on a separate stream, which first waits for prior work on the device, through a
+pinned bounce buffer.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TypeAlias
 import torch
 
 BOUNCE_BYTES = 64 * 2**20
-"""Pinned memory through which a device's tensors come."""
+"""Size of the pinned bounce buffer."""
 
 Ready: TypeAlias = "torch.cuda.Event | None"
-"""What a copy has to wait for: an event of the device, None for tensors in host memory."""
+"""Device event that a copy must wait for; None for tensors in host memory."""
 
 
 def copy_ready(tensors: Iterable[torch.Tensor]) -> Ready:
-    """Return what a copy of `tensors` has to wait for; called by the thread that computes them."""
+    """Record the event that a copy of `tensors` must wait for; call it on the thread that computes them."""
     if not any(tensor.is_cuda for tensor in tensors):
         return None
     event: Ready = torch.cuda.current_stream().record_event()
@@ -27,7 +27,7 @@ def copy_ready(tensors: Iterable[torch.Tensor]) -> Ready:
 
 
 def copy_to_host(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ready: Ready) -> None:
-    """Copy each (source, contiguous target in host memory of its shape and type), and wait for all."""
+    """Copy each (source, contiguous host target of equal shape and dtype); wait for all."""
     with torch.no_grad():
         if ready is None:
             for source, target in pairs:
@@ -44,12 +44,12 @@ def copy_to_host(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ready: Read
 
 
 def _copy_through(bounce: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a device's tensor in pieces of the pinned `bounce`, [bytes] uint8; asleep while it copies."""
-    there = torch.cuda.Event(blocking=True)
+    """Copy a device tensor in chunks through the pinned `bounce`, uint8 [bytes]; sleep during transfers."""
+    arrived = torch.cuda.Event(blocking=True)
     pieces = source.contiguous().view(-1).view(torch.uint8).split(bounce.numel())
     for piece, place in zip(pieces, target.view(-1).view(torch.uint8).split(bounce.numel()), strict=True):
         pinned = bounce[: piece.numel()]
         pinned.copy_(piece, non_blocking=True)
-        there.record()
-        there.synchronize()
+        arrived.record()
+        arrived.synchronize()
         place.copy_(pinned)

@@ -1,8 +1,9 @@
-"""`Optimizer`: AdamW with warm-up and cosine decay, clipped by the gradient norm of the whole model.
+"""`Optimizer`: AdamW with warm-up, cosine decay and clipping by the global gradient norm.
 
-Precision `bf16`: the model computes with bf16 copies; weights, accumulated gradients and moments are fp32
-(18 bytes a parameter). Precision `fp32`: the model's own parameters are the weights (16 bytes a parameter).
-Where updates are shared among replicas (`Ownership`), weights and moments are those of this rank's share.
+Precision `bf16`: the model computes with bf16 working weights; master weights, accumulated gradients and
+moments are fp32 (18 bytes per parameter). Precision `fp32`: the model's parameters are the master weights (16
+bytes per parameter). With sharded updates (`Ownership`) a rank has master weights and moments of its shard
+only.
 """
 
 from __future__ import annotations
@@ -27,28 +28,29 @@ from isthmus.train.update.weight_share import WeightShare, make_shares, rows_of
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did.
+    """Result of one optimizer step.
 
-    Where the gradient norm is not finite (an overflow, a NaN loss) it is `skipped` on all stages:
-    weights, moments and update counts stay, the gradients are dropped, rate and data go on. `loss` is the
-    sum over all ranks of what they gave.
+    If the gradient norm is not finite (overflow, NaN loss) all stages skip the update: weights, moments and
+    update counts stay, gradients are dropped, learning rate and data advance.
     """
 
+    # Norm over the full model, before clipping.
     gradient_norm: float
     learning_rate: float
     skipped: bool
+    # Sum over all ranks.
     loss: float
 
 
 class Optimizer:
     """The weights of one stage and their update.
 
-    `parameters` are (name in the whole model, parameter of the stage, in fp32); with bf16 they become bf16.
-    `ownership` says what is shared with other ranks, whose gradients `reducer` adds (without: nothing is).
-    `sum_over_all` adds numbers (float64) over all ranks, so that all clip by the same norm. `on_host` keeps
-    fp32 weights and moments in host memory, and updates there: gradients come, new weights go back. On a CPU
-    it does the same, with copies of their own. Source: J. Ren et al., "ZeRO-Offload: Democratizing
-    Billion-Scale Model Training", USENIX ATC 2021, section 4.
+    `parameters` are (full-model name, fp32 parameter of the stage); with precision bf16 they become bf16.
+    `ownership` says which rows other ranks also own (default: none); `reducer` sums their gradients.
+    `sum_over_all` sums a float64 tensor over all ranks, so that all clip by the same norm. `on_host` keeps
+    master weights and moments in host memory and updates them there (J. Ren et al., "ZeRO-Offload:
+    Democratizing Billion-Scale Model Training", USENIX ATC 2021, section 4); on a CPU it makes separate
+    copies.
     """
 
     def __init__(
@@ -78,20 +80,23 @@ class Optimizer:
         self._state = OptimizerState(self._working, self._shares, self._ownership, self._adam)
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """Return the gradient (fp32) gathered so far of one of the stage's parameters, None without any."""
+        """Return the accumulated fp32 gradient of a parameter; None if it has none."""
         return self._gradients.get(name)
 
     def apply(self, step: int, loss: float = 0.0) -> Update:
-        """Update the weights by the gradients accumulated since the last call; `step` counts from 0.
+        """Update the weights with the gradients accumulated since the last call; `step` counts from 0.
 
-        `loss` is this rank's part of what the step cost.
+        `loss` is this rank's part of the loss.
         """
+        # Step 1: reduce the gradients over all owners.
         if self._reducer is not None:
             self._gradients.fill_shared()
             self._reducer.reduce(self._gradients.of, everywhere=not self._ownership.shard)
+        # Step 2: sum gradient norm and loss over all ranks.
         mine = torch.tensor([self._gradients.sum_of_squares(), loss], dtype=torch.float64)
         squares, total_loss = self._sum_over_all(mine).tolist()
         norm, rate = math.sqrt(squares), learning_rate(self._training, step)
+        # Step 3: clip, update the master weights, refresh the working weights.
         if math.isfinite(norm):
             self._clip(norm)
             for group in self._adam.param_groups:
@@ -102,38 +107,38 @@ class Optimizer:
         return Update(norm, rate, skipped=not math.isfinite(norm), loss=total_loss)
 
     def state(self) -> Tensors:
-        """Return what a checkpoint holds of this rank (`OptimizerState.told`)."""
+        """Return the tensors that a checkpoint stores of this rank (`OptimizerState.told`)."""
         return self._state.told()
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a checkpoint, given the state of all that the stage holds (`OptimizerState.take_over`).
+        """Load the checkpoint state of all parameters of the stage (`OptimizerState.take_over`).
 
-        Raises `UnavailableError` where a tensor has another shape.
+        Raises `UnavailableError` if a tensor has another shape.
         """
         self._state.take_over(tensors)
 
     def own_state(self) -> Tensors:
-        """Return all that this rank needs to go on by itself."""
+        """Return the complete state of this rank, for a snapshot."""
         return self._state.own()
 
     def load_own(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go back to what `own_state` was, in this process or in one before it."""
+        """Restore a result of `own_state`, of this or an earlier process."""
         self._state.go_back(tensors)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients gathered so far."""
+        """Discard the accumulated gradients."""
         self._gradients.drop()
         for one in self._shares:
             one.weight.grad = None
 
     def _refresh(self) -> None:
-        """Let the model compute with the new weights, those that others have updated as well."""
+        """Copy the new master weights to the working weights, including those that other ranks updated."""
         for one in self._shares:
             if one.is_in(self._working[one.name]):
                 continue
             working = one.of(self._working[one.name].detach())
             new = one.weight.detach()
-            if working.is_cuda and not new.is_cuda:  # rounded before it crosses
+            if working.is_cuda and not new.is_cuda:  # convert before the transfer
                 new = host_room(working).copy_(new)
             working.copy_(new)
         if self._reducer is not None and self._ownership.shard:
@@ -143,7 +148,7 @@ class Optimizer:
         return rows_of(self._working[segment.name].detach(), self._ownership.place(segment))
 
     def _clip(self, norm: float) -> None:
-        """Hand each weight its gradient, scaled so that the norm is at most `clip_norm`; 0 is no limit."""
+        """Assign each master weight its gradient, clipped to a norm of `clip_norm` (0: no limit)."""
         weights, parts = [], []
         for one in self._shares:
             gradient = self.gradient(one.name)
@@ -160,16 +165,16 @@ class Optimizer:
 
 
 def _adam(shares: Iterable[WeightShare], training: Training) -> torch.optim.AdamW:
-    """Return the optimizer of the weights of `shares`, of which matrices decay and vectors do not."""
+    """Return AdamW for the weights of `shares`; weight decay applies to matrices only."""
     weights = [one.weight for one in shares]
     decay = training.weight_decay
     groups: list[dict[str, object]] = [
         {"params": [one for one in weights if one.dim() > 1], "weight_decay": decay},
         {"params": [one for one in weights if one.dim() <= 1], "weight_decay": 0.0},
     ]
-    nothing: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # for a rank without a share
+    empty: dict[str, object] = {"params": [nn.Parameter(torch.zeros(0))]}  # for a rank without updates
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]] or [nothing],
+        [group for group in groups if group["params"]] or [empty],
         lr=training.learning_rate,
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,

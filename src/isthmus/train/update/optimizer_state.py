@@ -1,4 +1,4 @@
-"""`OptimizerState`: weights, moments and update counts of one rank, told and taken over."""
+"""`OptimizerState`: exports and imports weights, moments and update counts of one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OptimizerState:
-    """The state of `adam`, which updates `shares` of what the stage computes with: `working`, by name."""
+    """The state of `adam`, which updates `shares` of the stage's `working` weights (by full-model name)."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class OptimizerState:
         self._working, self._shares, self._ownership, self._adam = working, shares, ownership, adam
 
     def told(self) -> Tensors:
-        """Return weights, moments and update counts, named `kind/name in the whole model`.
+        """Return weights, moments and update counts as `KIND/PARAMETER`, for a checkpoint.
 
-        They are of the rows that are updated here, one behind the other.
+        Tensors have the rows that this rank updates, concatenated.
         """
         tensors: Tensors = {}
         for name, rows in self._ownership.updated.items():
@@ -43,16 +43,16 @@ class OptimizerState:
         return tensors
 
     def take_over(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over the state of all that the stage holds, named as by `told`, each tensor whole.
+        """Load the state of all parameters of the stage; names as in `told`, tensors with all local rows.
 
-        Raises `UnavailableError` where a tensor has another shape.
+        Raises `UnavailableError` if a tensor has another shape.
         """
         for name, working in self._working.items():
             found = tensors[f"weight/{name}"].shape
             if found != working.shape:
                 raise UnavailableError(
                     f"the checkpoint holds '{name}' as {list(found)}, the model as {list(working.shape)}",
-                    hint="it is of another model; name another checkpoint folder",
+                    hint="it belongs to another model; use another checkpoint folder",
                 )
             working.detach().copy_(tensors[f"weight/{name}"])
         for one in self._shares:
@@ -66,7 +66,7 @@ class OptimizerState:
             }
 
     def own(self) -> Tensors:
-        """Return all that this rank needs to go on by itself: what it computes with, and what it updates."""
+        """Return the complete state of this rank: working weights, master weights, moments and counts."""
         tensors = {f"working/{name}": one.detach() for name, one in self._working.items()}
         for number, one in enumerate(self._shares):
             state = self._of(one)
@@ -76,7 +76,7 @@ class OptimizerState:
         return tensors
 
     def go_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go back to what `own` was, in this process or in one before it."""
+        """Restore a result of `own`, of this or an earlier process."""
         for name, working in self._working.items():
             working.detach().copy_(tensors[f"working/{name}"])
         for number, one in enumerate(self._shares):
@@ -88,12 +88,12 @@ class OptimizerState:
             }
 
     def _of(self, share: WeightShare) -> Tensors:
-        """Return count and moments of a weight, also before its first update."""
-        known: Tensors = self._adam.state.get(share.weight) or {
+        """Return update count and moments of a weight; zeros before its first update."""
+        state: Tensors = self._adam.state.get(share.weight) or {
             "step": torch.zeros((), device=share.weight.device),
             **{moment: torch.zeros_like(share.weight) for moment in _MOMENTS},
         }
-        return known
+        return state
 
 
 def _behind_each_other(parts: list[torch.Tensor], rows: tuple[Rows, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`Ownership`: which segments of its own tensors one rank counts, updates and saves."""
+"""`Ownership`: the segments that one rank counts in the gradient norm, updates and saves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.train.update.buckets import BUCKET_ELEMENTS, Bucket, Held, Segment,
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows `[at, at + num_rows)` along dimension `dim` of a rank's own tensor."""
+    """Rows `[at, at + num_rows)` along dimension `dim` of a rank's local tensor."""
 
     dim: int
     at: int
@@ -19,12 +19,11 @@ class Rows:
 
 
 class Ownership:
-    """What rank `rank` does of the work on the parameters that all ranks hold.
+    """The work of rank `rank` on the parameters that all ranks hold.
 
-    `held` and `clusters` are by rank. With `shard` the owners of a cluster share the update of what they all
-    own, and the moments with it: each updates the segments that it leads (ZeRO stage 1: S. Rajbhandari et
-    al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020). Without it every
-    owner updates all that it owns.
+    `held` and `clusters` are by rank. With `shard` the owners in a cluster shard the update and the moments:
+    each updates the segments that it leads (ZeRO stage 1: S. Rajbhandari et al., "ZeRO: Memory Optimizations
+    Toward Training Trillion Parameter Models", SC 2020). Without it each owner updates all that it owns.
     """
 
     def __init__(
@@ -39,34 +38,34 @@ class Ownership:
         self.rank, self.shard = rank, shard
         self.buckets = deal_buckets(held, clusters, bucket_elements)
         self.held: dict[str, list[Held]] = {}
-        """What this rank holds, by name in the whole model."""
+        """Rows that this rank holds, by full-model name."""
         for one in held[rank]:
             self.held.setdefault(one.name, []).append(one)
         self.num_rows: dict[str, int] = {}
-        """Rows that a parameter has in the whole model, along the dimension that it is cut in."""
+        """Number of rows of each full-model parameter along its split dimension."""
         for segment in chain(*(one.segments for one in self.buckets)):
             self.num_rows[segment.name] = max(self.num_rows.get(segment.name, 0), segment.stop)
         mine = [one for one in self.buckets if rank in chain(*one.owners)]
         self.counted = tuple(chain(*(one.segments for one in mine if one.leaders[0] == rank)))
-        """Each segment of the model is counted by one rank, whether or not updates are shared."""
+        """Segments that this rank counts in the gradient norm; exactly one rank counts each."""
         self.updated = self._rows(mine if not shard else [one for one in mine if rank in one.leaders])
-        """By name in the whole model, in the order of `held`: rows that this rank updates."""
+        """Local rows that this rank updates, by full-model name, in the order of `held`."""
         self.saved = self._rows([one for one in mine if _saver(one, shard) == rank])
-        """Likewise: rows whose state this rank writes into a checkpoint; they are among `updated`."""
+        """Local rows whose state this rank saves in checkpoints; a subset of `updated`."""
 
     @classmethod
     def alone(cls, shapes: Mapping[str, Sequence[int]]) -> Ownership:
-        """Return that of a rank that shares no parameter with another, given its shapes by name."""
+        """Return the ownership of a rank that shares no parameters; `shapes` are by name."""
         return cls([[Held.whole(name, shape) for name, shape in shapes.items()]], 0, ["alone"])
 
     @property
     def shared_names(self) -> frozenset[str]:
-        """Names of what this rank owns together with others."""
+        """Names of parameters that this rank owns together with other ranks."""
         mine = (one for one in self.buckets if one.is_shared and self.rank in chain(*one.owners))
         return frozenset(segment.name for bucket in mine for segment in bucket.segments)
 
     def place(self, segment: Segment) -> Rows:
-        """Return where in this rank's own tensor a segment is that it owns."""
+        """Return the local rows of a segment; raises `KeyError` if this rank does not hold it."""
         for one in self.held[segment.name]:
             if one.start <= segment.start and segment.stop <= one.stop:
                 at = one.at + segment.start - one.start
@@ -74,7 +73,7 @@ class Ownership:
         raise KeyError(f"rank {self.rank} does not hold {segment}")
 
     def _rows(self, buckets: Iterable[Bucket]) -> dict[str, tuple[Rows, ...]]:
-        """Return the rows of `buckets` by name, those that follow each other as one."""
+        """Return the local rows of `buckets` by name, adjacent ones merged."""
         found: dict[str, list[Rows]] = {name: [] for name in self.held}
         for segment in chain(*(one.segments for one in buckets)):
             found[segment.name].append(self.place(segment))
@@ -82,12 +81,12 @@ class Ownership:
 
 
 def _saver(bucket: Bucket, shard: bool) -> int:
-    """Return the rank that saves a bucket: of those that update it, one of the first cluster."""
+    """Return the rank that saves a bucket, one of those that update it."""
     return bucket.leaders[0] if shard else min(chain(*bucket.owners))
 
 
 def _joined(some: list[Rows]) -> Iterator[Rows]:
-    """Yield `some` in their order in the tensor, joined where one ends and the next begins."""
+    """Yield `some` in tensor order, adjacent ones merged."""
     last: Rows | None = None
     for one in sorted(some, key=lambda rows: rows.at):
         if last is not None and last.at + last.num_rows == one.at:

@@ -1,14 +1,14 @@
-"""`Reducer`: sums the gradients of what several ranks own, the same bits everywhere, and spreads results.
+"""`Reducer`: hierarchical all-reduce of shared gradients, bit-identical on all ranks.
 
-A bucket (`isthmus.train.update.buckets`) is summed inside each cluster by that cluster's leader, in the order
-of ranks, and the clusters' sums are added in the order of clusters: by both leaders where there are two
-clusters, else by one of the leaders, who sends the total back. Every byte crosses the WAN once in each
-direction. Leaders change from bucket to bucket, so the ranks of a cluster share the work: a reduce-scatter,
-and with `spread` an all-gather.
+In each cluster the leader of a bucket (`isthmus.train.update.buckets`) sums the gradients in rank order. The
+leaders then add the cluster sums in cluster order: with two clusters both leaders add, with more one of them
+adds and returns the total. Each byte crosses the WAN once in each direction. Leaders vary between buckets, so
+the ranks of a cluster share the work: a reduce-scatter, and with `spread` an all-gather.
 
-All ranks begin and end the phases of all buckets in one order. Nothing is waited for before what the wait
-depends on was started everywhere, so nothing can wait for ever; at most `4 * in_flight` buckets are under
-way.
+A bucket has four phases: to the leader, between leaders, total to leaders, to the other owners. All ranks
+begin and end the phases of all buckets in the same order, and a rank waits only for messages whose
+counterparts started earlier in this order, which rules out deadlock. At most `4 * in_flight` buckets are in
+flight.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from isthmus.train.messages.exchange import Exchange, Message, Work
 from isthmus.train.update.buckets import Bucket, Segment
 
 View = Callable[[Segment], torch.Tensor]
-"""This rank's own memory of a segment, to be read or written; not always contiguous."""
+"""Returns this rank's memory of a segment to read and write, a view that may be non-contiguous."""
 
 FIRST_TAG = 1 << 19
-"""Tags from here to twice as many are those of buckets."""
+"""Bucket tags are in `[FIRST_TAG, 2 * FIRST_TAG)`."""
 
 _PHASES = 4
 IN_FLIGHT = 4
-"""Buckets between the begin and the end of a phase."""
+"""Duration of a phase in ticks; one bucket begins per tick."""
 
 
 class Reducer:
-    """One rank's part in the sums of `buckets`, which are those of all ranks, in their order."""
+    """Reduces `buckets` (those of all ranks, in the same order on each rank) on rank `rank`."""
 
     def __init__(
         self, buckets: Sequence[Bucket], rank: int, exchange: Exchange, in_flight: int = IN_FLIGHT
@@ -45,20 +45,24 @@ class Reducer:
         self._num_buckets = len(buckets)
 
     def reduce(self, view: View, *, everywhere: bool) -> None:
-        """Replace what `view` shows by its sum over all adders: at all owners, or at the leaders alone."""
+        """Replace each segment by its sum over contributors, on all owners (`everywhere`) or leaders only."""
         self._run(lambda number, bucket: self._reduced(number, bucket, view, everywhere))
 
     def spread(self, view: View) -> None:
-        """Give what `view` shows at the leader of each cluster to the other owners there."""
+        """Broadcast each segment from the leader of each cluster to the other owners in that cluster."""
         self._run(lambda number, bucket: self._spread(number, bucket, view))
 
     def _run(self, begin: Callable[[int, Bucket], Iterator[list[Work]]]) -> None:
-        """Drive every bucket from phase to phase; each waits while the next ones begin theirs."""
+        """Run all buckets as a pipeline: bucket t begins at tick t; each phase lasts `in_flight` ticks.
+
+        `begin` returns the phases of a bucket as an iterator of handles to wait for.
+        """
         under_way: deque[tuple[int, Iterator[list[Work]], list[Work]]] = deque()
         waiting = deque(self._shared)
         tick = 0
         while waiting or under_way:
-            tick = waiting[0][0] if waiting and not under_way else tick
+            tick = waiting[0][0] if waiting and not under_way else tick  # skip buckets of other ranks
+            # Step 1: end the phases that are due, and begin the next phase of these buckets.
             for _ in range(len(under_way)):
                 began, steps, works = under_way.popleft()
                 if (tick - began) % self._in_flight == 0:
@@ -69,6 +73,7 @@ class Reducer:
                         continue
                     works = after
                 under_way.append((began, steps, works))
+            # Step 2: begin the bucket of this tick.
             if waiting and waiting[0][0] == tick:
                 number, bucket = waiting.popleft()
                 steps = begin(number, bucket)
@@ -76,9 +81,10 @@ class Reducer:
             tick += 1
 
     def _reduced(self, number: int, bucket: Bucket, view: View, everywhere: bool) -> Iterator[list[Work]]:
-        """Sum one bucket; yields four times what the next phase waits for."""
-        near = _near(bucket, self._rank)
-        leader = next(one for one in bucket.leaders if one in near)
+        """Reduce one bucket; yields the handles of each phase."""
+        local = _near(bucket, self._rank)
+        leader = next(one for one in bucket.leaders if one in local)
+        # Other owners: send to the leader, and receive the total if `everywhere`.
         if leader != self._rank:
             mine = [(leader, _packed(bucket, view))] if self._rank in bucket.adders else []
             yield self._start(number, 0, send=mine)
@@ -89,12 +95,14 @@ class Reducer:
                 yield self._start(number, 3, receive=[(leader, total)])
                 _unpack(bucket, view, total)
             return
-        parts = {rank: self._room(bucket, view) for rank in near if rank in bucket.adders - {leader}}
+        # Step 1 (leader): sum the gradients of the cluster in rank order.
+        parts = {rank: self._room(bucket, view) for rank in local if rank in bucket.adders - {leader}}
         yield self._start(number, 0, receive=list(parts.items()))
         if leader in bucket.adders:
             parts[leader] = _packed(bucket, view)
-        total = _sum([parts[rank] for rank in near if rank in parts], bucket, view)
+        total = _sum([parts[rank] for rank in local if rank in parts], bucket, view)
         parts.clear()
+        # Step 2: add the cluster sums in cluster order, on `home` or (two clusters) on both leaders.
         home = bucket.leaders[number % len(bucket.leaders)]
         far = [one for one in bucket.leaders if one != leader]
         sums = {leader: total}
@@ -110,22 +118,25 @@ class Reducer:
             total = _sum([sums[one] for one in bucket.leaders], bucket, view)
             sums.clear()
             yield self._start(number, 2, send=[(one, total) for one in far] if len(far) > 1 else [])
+        # Step 3: store the total, and send it to the other owners of the cluster.
         _unpack(bucket, view, total)
         if everywhere:
-            yield self._start(number, 3, send=[(one, total) for one in near if one != leader])
+            yield self._start(number, 3, send=[(one, total) for one in local if one != leader])
 
     def _spread(self, number: int, bucket: Bucket, view: View) -> Iterator[list[Work]]:
-        near = _near(bucket, self._rank)
-        leader = next(one for one in bucket.leaders if one in near)
+        """Broadcast one bucket from its local leader; yields the handles to wait for."""
+        local = _near(bucket, self._rank)
+        leader = next(one for one in bucket.leaders if one in local)
         if leader == self._rank:
             values = _packed(bucket, view)
-            yield self._start(number, 3, send=[(one, values) for one in near if one != leader])
+            yield self._start(number, 3, send=[(one, values) for one in local if one != leader])
             return
         values = self._room(bucket, view)
         yield self._start(number, 3, receive=[(leader, values)])
         _unpack(bucket, view, values)
 
     def _room(self, bucket: Bucket, view: View) -> torch.Tensor:
+        """Return an uninitialised buffer for the bucket, flat [num_elements]."""
         return view(bucket.segments[0]).new_empty(bucket.num_elements)
 
     def _start(
@@ -136,7 +147,7 @@ class Reducer:
         send: Sequence[tuple[int, torch.Tensor]] = (),
         receive: Sequence[tuple[int, torch.Tensor]] = (),
     ) -> list[Work]:
-        """Start messages of one phase, given as (peer, buffer)."""
+        """Start the messages of one phase, given as (peer, buffer); return their handles."""
         tag = FIRST_TAG + (number * _PHASES + phase) % FIRST_TAG
         messages = [Message(buffer, peer, tag, False) for peer, buffer in receive]
         messages += [Message(buffer, peer, tag, True) for peer, buffer in send]
@@ -144,17 +155,17 @@ class Reducer:
 
 
 def _near(bucket: Bucket, rank: int) -> tuple[int, ...]:
-    """Return the owners of `bucket` in the cluster of `rank`, which is one of them; none where it is not."""
-    return next((near for near in bucket.owners if rank in near), ())
+    """Return the owners of `bucket` in the cluster of `rank`; () if `rank` is not an owner."""
+    return next((local for local in bucket.owners if rank in local), ())
 
 
 def _packed(bucket: Bucket, view: View) -> torch.Tensor:
-    """Return a copy of what `view` shows of the bucket, flat."""
+    """Return a flat copy [num_elements] of the bucket's segments."""
     return torch.cat([view(one).reshape(-1) for one in bucket.segments])
 
 
 def _unpack(bucket: Bucket, view: View, values: torch.Tensor) -> None:
-    """Write flat `values` where `view` shows the bucket."""
+    """Copy flat `values` [num_elements] to the bucket's segments."""
     sizes = [one.num_elements for one in bucket.segments]
     for one, part in zip(bucket.segments, values.split(sizes), strict=True):
         target = view(one)
@@ -162,7 +173,7 @@ def _unpack(bucket: Bucket, view: View, values: torch.Tensor) -> None:
 
 
 def _sum(parts: Sequence[torch.Tensor], bucket: Bucket, view: View) -> torch.Tensor:
-    """Return the sum of `parts` in their order, which are left alone; zero where there are none."""
+    """Return the sum of `parts` (each [num_elements]) in order without changing them; zeros if empty."""
     if not parts:
         return view(bucket.segments[0]).new_zeros(bucket.num_elements)
     total = parts[0]

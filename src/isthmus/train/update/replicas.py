@@ -1,5 +1,4 @@
-"""Where a rank stands among the replicas of its plan, which samples of a step are its replica's, and what all
-ranks hold."""
+"""A rank's position in the plan, its replica's samples, and the parameters that all ranks hold."""
 
 from __future__ import annotations
 
@@ -16,27 +15,29 @@ from isthmus.train.update.ownership import Ownership
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A rank's place: stage `stage` (from 0) of the pipeline of `replica`, whose stages are at `ranks`."""
+    """Position of a rank in the pipeline of its replica."""
 
     replica: int
+    # Stage within the pipeline, from 0.
     stage: int
+    # First rank of each stage of the pipeline.
     ranks: tuple[int, ...]
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> Place:
-        """Return the place of `rank` in `plan`."""
+        """Return the position of `rank` in `plan`."""
         mine = plan.ranks[rank].stage
         replica = plan.stages[mine].replica
-        line = [number for number, stage in enumerate(plan.stages) if stage.replica == replica]
-        ranks = tuple(plan.ranks_of(number)[0] for number in line)
-        return cls(replica=replica, stage=line.index(mine), ranks=ranks)
+        stages = [number for number, stage in enumerate(plan.stages) if stage.replica == replica]
+        ranks = tuple(plan.ranks_of(number)[0] for number in stages)
+        return cls(replica=replica, stage=stages.index(mine), ranks=ranks)
 
 
 def rows_of(plan: Plan, replica: int, num_samples: int) -> tuple[int, int]:
-    """Return the samples (first, last exclusive) of a batch of `num_samples` that a replica takes.
+    """Return the samples (first, last exclusive) of a batch of `num_samples` that `replica` processes.
 
-    Replicas take theirs one after the other: of a step as many as the plan says, of another batch as great a
-    share, to within one.
+    Replicas take consecutive ranges: for a training step as the plan says, for other batch sizes
+    proportionally.
     """
     each = [plan.micro_batches_of(one) * plan.micro_batch_size_of(one) for one in range(plan.dp)]
     before = sum(each[:replica])
@@ -46,14 +47,14 @@ def rows_of(plan: Plan, replica: int, num_samples: int) -> tuple[int, int]:
 def meet_owners(
     pieces: StagePieces, rank: int, clusters: Sequence[str], exchange: Exchange, *, shard: bool
 ) -> Ownership:
-    """Tell all ranks what is held here, and return what follows from what they hold."""
-    told = exchange.tell_all(json.dumps([asdict(one) for one in held_by(pieces)]).encode())
-    held = [[Held(**one) for one in json.loads(of_rank)] for of_rank in told]
+    """Exchange the held rows with all ranks; return this rank's ownership."""
+    gathered = exchange.tell_all(json.dumps([asdict(one) for one in held_by(pieces)]).encode())
+    held = [[Held(**one) for one in json.loads(of_rank)] for of_rank in gathered]
     return Ownership(held, rank, clusters, shard=shard)
 
 
 def held_by(pieces: StagePieces) -> list[Held]:
-    """Return what a rank holds of the model's parameters."""
+    """Return the rows of all parameters in `pieces`."""
     return [
         Held(
             name=name, start=start, stop=stop, at=at, dim=one.dim, row_elements=one.row_elements,

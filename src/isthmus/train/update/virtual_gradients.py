@@ -1,9 +1,9 @@
-"""`VirtualGradients`: the gradients that a rehearsal sends at the end of a step, as large as training's.
+"""`VirtualGradients`: dummy gradients that virtual training reduces between clusters, of the real sizes.
 
-Replicas, and the two copies of a bidirectional schedule, may hold a layer in several clusters: its gradient
-(fp32) is then summed between them, by the runtime's own `Reducer`. So is that of a tied embedding between the
-ends of a pipeline. What is reduced inside a cluster between replicas is part of the predicted time. Nobody
-keeps gradients: all segments show one piece of memory, as large as a bucket.
+If several clusters hold a layer (replicas, or the two copies of a bidirectional schedule), the runtime's
+`Reducer` sums its fp32 gradient between them; likewise a tied embedding between the ends of a pipeline.
+Reductions inside a cluster are part of the predicted compute time. All segments share one buffer of the size
+of a bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EMBEDDING, HEAD = "embedding", "head"
 
 
 class VirtualGradients:
-    """One rank's part in the sums that cross clusters; `parameters` counts those of a name in `held_by`."""
+    """One rank's part in the reductions between clusters; `parameters` counts a name of `held_by`."""
 
     def __init__(
         self, plan: Plan, parameters: Callable[[str], int], tied: bool, rank: int, exchange: Exchange
@@ -34,7 +34,7 @@ class VirtualGradients:
         self._memory = torch.zeros(BUCKET_ELEMENTS if held[rank] else 0)
 
     def reduce(self) -> None:
-        """Sum what is shared; raises `PeerError` where a peer was lost."""
+        """Reduce the shared gradients; raises `PeerError` if a peer is lost."""
         self._reducer.reduce(self._view, everywhere=True)
 
     def _view(self, segment: Segment) -> torch.Tensor:
@@ -42,10 +42,10 @@ class VirtualGradients:
 
 
 def held_by(plan: Plan, parameters: Callable[[str], int], tied: bool) -> list[list[Held]]:
-    """Return what each rank of a virtual plan answers for, by name: the layers' numbers, `EMBEDDING`, `HEAD`.
+    """Return, by rank, the held rows of a virtual plan; names are layer numbers, `EMBEDDING` and `HEAD`.
 
-    Of what several clusters hold, one rank per cluster answers for all there. A tied embedding is held by the
-    first and by the last stage. `parameters` is asked only for what is shared.
+    Only parameters of several clusters count, and one rank per cluster represents all of its cluster. First
+    and last stage hold a tied embedding. `parameters` is called only for shared names.
     """
     places: dict[str, dict[tuple[str, bool], int]] = {}
     for replica in range(plan.dp):
@@ -64,7 +64,7 @@ def held_by(plan: Plan, parameters: Callable[[str], int], tied: bool) -> list[li
 
 
 def _names(pieces: Sequence[tuple[int, int]], num_layers: int, tied: bool) -> list[tuple[str, bool]]:
-    """Return the names of a stage's gradients, each with whether it is a tied embedding at the other end."""
+    """Return (name, whether it is the tied embedding of the last stage) of a stage's gradients."""
     found = [(str(layer), False) for first, last in pieces for layer in range(first, last)]
     if any(first == 0 for first, _ in pieces):
         found.append((EMBEDDING, False))
@@ -74,9 +74,9 @@ def _names(pieces: Sequence[tuple[int, int]], num_layers: int, tied: bool) -> li
 
 
 def parameters_of(model: Model) -> Callable[[str], int]:
-    """Return how many parameters a name of `held_by` has in `model`, whose profile is made when first asked.
+    """Return a function that counts the parameters of a name of `held_by`; it profiles `model` on first use.
 
-    The call raises `ModelError` for a family that has no profile.
+    The function raises `ModelError` for a model family without a profile.
     """
 
     @cache

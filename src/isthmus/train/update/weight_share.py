@@ -1,4 +1,4 @@
-"""`WeightShare`: rows of a parameter that a rank updates, and the fp32 weight behind them."""
+"""`WeightShare`: rows of a parameter that a rank updates, and their fp32 master weight."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from isthmus.train.update.ownership import Ownership, Rows
 
 @dataclass(frozen=True)
 class WeightShare:
-    """Rows of a parameter that are updated here, and their fp32 weight: the parameter's own memory or not."""
+    """Rows of parameter `name` that this rank updates, and their fp32 master weight (a view or a copy)."""
 
     name: str
     rows: Rows
     weight: nn.Parameter
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return these rows of the rank's own `tensor`: a view."""
+        """Return these rows of the local `tensor`, as a view."""
         return rows_of(tensor, self.rows)
 
     def is_in(self, tensor: torch.Tensor) -> bool:
-        """Tell whether the weight is the memory of these rows of `tensor`, and no copy."""
+        """Return whether the weight shares the memory of these rows of `tensor`."""
         return bool(self.of(tensor).data_ptr() == self.weight.data_ptr())
 
 
 def make_shares(
     name: str, parameter: nn.Parameter, ownership: Ownership, *, keeps_fp32: bool, on_host: bool
 ) -> Iterator[WeightShare]:
-    """Yield what this rank updates of a parameter (fp32), called `name` in the whole model.
+    """Yield the shards of fp32 parameter `name` that this rank updates.
 
-    With `keeps_fp32` the model computes with fp32: weights then share its memory where they can. `on_host`
-    puts them into host memory.
+    With `keeps_fp32` (the model computes in fp32) weights share the parameter's memory if possible. `on_host`
+    copies them to host memory.
     """
     for rows in ownership.updated.get(name, ()):
         yield WeightShare(name, rows, _weight(parameter, rows, keeps_fp32=keeps_fp32, on_host=on_host))
 
 
 def rows_of(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Return `rows` of a rank's own `tensor`: a view."""
+    """Return `rows` of a local `tensor`, as a view."""
     return tensor.narrow(rows.dim, rows.at, rows.num_rows)
 
 
