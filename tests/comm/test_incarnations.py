@@ -173,7 +173,7 @@ def test_abandoning_ends_every_thread_at_once() -> None:
         one.abandon()
     assert time.monotonic() - start_s < 1
     assert isinstance(waiting.exception(0), PeerError)
-    menders = [one for one in threading.enumerate() if one.name.startswith("isthmus-mend")]
+    menders = [one for one in threading.enumerate() if one.name.startswith("isthmus-reconnect")]
     for mender in menders:
         mender.join(LIMIT_S)
     assert threading.active_count() <= before

@@ -193,9 +193,7 @@ def test_a_killed_process_is_a_loss_that_is_mended() -> None:
         os.kill(high.process_id, signal.SIGKILL)
         own = high.loss(LIMIT_S)
         assert isinstance(own, RestartError)
-        assert "the process of rank 1's connections was ended by SIGKILL" in str(
-            waiting[1].exception(LIMIT_S)
-        )
+        assert "the transport process of rank 1 was killed by SIGKILL" in str(waiting[1].exception(LIMIT_S))
         high.abandon()
         again = pool.submit(join, 1, 1)
         assert isinstance(low.loss(LIMIT_S), RestartError)

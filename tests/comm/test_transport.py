@@ -215,11 +215,11 @@ def test_heartbeats_keep_an_idle_line() -> None:
         ({"attempt": 2}, "attempt is 2"),
         ({"run": "other"}, "run is 'other'"),
         ({"size": 4}, "size is 4"),
-        ({"rank": 3}, "rank 3 is none"),
-        ({"rank": 0}, "rank 0 is none"),
-        ({"rank": -1}, "rank -1 is none"),
-        ({"rank": True}, "rank True is none"),
-        ({"rank": "1"}, "rank '1' is none"),
+        ({"rank": 3}, "rank 3 must be above"),
+        ({"rank": 0}, "rank 0 must be above"),
+        ({"rank": -1}, "rank -1 must be above"),
+        ({"rank": True}, "rank True must be above"),
+        ({"rank": "1"}, "rank '1' must be above"),
         ({}, ""),
     ],
 )  # fmt: skip
@@ -322,7 +322,7 @@ def test_a_rank_that_connects_twice_is_turned_away_the_second_time() -> None:
             socket.create_connection(first.getsockname()) as third,
         ):
             greet(one, theirs)
-            with pytest.raises(UnavailableError, match="rank 1 is here already"):
+            with pytest.raises(UnavailableError, match="rank 1 is already connected"):
                 greet(two, theirs)
             greet(third, Greeting("j", 1, 2, 3))
             met = low.result(20)

@@ -101,8 +101,8 @@ def test_held_out_conversations_are_whole_and_apart(tmp_path):
     [
         ({"text": "x"}, r"a\.jsonl:2: no 'messages' list, only \['text'\]"),
         ({"messages": []}, r"a\.jsonl:2: no 'messages' list"),
-        ({"messages": ["hello"]}, r"a\.jsonl:2: message 'hello' has no role"),
-        ({"messages": [{"role": "user", "content": None}]}, r"a\.jsonl:2: message .* has no role"),
+        ({"messages": ["hello"]}, r"a\.jsonl:2: message 'hello' lacks a text role"),
+        ({"messages": [{"role": "user", "content": None}]}, r"a\.jsonl:2: message .* lacks a text role"),
         ({"messages": [{"role": "user", "content": "x"}]}, r"a\.jsonl:2: no message of role 'assistant'"),
     ],
 )
@@ -169,9 +169,9 @@ def test_a_template_that_rewrites_earlier_turns_gives_each_answer_its_own_prompt
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "refuses .*roles must alternate"),
-        ("{{ messages | length }}", "does not put the answer after its prompt"),
-        ("{% if %}", "refuses"),
+        ("{{ raise_exception('roles must alternate') }}", "rejects .*roles must alternate"),
+        ("{{ messages | length }}", "does not render the answer after its prompt"),
+        ("{% if %}", "rejects"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named(tmp_path, template, message):

@@ -75,9 +75,9 @@ def test_any_file_system_of_fsspec_serves():
         ("absent", "no data at"),
         ("*.absent", "no file matches"),
         ("empty", "no data at"),
-        ("blank", "holds no text"),
-        ("binary", "holds no text .1 hidden or binary"),
-        ("nosuchscheme://x", "cannot be opened"),
+        ("blank", "contains no text"),
+        ("binary", "contains no text .1 hidden or binary"),
+        ("nosuchscheme://x", "cannot open data path"),
     ],
 )
 def test_paths_without_text_are_refused(tmp_path, path, message):

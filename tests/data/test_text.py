@@ -195,7 +195,7 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
 def test_too_little_data_for_a_batch_is_refused(tmp_path):
     """A batch larger than the data set is an error with both numbers, and so is a set without a sample."""
     dataset = opened(write_texts(tmp_path / "a", ["abcdefghij" * 5]))
-    with pytest.raises(DataError, match=r"makes 4 samples, one batch needs 5") as caught:
+    with pytest.raises(DataError, match=r"yields 4 samples, one batch needs 5") as caught:
         dataset.train_batch(0, 5)
     assert "sequence_length" in caught.value.hint
     dataset.require(num_samples=4)
@@ -240,7 +240,7 @@ def test_an_end_token_named_as_an_object_is_understood(tmp_path):
     ("prepare", "message"),
     [
         (lambda folder: None, "no tokenizer at"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot be read"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot read tokenizer"),
         (lambda folder: write_tokenizer(folder), "no token that ends a document"),
         (
             lambda folder: write_tokenizer(folder) and (folder / "tokenizer_config.json").write_text("{"),
@@ -309,5 +309,5 @@ def test_one_line_of_megabytes_is_a_document(tmp_path):
 def test_lines_without_documents_are_too_little(tmp_path):
     """A file of blank lines and empty texts makes no sample, and says so."""
     (tmp_path / "a.jsonl").write_text('\n  \n{"text": ""}\n')
-    with pytest.raises(DataError, match="the data makes 0 samples"):
+    with pytest.raises(DataError, match="the data yields 0 samples"):
         opened(str(tmp_path / "a.jsonl"))

@@ -58,7 +58,7 @@ def test_a_process_carries_what_threads_do_and_its_death_costs_a_step(tmp_path: 
     by_step = {one.step: one.values["loss"] for one in workers.metrics(1) if "loss" in one.values}
     assert [by_step[step] for step in range(STEPS)] == straight.losses()
     told = [one for one in read_events(workers.folders[1]) if one.kind == "lost"]
-    assert "the process of rank 1's connections was ended by SIGKILL" in told[0].detail
+    assert "the transport process of rank 1 was killed by SIGKILL" in told[0].detail
     kinds = [one.kind for one in read_events(workers.folders[1])]
     assert "died" not in kinds
     assert kinds.count("resumed") == 2

@@ -114,7 +114,7 @@ def test_a_route_that_is_not_there_is_an_unavailable_error_but_no_peer_error() -
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (b"SSH-2.0-x\r\n\r\n", "is no HTTP CONNECT proxy"),
+        (b"SSH-2.0-x\r\n\r\n", "is not an HTTP CONNECT proxy"),
         (b"", "closed before it answered"),
         (b"x" * 9000, "is no"),
     ],

@@ -96,5 +96,5 @@ def test_a_pool_without_links_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """The error names the folder; nothing is left listening (else the test run warns of open sockets)."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnavailableError, match=r"cannot keep the links' files in .*file/state"):
+    with pytest.raises(UnavailableError, match=r"cannot write the link files in .*file/state"):
         run_links(pool_of(LINK), tmp_path / "file" / "state")

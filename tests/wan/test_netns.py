@@ -115,7 +115,7 @@ class TestAsRoot:
         assert process.returncode is not None
         assert namespaces.relay.returncode == 0
         assert not any(Path("/run/netns", site.namespace).exists() for site in namespaces.sites.values())
-        with pytest.raises(UnavailableError, match="relay has ended"):
+        with pytest.raises(UnavailableError, match="relay has exited"):
             namespaces.counters()
 
     def test_what_a_killed_process_left_is_removed(self) -> None:
@@ -139,7 +139,7 @@ class TestAsRoot:
         """The error lists the clusters there are."""
         with (
             emulated_namespaces(joined()) as namespaces,
-            pytest.raises(NotFoundError, match="there are: a, b"),
+            pytest.raises(NotFoundError, match="available: a, b"),
         ):
             namespaces.run_in("c", ["true"])
 

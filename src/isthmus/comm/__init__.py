@@ -1,4 +1,4 @@
-"""Communication between workers: transports, and the `isthmus` process group of torch.distributed over one.
+"""Communication between workers: transports, and the `isthmus` process group of torch.distributed on top.
 
-Modules are imported by name: those of the transport know nothing of torch, and its process starts without it.
+Import modules by name: the transport modules do not import torch, so the transport process starts without it.
 """

@@ -1,4 +1,4 @@
-"""`meet`: join the other ranks of a run, by threads of this process or by a process beside it."""
+"""`meet`: connect to all ranks of a run, with transport threads or a transport process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def meet(
     on_loss: Callable[[PeerError], None] = lambda _: None,
     on_link: OnLink = lambda _rank, _why, _lasted_s: None,
 ) -> JoinedTransport:
-    """Return the transport once all ranks have met; `endpoints[r]` is where rank `r` listens, `listener` our
-    own socket there, which stays open when the transport has ended. Raises what `connect` raises.
+    """Return a transport that is connected to every rank. Raises what `connect` raises.
+
+    `endpoints[r]` is where rank `r` listens. `listener` is this rank's own listening socket; it stays
+    open after the transport is closed.
     """
     if kind == "process":
         return ProcessTransport(

@@ -1,4 +1,4 @@
-"""Training data: text or conversations, tokenised, packed into samples, and given out by sample number."""
+"""Training data: text or conversations, tokenised and packed into samples that are read by number."""
 
 from isthmus.data.dataset import Batch, Dataset, open_dataset
 

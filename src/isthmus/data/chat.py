@@ -1,7 +1,7 @@
-"""Conversations to pieces of tokens: what the model reads, and which of it (the answers) it learns.
+"""Tokenises conversations and marks the answers, whose tokens count in the loss.
 
-A tokenizer folder with a chat template of its own is obeyed (`chat_template.py`). Otherwise a conversation
-reads
+The chat template of the tokenizer folder is used if there is one (`chat_template.py`). Otherwise a
+conversation is rendered as
 
     <|system|>
     You are terse.
@@ -10,8 +10,8 @@ reads
     <|assistant|>
     Lanzhou.
 
-as plain text, each message followed by a line break, save that an answer ends with the tokenizer's end token;
-the answers and their end tokens are learned.
+in plain text, with a line break after each message but the tokenizer's end token after each answer. The loss
+covers the answers and their end tokens.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A prompt and the answer to it, rendered; `closed` where the answer's text itself ends the turn."""
+    """A rendered prompt and its answer."""
 
     prompt: str
     answer: str
     closed: bool = False
+    """Whether the answer's text already ends the turn, so that it needs no end token."""
 
 
 Render = Callable[[Sequence[Message]], list[list[Exchange]]]
-"""A conversation to runs of exchanges; what one run holds is read one after the other."""
+"""Renders a conversation as runs of turns; the turns of one run are concatenated."""
 
 
 def check_messages(value: dict[str, Any], where: str) -> list[Message]:
-    """Return the `messages` of a line of chat data; `where` is its file and line, for the `DataError`."""
+    """Return the `messages` of one line of chat data; `DataError` naming `where` (file:line) if malformed."""
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
         raise DataError(
@@ -55,19 +56,19 @@ def check_messages(value: dict[str, Any], where: str) -> list[Message]:
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise DataError(
-                f"{where}: message {message!r:.80} has no role and content as text",
+                f"{where}: message {message!r:.80} lacks a text role and content",
                 hint='a message is {"role": "user", "content": "..."}',
             )
     if all(message["role"] != "assistant" for message in messages):
         raise DataError(
-            f"{where}: no message of role 'assistant', so nothing to learn",
-            hint="leave the line out, or check the names of the roles",
+            f"{where}: no message of role 'assistant' to train on",
+            hint="remove the line, or check the role names",
         )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def plain_template(messages: Sequence[Message]) -> list[list[Exchange]]:
-    """Render by the template at the top of this file; messages after the last answer are left out."""
+    """Render with the template at the top of this file; drop messages after the last answer."""
     run: list[Exchange] = []
     prompt = ""
     for message in messages:
@@ -82,22 +83,21 @@ def plain_template(messages: Sequence[Message]) -> list[list[Exchange]]:
 def conversation_pieces(
     messages: Sequence[Message], render: Render, tokenizer: Tokenizer, width: int
 ) -> list[Piece]:
-    """Return a conversation as pieces of at most `width` tokens.
+    """Return a conversation as token sequences of at most `width` tokens.
 
-    Exchanges stay together while they fit. A piece that would be too long is divided between two exchanges,
-    and inside one only where the exchange itself is longer than `width`: then consecutive pieces share a
-    token, so that every token of the answer is still a label once. Pieces without any label are left out.
+    Turns are packed together while they fit. A turn longer than `width` is split; consecutive parts share one
+    token, so that every answer token is a label exactly once. Sequences without a label are dropped.
     """
     pieces: list[Piece] = []
     for run in render(messages):
-        together: list[Piece] = []
-        for exchange in run:
-            piece = _encode(exchange, tokenizer)
-            if together and sum(len(part.tokens) for part in (*together, piece)) > width:
-                pieces.append(_join(together))
-                together = []
-            together.append(piece)
-        pieces.append(_join(together))
+        group: list[Piece] = []
+        for turn in run:
+            piece = _encode(turn, tokenizer)
+            if group and sum(len(part.tokens) for part in (*group, piece)) > width:
+                pieces.append(_join(group))
+                group = []
+            group.append(piece)
+        pieces.append(_join(group))
     return [part for piece in pieces for part in _cut(piece, width) if part.learned[1:].any()]
 
 
@@ -117,6 +117,6 @@ def _join(pieces: Sequence[Piece]) -> Piece:
 
 
 def _cut(piece: Piece, width: int) -> list[Piece]:
-    """Return `piece` as windows of `width` tokens, each beginning with the last token of the one before."""
+    """Return `piece` as windows of `width` tokens that overlap by one token."""
     starts = range(0, max(1, len(piece.tokens) - 1), width - 1)
     return [Piece(tokens=piece.tokens[s : s + width], learned=piece.learned[s : s + width]) for s in starts]

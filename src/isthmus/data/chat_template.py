@@ -1,4 +1,4 @@
-"""The chat template that a tokenizer folder brings (Jinja, as transformers renders it)."""
+"""The chat template of a tokenizer folder (Jinja, rendered by transformers)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isthmus.data.tokenizer import tokenizer_file, tokenizer_settings
 
 
 def open_template(tokenizer_name: str) -> Render:
-    """Return the chat template of tokenizer `tokenizer_name`, or the plain one where it brings none."""
+    """Return the chat template of tokenizer `tokenizer_name`, or `plain_template` if it has none."""
     if tokenizer_name != "bytes":
         folder = tokenizer_file(tokenizer_name).parent
         if "chat_template" in tokenizer_settings(folder) or (folder / "chat_template.jinja").is_file():
@@ -23,10 +23,10 @@ def open_template(tokenizer_name: str) -> Render:
 
 
 class FolderTemplate:
-    """The chat template of a tokenizer folder; an answer is what it adds to the prompt that asks for one.
+    """The chat template of a tokenizer folder; an answer is the text that it adds to the generation prompt.
 
-    Some templates rewrite earlier turns as the conversation goes on (they drop reasoning, say). An answer
-    whose prompt no longer begins with the turns before begins a run of its own, with that prompt.
+    Some templates rewrite earlier turns as the conversation continues, for example to drop reasoning. An
+    answer whose prompt does not extend the previous turns starts a new run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,27 +34,29 @@ class FolderTemplate:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{folder}: no chat template, the tokenizer is broken: {error}") from error
+            raise DataError(f"{folder}: cannot load the tokenizer for its chat template: {error}") from error
 
     def __call__(self, messages: Sequence[Message]) -> list[list[Exchange]]:
-        """Render `messages`; those after the last answer are left out."""
+        """Render `messages`; drop those after the last answer."""
         runs: list[list[Exchange]] = []
-        said = ""
+        rendered = ""
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             prompt = self._render(messages[:index], ask=True)
-            whole = self._render(messages[: index + 1], ask=False)
-            if not whole.startswith(prompt):
+            with_answer = self._render(messages[: index + 1], ask=False)
+            if not with_answer.startswith(prompt):
                 raise DataError(
-                    f"chat template of {self._folder} does not put the answer after its prompt",
-                    hint="mend the template's add_generation_prompt, or take the template out of the folder",
+                    f"chat template of {self._folder} does not render the answer after its prompt",
+                    hint="fix add_generation_prompt in the template, or remove the template from the folder",
                 )
-            if not runs or not prompt.startswith(said):
+            if not runs or not prompt.startswith(rendered):
                 runs.append([])
-                said = ""
-            runs[-1].append(Exchange(prompt=prompt[len(said) :], answer=whole[len(prompt) :], closed=True))
-            said = whole
+                rendered = ""
+            runs[-1].append(
+                Exchange(prompt=prompt[len(rendered) :], answer=with_answer[len(prompt) :], closed=True)
+            )
+            rendered = with_answer
         return runs
 
     def _render(self, messages: Sequence[Message], *, ask: bool) -> str:
@@ -63,5 +65,5 @@ class FolderTemplate:
                 list(messages), tokenize=False, add_generation_prompt=ask
             )
         except (TemplateError, ValueError, TypeError, IndexError, KeyError) as error:
-            raise DataError(f"chat template of {self._folder} refuses {messages!r:.120}: {error}") from error
+            raise DataError(f"chat template of {self._folder} rejects {messages!r:.120}: {error}") from error
         return text

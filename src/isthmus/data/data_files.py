@@ -1,4 +1,4 @@
-"""Which files a data set consists of, in which order, and their bytes."""
+"""Finds and reads the files of a data set, in a defined order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROBE_BYTES = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """A file that was read: its name as fsspec gives it, and its content (perhaps cut by the byte limit)."""
+    """A file: its fsspec name and its content, possibly truncated by the byte limit."""
 
     name: str
     content: bytes
@@ -23,7 +23,7 @@ class DataFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files of a data set in order, and how many were passed over as hidden or binary."""
+    """The files of a data set in order, and the number of hidden or binary files skipped."""
 
     files: tuple[DataFile, ...]
     num_skipped: int
@@ -32,12 +32,12 @@ class Files:
 def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
     """Read the files that `paths` name: files, folders (recursively) or globs, local or any fsspec URL.
 
-    Files come in the order of `paths`, within one of them sorted by name; one named twice is read once.
-    In folders and globs, hidden files (a name that starts with a dot, also of a folder on the way), binary
-    ones (a zero byte in the first 8 KiB) and what is no file (pipes, links to folders or to nothing) are
-    passed over and counted. At most `max_bytes` are read: the file
-    that crosses the limit is cut there, at the end of a line where it has one. Raises `DataError` where a
-    path does not exist, matches nothing, cannot be read, or all it holds is hidden, binary or empty.
+    Files follow the order of `paths`, and within a path are sorted by name; duplicates are read once. In
+    folders and globs, hidden files (a leading dot in any part of the path), binary files (a zero byte in the
+    first 8 KiB) and non-files (pipes, links to folders, broken links) are skipped and counted. At most
+    `max_bytes` are read: the file that crosses the limit is truncated after its last whole line, if it
+    has one. Raises `DataError` if a path does not exist, matches nothing, cannot be read, or has only
+    hidden, binary or empty files.
     """
     files: dict[str, DataFile] = {}
     left_bytes, num_skipped = max_bytes, 0
@@ -58,14 +58,14 @@ def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
             left_bytes = None if left_bytes is None else left_bytes - len(content)
         if num_read == 0:
             raise DataError(
-                f"{path} holds no text ({num_skipped} hidden or binary files were passed over)",
-                hint="name the files themselves, or unpack archives first",
+                f"{path} contains no text ({num_skipped} hidden or binary files skipped)",
+                hint="give the file names, or unpack archives first",
             )
     return Files(files=tuple(files.values()), num_skipped=num_skipped)
 
 
 def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
-    """Yield (file system, name, whether it is visible) of each file that `path` names, sorted by name."""
+    """Yield (file system, name, whether to read it) for each file of `path`, sorted by name."""
     try:
         filesystem, root = fsspec.url_to_fs(path)
         others: set[str] = set()
@@ -80,11 +80,11 @@ def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
             names = list(found)
             others = {name for name in names if found[name]["type"] != "file" and not filesystem.isfile(name)}
     except (ImportError, OSError, ValueError) as error:
-        raise DataError(f"data path {path} cannot be opened: {error}") from error
+        raise DataError(f"cannot open data path {path}: {error}") from error
     if not names:
         raise DataError(
             f"no data at {path}" if not is_glob else f"no file matches {path}",
-            hint="check the path on the machine of the workers; a folder is read recursively",
+            hint="check the path on the workers' machines; folders are read recursively",
         )
     base = len(root[: _first_sign(root)].rpartition("/")[0]) if is_glob else len(root)
     for name in sorted(names):
@@ -97,7 +97,7 @@ def _first_sign(pattern: str) -> int:
 
 
 def _read(filesystem: AbstractFileSystem, name: str, limit_bytes: int | None) -> bytes | None:
-    """Return the first `limit_bytes` of a file, cut after its last whole line; None where it is binary."""
+    """Return the first `limit_bytes` of a file, up to its last whole line; None if it is binary."""
     try:
         with filesystem.open(name, "rb") as file:
             content: bytes = file.read(_PROBE_BYTES)
@@ -107,7 +107,7 @@ def _read(filesystem: AbstractFileSystem, name: str, limit_bytes: int | None) ->
                 file.read() if limit_bytes is None else file.read(max(0, limit_bytes + 1 - len(content)))
             )
     except OSError as error:
-        raise DataError(f"{name} cannot be read: {error}") from error
+        raise DataError(f"cannot read {name}: {error}") from error
     if limit_bytes is None or len(content) <= limit_bytes:
         return content
     cut = content.rfind(b"\n", 0, limit_bytes) + 1

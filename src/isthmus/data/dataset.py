@@ -1,4 +1,4 @@
-"""`Dataset`: samples by number, the same on every worker, before and after a restart."""
+"""`Dataset`: samples by number, identical on every worker and after a restart."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from isthmus.data.tokenizer import Tokenizer, open_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`input_ids` and `labels`, int64 `[n, S]`.
+    """A batch of n samples of S tokens: `input_ids` and `labels`, both int64 `[n, S]`.
 
-    `labels[i, t]` is the token that follows `input_ids[i, t]`, or -100 where the loss ignores it.
+    `labels[i, t]` is the token after `input_ids[i, t]`, or -100 where the loss ignores it.
     """
 
     input_ids: torch.Tensor
@@ -32,11 +32,11 @@ class Batch:
 
 
 class Dataset:
-    """Training and validation samples of one job; made by `open_dataset`.
+    """Training and validation samples of one job; created by `open_dataset`.
 
-    Training sample k is the k-th of an endless sequence in which each epoch shuffles all samples anew: a
-    run that resumes after k samples goes on with `train_batch(k, ...)`, and a worker that wants a share of a
-    batch asks for that share.
+    Training samples form an endless sequence in which each epoch has its own permutation. A run that
+    resumes after k samples continues with `train_batch(k, ...)`; a worker reads only its share of a
+    batch.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Dataset:
         self.num_skipped_files = num_skipped_files
 
     def train_batch(self, first_sample: int, num_samples: int) -> Batch:
-        """Return training samples `first_sample` to `first_sample + num_samples - 1`; epochs follow on.
+        """Return training samples `first_sample` to `first_sample + num_samples - 1`, across epochs.
 
-        Raises `DataError` where the whole data set has fewer than `num_samples`.
+        Raises `DataError` if the data set has fewer than `num_samples` samples.
         """
         self.require(num_samples=num_samples)
         return _batch(self._train, sample_order(first_sample, num_samples, self.num_samples, self._seed))
 
     def validation_batch(self, num_samples: int) -> Batch:
-        """Return `num_samples` held-out samples, always the same; they repeat where fewer are held out.
+        """Return the same `num_samples` held-out samples at each call, repeated if fewer are held out.
 
-        Raises `DataError` where nothing is held out.
+        Raises `DataError` if nothing is held out.
         """
         if self.num_validation_samples == 0:
             raise DataError(
@@ -69,14 +69,14 @@ class Dataset:
         return _batch(self._validation, sample_order(0, num_samples, self.num_validation_samples, seed=0))
 
     def require(self, *, num_samples: int = 1, vocab_size: int | None = None) -> None:
-        """Check the data set against a job: a batch of `num_samples`, a model of `vocab_size` tokens.
+        """Check that the data set fills a batch of `num_samples` and fits a model of `vocab_size` tokens.
 
-        Raises `DataError` where it has fewer samples than one batch, or more tokens than the model knows.
+        Raises `DataError` otherwise.
         """
         if self.num_samples < num_samples:
             raise DataError(
-                f"the data makes {self.num_samples} samples, one batch needs {num_samples}",
-                hint="give more data, a smaller global_batch_size or a shorter sequence_length",
+                f"the data yields {self.num_samples} samples, one batch needs {num_samples}",
+                hint="use more data, a smaller global_batch_size or a shorter sequence_length",
             )
         if vocab_size is not None and self.vocab_size > vocab_size:
             raise DataError(
@@ -88,10 +88,10 @@ class Dataset:
 def open_dataset(data: Data, *, task: Task, sequence_length: int, seed: int) -> Dataset:
     """Read, tokenise and pack `data` into samples of `sequence_length` tokens (S).
 
-    Text is laid end to end, with the tokenizer's end token after each document. Conversations (task
-    `finetune`) are rendered by the chat template, packed whole where they fit, and only the answers have
-    labels. The content of the result follows from the
-    arguments and the files alone. Raises `DataError` for data that is missing, empty or malformed.
+    Text documents are concatenated, with the tokenizer's end token after each. Conversations (task
+    `finetune`) are rendered by the chat template and packed whole where they fit; only answers have
+    labels. The result depends on the arguments and the files alone. Raises `DataError` for missing, empty
+    or malformed data.
     """
     found = read_files(data.paths, data.max_bytes)
     tokenizer = open_tokenizer(data.tokenizer)
@@ -121,7 +121,7 @@ def _pack_text(
 
 
 def _stream(documents: Sequence[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the documents end to end, each followed by the end token, in the smallest type that fits."""
+    """Concatenate documents (int `[L]` each), with the end token after each, as uint16 or int32 `[T]`."""
     total = sum(len(document) + 1 for document in documents)
     stream = np.empty(total, dtype=np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     start = 0

@@ -1,4 +1,4 @@
-"""Files to documents: a text file is one, a JSON Lines file one per line."""
+"""Splits files into documents: one per text file, one per line of a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Kind = Literal["text", "jsonl", "chat"]
 
 
 def file_kind(name: str, data: Data, task: Task) -> Kind:
-    """Return how file `name` is to be read.
+    """Return the format in which to read file `name`.
 
-    `auto` takes `.jsonl` as JSON Lines (of conversations where the task is `finetune`) and all else as text.
-    Raises `DataError` where task and kind do not go together: fine-tuning takes conversations, and only it.
+    `auto` reads `.jsonl` as JSON Lines (conversations for task `finetune`) and everything else as text.
+    Raises `DataError` unless exactly the task `finetune` reads conversations.
     """
     if data.format == "auto":
         kind: Kind = "text"
@@ -27,19 +27,19 @@ def file_kind(name: str, data: Data, task: Task) -> Kind:
         kind = data.format
     if task == "finetune" and kind != "chat":
         raise DataError(
-            f"{name} is read as {kind}, and task finetune needs conversations",
-            hint="give JSON Lines with a 'messages' list per line, or use task continue",
+            f"{name} has format {kind}, but task finetune needs conversations",
+            hint="provide JSON Lines with a 'messages' list per line, or use task continue",
         )
     if task != "finetune" and kind == "chat":
         raise DataError(
-            f"{name} is read as conversations, and task {task} needs text",
-            hint="use task finetune, or format jsonl and the text_field that holds text",
+            f"{name} has format chat, but task {task} needs text",
+            hint="use task finetune, or set format: jsonl and text_field",
         )
     return kind
 
 
 def read_documents(files: Sequence[DataFile], data: Data, task: Task) -> list[bytes]:
-    """Return the documents of text and JSON Lines `files` in order, as UTF-8; empty ones are left out."""
+    """Return the non-empty documents of text and JSON Lines `files`, in order, as UTF-8."""
     documents: list[bytes] = []
     for file in files:
         if file_kind(file.name, data, task) == "text":
@@ -50,9 +50,9 @@ def read_documents(files: Sequence[DataFile], data: Data, task: Task) -> list[by
 
 
 def json_lines(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (`file:line`, object) of each line that is not blank.
+    """Yield (`file:line`, object) for each non-blank line.
 
-    Raises `DataError` naming file and line where one is no JSON object.
+    Raises `DataError` naming file and line for anything but a JSON object.
     """
     for number, line in enumerate(file.content.split(b"\n"), start=1):
         if not line.strip():
@@ -76,11 +76,11 @@ def _field(value: dict[str, Any], field: str, where: str) -> bytes:
     if field not in value:
         raise DataError(
             f"{where}: no field '{field}', only {sorted(value)}",
-            hint="set text_field to the field of the text",
+            hint="set text_field to the field that contains the text",
         )
     text = value[field]
     if not isinstance(text, str):
         raise DataError(
-            f"{where}: field '{field}' is {text!r:.60}, not text", hint="set text_field to another"
+            f"{where}: field '{field}' is {text!r:.60}, not text", hint="set text_field to another field"
         )
     return text.encode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""The held-out split: which documents, or conversations, are kept out of training."""
+"""The validation split: which documents or conversations are held out of training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 def hold_out_tokens(
     documents: Sequence[np.ndarray], fraction: float, minimum: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Divide `documents` (token arrays) into training and validation, in their order.
+    """Split `documents` (token arrays, int `[L]`) into training and validation, each in their order.
 
-    Validation gets `fraction` of the tokens, but at least `minimum` where that leaves half for training.
-    Whole documents are taken in the order of a hash of their content, which neither the seed nor a file's
-    name changes; of the last one only the tail that is still needed. Nothing is on both sides.
+    Validation gets `fraction` of the tokens, at least `minimum`, at most half. Documents are held out in
+    the order of their content hash, which is independent of seed and file names; of the last one only the
+    tail is taken.
     """
     total = sum(len(document) for document in documents)
     needed = min(max(round(fraction * total), minimum), total // 2) if fraction > 0 else 0
@@ -32,9 +32,9 @@ def hold_out_tokens(
 
 
 def hold_out_whole(items: Sequence[np.ndarray], fraction: float) -> frozenset[int]:
-    """Return the numbers of the `items` (token arrays) that are held out: `fraction` of them, at least one.
+    """Return the indices of the held-out `items` (token arrays, int `[L]`): `fraction` of them.
 
-    With a single item, or `fraction` 0, none is.
+    At least one and at most half are held out; none for a single item or `fraction` 0.
     """
     wanted = min(max(round(fraction * len(items)), 1), len(items) // 2) if fraction > 0 else 0
     return frozenset(_hash_order(items)[:wanted]) if wanted else frozenset()

@@ -1,7 +1,8 @@
-"""The order of samples: another permutation in each epoch, computed for any position without the others.
+"""Sample order: a new permutation per epoch, computable at any position in constant memory.
 
-A Feistel network over the next power of four, walked until it lands inside the range (Black and Rogaway,
-"Ciphers with Arbitrary Finite Domains", 2002): no memory, and the same on every machine and library version.
+A Feistel network over the next power of four with cycle walking into the range (Black and Rogaway,
+"Ciphers with Arbitrary Finite Domains", 2002). The result is the same on every machine and library
+version.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ _ROUNDS = 6
 def sample_order(first: int, count: int, num_samples: int, seed: int) -> np.ndarray:
     """Return the samples (int64 `[count]`, each in `[0, num_samples)`) at positions `first`, `first + 1`, ...
 
-    Position p lies in epoch p // num_samples; every epoch holds each sample once, in an order of its own that
-    follows from (`seed`, epoch).
+    Position p is in epoch p // num_samples. Each epoch contains every sample once, in an order that
+    (`seed`, epoch) determines.
     """
     positions = np.arange(first, first + count, dtype=np.int64)
     epochs = positions // num_samples
     order = np.empty(count, dtype=np.int64)
     for epoch in np.unique(epochs):
-        here = epochs == epoch
-        order[here] = _permute(positions[here] - epoch * num_samples, num_samples, f"{seed}:{epoch}")
+        in_epoch = epochs == epoch
+        order[in_epoch] = _permute(positions[in_epoch] - epoch * num_samples, num_samples, f"{seed}:{epoch}")
     return order
 
 
 def _permute(values: np.ndarray, size: int, key: str) -> np.ndarray:
-    """Return the images of `values` under the permutation of `[0, size)` that `key` names."""
+    """Apply the permutation of `[0, size)` with key `key` to `values` (int64 `[n]`)."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     digest = blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
     keys = np.frombuffer(digest, dtype="<u8")
@@ -42,7 +43,7 @@ def _permute(values: np.ndarray, size: int, key: str) -> np.ndarray:
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
-    """Return one pass of the network over values of 2 * `half_bits` bits."""
+    """Apply the network to `values` (uint64 `[n]`) of 2 * `half_bits` bits."""
     mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
     left, right = values >> shift, values & mask
     for key in keys:
@@ -52,7 +53,7 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Return a well-scattered 64-bit function of each value (the finaliser of splitmix64)."""
+    """Return the splitmix64 finaliser of each value (uint64 `[n]`)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = values ^ (values >> np.uint64(31))

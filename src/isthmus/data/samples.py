@@ -1,4 +1,4 @@
-"""Token streams and conversations as samples of S tokens with their labels, addressed by number."""
+"""Samples of S tokens with labels, addressed by number, from token streams or conversations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 IGNORED = -100
-"""The label of a position that does not count in the loss."""
+"""Label of a position that the loss ignores (PyTorch's `ignore_index`)."""
 
 
 class Samples(Protocol):
@@ -25,9 +25,9 @@ class Samples(Protocol):
 
 
 class StreamSamples:
-    """T tokens cut every S: each but the last is an input once, each but the first is a label once.
+    """A stream of T tokens (int `[T]`) cut every S: the labels are the inputs shifted by one token.
 
-    The last sample is filled up with padding whose labels are -100.
+    The last sample is padded; padding has label -100.
     """
 
     def __init__(self, tokens: np.ndarray, sequence_length: int, padding: int) -> None:
@@ -38,39 +38,42 @@ class StreamSamples:
         self._tokens[: self._num_tokens] = tokens
 
     def __len__(self) -> int:
-        """Return the number of samples: T - 1 labels, S at a time, rounded up."""
+        """Return the number of samples: ceil((T - 1) / S)."""
         return max(0, -(-(self._num_tokens - 1) // self._sequence_length))
 
     def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return input ids and labels, both int64 `[len(numbers), S]`, of the samples `numbers`."""
-        places = numbers[:, None] * self._sequence_length + np.arange(self._sequence_length)[None]
-        inputs = self._tokens[places].astype(np.int64)
-        labels = self._tokens[places + 1].astype(np.int64)
-        labels[places + 1 >= self._num_tokens] = IGNORED
+        positions = numbers[:, None] * self._sequence_length + np.arange(self._sequence_length)[None]
+        inputs = self._tokens[positions].astype(np.int64)
+        labels = self._tokens[positions + 1].astype(np.int64)
+        labels[positions + 1 >= self._num_tokens] = IGNORED
         return inputs, labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Tokens that belong together (int32 `[L]`); those of answers are `learned` (bool `[L]`)."""
+    """Tokens that are kept together in a sample."""
 
     tokens: np.ndarray
+    """int32 `[L]`."""
     learned: np.ndarray
+    """bool `[L]`: whether the loss covers the token (answers)."""
 
 
 class PackedSamples:
-    """Pieces laid side by side in samples, in order: one that does not fit any more opens the next sample.
+    """Token sequences packed into samples in order (next fit).
 
-    A piece has at most S + 1 tokens. Its first token is never a label: it would follow another piece.
+    A sequence has at most S + 1 tokens. Its first token is never a label, since it may follow another
+    sequence.
     """
 
     def __init__(self, pieces: Sequence[Piece], sequence_length: int, padding: int) -> None:
         width = sequence_length + 1
-        places = _next_fit([len(piece.tokens) for piece in pieces], width)
-        num_samples = places[-1][0] + 1 if places else 0
+        positions = _next_fit([len(piece.tokens) for piece in pieces], width)
+        num_samples = positions[-1][0] + 1 if positions else 0
         self._tokens = np.full((num_samples, width), padding, dtype=np.int32)
         self._learned = np.zeros((num_samples, width), dtype=bool)
-        for piece, (sample, start) in zip(pieces, places, strict=True):
+        for piece, (sample, start) in zip(pieces, positions, strict=True):
             end = start + len(piece.tokens)
             self._tokens[sample, start:end] = piece.tokens
             self._learned[sample, start + 1 : end] = piece.learned[1:]
@@ -87,11 +90,11 @@ class PackedSamples:
 
 
 def _next_fit(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Return (sample, offset) for each length, filling samples of `width` in order."""
-    places, sample, offset = [], 0, 0
+    """Return (sample, offset) for each length by next-fit packing into samples of `width` tokens."""
+    positions, sample, offset = [], 0, 0
     for length in lengths:
         if offset + length > width:
             sample, offset = sample + 1, 0
-        places.append((sample, offset))
+        positions.append((sample, offset))
         offset += length
-    return places
+    return positions

@@ -1,4 +1,4 @@
-"""Text to token ids: the byte tokenizer that needs no file, or any `tokenizer.json`."""
+"""Tokenizers: text to token ids, by bytes (no file needed) or by any `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ _BATCH_TEXTS = 512
 
 
 class Tokenizer(Protocol):
-    """What a data set needs of a tokenizer: `end` closes a document or an answer, `padding` fills samples."""
+    """The interface that a data set needs of a tokenizer."""
 
     vocab_size: int
     end: int
+    """Id of the token that ends a document or an answer."""
     padding: int
+    """Id of the token that pads samples."""
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the ids (int32, one array per text) of UTF-8 `texts`, without special tokens."""
+        """Return the token ids of UTF-8 `texts`, one int `[L]` array each, without special tokens."""
         ...
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8: ids 0 to 255, then begin (256), end (257) and padding (258)."""
+    """One token per UTF-8 byte: ids 0 to 255, then begin (256), end (257) and padding (258)."""
 
     vocab_size = 259
     begin = 256
@@ -37,22 +39,22 @@ class ByteTokenizer:
     padding = 258
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the bytes of each text as ids."""
+        """Return the bytes of each text as ids, uint8 `[L]`."""
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
 
 class FileTokenizer:
-    """A `tokenizer.json`, as the tokenizers library reads it.
+    """A `tokenizer.json`, read by the tokenizers library.
 
-    `end` is `eos_token` of the `tokenizer_config.json` beside it, or else a word that is known to end a text;
-    `padding` is `pad_token`, or else `end` (padding never counts in the loss).
+    `end` is `eos_token` of the adjacent `tokenizer_config.json`, or else a common end token; `padding` is
+    `pad_token`, or else `end` (the loss ignores padding).
     """
 
     def __init__(self, file: Path) -> None:
         try:
             self._tokenizer = HuggingFaceTokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-            raise DataError(f"tokenizer {file} cannot be read: {error}") from error
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"cannot read tokenizer {file}: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         settings = tokenizer_settings(file.parent)
@@ -63,13 +65,13 @@ class FileTokenizer:
         if end is None:
             raise DataError(
                 f"tokenizer {file} has no token that ends a document",
-                hint="name one as eos_token in a tokenizer_config.json beside it",
+                hint="set eos_token in tokenizer_config.json in the same folder",
             )
         self.end = ids[end]
         self.padding = ids.get(_word(settings.get("pad_token")) or end, self.end)
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the ids of each text; bytes that are no UTF-8 become the replacement character."""
+        """Return the ids of each text, int32 `[L]`; invalid UTF-8 becomes the replacement character."""
         arrays: list[np.ndarray] = []
         for start in range(0, len(texts), _BATCH_TEXTS):
             batch = [text.decode("utf-8", errors="replace") for text in texts[start : start + _BATCH_TEXTS]]
@@ -79,9 +81,9 @@ class FileTokenizer:
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer `name`: `bytes`, a `tokenizer.json`, or a folder that holds one.
+    """Return the tokenizer `name`: `bytes`, a `tokenizer.json`, or a folder that contains one.
 
-    Raises `DataError` where the file is missing, cannot be read, or knows no end of a document.
+    Raises `DataError` if the file is missing, unreadable, or has no token that ends a document.
     """
     if name == "bytes":
         return ByteTokenizer()
@@ -89,19 +91,19 @@ def open_tokenizer(name: str) -> Tokenizer:
     if not file.is_file():
         raise DataError(
             f"no tokenizer at {name}",
-            hint="give 'bytes', a tokenizer.json, or a folder that holds one",
+            hint="use 'bytes', a tokenizer.json, or a folder that contains one",
         )
     return FileTokenizer(file)
 
 
 def tokenizer_file(name: str) -> Path:
-    """Return the `tokenizer.json` that a file or folder name means."""
+    """Return the path of the `tokenizer.json` at a file or folder name."""
     given = Path(name).expanduser()
     return given / "tokenizer.json" if given.is_dir() else given
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Return what `tokenizer_config.json` in `folder` says; empty where there is none."""
+    """Return `tokenizer_config.json` of `folder` as a dict; empty if missing."""
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return {}
@@ -113,5 +115,5 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def _word(token: Any) -> str | None:
-    """Return a special token's text; settings write it as a string or as an object with `content`."""
+    """Return the text of a special token, given as a string or as an object with `content`."""
     return token.get("content") if isinstance(token, dict) else token

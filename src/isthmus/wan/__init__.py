@@ -1,4 +1,4 @@
-"""Wide-area links: dialling across them, and emulating them on one machine, with or without root."""
+"""Wide-area links: dialling through them and emulating them on one machine, with or without root."""
 
 from isthmus.wan.background import BackgroundLinks, links_in_background
 from isthmus.wan.dial import dial

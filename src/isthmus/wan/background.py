@@ -1,6 +1,6 @@
-"""Emulated links inside the caller's process, in a thread of their own: for tests and notebooks.
+"""Emulated links in a background thread of the caller's process, for tests and notebooks.
 
-They share the interpreter lock with the caller; where rates matter use `run_links` in a process of its own.
+The thread shares the GIL with the caller; for accurate rates use `run_links` in a separate process.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from isthmus.wan.relay import Relay
 
 
 class BackgroundLinks:
-    """Links that run in another thread; every method may be called from any thread."""
+    """Handle of links that run in a background thread. Thread-safe."""
 
     def __init__(self, relay: Relay, loop: asyncio.AbstractEventLoop) -> None:
         self._relay, self._loop = relay, loop
         self.routes, self.other_routes = relay.routes(), relay.other_routes()
 
     def cut(self, a: str, b: str, *, reset: bool = False) -> None:
-        """Cut the link both ways: refuse new connections; stall the present ones, or `reset` them."""
+        """Cut the link both ways: refuse new connections; stall existing ones, or `reset` them."""
         self._call(lambda: self._relay.cut(a, b, reset=reset))
 
     def restore(self, a: str, b: str) -> None:
-        """Mend a cut link: what was stalled goes on where it stopped."""
+        """Restore a cut link; stalled connections continue."""
         self._call(lambda: self._relay.restore(a, b))
 
     def statistics(self) -> list[dict[str, Any]]:
-        """Return what each direction did so far, as in `links.json` (rates are given there only)."""
+        """Return the totals per direction, as in `links.json` but without rates."""
         zero = dict.fromkeys(self._relay.directions, 0)
         links: list[dict[str, Any]] = self._call(lambda: statistics(self._relay, zero, 1.0, 1.0))["links"]
         rates = ("goodput_gbps", "mean_goodput_gbps")
@@ -48,7 +48,7 @@ class BackgroundLinks:
 
 @contextmanager
 def links_in_background(pool: Pool, seed: int = 0, *, runs_first: bool = False) -> Iterator[BackgroundLinks]:
-    """Emulate the links of `pool` until the block is left; connections still open are reset then."""
+    """Emulate the links of `pool` inside the block; reset open connections at its end."""
     loop, relay = precise_event_loop(), Relay(pool, seed=seed, runs_first=runs_first)
     thread = threading.Thread(target=loop.run_forever, name="links", daemon=True)
     thread.start()

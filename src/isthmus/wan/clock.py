@@ -1,4 +1,4 @@
-"""Exact times: an event loop with timers good to a fraction of a millisecond, a process woken soon."""
+"""Precise timing: an event loop with sub-millisecond timers, and prompt scheduling of a thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SLICE_NS = 100_000
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Waits by select(2) on the selector's own descriptor: microseconds, where epoll counts milliseconds."""
+    """Waits with select(2) on the epoll descriptor: microsecond timeouts instead of milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait at most `timeout` seconds (None: for ever; at most 0: not at all) and return what is ready."""
+        """Wait at most `timeout` seconds (None: forever; <= 0: not at all); return the ready keys."""
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         select.select([self.fileno()], [], [], timeout)
@@ -32,11 +32,10 @@ def precise_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def ask_to_be_woken_soon() -> None:
-    """Ask the scheduler to wake this thread promptly while others compute; what it does not grant is let be.
+    """Ask the scheduler to run this thread promptly on wake-up; do nothing where that is not granted.
 
-    Real-time priority needs a privilege (CAP_SYS_NICE); it is not inherited by children. A short time slice
-    needs Linux 6.12 and no privilege: whoever asks for little at a time is let in early (man 2 sched_setattr,
-    `sched_runtime` of SCHED_OTHER).
+    Uses real-time priority if permitted (CAP_SYS_NICE; not inherited by children), otherwise a short time
+    slice, which Linux 6.12 schedules earlier (man 2 sched_setattr, `sched_runtime` of SCHED_OTHER).
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None:

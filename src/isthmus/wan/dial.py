@@ -1,4 +1,4 @@
-"""`dial`: a TCP connection to a worker, directly or through the route (an HTTP CONNECT proxy) to its site."""
+"""`dial`: open a TCP connection to a worker, directly or through an HTTP CONNECT proxy (the route)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from isthmus.core.errors import InputError, PeerError, UnavailableError
 
 MAX_HEAD_BYTES = 8192
-"""Longest head of a CONNECT request or answer that is read before the other side is taken to be no proxy."""
+"""Longest accepted head of a CONNECT request or response."""
 
 _END = b"\r\n\r\n"
 
@@ -19,7 +19,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise InputError(f"{text!r} is not an address", hint="write host:port, such as 127.0.0.1:7001")
+        raise InputError(f"invalid address {text!r}", hint="write host:port, such as 127.0.0.1:7001")
     return host, int(port)
 
 
@@ -31,8 +31,8 @@ def format_address(host: str, port: int) -> str:
 def dial(address: tuple[str, int], proxy: str | None = None, timeout_s: float = 10.0) -> socket.socket:
     """Return a connected, blocking socket (TCP_NODELAY) to `address`, through `proxy` `"host:port"` if given.
 
-    `timeout_s` bounds the whole: connecting, asking the proxy, and its answer. Raises `UnavailableError`
-    when the route itself cannot be had, `PeerError` when the peer behind it (or dialled directly) cannot.
+    `timeout_s` bounds connecting and the CONNECT exchange together. Raises `UnavailableError` if the
+    route fails, `PeerError` if the peer cannot be reached.
     """
     deadline_s = time.monotonic() + timeout_s
     target = format_address(*address)
@@ -40,7 +40,7 @@ def dial(address: tuple[str, int], proxy: str | None = None, timeout_s: float = 
         try:
             return _open(address, timeout_s)
         except OSError as error:
-            hint = "check that its worker runs and that its cluster needs no route from here"
+            hint = "check that its worker runs, and whether its cluster needs a route from here"
             raise PeerError(f"peer {target} cannot be reached: {_why(error)}", hint=hint) from error
     try:
         connection = _open(parse_address(proxy), timeout_s)
@@ -66,37 +66,37 @@ def _open(address: tuple[str, int], timeout_s: float) -> socket.socket:
 
 
 def _ask(connection: socket.socket, target: str, proxy: str, deadline_s: float) -> None:
-    """Send the CONNECT request and read exactly the head of its answer; leave what follows in the socket."""
+    """Send the CONNECT request and read exactly the head of the response, no payload."""
     try:
         connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
         connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode("ascii"))
         head = _read_head(connection, deadline_s)
     except OSError as error:
-        hint = "the link may be cut; look at the link emulator or gateway, then try again"
+        hint = "the link may be cut; check the link emulator or gateway, then retry"
         raise UnavailableError(
-            f"route {proxy} gave no answer for peer {target}: {_why(error)}", hint=hint
+            f"route {proxy} did not answer for peer {target}: {_why(error)}", hint=hint
         ) from error
     status_line = head.split(b"\r\n", 1)[0].decode("latin-1")
     words = status_line.split(maxsplit=2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
         raise UnavailableError(
-            f"route {proxy} is no HTTP CONNECT proxy: it answered {status_line[:80]!r}",
+            f"route {proxy} is not an HTTP CONNECT proxy: it answered {status_line[:80]!r}",
             hint="correct the route in `routes`",
         )
     if words[1] == "503":
         raise UnavailableError(
-            f"route {proxy} cannot carry anything to peer {target}: {' '.join(words[1:])}",
-            hint="the link is down; try again when it is mended",
+            f"route {proxy} to peer {target} is down: {' '.join(words[1:])}",
+            hint="the link is down; retry when it is restored",
         )
     if not words[1].startswith("2"):
-        hint = "check that the peer's worker still runs and listens; its cluster's agent and log say why not"
+        hint = "check that the peer's worker still runs and listens; see its log and its agent"
         raise PeerError(
             f"peer {target} cannot be reached through route {proxy}: {' '.join(words[1:])}", hint=hint
         )
 
 
 def _read_head(connection: socket.socket, deadline_s: float) -> bytes:
-    """Read up to and including the empty line, and not one byte more: the peer may already be sending."""
+    """Read exactly up to and including the empty line: the peer may already be sending."""
     head = b""
     while not head.endswith(_END):
         connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))

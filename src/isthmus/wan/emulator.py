@@ -1,4 +1,4 @@
-"""`run_links`: one process that emulates all links of a pool and says in files where and what they are."""
+"""`run_links`: emulates all links of a pool and writes their routes and statistics to files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from isthmus.wan.clock import ask_to_be_woken_soon, precise_event_loop
 from isthmus.wan.relay import Relay
 
 ROUTES = "routes.json"
-"""{cluster: {other cluster: "host:port"}}; present while the links can be dialled."""
+"""File of routes, {cluster: {other cluster: "host:port"}}; exists while the links accept connections."""
 
 OTHER_ROUTES = "others.json"
-"""The same for whatever else crosses the lines."""
+"""File of routes for traffic other than runs."""
 
 STATISTICS = "links.json"
-"""What each direction carried, once a second."""
+"""File of statistics per direction, rewritten every second."""
 
 STATISTICS_S = 1.0
 
@@ -34,13 +34,12 @@ _log = logging.getLogger(__name__)
 def run_links(pool: Pool, state: Path, seed: int = 0, *, runs_first: bool = False) -> None:
     """Emulate the links of `pool` until SIGTERM or SIGINT; call it in the main thread.
 
-    Writes `routes.json` and `others.json` in `state` when the links listen and removes them at the end;
-    writes `links.json` every second, where the disk takes it. `runs_first` is that of `Relay`. Raises
-    `InputError` if the pool has no links, `UnavailableError` if the folder cannot be written or a port cannot
-    be had.
+    Writes `routes.json` and `others.json` to `state` when the links listen and removes them at the end;
+    writes `links.json` every second. `runs_first` is that of `Relay`. Raises `InputError` if the pool has
+    no links, `UnavailableError` if the folder is not writable or no port is free.
     """
     if not pool.links:
-        raise InputError("the pool has no links to emulate", hint="give them under `links` in pool.yaml")
+        raise InputError("the pool has no links to emulate", hint="add `links` to pool.yaml")
     try:
         state.mkdir(parents=True, exist_ok=True)
         ask_to_be_woken_soon()
@@ -48,8 +47,8 @@ def run_links(pool: Pool, state: Path, seed: int = 0, *, runs_first: bool = Fals
             runner.run(_serve(Relay(pool, seed=seed, runs_first=runs_first), state))
     except OSError as error:
         raise UnavailableError(
-            f"cannot keep the links' files in {state}: {error.strerror}",
-            hint="free space, or give another folder",
+            f"cannot write the link files in {state}: {error.strerror}",
+            hint="free space, or choose another folder",
         ) from error
 
 
@@ -74,17 +73,17 @@ async def _serve(relay: Relay, state: Path) -> None:
 
 async def _report(relay: Relay, file: Path, stop: asyncio.Event) -> None:
     start_s, last_s, last_bytes = time.monotonic(), time.monotonic(), dict.fromkeys(relay.directions, 0)
-    complained: str | None = None
+    last_warning: str | None = None
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), STATISTICS_S)
         now_s = time.monotonic()
         try:
             write_atomically(file, statistics(relay, last_bytes, now_s - last_s, now_s - start_s))
-        except OSError as error:  # the links matter more than what is told of them
-            if error.strerror != complained:
+        except OSError as error:  # keep emulating without statistics
+            if error.strerror != last_warning:
                 _log.warning("%s cannot be written: %s", file, error.strerror)
-            complained = error.strerror
+            last_warning = error.strerror
         last_s = now_s
         last_bytes = {ends: direction.bytes_delivered for ends, direction in relay.directions.items()}
 
@@ -92,11 +91,10 @@ async def _report(relay: Relay, file: Path, stop: asyncio.Event) -> None:
 def statistics(
     relay: Relay, last_bytes: dict[tuple[str, str], int], period_s: float, total_s: float
 ) -> dict[str, Any]:
-    """Return what each direction did: payload in all, goodput in the last `period_s` and over `total_s`.
+    """Return per direction the payload bytes, and the goodput over the last `period_s` and over `total_s`.
 
-    Where runs go first these are theirs, and `other_bytes` is the other traffic's payload.
-
-    `late_ms` is the worst lateness of a delivery since the last call: time the machine added to the link's.
+    With `runs_first` these count runs only, and `other_bytes` counts the other traffic. `late_ms` is the
+    largest delay of a delivery since the last call that the machine added to the link's.
     """
     links = []
     for ends, direction in relay.directions.items():
@@ -118,7 +116,7 @@ def statistics(
 
 
 def write_atomically(file: Path, content: Any) -> None:
-    """Write `content` as JSON to a temporary name and rename it: a reader sees the old or the new file."""
+    """Write `content` as JSON, atomically by rename: a reader sees the old or the new file."""
     temporary = file.with_name(file.name + ".new")
     temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     temporary.replace(file)

@@ -1,7 +1,7 @@
-"""Emulated links with packets that are really lost: one network namespace per cluster (Linux, root).
+"""Emulated links with real packet loss: one network namespace per cluster (Linux, root).
 
-Each namespace has one TUN device; the process of `wan.packets` relays IP packets between them. Namespaces are
-named `isthmus-PID-...`: those of a process that is gone are removed at the next start.
+Each namespace has one TUN device; the `wan.packets` process relays IP packets between them. Namespaces
+are named `isthmus-PID-...`; the next start removes those whose process is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SETTINGS = {
     "net.ipv4.tcp_wmem": _BUFFERS,
     "net.ipv4.tcp_no_metrics_save": "1",
 }
-"""Buffers that hold a long link's round trip; and no connection learns from the one before."""
+"""TCP buffers for the bandwidth-delay product of long links, and no metrics cached across connections."""
 
 _counter = itertools.count()
 
@@ -55,39 +55,39 @@ class Site:
 
 @dataclass
 class Namespaces:
-    """The emulated sites by cluster, while `emulated_namespaces` is open."""
+    """The emulated sites by cluster; valid inside `emulated_namespaces`."""
 
     sites: dict[str, Site]
     relay: subprocess.Popen[bytes]
     _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def run_in(self, cluster: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start `argv` at `cluster`; `options` are those of `subprocess.Popen`. It is killed at the end."""
+        """Start `argv` in the namespace of `cluster` until the end; `options` go to `subprocess.Popen`."""
         if cluster not in self.sites:
-            raise NotFoundError(f"no cluster {cluster!r}", hint=f"there are: {', '.join(sorted(self.sites))}")
+            raise NotFoundError(f"no cluster {cluster!r}", hint=f"available: {', '.join(sorted(self.sites))}")
         command = ["ip", "netns", "exec", self.sites[cluster].namespace, *argv]
         process = subprocess.Popen(command, **options)
         self._processes.append(process)
         return process
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return per direction packets and bytes delivered, packets `lost` and `dropped` by the queue."""
+        """Return per direction the packets and bytes delivered and the packets `lost` and `dropped`."""
         if self.relay.stdin is None or self.relay.stdout is None or self.relay.poll() is not None:
-            raise UnavailableError("the packet relay has ended", hint="its standard error says why")
+            raise UnavailableError("the packet relay has exited", hint="see its standard error")
         self.relay.stdin.write(b"counters\n")
         self.relay.stdin.flush()
         found: list[dict[str, Any]] = json.loads(self.relay.stdout.readline())
         return found
 
     def end_processes(self) -> None:
-        """Kill what `run_in` started and still runs, and reap it."""
+        """Kill and reap the processes that `run_in` started."""
         for process in self._processes:
             process.kill()
             process.wait()
 
 
 def own_capabilities() -> int:
-    """Return this process's effective capabilities as a bit mask; 0 where there is no /proc."""
+    """Return this process's effective capabilities as a bit mask; 0 without /proc."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
     return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
@@ -104,13 +104,13 @@ def why_unavailable(capabilities: int, tun: Path = TUN) -> str | None:
 
 @contextmanager
 def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
-    """Emulate `pool` in namespaces until the block is left; then processes, relay and namespaces are gone.
+    """Emulate `pool` in namespaces inside the block; at its end processes, relay and namespaces are removed.
 
-    Should this process die instead, the relay notices and deletes the namespaces. TCP across a link uses the
-    link's congestion control. Raises `UnavailableError` without root, `/dev/net/tun` or iproute2.
+    If this process dies, the relay deletes the namespaces. TCP across a link uses the link's congestion
+    control. Raises `UnavailableError` without root, `/dev/net/tun` or iproute2.
     """
     if why := why_unavailable(own_capabilities()):
-        raise UnavailableError(why, hint="run as root, or use the links without root: `isthmus links`")
+        raise UnavailableError(why, hint="run as root, or use `isthmus links`, which needs no root")
     delete_namespaces(stale_namespaces())
     start = next(_counter)
     sites = {
@@ -133,14 +133,14 @@ def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
 
 
 def stale_namespaces() -> list[str]:
-    """Return the namespaces that a process left which is no more."""
+    """Return the namespaces whose process no longer exists."""
     names = [path.name for path in NAMESPACES.iterdir()] if NAMESPACES.is_dir() else []
     owners = {name: found.group(1) for name in names if (found := _OURS.fullmatch(name))}
     return [name for name, pid in owners.items() if not Path("/proc", pid).exists()]
 
 
 def delete_namespaces(names: Sequence[str]) -> None:
-    """Delete namespaces and kill what still runs in them; those that are gone already are no error."""
+    """Kill all processes in the namespaces `names` and delete those that exist."""
     for name in names:
         if not (NAMESPACES / name).exists():
             continue
@@ -154,7 +154,7 @@ def delete_namespaces(names: Sequence[str]) -> None:
 
 
 def _add_site(namespace: str, address: str) -> int:
-    """Make the namespace with its TUN device `wan` up at `address`; return the device's descriptor."""
+    """Create the namespace with its TUN device `wan` at `address`; return the device's descriptor."""
     _ip("netns", "add", namespace)
     descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -201,7 +201,7 @@ def _start_relay(
         ready = False
     if not ready:
         _end_relay(relay)
-        raise UnavailableError("the packet relay did not start", hint="its standard error says why")
+        raise UnavailableError("the packet relay did not start", hint="see its standard error")
     return relay
 
 

@@ -1,7 +1,7 @@
-"""The relay of IP packets between emulated sites: rate, delay, jitter, a finite queue, packets really lost.
+"""IP packet relay between emulated sites: rate, delay, jitter, a finite queue and real packet loss.
 
-`python -m isthmus.wan.packets` is started by `wan.netns` and lives as long as its standard input: the first
-line is its configuration, each further line asks for the counters, and the end ends it and its namespaces.
+`wan.netns` starts `python -m isthmus.wan.packets`. The first line of its standard input is the configuration,
+each further line requests the counters; at end of file the process deletes its namespaces and exits.
 """
 
 from __future__ import annotations
@@ -23,32 +23,38 @@ from isthmus.wan.netns import delete_namespaces
 from isthmus.wan.shaper import Shaper, both_ways
 
 _BATCH = 64
-"""Packets read from one device before deliveries get their turn."""
+"""Packets to read from one device before delivering due packets."""
 
 
 @dataclass
 class PacketLink:
-    """One direction: packets in, packets out when due. Tail drop at `queue_s` of backlog; loss on the wire.
+    """One direction of a link: delays packets, tail-drops at `queue_s` of backlog and loses at random.
 
-    Sizes are IP packets. `lost` counts random loss, `dropped` what the full queue refused.
+    Sizes are those of IP packets.
     """
 
     link: Link
     reverse: Link
     rng: Random
     target: int
+    """TUN descriptor of the receiving site."""
     due: deque[tuple[float, bytes]] = field(default_factory=deque)
+    """(delivery time in seconds, packet), in order."""
     packets: int = 0
+    """Packets delivered."""
     num_bytes: int = 0
+    """Bytes delivered."""
     lost: int = 0
+    """Packets lost at random."""
     dropped: int = 0
+    """Packets that the full queue, or the receiving device, dropped."""
 
     def __post_init__(self) -> None:
         shaper = Shaper(self.link, self.rng, self.reverse)
         self.path, self.queue_s = shaper.path, shaper.queue_s
 
     def offer(self, now_s: float, packet: bytes) -> None:
-        """Take a packet from the sending site: queue it, drop it, or carry it and lose it on the way."""
+        """Enqueue a packet from the sending site, drop it (queue full) or lose it (at random)."""
         if self.path.backlog_s(now_s) > self.queue_s:
             self.dropped += 1
             return
@@ -59,13 +65,13 @@ class PacketLink:
         self.due.append((arrival_s, packet))
 
     def deliver(self, now_s: float) -> None:
-        """Write the packets that are due to the receiving site's device."""
+        """Write due packets to the receiving site's device."""
         due, target = self.due, self.target
         while due and due[0][0] <= now_s:
             packet = due.popleft()[1]
             try:
                 os.write(target, packet)
-            except OSError:  # the site's device is down or full: to the sender a packet like any other lost
+            except OSError:  # the device is down or full
                 self.dropped += 1
                 continue
             self.packets += 1
@@ -73,7 +79,7 @@ class PacketLink:
 
 
 class PacketRelay:
-    """All directions of a pool between devices: `devices` is {cluster: (IPv4 address, TUN descriptor)}."""
+    """Relay for all links of a pool; `devices` is {cluster: (IPv4 address, TUN descriptor)}."""
 
     def __init__(self, pool: Pool, devices: dict[str, tuple[str, int]], seed: int) -> None:
         links = both_ways(pool)
@@ -90,7 +96,7 @@ class PacketRelay:
         }
 
     def run(self, control: int, answer: int) -> None:
-        """Relay until `control` ends; for each line on it write the counters as a line to `answer`."""
+        """Relay until end of file on `control`; for each line on it write the counters to `answer`."""
         descriptors = [*self._outgoing, control]
         while True:
             ready = select.select(descriptors, [], [], self._wait_s())[0]
@@ -106,7 +112,7 @@ class PacketRelay:
                 link.deliver(now_s)
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return what each direction delivered, lost and dropped: packets, and bytes of the delivered."""
+        """Return per direction the packets and bytes delivered and the packets lost and dropped."""
         return [
             {"from": ends[0], "to": ends[1], "packets": link.packets, "bytes": link.num_bytes}
             | {"lost": link.lost, "dropped": link.dropped, "loss_is": "real"}
@@ -130,7 +136,7 @@ class PacketRelay:
 
 
 def main() -> None:
-    """Read the configuration, relay until the input ends, delete the namespaces."""
+    """Read the configuration, relay until end of input, delete the namespaces."""
     config = json.loads(_read_line(0))
     devices = {name: (address, fd) for name, (address, fd) in config["devices"].items()}
     relay = PacketRelay(Pool.model_validate(config["pool"]), devices, config["seed"])

@@ -1,8 +1,7 @@
-"""Bytes of TCP connections through a `Shaper`: one `Direction` carries its half of every connection.
+"""Passes the bytes of TCP connections through a `Shaper`: a `Direction` carries one `Half` per connection.
 
-A chunk is read when the link's queue has room, kept until its delivery time, and written; what is in flight
-holds nothing back. Whoever sends faster than the link, or to a peer that does not read, finds its own socket
-full: that is the back-pressure, and it bounds the memory.
+A chunk is read when the link's queue has space, kept until its delivery time, then written. A sender that is
+faster than the link, or than its peer, finds its own socket full: this back-pressure bounds the memory.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any
 from isthmus.wan.shaper import Flow, Shaper
 
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER that makes close() send a reset instead of an orderly end."""
+"""SO_LINGER value that makes close() send a TCP reset."""
 
 
 class Direction:
-    """One direction of one link, shared by all connections: takes turns, keeps chunks until they are due.
+    """One direction of one link: schedules its connections round-robin and delivers chunks when due.
 
-    Runs on `loop`, in its thread. `bytes_delivered` counts payload; `late_s` is the worst lateness of a
-    delivery since it was last read and set to 0: what the machine, not the link, added.
+    Use only on the thread of `loop`. `bytes_delivered` counts payload. `late_s` is the largest delay of a
+    delivery that the machine added since the caller last reset it to 0.
     """
 
     def __init__(self, shaper: Shaper, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,7 +32,7 @@ class Direction:
         self.bytes_delivered = 0
         self.late_s = 0.0
         self.is_cut = False
-        self._stopped_s = 0.0  # how long the link has been cut in all: its own clock stands still meanwhile
+        self._stopped_s = 0.0  # total time cut: the link's clock stops during a cut
         self._cut_s = 0.0
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._admitted = 0
@@ -44,7 +43,7 @@ class Direction:
         return (self._cut_s if self.is_cut else self.loop.time()) - self._stopped_s
 
     def admit(self, num_bytes: int, flow: Flow, action: Callable[[Any], None], value: Any) -> None:
-        """Send `num_bytes` of payload; `action(value)` is called when they are delivered."""
+        """Send `num_bytes` of payload; call `action(value)` on delivery."""
         due_s = self.shaper.admit(self._now_s(), num_bytes, flow)
         self._admitted += 1
         heappush(self._due, (due_s, self._admitted, action, value))
@@ -52,13 +51,13 @@ class Direction:
             self._arm()
 
     async def cross(self, num_bytes: int, flow: Flow) -> None:
-        """Return when a message of `num_bytes` has crossed."""
+        """Send a message of `num_bytes` and wait for its delivery."""
         arrived = asyncio.Event()
         self.admit(num_bytes, flow, lambda _: arrived.set(), None)
         await arrived.wait()
 
     def take(self, half: Half) -> None:
-        """`half` has something to read: read it when its turn comes."""
+        """Handle that `half` is readable: read now, or queue it until the link and its flow can send."""
         if half.ended:
             return
         pace_s = self.shaper.pace_s(self._now_s(), half.flow)
@@ -97,7 +96,7 @@ class Direction:
         self._arm()
 
     def _requeue(self, half: Half) -> None:
-        """Give a half that probably has more its next turn, behind the others, if it may send at all."""
+        """Queue `half`, which probably has more to read, behind the others unless its flow is blocked."""
         held = half.unwritten_bytes >= self.shaper.window_bytes
         if held or self.shaper.pace_s(self._now_s(), half.flow) > 0:
             self.take(half)
@@ -105,7 +104,7 @@ class Direction:
             self._waiting.append(half)
 
     def _arm(self) -> None:
-        """Set the timer to the next delivery, or to when waiting halves find half the queue free."""
+        """Set the timer to the next delivery or, with waiting halves, to when half the queue is free."""
         if self.is_cut or not (self._due or self._waiting):
             return
         next_s = self._due[0][0] if self._due else self._now_s()
@@ -119,19 +118,19 @@ class Direction:
         self._timer = self.loop.call_at(when_s, self._tick)
 
     def cut(self) -> None:
-        """Stop the link's clock: what is on the way stays there, and nothing more is taken."""
+        """Stop the link's clock: chunks in flight stay in flight, and no new ones are read."""
         if not self.is_cut:
             self._cut_s, self.is_cut = self.loop.time(), True
 
     def restore(self) -> None:
-        """Let the link's clock run on from where it stopped: nothing is lost, nothing arrives in a heap."""
+        """Restart the link's clock where it stopped: chunks in flight arrive at the link's rate."""
         if self.is_cut:
             self._stopped_s += self.loop.time() - self._cut_s
             self.is_cut = False
             self._tick()
 
     def forget(self) -> None:
-        """Drop everything on the way, for a link that ends."""
+        """Drop everything in flight, for shutdown."""
         self._due.clear()
         self._waiting.clear()
         if self._timer is not None:
@@ -140,9 +139,9 @@ class Direction:
 
 
 class Half:
-    """One direction of one connection: from `source` over `direction` to `target`, its end included.
+    """One direction of one connection: copies `source` over `direction` to `target`, including end of stream.
 
-    `on_end(error)` is called once: with None when the end of the stream was handed on, or with the error.
+    Calls `on_end(error)` once: with None after passing on the end of stream, or with the error.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class Half:
         self._out: deque[memoryview] = deque()
 
     def listen(self, on: bool) -> None:
-        """Watch the source for something to read, or no longer."""
+        """Start or stop watching the source for readability."""
         on = on and not (self.ended or self._at_end)
         if on and not self._listens:
             self.direction.loop.add_reader(self.source, self.direction.take, self)
@@ -173,13 +172,13 @@ class Half:
         self._listens = on
 
     def send(self, data: bytes) -> None:
-        """Put bytes already read from the source (or its end, if empty) on the link."""
+        """Send bytes read from the source over the link; empty bytes mean end of stream."""
         self.unwritten_bytes += len(data)
         self._at_end = not data
         self.direction.admit(len(data), self.flow, self._deliver, data)
 
     def read(self) -> bool:
-        """Read one chunk and send it; return True if it was full, so that there is probably more."""
+        """Read one chunk and send it; return True if it was full, since more is probably available."""
         wanted = self.direction.shaper.chunk_bytes
         try:
             data = self.source.recv(wanted)
@@ -230,7 +229,7 @@ class Half:
         self._writes = on
 
     def end(self, error: OSError | None) -> None:
-        """Leave the link: the stream's end was handed on, or `error` broke it. A second call does nothing."""
+        """Finish after the end of stream (None) or `error`; idempotent."""
         if self.ended:
             return
         self.listen(False)
@@ -241,6 +240,6 @@ class Half:
 
 
 def close_with_reset(connection: socket.socket) -> None:
-    """Close so that the other side gets an error, not an orderly end."""
+    """Close with a TCP reset, so that the other side gets an error."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     connection.close()

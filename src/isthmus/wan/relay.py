@@ -1,8 +1,8 @@
-"""Emulated links without root: HTTP CONNECT proxies whose bytes go through the link's two shaped directions.
+"""Emulated links without root: HTTP CONNECT proxies whose bytes pass through two shaped link directions.
 
-A pair of clusters has two listeners that each side dials, one for runs and one for other traffic, and one
-`Direction` each way that all connections share; or, where runs go first, one for either kind of traffic.
-The handshake crosses the link as well, so dialling takes a round trip, as it would.
+Each cluster has two listeners per other cluster, for runs and for other traffic. All connections share
+one `Direction` each way; with `runs_first`, each kind of traffic has its own. The CONNECT handshake
+crosses the link too, so dialling takes a round trip.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from isthmus.wan.pump import Direction, Half, close_with_reset
 from isthmus.wan.shaper import Flow, Shaper, both_ways
 
 Ends: TypeAlias = tuple[str, str]
-"""The clusters that a direction leads from and to."""
+"""(source, target) cluster of a direction."""
 
 CONNECT_TIMEOUT_S = 10.0
-"""How long the far end of the link tries to reach the worker, and how long a client may take to ask."""
+"""Time limit for a client's CONNECT request, and for connecting to the worker at the far end."""
 
 
 class _RefusedError(UnavailableError):
-    """A status line to answer a CONNECT with, before anything is connected."""
+    """The HTTP status with which to refuse a CONNECT request."""
 
 
 class Connection:
-    """One proxied connection: the handshake over the link, then two halves until both ends are through."""
+    """One proxied connection: the CONNECT handshake, then a `Half` per direction until both finish."""
 
     def __init__(self, client: socket.socket, there: Direction, back: Direction) -> None:
         self.client, self.there, self.back = client, there, back
@@ -43,7 +43,7 @@ class Connection:
         self._broken = False
 
     async def run(self) -> None:
-        """Serve the connection until it ends, or with a reset when cancelled; both sockets are closed."""
+        """Serve the connection, then close both sockets; cancellation resets them."""
         flows = Flow(), Flow()
         try:
             try:
@@ -54,7 +54,7 @@ class Connection:
             await self._answer("200 OK")
             await self._carry(flows, rest)
         except OSError:
-            self._broken = True  # the client went away during the handshake: nobody is left to tell
+            self._broken = True  # the client disconnected during the handshake
         except asyncio.CancelledError:
             self._broken = True
             raise
@@ -62,7 +62,7 @@ class Connection:
             self.close()
 
     async def _open(self, flows: tuple[Flow, Flow]) -> bytes:
-        """Read the request, cross, connect to the worker, cross back; return what followed the request."""
+        """Read the CONNECT request and connect to the worker; return the bytes after the request."""
         if self.there.is_cut:
             raise _RefusedError("503 Link Cut")
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -110,26 +110,27 @@ class Connection:
             self._done.set()
 
     def close(self, task: object = None) -> None:
-        """Close both sockets, with a reset where the connection broke; a second call does nothing.
+        """Close both sockets, with a reset if the connection broke; idempotent.
 
-        Serves as the callback of the `task` that ran the connection.
+        Also the done callback of the `task` that runs the connection.
         """
         del task
         for half in self._halves:
             half.end(None)
-        for end in (self.client, self.worker):
-            if end is not None and end.fileno() >= 0 and self._broken:
-                close_with_reset(end)
-            elif end is not None:
-                end.close()
+        for sock in (self.client, self.worker):
+            if sock is not None and sock.fileno() >= 0 and self._broken:
+                close_with_reset(sock)
+            elif sock is not None:
+                sock.close()
 
 
 class Relay:
     """All links of a pool on the running event loop (`wan.clock.precise_event_loop` keeps the times exact).
 
-    `await start()`, then `routes()` says which address each cluster dials for each other one; `await close()`
-    ends every connection. A pair with a link in one direction only gets the same back. Seeded by `seed`.
-    `runs_first`: other traffic (`other_routes`) gets what runs leave; without it all connections take turns.
+    After `await start()`, `routes()` returns the address that each cluster dials for each other one;
+    `await close()` breaks every connection. A link given in one direction only is mirrored. With
+    `runs_first`, other traffic (`other_routes`) gets the bandwidth that runs leave; without it all
+    connections share equally.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Relay:
         self._connections: dict[asyncio.Task[None], frozenset[str]] = {}
 
     async def start(self) -> None:
-        """Listen for every pair; raise `UnavailableError` if a port cannot be had (then nothing listens)."""
+        """Listen for every pair; if a port cannot be bound, close all and raise `UnavailableError`."""
         loop = asyncio.get_running_loop()
         try:
             for ends, link in self.links.items():
@@ -162,7 +163,7 @@ class Relay:
             await self.close()
             raise UnavailableError(
                 f"cannot listen on {self.host} for the link from {ends[0]} to {ends[1]}: {error.strerror}",
-                hint="give a host of this machine, or raise the limit on open files",
+                hint="choose a host of this machine, or raise the open-file limit",
             ) from error
         kinds = (self._listeners, self.directions), (self._other_listeners, self.others)
         self._acceptors = [
@@ -172,15 +173,15 @@ class Relay:
         ]
 
     def routes(self) -> dict[str, dict[str, str]]:
-        """Return {cluster: {other cluster: "host:port"}}: what a worker of `cluster` dials for the other."""
+        """Return {cluster: {other cluster: "host:port"}}: the proxy that `cluster` dials for the other."""
         return _addresses(self._listeners)
 
     def other_routes(self) -> dict[str, dict[str, str]]:
-        """Return the same for traffic that is no run's."""
+        """Return the routes for traffic other than runs."""
         return _addresses(self._other_listeners)
 
     def cut(self, a: str, b: str, *, reset: bool = False) -> None:
-        """Cut the link both ways: refuse new connections; stall the present ones, or `reset` them."""
+        """Cut the link both ways: refuse new connections; stall existing ones, or `reset` them."""
         for ends in ((a, b), (b, a)):
             self._direction(ends).cut()
             self.others[ends].cut()
@@ -190,13 +191,13 @@ class Relay:
                     connection.cancel()
 
     def restore(self, a: str, b: str) -> None:
-        """Mend a cut link: what was stalled goes on where it stopped."""
+        """Restore a cut link; stalled connections continue."""
         for ends in ((a, b), (b, a)):
             self._direction(ends).restore()
             self.others[ends].restore()
 
     async def close(self) -> None:
-        """Stop listening and break every connection; returns when all sockets are closed."""
+        """Stop listening, break every connection and close all sockets."""
         tasks = [*self._acceptors, *self._connections]
         for task in tasks:
             task.cancel()
@@ -211,7 +212,7 @@ class Relay:
     def _direction(self, ends: Ends) -> Direction:
         if ends not in self.directions:
             known = ", ".join(" to ".join(pair) for pair in sorted(self.directions))
-            raise NotFoundError(f"no link from {ends[0]} to {ends[1]}", hint=f"there are: {known}")
+            raise NotFoundError(f"no link from {ends[0]} to {ends[1]}", hint=f"available: {known}")
         return self.directions[ends]
 
     async def _accept(
@@ -221,7 +222,7 @@ class Relay:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError:  # out of descriptors, or the client left already: the listener itself is well
+            except OSError:  # out of descriptors, or the client disconnected
                 await asyncio.sleep(0.1)
                 continue
             _prepare(client)
@@ -229,7 +230,7 @@ class Relay:
             task = loop.create_task(connection.run())
             self._connections[task] = frozenset(ends)
             task.add_done_callback(self._connections.pop)
-            task.add_done_callback(connection.close)  # also if it never began to run
+            task.add_done_callback(connection.close)  # also if the task never ran
 
 
 def _addresses(listeners: Mapping[Ends, socket.socket]) -> dict[str, dict[str, str]]:
@@ -245,7 +246,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _target(head: bytes) -> tuple[str, int]:
-    """Return host and port that a CONNECT request asks for; only this machine's workers may be asked for."""
+    """Return host and port of a CONNECT request; raise `_RefusedError` unless it is a loopback address."""
     method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
     if method != "CONNECT":
         raise _RefusedError("405 Only CONNECT")
@@ -263,7 +264,7 @@ def _target(head: bytes) -> tuple[str, int]:
 
 
 async def _reach(host: str, port: int) -> socket.socket:
-    """Return a connection to the worker, made at the far end of the link."""
+    """Return a socket connected to the worker at the far end of the link."""
     address = "127.0.0.1" if host == "localhost" else host
     worker = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,7 @@
-"""What one direction of a link does to what is sent on it, as arithmetic: times in, delivery times out.
+"""Model of one link direction as pure arithmetic: send times in, delivery times out.
 
-`Path` is the wire: one queue in front of one rate, then delay and jitter. `Shaper` is what streams see of it:
-headers cost wire bytes, and packet loss is modelled as the delay and the rate it causes, since a stream of
-bytes cannot lose packets.
+`Path` is the wire: a queue, a rate, then delay and jitter. `Shaper` is the view of byte streams: it adds
+header bytes and models packet loss as the delay and the rate reduction it causes.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from isthmus.core.link_physics import SEGMENT_BYTES, effective_bytes_per_s, wire
 from isthmus.core.pool import Link, Pool
 
 CHUNK_S = 1e-3
-"""Seconds of a link's rate that are handled as one chunk: the grain of sharing and of the emulator's work."""
+"""Duration of one chunk at the link's rate: the granularity of sharing and of the emulator's work."""
 
 MAX_CHUNK_BYTES = 256 * 1024
-"""No chunk is larger, whatever the rate."""
+"""Upper bound on a chunk."""
 
 MIN_QUEUE_S = 8e-3
-"""The queue in front of a link holds one round trip of its rate, and at least this many seconds."""
+"""Minimum queue length; the queue holds one round trip at the link's rate, or this if longer."""
 
 JITTER_CORRELATION_S = 10e-3
-"""How fast jitter changes (e-folding time). Independent draws for packets microseconds apart would, in an
-order-preserving queue, only add their maximum to the delay of all."""
+"""Correlation time (e-folding) of jitter. In an order-preserving queue, independent draws for packets
+microseconds apart would add their maximum to the delay of all."""
 
 
 class Path:
-    """The wire of one direction: a rate in wire bytes a second, one-way delay and jitter in seconds.
+    """The wire of one direction: rate in wire bytes per second, one-way delay and jitter in seconds.
 
-    The one-way delay is normally distributed with standard deviation `jitter_s`, cut off at 0, and changes
-    with the correlation time `JITTER_CORRELATION_S` (an Ornstein-Uhlenbeck process); order is kept.
+    The one-way delay is an Ornstein-Uhlenbeck process: normal with standard deviation `jitter_s`,
+    truncated at 0, with correlation time `JITTER_CORRELATION_S`. Order is preserved.
     """
 
     def __init__(self, bytes_per_s: float, delay_s: float, jitter_s: float, rng: Random) -> None:
@@ -45,17 +44,17 @@ class Path:
         self._drawn_s = -math.inf
 
     def backlog_s(self, now_s: float) -> float:
-        """Return how long what is queued keeps the wire busy from now."""
+        """Return how long the queued bytes keep the wire busy, in seconds."""
         return max(0.0, self._free_s - now_s)
 
     def admit(self, now_s: float, num_wire_bytes: float) -> float:
-        """Queue wire bytes behind all earlier ones; return when the last arrives. `now_s` never falls."""
+        """Queue wire bytes; return the arrival time of the last one. `now_s` must not decrease."""
         self._free_s = max(now_s, self._free_s) + num_wire_bytes / self.bytes_per_s
         self._last_s = max(self._last_s, self._free_s + self._draw_delay_s())
         return self._last_s
 
     def yield_to(self, now_s: float, num_wire_bytes: float) -> None:
-        """Lose the time that wire bytes which go first take."""
+        """Delay this queue by the time that wire bytes of higher priority take."""
         self._free_s = max(now_s, self._free_s) + num_wire_bytes / self.bytes_per_s
 
     def _draw_delay_s(self) -> float:
@@ -69,7 +68,7 @@ class Path:
 
 @dataclass
 class Flow:
-    """One stream on a direction: when its own congestion control lets it send, and its last arrival."""
+    """One stream: when its congestion control allows the next send, and its last arrival."""
 
     clear_s: float = -math.inf
     last_s: float = -math.inf
@@ -77,16 +76,17 @@ class Flow:
 
 @dataclass
 class Shaper:
-    """One direction of `link` as all streams on it share it; `reverse` is the way back (default: the same).
+    """One direction of `link`, shared by all its streams. Sizes are payload bytes.
 
-    Seeded: the same `rng`, times and sizes give the same deliveries. Sizes are payload bytes. What is sent
-    here goes before what is sent `behind`, another shaper of the same wire, and takes its time from it.
+    Deterministic: equal seeds, times and sizes give equal deliveries.
     """
 
     link: Link
     rng: Random
     reverse: Link | None = None
+    """The opposite direction; None if it equals `link`."""
     behind: Shaper | None = None
+    """A shaper of the same wire with lower priority, which loses the time that this one sends."""
     path: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,29 +98,29 @@ class Shaper:
 
     @property
     def chunk_bytes(self) -> int:
-        """Payload bytes to take from a stream at once: `CHUNK_S` of its rate, in whole segments."""
+        """Payload bytes to read from a stream at a time: `CHUNK_S` at its rate, in whole segments."""
         wanted = min(self.flow_bytes_per_s * CHUNK_S, MAX_CHUNK_BYTES)
         return max(round(wanted / SEGMENT_BYTES), 1) * SEGMENT_BYTES
 
     @property
     def window_bytes(self) -> int:
-        """Most bytes of one stream that may be on the way: delay, queue and two hold-ups of its rate."""
-        on_the_way_s = self.link.delay_s + self.queue_s + 2 * self.round_trip_s + 8 * self.path.jitter_s
-        return round(self.flow_bytes_per_s * on_the_way_s) + 4 * self.chunk_bytes
+        """Most bytes of one stream in flight: its rate times delay, queue and two retransmissions."""
+        in_flight_s = self.link.delay_s + self.queue_s + 2 * self.round_trip_s + 8 * self.path.jitter_s
+        return round(self.flow_bytes_per_s * in_flight_s) + 4 * self.chunk_bytes
 
     def room_s(self, now_s: float) -> float:
-        """Return in how many seconds the link's queue has room; 0 means now."""
+        """Return the seconds until the link's queue has space; 0 means now."""
         return max(0.0, self.path.backlog_s(now_s) - self.queue_s)
 
     def pace_s(self, now_s: float, flow: Flow) -> float:
-        """Return in how many seconds `flow`'s own congestion control lets it send; 0 means now."""
+        """Return the seconds until `flow`'s congestion control allows a send; 0 means now."""
         return max(0.0, flow.clear_s - now_s - self.queue_s)
 
     def admit(self, now_s: float, num_bytes: int, flow: Flow) -> float:
-        """Send payload of `flow`; return when its last byte is delivered. Order within the flow is kept.
+        """Send payload of `flow`; return the delivery time of its last byte. Flows stay in order.
 
-        0 bytes are the end of a stream or a handshake. The caller asks `room_s` and `pace_s` first: what is
-        admitted against them only lengthens the queue.
+        0 bytes stand for an end of stream or a handshake. The caller should check `room_s` and `pace_s`
+        first; otherwise the queue only grows.
         """
         loss = self.link.loss
         num_wire_bytes = wire_bytes(num_bytes) / (1 - loss)
@@ -134,7 +134,7 @@ class Shaper:
         return flow.last_s
 
     def _held_up_s(self, num_bytes: int) -> float:
-        """Return what lost packets cost: one round trip, and one more each time the resend is lost."""
+        """Return the delay by lost packets: a round trip for each loss and each lost retransmission."""
         loss, round_trips = self.link.loss, 0
         if loss == 0:
             return 0.0
@@ -146,7 +146,7 @@ class Shaper:
 
 
 def both_ways(pool: Pool) -> dict[tuple[str, str], Link]:
-    """Return the links of every joined pair in both directions; a missing one mirrors the other."""
+    """Return {(source, target): link} for every linked pair; a missing direction mirrors the other."""
     links: dict[tuple[str, str], Link] = {}
     for a, b in combinations([cluster.name for cluster in pool.clusters], 2):
         there, back = pool.link(a, b), pool.link(b, a)

@@ -1,1 +1,1 @@
-"""Process groups of torch.distributed: `isthmus` over a transport, gloo inside a cluster."""
+"""torch.distributed process groups: `isthmus` over a transport, gloo inside a cluster."""

@@ -1,4 +1,4 @@
-"""What every process group must do: `check_process_group`; gloo and `isthmus` pass."""
+"""`check_process_group`: the conformance kit for process groups; gloo and `isthmus` pass it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.comm.transport.check_transport import each, expect
 
 
 def check_process_group(groups: Sequence[Any]) -> None:
-    """Check exchanges and collectives; `groups[r]` is rank `r` of one group of at least two ranks."""
+    """Check point-to-point and collectives; `groups[r]` is rank `r` of one group of at least two ranks."""
     for rule in (_tags, _crossing, _kinds_of_tensor, _allreduce, _broadcast, _allgather):
         each(groups, rule)
     _barrier(groups)
@@ -40,7 +40,7 @@ def _crossing(group: Any) -> None:
     works = [group.send([torch.full((300_000,), float(rank))], after, 1), group.recv([got], before, 1)]
     for work in works:
         work.wait()
-    expect(bool((got == before).all()), "sends and receives of a ring cross without deadlock")
+    expect(bool((got == before).all()), "sends and receives around a ring complete without deadlock")
 
 
 def _kinds_of_tensor(group: Any) -> None:
@@ -76,7 +76,7 @@ def _broadcast(group: Any) -> None:
     options.rootRank, options.rootTensor = group.size() - 1, 0
     tensor = torch.full((3,), float(group.rank()))
     group.broadcast([tensor], options).wait()
-    expect(bool((tensor == group.size() - 1).all()), "broadcast gives all the root's tensor")
+    expect(bool((tensor == group.size() - 1).all()), "broadcast gives every rank the root's tensor")
 
 
 def _allgather(group: Any) -> None:
@@ -91,6 +91,6 @@ def _barrier(groups: Sequence[Any]) -> None:
     def run(group: Any) -> None:
         came.append(group.rank())
         group.barrier().wait()
-        expect(len(came) == group.size(), "nobody passes a barrier before all have come")
+        expect(len(came) == group.size(), "no rank passes a barrier before all have reached it")
 
     each(groups, run)

@@ -1,4 +1,4 @@
-"""The `Work` objects of the isthmus process group: waiting, futures, errors that name the operation."""
+"""`Work` objects of the isthmus process group, whose errors name the operation."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from isthmus.core.errors import IsthmusError, PeerError
 
 
 def payload_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor as bytes, not copied."""
+    """Return the bytes of a contiguous CPU tensor of any shape, without a copy."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
 def label_of(tensor: torch.Tensor) -> str:
-    """Return type and shape, such as `float32[2,8]`."""
+    """Return dtype and shape, such as `float32[2,8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
 
 
 def gloo_reason(error: RuntimeError) -> str:
-    """Return the first sentence of what gloo says, without the place in its source."""
+    """Return the first sentence of a gloo error, without the source location."""
     return str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0]
 
 
 class IsthmusWork(dist.Work):  # type: ignore[misc]
-    """One operation under way; `what` names it in errors. Waiting twice is allowed.
+    """One asynchronous operation; `what` names it in errors. `wait` may be called repeatedly.
 
-    After the first `wait`, `under_way` says from when to when the network had the message: epoch seconds on
-    our clock, None where that is not known.
+    After `wait`, `under_way` is the interval in which the network had the message: epoch seconds on this
+    rank's clock, None if unknown.
     """
 
     under_way: tuple[float, float] | None = None
@@ -48,7 +48,7 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
         self._future, self._what, self._tensors = future, what, tensors
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done; raise `PeerError` where a peer was lost or `timeout` has passed."""
+        """Block until done; raise `PeerError` if a peer is lost or `timeout` passes."""
         limit_s = None if not timeout else timeout.total_seconds()
         try:
             result = self._future.result(limit_s)
@@ -60,11 +60,11 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether `wait` would return at once."""
+        """Return whether `wait` would return immediately."""
         return self._future.done()
 
     def is_success(self) -> bool:
-        """Tell whether the operation has ended well."""
+        """Return whether the operation has succeeded."""
         return self._future.done() and self._future.exception() is None
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -83,11 +83,11 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
         return result
 
     def _finish(self, result: Any) -> None:
-        """Do what remains once the message is there."""
+        """Post-process the result of a successful operation."""
 
 
 class SendWork(IsthmusWork):
-    """A message handed to the network; holds the tensor until then."""
+    """A send; holds the tensor until the message is acknowledged."""
 
     def __init__(self, future: Future[None], what: str, tensor: torch.Tensor) -> None:
         super().__init__(future, what, [tensor])
@@ -99,7 +99,7 @@ class SendWork(IsthmusWork):
 
 
 class ReceiveWork(IsthmusWork):
-    """A message received into `target`, which is `tensor` unless that one is not contiguous."""
+    """A receive into `target`: `tensor` itself, or a contiguous buffer that is copied to it."""
 
     def __init__(
         self, future: Future[Arrival], what: str, tensor: torch.Tensor, target: torch.Tensor
@@ -114,13 +114,13 @@ class ReceiveWork(IsthmusWork):
 
 
 class CollectiveWork(IsthmusWork):
-    """A collective that runs in the group's own thread, one after the other."""
+    """A collective; the group's thread runs them in order."""
 
 
 class GlooWork(dist.Work):  # type: ignore[misc]
-    """An exchange inside a cluster: gloo's own work, with its errors turned into `PeerError`.
+    """A point-to-point operation inside a cluster: gloo's work, with errors raised as `PeerError`.
 
-    `loss()` says what loss is behind such an error, where the transport knows: gloo names no peer.
+    Gloo's errors name no peer; `loss()` returns the loss that the transport knows of, or "".
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class GlooWork(dist.Work):  # type: ignore[misc]
         self._done = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done; raise `PeerError` where the peer was lost."""
+        """Block until done; raise `PeerError` if the peer is lost."""
         with self._lock:
             if self._done:
                 return True
@@ -155,15 +155,15 @@ class GlooWork(dist.Work):  # type: ignore[misc]
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether the operation is known to be done: gloo knows only once it has been waited for."""
+        """Return whether `wait` has succeeded: gloo reports completion only there."""
         return self._done
 
     def is_success(self) -> bool:
-        """Tell whether the operation has ended well."""
+        """Return whether the operation has succeeded."""
         return self._done
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Wait, then return a future that is done."""
+        """Wait, then return a completed future."""
         self.wait()
         result: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         result.set_result([self._tensor])

@@ -1,8 +1,8 @@
-"""`IsthmusGroup`: a process group of torch.distributed over a `Transport`, and over gloo inside a cluster.
+"""`IsthmusGroup`: a torch.distributed process group over a `Transport`, with gloo inside a cluster.
 
-Point-to-point exchanges between ranks of one cluster go through gloo, all others through the transport.
-Collectives are meant for small tensors (a scalar, the gradient of a tied embedding): every rank sends its
-tensor to every other and reduces in the order of ranks, so that all ranks have the same bits.
+Point-to-point operations between ranks of one cluster use gloo, all others the transport. Collectives are
+for small tensors (a scalar, the gradient of a tied embedding): every rank sends its tensor to every other
+and reduces in rank order, so that all ranks get identical bits.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from isthmus.core.errors import PeerError, PlanError
 
 BACKEND = "isthmus"
 MAX_TAG = 2**20
-"""Tags of the user are below it; the collectives count upwards from it."""
+"""User tags are below this value, tags of collectives at or above it."""
 
 LOSS_NEWS_S = 1.0
-"""How long after an error of gloo the news of the loss behind it may take to arrive."""
+"""How long to wait, after a gloo error, for the transport to report the loss behind it."""
 
 _REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -46,21 +46,20 @@ _REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class IsthmusOptions:
-    """What `init_process_group("isthmus", pg_options=...)` needs.
-
-    `clusters[r]` is the cluster of rank `r`; `host` our own address inside our cluster.
-    """
+    """`pg_options` of `init_process_group("isthmus", pg_options=...)`."""
 
     transport: Transport
     clusters: tuple[str, ...]
+    """Cluster of each rank."""
     host: str = "127.0.0.1"
+    """This rank's address inside its cluster."""
 
 
 class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """All ranks of one run. `local` is the gloo group of our cluster, None for a rank alone there.
+    """The group of all ranks of a run; `local` is the gloo group of this cluster, None for a single rank.
 
-    The works of exchanges over the transport say when the message was `under_way`.
-    Losses surface at `wait()` as `PeerError`.
+    A lost peer surfaces at `wait()` as `PeerError`. Point-to-point works over the transport report when the
+    message was `under_way`.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(transport.rank, transport.size)
         self._transport, self._local = transport, local
         mine = clusters[transport.rank]
-        near = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
-        self._near = {rank: place for place, rank in enumerate(near)} if local is not None else {}
+        local_ranks = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
+        self._near = {rank: place for place, rank in enumerate(local_ranks)} if local is not None else {}
         self._collectives = ThreadPoolExecutor(1, thread_name_prefix="isthmus-collective")
         self._sequence = 0
 
     @property
     def transport(self) -> Transport:
-        """The transport below the group, with its counters."""
+        """The underlying transport."""
         return self._transport
 
     def getBackendName(self) -> str:  # noqa: N802 - the name is torch's
@@ -84,21 +83,19 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return BACKEND
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
-        """Send one tensor to rank `dst`; the tensor must not change until the work is done."""
+        """Send one CPU tensor of any shape to rank `dst`; do not change it until the work is done."""
         return self._send(_only(tensors), dst, _user_tag(tag))
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
-        """Receive one tensor from rank `src`, of exactly the shape and type that was sent."""
+        """Receive one CPU tensor from rank `src`; shape and dtype must match the sent one."""
         return self._receive(_only(tensors), src, _user_tag(tag))
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Reduce in place over all ranks (sum, max or min), in the order of ranks."""
+        """Reduce one tensor in place over all ranks (sum, max or min), in rank order; shapes must match."""
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         reduce = next((function for known, function in _REDUCE.items() if op == known), None)
         if reduce is None:
-            raise PlanError(
-                f"the isthmus process group cannot reduce by {op}", hint="it has SUM, MAX and MIN"
-            )
+            raise PlanError(f"the isthmus process group cannot reduce by {op}", hint="use SUM, MAX or MIN")
         tensor = _only(tensors)
 
         def run(tag: int) -> None:
@@ -111,7 +108,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._start("allreduce", run, [tensor])
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        """Give every rank the tensor of rank `opts.rootRank`."""
+        """Copy the tensor of rank `opts.rootRank` to every rank, in place; shapes must match."""
         tensor, root = _only(tensors), opts.rootRank
 
         def run(tag: int) -> None:
@@ -126,7 +123,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
-        """Fill `outputs[0][r]` with the tensor of rank `r`."""
+        """Fill `outputs[0][r]` with `inputs[0]` of rank `r`; all have the same shape."""
         del opts
         tensor = _only(inputs)
 
@@ -137,17 +134,17 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._start("allgather", run, outputs[0])
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Wait until every rank has come here."""
+        """Complete when every rank has called it."""
         del opts
         return self._start("barrier", lambda tag: self._exchange(torch.zeros(1), tag), [])
 
     def shutdown(self) -> None:
-        """Let running collectives end, then take leave of all peers and end all threads."""
+        """Finish running collectives, then close the transport."""
         self._collectives.shutdown(wait=True)
         self._transport.close()
 
     def give_up(self, reason: str) -> None:
-        """Tell all peers that the run has failed, and end all threads."""
+        """Close the transport with the failure `reason` and cancel collectives."""
         self._transport.close(reason)
         self._collectives.shutdown(wait=False, cancel_futures=True)
 
@@ -175,7 +172,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @contextmanager
     def _losses(self, what: str) -> Iterator[None]:
-        """Raise as `PeerError` what gloo says where it already knows that a peer is lost."""
+        """Raise gloo's `RuntimeError` as `PeerError`."""
         try:
             yield
         except RuntimeError as error:
@@ -186,9 +183,10 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         return loss.message if loss else ""
 
     def _exchange(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, by rank.
+        """Return the tensors of all ranks, in rank order.
 
-        A copy is sent, and what goes to other clusters is not waited for: it has arrived a round trip later.
+        Sends a copy and does not wait for sends to other clusters, which take a round trip to be
+        acknowledged.
         """
         sent = tensor.clone()
         parts = [tensor if rank == self.rank() else torch.empty_like(tensor) for rank in range(self.size())]
@@ -209,7 +207,7 @@ def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
     if len(tensors) != 1 or tensors[0].device.type != "cpu":
         raise PlanError(
             "the isthmus process group takes one CPU tensor at a time",
-            hint="move the tensor to the CPU first, or name a backend of the chip's vendor",
+            hint="move the tensor to the CPU, or use the chip vendor's backend",
         )
     return tensors[0]
 
@@ -221,10 +219,10 @@ def _user_tag(tag: int) -> int:
 
 
 def create_group(options: Any, own: IsthmusOptions | None) -> IsthmusGroup:
-    """Make the group for `init_process_group`; `PlanError` unless `pg_options` is an `IsthmusOptions`."""
+    """Create the group for `init_process_group`; raise `PlanError` unless `own` is an `IsthmusOptions`."""
     if not isinstance(own, IsthmusOptions):
         raise PlanError(
-            "the isthmus process group joins all ranks of a run and needs pg_options=IsthmusOptions(...)",
+            "the isthmus process group needs pg_options=IsthmusOptions(...)",
             hint="sub-groups are not supported by this backend",
         )
     timeout: timedelta = options.timeout
@@ -233,6 +231,6 @@ def create_group(options: Any, own: IsthmusOptions | None) -> IsthmusGroup:
 
 
 def register_backend() -> None:
-    """Make `"isthmus"` known to torch.distributed; a second call changes nothing."""
+    """Register `"isthmus"` with torch.distributed; idempotent."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, create_group, extended_api=True, devices=["cpu"])

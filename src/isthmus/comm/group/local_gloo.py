@@ -1,4 +1,4 @@
-"""`local_group`: gloo among the ranks of one cluster; they meet in a TCPStore at the lowest of them."""
+"""`local_group`: the gloo group of the ranks in one cluster, set up by a TCPStore at the lowest rank."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError
 
 MEETING = timedelta(seconds=30)
-"""How long ranks that have all met already may take to find the store of their gloo."""
+"""Time for the ranks, which are already connected, to open the store and join gloo."""
 
 _PORT_TAG = -1
 _BREAK_TAG = 2**31 - 1
-"""The tag of a message that never comes."""
+"""Tag of a message that is never sent."""
 
 _WHERE_BYTES = 280
-"""Longest host name (255), a blank, a port."""
+"""Longest address: a host name (255), a space, a port."""
 
 
 def local_group(
     transport: Transport, clusters: Sequence[str], host: str, timeout: timedelta
 ) -> dist.ProcessGroupGloo | None:
-    """Return the gloo group of the ranks in our cluster, in the order of ranks; None for a rank alone there.
+    """Return the gloo group of the ranks in this cluster, in rank order; None for a single rank.
 
-    `clusters[r]` is the cluster of rank `r`, `host` our address inside it. The lowest rank listens on a free
-    port of its host and tells the others by the transport. Raises `PeerError` where one does not come.
-    Whoever waits in the group wakes when the transport is lost.
+    `clusters[r]` is the cluster of rank `r`, `host` this rank's address inside it. The lowest rank
+    listens on a free port and sends the address over the transport. Raises `PeerError` if a rank does not
+    join. A loss of the transport wakes operations that wait in the group.
     """
     mine = clusters[transport.rank]
-    near = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
-    if len(near) == 1:
+    local_ranks = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
+    if len(local_ranks) == 1:
         return None
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timeout
 
     def join() -> dist.ProcessGroupGloo:
-        store = _meet(transport, near, host, MEETING)
-        return dist.ProcessGroupGloo(store, near.index(transport.rank), len(near), options)
+        store = _meet(transport, local_ranks, host, MEETING)
+        return dist.ProcessGroupGloo(store, local_ranks.index(transport.rank), len(local_ranks), options)
 
     try:
         group = _unless_lost(transport, join)
@@ -55,13 +55,13 @@ def local_group(
         raise PeerError(
             f"rank {transport.rank} could not join gloo in cluster {mine}: {gloo_reason(error)}"
         ) from error
-    others = [place for place, rank in enumerate(near) if rank != transport.rank]
+    others = [place for place, rank in enumerate(local_ranks) if rank != transport.rank]
     transport.when_lost(partial(break_group, group, others))
     return group
 
 
 def _unless_lost(transport: Transport, join: Callable[[], dist.ProcessGroupGloo]) -> dist.ProcessGroupGloo:
-    """Return what `join` makes; raise a loss of the transport meanwhile: gloo would wait for the dead."""
+    """Return `join()`; raise if the transport is lost meanwhile, since gloo would wait for the lost peer."""
     made: Future[dist.ProcessGroupGloo] = Future()
 
     def settle(result: Callable[[], None]) -> None:
@@ -83,14 +83,14 @@ def _unless_lost(transport: Transport, join: Callable[[], dist.ProcessGroupGloo]
 
 
 def _loss_of(transport: Transport) -> PeerError:
-    return transport.loss() or PeerError(f"rank {transport.rank} has given the group up")
+    return transport.loss() or PeerError(f"rank {transport.rank} closed its transport")
 
 
 def break_group(group: dist.ProcessGroupGloo, others: Sequence[int]) -> None:
-    """Wake whoever waits inside `group`, with an error: gloo knows nothing of a loss elsewhere.
+    """Make operations that wait in `group` fail: gloo does not see losses outside the group.
 
-    A time-out of one message breaks the whole group, and there is no other way to break one. From one of the
-    `others` who is gone an error comes at once, and breaks nothing: so each is tried.
+    The only way to break a gloo group is a receive that times out. A receive from a lost rank fails without
+    breaking the group, so each of the `others` is tried.
     """
     for other in others:
         with suppress(RuntimeError):
@@ -98,22 +98,22 @@ def break_group(group: dist.ProcessGroupGloo, others: Sequence[int]) -> None:
 
 
 def _meet(transport: Transport, near: Sequence[int], host: str, timeout: timedelta) -> dist.TCPStore:
-    """Return the store of our cluster; the lowest rank serves it."""
+    """Return the TCPStore of this cluster, served by the lowest rank."""
     lowest, limit_s = near[0], timeout.total_seconds()
     if transport.rank == lowest:
         listener = socket.create_server((host, 0))
         port = listener.getsockname()[1]
-        where = f"{host} {port}".encode()
+        address = f"{host} {port}".encode()
         store = dist.TCPStore(
             host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        sends = [transport.send(rank, _PORT_TAG, "store", _padded(where)) for rank in near[1:]]
+        sends = [transport.send(rank, _PORT_TAG, "store", _padded(address)) for rank in near[1:]]
         for one in sends:
             one.result(limit_s)
         return store
-    told = bytearray(_WHERE_BYTES)
-    transport.receive(lowest, _PORT_TAG, "store", memoryview(told)).result(limit_s)
-    name, _, number = told.rstrip(b"\0").decode().rpartition(" ")
+    received = bytearray(_WHERE_BYTES)
+    transport.receive(lowest, _PORT_TAG, "store", memoryview(received)).result(limit_s)
+    name, _, number = received.rstrip(b"\0").decode().rpartition(" ")
     return dist.TCPStore(name, int(number), None, False, timeout, wait_for_workers=False)
 
 

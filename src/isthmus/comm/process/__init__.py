@@ -1,1 +1,1 @@
-"""The transport in a process of its own, reached through shared memory."""
+"""A transport in a separate process, connected to the worker by shared memory."""

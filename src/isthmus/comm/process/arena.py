@@ -1,6 +1,6 @@
-"""`Arena`: memory that a worker and the process of its transport share, in slots that are used again.
+"""`Arena`: memory shared by a worker and its transport process, allocated in reusable slots.
 
-It has no name, so nothing of it is left when both have ended, however they did.
+The memory is anonymous (memfd), so the kernel frees it when both processes have exited.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from dataclasses import dataclass, field
 from isthmus.core.errors import UnavailableError
 
 SPACE_BYTES = 2**40
-"""Addresses, not memory: pages are there once they are written."""
+"""Reserved address space; pages are allocated on first write."""
 
 KEEP_BYTES = 64 * 2**20
-"""Slots that nobody holds keep their pages up to so many bytes."""
+"""Free slots keep their pages up to this total."""
 
 _PAGE_BYTES = 4096
 
 
 @dataclass
 class Slots:
-    """Where in an arena is room, as numbers alone: slots of powers of two, the last one freed taken first."""
+    """Slot offsets of an arena, without the memory: sizes are powers of two, reuse is last-in first-out."""
 
     keep_bytes: int = KEEP_BYTES
     end: int = 0
+    """Offset after the last slot ever allocated."""
     idle_bytes: int = 0
+    """Bytes of free slots that keep their pages."""
     _free: defaultdict[int, list[tuple[int, bool]]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, num_bytes: int) -> int:
-        """Return the offset of room for `num_bytes`."""
+        """Return the offset of a slot for `num_bytes`."""
         size = slot_bytes(num_bytes)
         if not self._free[size]:
             self.end += size
@@ -41,7 +43,7 @@ class Slots:
         return offset
 
     def give_back(self, offset: int, num_bytes: int) -> bool:
-        """Free a slot; False where its pages are too many to be kept."""
+        """Free a slot; return False if its pages exceed the limit and must be released."""
         size = slot_bytes(num_bytes)
         keeps = self.idle_bytes + size <= self.keep_bytes
         if keeps:
@@ -53,12 +55,12 @@ class Slots:
 
 
 def slot_bytes(num_bytes: int) -> int:
-    """Return the size of the slot for `num_bytes`."""
+    """Return the slot size for `num_bytes`."""
     return max(_PAGE_BYTES, 1 << max(num_bytes - 1, 0).bit_length())
 
 
 class Arena:
-    """One side's view of the memory, which deals it out; the other side is given its `descriptor`."""
+    """The shared memory and its allocator; the other process maps it by `descriptor`."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if not is_supported():
@@ -73,7 +75,7 @@ class Arena:
             self._memory = mmap.mmap(descriptor, SPACE_BYTES)
         except OSError as error:
             raise UnavailableError(
-                f"no shared memory for the transport's process: {error.strerror or error}",
+                f"cannot map shared memory for the transport process: {error.strerror or error}",
                 hint="allow the worker more address space (ulimit -v), or use transport: thread",
             ) from error
         self._whole = memoryview(self._memory)
@@ -81,29 +83,29 @@ class Arena:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the arena takes now."""
+        """Physical memory in use, in bytes."""
         return os.fstat(self.descriptor).st_blocks * 512
 
     def take(self, num_bytes: int) -> int:
-        """Return the offset of room for `num_bytes`; not thread-safe."""
+        """Return the offset of a slot for `num_bytes`; not thread-safe."""
         return self._slots.take(num_bytes)
 
     def give_back(self, offset: int, num_bytes: int) -> None:
-        """Free room that was taken; not thread-safe."""
+        """Free a slot; not thread-safe."""
         if not self._slots.give_back(offset, num_bytes):
             self._memory.madvise(mmap.MADV_REMOVE, offset, slot_bytes(num_bytes))
 
     def view(self, offset: int, num_bytes: int) -> memoryview:
-        """Return the memory there."""
+        """Return the memory at `offset`."""
         return self._whole[offset : offset + num_bytes]
 
     def close(self) -> None:
-        """Let go of it, and of all that is in it; its addresses stay until nobody looks at any part of it."""
+        """Release all pages and the descriptor; the mapping lives as long as any view of it."""
         if self._slots.end:
             self._memory.madvise(mmap.MADV_REMOVE, 0, self._slots.end)
         os.close(self.descriptor)
 
 
 def is_supported() -> bool:
-    """Tell whether this system has what an arena needs."""
+    """Return whether this system supports anonymous shared memory."""
     return hasattr(os, "memfd_create") and hasattr(mmap, "MADV_REMOVE")

@@ -1,7 +1,7 @@
-"""`Word`: what a worker and the process of its transport say to each other, beside shared memory.
+"""`Word`: control messages between a worker and its transport process, sent over a socket pair.
 
-A word has a head (little-endian): kind (1 byte), length of the text (4), number (8), peer (4), tag (8,
-signed), offset (8), bytes (8), two times (8 each); then the text in UTF-8.
+Header (little-endian): kind (1 byte), text length (4), message number (8), peer (4), tag (8, signed),
+offset (8), bytes (8), two times (8 each). The text follows in UTF-8.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from isthmus.core.errors import IsthmusError, PeerError, ProtocolError, RestartError, UnavailableError
 
 BEGIN, SEND, RECEIVE, CLOSE = 1, 2, 3, 4
-"""Told by the worker. Meet the others (the text says all); send what lies at `offset` to `peer`; receive from
-it into what is there; end, for the reason in the text."""
+"""Kinds that the worker sends: connect to all ranks (settings in the text); send the bytes at `offset` to
+`peer`; receive from `peer` into `offset`; close, with the reason in the text."""
 
 MET, REFUSED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED = 11, 12, 13, 14, 15, 16, 17, 18
-"""Told by the process. All have met, or why not; message `number` has arrived there, or here (sent and
-arrived at those times), or failed; the transport is broken; the way to `peer` is cut or (no text) mended; it
-has ended, and the text names who has not taken leave."""
+"""Kinds that the transport process sends: connected, or the error; message `number` was acknowledged,
+received (with send and arrival times), or failed; the transport is broken; the link to `peer` is down or
+(no text) up again; closed, with the ranks that sent no CLOSE in the text."""
 
 _HEAD = struct.Struct("<BIQIqQQdd")
 _ERRORS: dict[str, type[IsthmusError]] = {
@@ -32,7 +32,7 @@ _ERRORS: dict[str, type[IsthmusError]] = {
 
 @dataclass(frozen=True)
 class Word:
-    """One of them; `times` are epoch seconds, or how long something lasted."""
+    """One control message; `times_s` are epoch seconds, or a duration."""
 
     kind: int
     number: int = 0
@@ -44,32 +44,32 @@ class Word:
     text: str = ""
 
     def packed(self) -> bytes:
-        """Return the word as bytes."""
+        """Return the message as bytes."""
         text = self.text.encode()
         head = (self.kind, len(text), self.number, self.peer, self.tag, self.offset, self.num_bytes)
         return _HEAD.pack(*head, *self.times_s) + text
 
 
 class Line:
-    """One end of the line between the two, which it closes in the end; any thread may `say` something."""
+    """One end of the control channel; any thread may `say`, one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._file = connection, connection.makefile("rb")
         self._lock = threading.Lock()
 
     def say(self, *words: Word) -> None:
-        """Send words; raises `OSError` where the other side is gone."""
+        """Send messages; raises `OSError` if the other side is gone."""
         data = b"".join(one.packed() for one in words)
         with self._lock:
             self._connection.sendall(data)
 
     def hear(self) -> Iterator[Word]:
-        """Yield what the other side says, until it is gone."""
-        while (word := self.next()) is not None:
-            yield word
+        """Yield received messages until the other side is gone."""
+        while (message := self.next()) is not None:
+            yield message
 
     def next(self) -> Word | None:
-        """Return the next word, None where the other side is gone."""
+        """Return the next message; None if the other side is gone."""
         try:
             head = self._file.read(_HEAD.size)
             if len(head) < _HEAD.size:
@@ -83,42 +83,42 @@ class Line:
         return Word(kind, number, peer, tag, offset, num_bytes, (first_s, second_s), text.decode())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         self._file.close()
         self._connection.close()
 
 
 def packed_error(error: BaseException) -> str:
-    """Return an error as text, for `unpacked_error`."""
-    told = {
+    """Return an error as JSON text for `unpacked_error`."""
+    fields = {
         "kind": type(error).__name__,
         "message": getattr(error, "message", str(error)),
         "hint": getattr(error, "hint", None),
         "incarnation": getattr(error, "incarnation", 0),
     }
-    return json.dumps(told)
+    return json.dumps(fields)
 
 
 def unpacked_error(text: str) -> IsthmusError:
-    """Return the error that `packed_error` was given; one of no known kind is a `PeerError`."""
-    told = json.loads(text)
-    kind = _ERRORS.get(told["kind"], PeerError)
+    """Return the error that `packed_error` wrote; an unknown kind becomes a `PeerError`."""
+    fields = json.loads(text)
+    kind = _ERRORS.get(fields["kind"], PeerError)
     if kind is RestartError:
-        return RestartError(told["message"], incarnation=told["incarnation"], hint=told["hint"])
-    return kind(told["message"], hint=told["hint"])
+        return RestartError(fields["message"], incarnation=fields["incarnation"], hint=fields["hint"])
+    return kind(fields["message"], hint=fields["hint"])
 
 
 def unpacked_loss(text: str) -> PeerError:
-    """Return the error that `packed_error` was given, as the loss of a peer."""
+    """Return the error that `packed_error` wrote as a `PeerError`."""
     error = unpacked_error(text)
     return error if isinstance(error, PeerError) else PeerError(error.message, hint=error.hint)
 
 
 def packed_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text."""
+    """Return `ranks` as text."""
     return " ".join(map(str, ranks))
 
 
 def unpacked_ranks(text: str) -> list[int]:
-    """Return the ranks that `packed_ranks` was given."""
+    """Return the ranks that `packed_ranks` wrote."""
     return [int(one) for one in text.split()]

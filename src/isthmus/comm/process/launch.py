@@ -1,4 +1,4 @@
-"""`CarrierProcess`: the process of a transport, from its start to its end, as the worker sees it."""
+"""`CarrierProcess`: the worker's handle of its transport process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from isthmus.comm.process.control_messages import Line, Word
 from isthmus.core.errors import UnavailableError
 
 END_S = 15.0
-"""How long it may take to end once it was told to; then it is killed."""
+"""Time the process has to exit after CLOSE before it is killed."""
 
 
 class CarrierProcess:
-    """The transport process, given `listener`; `line` and `arena` are what we share with it.
+    """Starts the transport process with `listener`; they share `line` (control channel) and `arena` (memory).
 
-    All it is told goes over the line: nothing is on its command line but numbers of open files. It sees the
-    line end when we do, and ends.
+    Its command line holds only descriptor numbers. It exits when the channel closes, hence when the
+    worker exits.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -37,28 +37,28 @@ class CarrierProcess:
         except OSError as error:
             self.close()
             raise UnavailableError(
-                f"cannot start the process of the transport: {error.strerror or error}",
-                hint="give the worker room for one more process, or use transport: thread",
+                f"cannot start the transport process: {error.strerror or error}",
+                hint="raise the worker's process limit (ulimit -u), or use transport: thread",
             ) from error
         finally:
             theirs.close()
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._process.pid
 
     def say(self, word: Word) -> None:
-        """Tell it something; where it is gone, the end of the line says so."""
+        """Send a message; if the process is gone, receiving from the channel reports it."""
         with suppress(OSError):
             self.line.say(word)
 
     def kill(self) -> None:
-        """End it at once: its connections break as those of a worker that was killed."""
+        """Kill the process; its connections break like those of a killed worker."""
         self._process.kill()
 
     def wait(self) -> None:
-        """Return when it has ended; make it end where that takes too long."""
+        """Wait until the process exits; kill it after `END_S`."""
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -66,20 +66,20 @@ class CarrierProcess:
             self._process.wait()
 
     def close(self) -> None:
-        """Let go of what was shared with it, once it has ended and nobody listens to it."""
+        """Close channel and shared memory; call after the exit and after the reader thread ends."""
         self.line.close()
         self.arena.close()
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it, not a defect of its own; once it has ended."""
+        """Whether a signal ended the process; valid after its exit."""
         return (self._process.returncode or 0) < 0
 
     def how_it_ended(self) -> str:
-        """Return how it ended, in words; once it has."""
+        """Describe how the process ended; valid after its exit."""
         status = self._process.returncode
         return (
-            f"was ended by {signal.Signals(-status).name}"
+            f"was killed by {signal.Signals(-status).name}"
             if self.was_killed
-            else f"ended with status {status}"
+            else f"exited with status {status}"
         )

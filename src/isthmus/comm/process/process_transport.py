@@ -1,4 +1,4 @@
-"""`ProcessTransport`: connections in a process of their own; the worker copies, and waits for words."""
+"""`ProcessTransport`: a transport whose connections live in a separate process."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from isthmus.core.errors import PeerError, RestartError
 
 
 class ProcessTransport:
-    """A `Transport` whose connections another process owns: `isthmus.comm.process.transport_process`.
+    """A `Transport` whose connections belong to the process `isthmus.comm.process.transport_process`.
 
-    Tensors go there and come from there by shared memory, one copy each. The constructor returns when all
-    ranks have met, and raises what `connect` does. A process that is killed breaks the transport as a lost
-    peer that is back does (`RestartError`): the ranks meet anew, by another one.
+    Payloads cross shared memory, one copy per direction. The constructor returns when all ranks are
+    connected and raises what `connect` raises. If the process is killed, the transport fails with
+    `RestartError`: the ranks reconnect with a new process.
     """
 
     def __init__(
@@ -79,38 +79,38 @@ class ProcessTransport:
 
     @property
     def process_id(self) -> int:
-        """The process that owns the connections."""
+        """Id of the transport process."""
         return self._process.pid
 
     @property
     def shared_bytes(self) -> int:
-        """The memory that is shared with it now."""
+        """Physical shared memory in use, in bytes."""
         return self._process.arena.held_bytes
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Queue `payload` for `peer`; the future is done when it has arrived there."""
+        """Queue `payload` for `peer`; the future is done when the peer acknowledges it."""
         return self._crossing.send(peer, tag, label, payload)
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
-        """Ask `peer` for the next message of `tag`."""
+        """Post a receive for the next message of `tag` from `peer`."""
         return self._crossing.receive(peer, tag, label, into)
 
     def traffic(self) -> dict[int, Traffic]:
-        """Return the counters per peer: of what has arrived there, and of what was asked for and came."""
+        """Return the counters per peer: acknowledged sends and completed receives."""
         return self._crossing.traffic
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
         return self._ending.loss(wait_s)
 
     def when_lost(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, once a loss has broken the transport or it is abandoned."""
+        """Call `wake`, from any thread, when a loss breaks the transport or it is aborted."""
         self._ending.when_over(wake)
 
     def close(self, reason: str = "") -> None:
-        """Send what is queued, take leave, end the process; silent peers cost `LINGER_S` at most.
+        """Send all queued messages, exchange CLOSE and end the process.
 
-        Who still gives signs of life is waited for until it takes leave too.
+        Waits for an active peer until it sends CLOSE too, for a silent one at most `LINGER_S`.
         """
         if self._ending.close() is None:
             return
@@ -121,11 +121,11 @@ class ProcessTransport:
         self._end()
 
     def stragglers(self) -> list[int]:
-        """Return the ranks that have not taken leave, after `close`."""
+        """Return, after `close`, the ranks that sent no CLOSE."""
         return self._stragglers
 
     def abandon(self) -> None:
-        """Cut all connections without a word: the ranks meet anew, or do not, by others."""
+        """Kill the process and so all connections; a new transport may reconnect the ranks."""
         wakes = self._ending.close()
         if wakes is None:
             return
@@ -135,10 +135,10 @@ class ProcessTransport:
             wake()
 
     def _end(self) -> None:
-        """Let the process end, fail what it has not done, let go of what was shared."""
+        """Wait for the process, fail unfinished messages and release what was shared."""
         self._process.wait()
         self._reader.join()
-        self._crossing.fail_all(PeerError(f"the transport of rank {self.rank} was closed here"))
+        self._crossing.fail_all(PeerError(f"rank {self.rank} closed its transport"))
         self._process.close()
 
     def _meet(self, **told: object) -> None:
@@ -150,15 +150,15 @@ class ProcessTransport:
             raise unpacked_error(answer.text)
 
     def _listen(self) -> None:
-        for word in self._process.line.hear():
-            if word.kind in (SENT, ARRIVED, FAILED):
-                self._crossing.finish(word)
-            elif word.kind == LINK:
-                self._on_link(word.peer, word.text, None if word.text else word.times_s[0])
-            elif word.kind == LOST:
-                self._lose(unpacked_loss(word.text))
-            elif word.kind == CLOSED:
-                self._stragglers = unpacked_ranks(word.text)
+        for message in self._process.line.hear():
+            if message.kind in (SENT, ARRIVED, FAILED):
+                self._crossing.finish(message)
+            elif message.kind == LINK:
+                self._on_link(message.peer, message.text, None if message.text else message.times_s[0])
+            elif message.kind == LOST:
+                self._lose(unpacked_loss(message.text))
+            elif message.kind == CLOSED:
+                self._stragglers = unpacked_ranks(message.text)
                 self._ended.set()
         if not self._ending.closed:
             error = self._death()
@@ -167,12 +167,12 @@ class ProcessTransport:
         self._ended.set()
 
     def _death(self) -> PeerError:
-        """Return what to tell of a process that is gone; one that was killed is replaced by another."""
+        """Return the error for the exited process: `RestartError` if killed, since a new one replaces it."""
         self._process.wait()
-        why = f"the process of rank {self.rank}'s connections {self._process.how_it_ended()}"
+        why = f"the transport process of rank {self.rank} {self._process.how_it_ended()}"
         if self._process.was_killed:
-            return RestartError(why, hint="another one is started, and the ranks meet anew")
-        return PeerError(why, hint="the worker's log has its last words; transport: thread does without it")
+            return RestartError(why, hint="a new process starts and the ranks reconnect")
+        return PeerError(why, hint="see the worker's log, or use transport: thread")
 
     def _lose(self, error: PeerError) -> None:
         wakes = self._ending.lose(error)

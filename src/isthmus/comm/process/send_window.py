@@ -1,4 +1,4 @@
-"""`Window`: what is to be sent to one peer through shared memory, of which it takes a bounded part."""
+"""`Window`: bounds the shared memory that messages to one peer occupy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from isthmus.comm.tcp.send_queue import QUEUE_MESSAGES
 from isthmus.core.errors import IsthmusError
 
 WINDOW_BYTES = 64 * 2**20
-"""Shared memory for what is on its way to one peer; a message that is longer goes alone."""
+"""Shared memory for messages in flight to one peer; a longer message is sent alone."""
 
 
 @dataclass(eq=False)
 class Sending:
-    """A message that is to be sent; `offset` is where it lies in shared memory once it does."""
+    """A message to send; `offset` is its place in shared memory once it is copied there."""
 
     number: int
     peer: int
@@ -29,9 +29,9 @@ class Sending:
 
 
 class Window:
-    """The messages to one peer, in order: those that wait for room, and the bytes of those that have it.
+    """An ordered queue of messages to one peer with at most `limit_bytes` in flight. Thread-safe.
 
-    `pass_on(message)` copies one into shared memory and hands it over. Thread-safe.
+    `pass_on(message)` copies a message into shared memory and notifies the transport process.
     """
 
     def __init__(self, pass_on: Callable[[Sending], None], limit_bytes: int = WINDOW_BYTES) -> None:
@@ -43,7 +43,7 @@ class Window:
         self._error: IsthmusError | None = None
 
     def put(self, message: Sending) -> None:
-        """Send `message` as soon as there is room; blocks while too many are on their way."""
+        """Send `message` when the window allows; blocks while too many messages are pending."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._num_waiting_and_out() < QUEUE_MESSAGES)
             error = self._error
@@ -54,7 +54,7 @@ class Window:
         self._pass_on_all()
 
     def done(self, message: Sending) -> None:
-        """Take note that `message` needs its room no longer; pass on what waits for it."""
+        """Release the window space of `message`; send what fits next."""
         with self._changed:
             self._num_out -= 1
             self._out_bytes -= len(message.payload)
@@ -62,7 +62,7 @@ class Window:
         self._pass_on_all()
 
     def fail(self, error: IsthmusError) -> None:
-        """Fail what waits for room, now and from now on."""
+        """Fail all waiting and future messages."""
         with self._changed:
             self._error = self._error or error
             failed = list(self._waiting)
@@ -72,7 +72,7 @@ class Window:
             message.future.set_exception(error)
 
     def wait_until_passed_on(self, timeout_s: float) -> bool:
-        """Block until nothing waits for room; False after `timeout_s`."""
+        """Block until no message waits; return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
@@ -80,7 +80,7 @@ class Window:
         return len(self._waiting) + self._num_out
 
     def _pass_on_all(self) -> None:
-        """Pass on, in order, what there is room for."""
+        """Send waiting messages, in order, while they fit."""
         with self._passing:
             while (message := self._next()) is not None:
                 self._pass_on(message)

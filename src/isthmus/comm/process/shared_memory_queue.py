@@ -1,4 +1,4 @@
-"""`Crossing`: messages on their way between a worker and the process of its transport, by shared memory."""
+"""`Crossing`: messages in flight between a worker and its transport process, in shared memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Receiving:
 class Crossing:
     """The messages of one transport, to and from `peers`. Thread-safe.
 
-    What is sent takes a bounded part of the memory (`Window`), what is asked for as much as it is long.
+    Sends use a bounded share of the memory per peer (`Window`); each posted receive uses its own length.
     """
 
     def __init__(self, process: CarrierProcess, peers: Iterable[int]) -> None:
@@ -43,26 +43,26 @@ class Crossing:
         self._over: PeerError | None = None
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Queue `payload` for `peer`; the future is done when it has arrived there."""
+        """Queue `payload` for `peer`; the future is done when the peer acknowledges it."""
         message = Sending(next(self._numbers), peer, tag, label, payload)
         self._windows[peer].put(message)
         return message.future
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
-        """Ask `peer` for the next message of `tag`."""
+        """Post a receive for the next message of `tag` from `peer`."""
         number, message = next(self._numbers), _Receiving(peer, 0, into)
         if self._begin(number, message, len(into)):
             self._process.say(Word(RECEIVE, number, peer, tag, message.offset, len(into), text=label))
         return message.future
 
     def finish(self, word: Word) -> None:
-        """Give the worker what has come, or tell it that a message has arrived or failed."""
+        """Complete the future of the message that the transport process reports as done or failed."""
         with self._lock:
             message = self._under_way.pop(word.number)
         if isinstance(message, Sending):
             self._give_back(message.offset, len(message.payload))
             self._windows[message.peer].done(message)
-        if word.kind == FAILED:  # a receive's room stays taken: a lane may be at it still
+        if word.kind == FAILED:  # a failed receive keeps its slot: a connection may still write to it
             message.future.set_exception(unpacked_error(word.text))
         elif isinstance(message, Sending):
             self.traffic[message.peer].sent_bytes += len(message.payload)
@@ -72,18 +72,18 @@ class Crossing:
             self._hand_over(message, Arrival(*word.times_s))
 
     def wait_until_passed_on(self, timeout_s: float) -> None:
-        """Block until the process has all that was to be sent, or for `timeout_s`."""
+        """Block until the transport process has every queued message, at most `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         for window in self._windows.values():
             window.wait_until_passed_on(max(deadline_s - time.monotonic(), 0.0))
 
     def fail_waiting(self, error: PeerError) -> None:
-        """Fail what the process has not been given yet, now and from now on."""
+        """Fail messages that still wait for window space, and all future sends."""
         for window in self._windows.values():
             window.fail(error)
 
     def fail_all(self, error: PeerError) -> None:
-        """Fail all that is under way, now and from now on; the first error is kept."""
+        """Fail all messages in flight and all future ones with the first error given."""
         with self._lock:
             self._over = error = self._over or error
             under_way = list(self._under_way.values())
@@ -93,7 +93,7 @@ class Crossing:
             message.future.set_exception(error)
 
     def _begin(self, number: int, message: Sending | _Receiving, num_bytes: int) -> bool:
-        """Find room for a message; fail it, and return False, where all is over."""
+        """Allocate a slot for `message`; if the queue has failed, fail it and return False."""
         with self._lock:
             over = self._over
             if over is None:
@@ -104,7 +104,7 @@ class Crossing:
         return over is None
 
     def _pass_on(self, message: Sending) -> None:
-        """Copy a message to where the process finds it."""
+        """Copy `message` into shared memory and send the command for it."""
         size = len(message.payload)
         if self._begin(message.number, message, size):
             _copy(self._arena.view(message.offset, size), message.payload)
@@ -126,7 +126,7 @@ class Crossing:
 
 
 def _copy(into: memoryview, source: memoryview) -> None:
-    """Copy bytes; the interpreter is free meanwhile where they are many."""
+    """Copy bytes; large copies use NumPy, which releases the GIL."""
     if len(source) <= _SMALL_BYTES:
         into[:] = source
     else:

@@ -1,7 +1,7 @@
-"""A worker's transport process: `python -m isthmus.comm.process.transport_process LINE MEMORY LISTENER`.
+"""A worker's transport process: `python -m isthmus.comm.process.transport_process CHANNEL MEMORY LISTENER`.
 
-Started by `ProcessTransport` with three open files: the line to the worker, the memory shared with it, the
-socket at which the rank listens. It owns all connections, and is gone when the worker is.
+`ProcessTransport` starts it with three open descriptors: the control channel, the shared memory and the
+rank's listening socket. The process owns all connections and exits when the worker exits.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
 
 _ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a worker; its transport's process ends with it, and not before."""
+"""Signals that end the worker; the transport process ignores them and exits after the worker."""
 
 _AT_ONCE = 64
 
 
 class Carrier:
-    """Does what the worker at the other end of `line` says; `gone` is called once that is no more.
+    """Executes the worker's control messages from `line`; calls `gone` when the worker exits.
 
-    Never waits for the worker: what there is to tell is queued, and said by a thread of its own. Nor, while
-    messages go, for the network: the worker has fewer on their way than a peer's outbox takes.
+    Never blocks on the worker: replies are queued for a sender thread. Never blocks on a full send queue
+    either: the worker keeps fewer messages in flight than `QUEUE_MESSAGES`.
     """
 
     def __init__(self, line: Line, arena: Arena, listener: socket.socket, gone: Callable[[], None]) -> None:
@@ -64,13 +64,13 @@ class Carrier:
         self._end: Future[str] = Future()
 
     def run(self) -> None:
-        """Meet the others, carry messages, end."""
+        """Connect to all ranks, transfer messages until CLOSE, then close the transport."""
         first = self._line.next()
         if first is None:
             return self._gone()
-        threading.Thread(target=self._listen, name="isthmus-listen", daemon=True).start()
-        speaker = threading.Thread(target=self._speak, name="isthmus-speak", daemon=True)
-        speaker.start()
+        threading.Thread(target=self._listen, name="isthmus-channel-receive", daemon=True).start()
+        sender = threading.Thread(target=self._speak, name="isthmus-channel-send", daemon=True)
+        sender.start()
         try:
             transport = self._transport = self._meet(**json.loads(first.text))
         except IsthmusError as error:
@@ -80,7 +80,7 @@ class Carrier:
             transport.close(self._end.result())
             self._told.put(Word(CLOSED, text=packed_ranks(transport.stragglers())))
         self._told.put(None)
-        return speaker.join()
+        return sender.join()
 
     def _meet(
         self,
@@ -90,11 +90,11 @@ class Carrier:
         heartbeat_s: float,
         peer_timeout_s: float,
     ) -> TcpTransport:
-        mine, places = Greeting(**greeting), [Endpoint(**one) for one in endpoints]
+        mine, peers = Greeting(**greeting), [Endpoint(**one) for one in endpoints]
         return TcpTransport(
             mine,
-            places,
-            connect(mine, places, self._listener, timeout_s),
+            peers,
+            connect(mine, peers, self._listener, timeout_s),
             self._listener,
             heartbeat_s=heartbeat_s,
             peer_timeout_s=peer_timeout_s,
@@ -103,17 +103,17 @@ class Carrier:
         )
 
     def _listen(self) -> None:
-        for word in self._line.hear():
-            if word.kind == CLOSE:
-                self._end.set_result(word.text)
+        for message in self._line.hear():
+            if message.kind == CLOSE:
+                self._end.set_result(message.text)
             elif self._transport is not None:
-                self._start(self._transport, word)
+                self._start(self._transport, message)
         self._gone()
 
     def _start(self, transport: TcpTransport, word: Word) -> None:
         start = transport.send if word.kind == SEND else transport.receive
-        room = self._arena.view(word.offset, word.num_bytes)
-        future: Future[Any] = start(word.peer, word.tag, word.text, room)
+        buffer = self._arena.view(word.offset, word.num_bytes)
+        future: Future[Any] = start(word.peer, word.tag, word.text, buffer)
         future.add_done_callback(partial(self._tell_of_end, word.number))
 
     def _tell_of_end(self, number: int, future: Future[Arrival | None]) -> None:
@@ -129,17 +129,17 @@ class Carrier:
         self._told.put(Word(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0), text=why))
 
     def _speak(self) -> None:
-        """Say what there is to tell, all at once where it is several."""
+        """Send queued replies, several per write."""
         with suppress(OSError):
-            while (word := self._told.get()) is not None:
-                words = [word]
-                while not self._told.empty() and len(words) < _AT_ONCE:
+            while (message := self._told.get()) is not None:
+                messages = [message]
+                while not self._told.empty() and len(messages) < _AT_ONCE:
                     following = self._told.get()
                     if following is None:
                         self._told.put(None)
                         break
-                    words.append(following)
-                self._line.say(*words)
+                    messages.append(following)
+                self._line.say(*messages)
 
 
 def _end_by_defect(what: threading.ExceptHookArgs) -> None:
@@ -148,18 +148,18 @@ def _end_by_defect(what: threading.ExceptHookArgs) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the process; it ends at once when the worker does."""
+    """Run the transport process; it exits immediately when the worker does."""
     for one in _ENDED:
         signal.signal(one, signal.SIG_IGN)
     threading.excepthook = _end_by_defect
-    line, memory, listener = (int(one) for one in arguments)
-    carrier = Carrier(
-        Line(socket.socket(fileno=line)),
+    channel, memory, listener = (int(one) for one in arguments)
+    process = Carrier(
+        Line(socket.socket(fileno=channel)),
         Arena(memory),
         socket.socket(fileno=listener),
         gone=lambda: os._exit(PeerError.exit_code),
     )
-    carrier.run()
+    process.run()
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""`Door`: answers those who come back while a run is on: lanes that broke, opened again by their dialler."""
+"""`Door`: accepts reconnects of broken connections while a run is on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from isthmus.core.errors import IsthmusError, RestartError
 _POLL_S = 0.2
 
 Attach = Callable[[int, int, Connection], bool]
-"""Take a connection as lane `lane` to rank `rank`; False where it has no place."""
+"""(rank, number, connection) -> whether the peer took the connection."""
 
 
 class Door:
-    """Listens at `listener`, which it closes in the end, until `close`.
+    """Accepts connections on `listener` until `close`, which closes `listener` too.
 
-    `restarted` is told of who comes as a later incarnation of the group.
+    Calls `restarted` when a rank connects with a later incarnation.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Door:
         self._closed = threading.Event()
         self._callers: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._accept, name="isthmus-door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="isthmus-acceptor", daemon=True)
         listener.settimeout(_POLL_S)
         self._thread.start()
 
     def close(self) -> None:
-        """Turn away who is being heard, and listen no more."""
+        """Stop listening and shut down connections without a complete greeting."""
         self._closed.set()
         self._thread.join()
         with self._lock:
@@ -64,19 +64,19 @@ class Door:
                 connection, _ = self._listener.accept()
             except OSError:
                 continue
-            caller = threading.Thread(
-                target=self._hear, args=(connection,), name="isthmus-caller", daemon=True
+            thread = threading.Thread(
+                target=self._hear, args=(connection,), name="isthmus-answer", daemon=True
             )
             with self._lock:
-                self._callers[caller] = connection
-            caller.start()
+                self._callers[thread] = connection
+            thread.start()
 
     def _hear(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(GREETING_S)
-            rank, lane, offset_s = answer(connection, self._greeting, self._clock)
+            rank, number, offset_s = answer(connection, self._greeting, self._clock)
             self._tune(rank, connection)
-            kept = self._attach(rank, lane, (connection, offset_s))
+            kept = self._attach(rank, number, (connection, offset_s))
         except (IsthmusError, OSError) as error:
             kept = False
             if isinstance(error, RestartError):

@@ -1,4 +1,4 @@
-"""`Lane`: one of the connections to a peer, with a thread that sends and a thread that receives."""
+"""`Lane`: one TCP connection to a peer, with a send thread and a receive thread."""
 
 from __future__ import annotations
 
@@ -29,48 +29,48 @@ from isthmus.comm.transport.transport import Arrival
 
 _SMALL_BYTES = 64 * 2**10
 _LITTLE_BYTES = 4 * 2**10
-"""So much goes by any lane, ready or not: it is on its way with the first packets."""
+"""Fragments up to this size skip the readiness check: they fit in the first packets."""
 
 _Broken = (OSError, ValueError, MemoryError)
 
 
 class LaneOwner(Protocol):
-    """The peer that a lane leads to, as the lane's threads see it; called from either."""
+    """The peer that owns the connections; its callbacks run on either connection thread."""
 
     inbox: Inbox
     outbox: Outbox
     farewell: str | None
 
     def heard(self) -> None:
-        """Take note that something came."""
+        """Record that a frame arrived."""
         ...
 
     def sent(self, num_bytes: int) -> None:
-        """Count a message that has arrived there."""
+        """Count a message that the peer acknowledged."""
         ...
 
     def received(self, num_bytes: int, arrival: Arrival) -> None:
-        """Count a message that has arrived here."""
+        """Count a message that was received completely."""
         ...
 
     def left(self, reason: str) -> None:
-        """Take note that the peer has taken leave by one lane more."""
+        """Handle a CLOSE frame from the peer on one connection; `reason` is empty for an orderly close."""
         ...
 
     def took_leave(self) -> None:
-        """Take note that we have taken leave by one lane more."""
+        """Handle that this rank sent its CLOSE frame on one connection."""
         ...
 
     def broke(self, lane: Lane, error: Exception) -> None:
-        """Take note, once, that the lane is of no more use."""
+        """Handle a broken connection; called once per connection."""
         ...
 
 
 class Lane:
-    """Connection `number` to a peer whose clock runs `offset_s` ahead; silent for `silence_s`, it is broken.
+    """Connection `number` to a peer whose clock is `offset_s` ahead of ours.
 
-    What it has taken to send and the peer has not confirmed goes back to the outbox when it breaks. Once the
-    owner takes leave, silence does not break it: the peer may have to come to its end first.
+    Silence of `silence_s` counts as broken, except while the owner closes: the peer may still be
+    finishing. When the connection breaks, its unacknowledged fragments return to the send queue.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Lane:
         self._readiness = Readiness(connection)
         connection.settimeout(silence_s)
         self._threads = [
-            threading.Thread(target=loop, name=f"isthmus-lane-{number}-{what}", daemon=True)
+            threading.Thread(target=loop, name=f"isthmus-connection-{number}-{what}", daemon=True)
             for loop, what in ((self._send_loop, "send"), (self._receive_loop, "receive"))
         ]
 
@@ -104,18 +104,18 @@ class Lane:
             thread.start()
 
     def cut(self) -> None:
-        """End the connection; both threads end soon."""
+        """Break the connection and stop both threads."""
         self.dead = True
         self.shut()
         self._owner.outbox.wake()
 
     def shut(self) -> None:
-        """Break the connection, as the network would."""
+        """Shut the socket down, as a network failure would."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:
-        """Wait until both threads have ended, and close."""
+        """Join both threads and close the socket."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -129,32 +129,32 @@ class Lane:
             self._owner.broke(self, error)
 
     def _send_loop(self) -> None:
-        outbox = self._owner.outbox
-        piece: Piece | None = None
+        send_queue = self._owner.outbox
+        fragment: Piece | None = None
         try:
             while not (self.dead or self.has_taken_leave):
-                piece = self._next()
-                if piece is not None:
-                    self._write(piece)
-                    self._keep(piece)
-                    if piece.head.kind == LEAVE:
+                fragment = self._next()
+                if fragment is not None:
+                    self._write(fragment)
+                    self._keep(fragment)
+                    if fragment.head.kind == LEAVE:
                         self.has_taken_leave = True
                         self._owner.took_leave()
         except OSError as error:
-            if piece is not None:
-                self._keep(piece)
+            if fragment is not None:
+                self._keep(fragment)
             self._break(error)
-        outbox.give_back([*self._noted, *self._carried])
+        send_queue.give_back([*self._noted, *self._carried])
 
     def _next(self) -> Piece | None:
-        """Return what to send next; a sign of life where there has been nothing for a while."""
+        """Return the next fragment or, after an idle heartbeat interval, a heartbeat; None to check again."""
         owner = self._owner
         if owner.farewell is not None:
             reason = memoryview(owner.farewell.encode()[:MAX_REASON_BYTES])
             return Piece(Head(LEAVE, num_bytes=len(reason), size=len(reason)), reason)
-        piece = owner.outbox.take(at_most_bytes=_LITTLE_BYTES)
-        if piece is not None:
-            return piece
+        fragment = owner.outbox.take(at_most_bytes=_LITTLE_BYTES)
+        if fragment is not None:
+            return fragment
         if owner.outbox.has_pieces():
             return owner.outbox.take() if self._readiness.wait() else None
         if owner.outbox.wait_for_work(self._heartbeat_s, lambda: self.dead or owner.farewell is not None):
@@ -170,7 +170,7 @@ class Lane:
         write(self._connection, piece.payload, lambda: self.dead)
 
     def _keep(self, piece: Piece) -> None:
-        """Remember what may have to be sent again by another lane."""
+        """Remember a sent fragment or acknowledgement until a resend is ruled out."""
         if piece.head.kind == RECEIVED:
             self._noted.append(piece)
         elif piece.head.kind == DATA:
@@ -189,7 +189,7 @@ class Lane:
         return self._owner.farewell is not None and not self.dead
 
     def _receive(self, head: Head) -> bool:
-        """Take one frame in; False after the last."""
+        """Receive one frame; return False after CLOSE."""
         owner = self._owner
         if head.kind == DATA:
             self._receive_piece(head)

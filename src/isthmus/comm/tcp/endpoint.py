@@ -1,4 +1,4 @@
-"""`Endpoint`: where a rank listens and how it is reached; opening a lane to it."""
+"""`Endpoint`: where a rank listens and how to reach it; dialling it."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from isthmus.core.errors import IsthmusError, PeerError, RestartError, Unavailab
 from isthmus.wan.dial import dial, format_address
 
 DIAL_S = 5.0
-"""How long one try to open a connection may take, before it is greeted."""
+"""Longest time for one TCP connect, before the greeting."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a peer listens, the route (`host:port` of an HTTP CONNECT proxy) to it, if one is needed, and by
-    how many connections it is reached: both sides of a pair must agree. `congestion_control` (a name that the
-    kernel knows, such as bbr) is asked for on each; where the kernel has it not, its default stays.
-    """
+    """Where a peer listens and how to connect to it."""
 
     host: str
     port: int
     route: str | None = None
+    """`host:port` of the HTTP CONNECT proxy to dial through, if any."""
     lanes: int = 1
+    """Number of connections; both sides of a pair must agree."""
     congestion_control: str | None = None
+    """Congestion control to set on each connection, such as bbr; ignored if the kernel lacks it."""
 
 
 def listen(host: str, port: int = 0, backlog: int = 256) -> socket.socket:
-    """Return a listening socket at `host` (port 0: any free one); `UnavailableError` if there is none."""
+    """Return a socket that listens at `host` (port 0: any free one); `UnavailableError` if bind fails."""
     try:
         return socket.create_server((host, port), backlog=backlog)
     except OSError as error:
         raise UnavailableError(
             f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
-            hint="the site's host must be an address of this machine, and the port free",
+            hint="set the site's host to an address of this machine and choose a free port",
         ) from error
 
 
 def tune(connection: socket.socket, congestion_control: str | None) -> None:
-    """Send what there is at once; ask for a congestion control, if one is named and the kernel has it."""
+    """Set `TCP_NODELAY` and, if the kernel supports it, the named congestion control."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if congestion_control is not None:
         with suppress(OSError):
@@ -51,7 +51,7 @@ def tune(connection: socket.socket, congestion_control: str | None) -> None:
 
 
 def may_pass(error: PeerError) -> bool:
-    """Tell whether a peer that could not be dialled may be there a little later: not where it *refused*."""
+    """Return whether a failed dial may succeed later; a refused connection or unknown host will not."""
     cause = error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError | socket.gaierror)
 
@@ -65,11 +65,10 @@ def dial_lane(
     clock: Callable[[], float] = time.time,
     opened: Callable[[socket.socket], None] = lambda _: None,
 ) -> Connection:
-    """Open and greet lane `lane` to a lower rank; `opened` is told of the connection before it is greeted.
+    """Dial a lower rank and greet it for connection number `lane`; `opened` gets the socket before that.
 
-    Raises `UnavailableError` where there is no way just now, `PeerError` where the worker is not there or
-    refuses, `RestartError` where another has taken its place, `ProtocolError` where it is of another format
-    version.
+    Raises `UnavailableError` if there is currently no route, `PeerError` if the worker is gone or rejects us,
+    `RestartError` if it has restarted, `ProtocolError` if it has another format version.
     """
     deadline_s = time.monotonic() + timeout_s
     try:
@@ -87,7 +86,7 @@ def dial_lane(
         raise PeerError(f"rank {rank} at {where} did not answer: {error}") from error
     except RestartError as error:
         connection.close()
-        raise RestartError(f"rank {rank} has begun anew", incarnation=error.incarnation) from error
+        raise RestartError(f"rank {rank} has restarted", incarnation=error.incarnation) from error
     except IsthmusError:
         connection.close()
         raise

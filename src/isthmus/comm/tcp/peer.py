@@ -1,4 +1,4 @@
-"""`Peer`: another worker and the lanes to it; broken lanes are mended while the worker lives."""
+"""`Peer`: one remote worker and the connections to it, which are reopened while the worker lives."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
 
 SILENT_BEATS = 3
-"""Heartbeats that may be missing before a lane counts as broken."""
+"""Missed heartbeats after which a connection counts as broken."""
 
 
 class Peer:
-    """The worker of rank `rank`, reached by one lane per connection.
+    """The worker of rank `rank` and its connections; delivery is exactly once.
 
-    A lane that breaks is opened again by `redial`; what it carried goes by the others meanwhile, and nothing
-    is lost or doubled. `on_loss` is called once, from one of the threads, if the worker is gone without
-    having taken leave, if nothing came from it for `timeout_s`, or if it left saying that the run failed;
-    `on_link` when a lane is silent or there is no way to mend it, and when it is mended.
+    `redial` reopens a broken connection; the others meanwhile resend its unacknowledged fragments.
+    `on_loss` is called once, from a connection thread, when the worker is gone without CLOSE, silent for
+    `timeout_s`, or closed with a failure reason. `on_link` reports when nothing arrives from the worker,
+    and when it does again.
     """
 
     def __init__(
@@ -55,22 +55,23 @@ class Peer:
         self._lanes = {number: self._lane(number, one) for number, one in enumerate(connections)}
 
     def start(self) -> None:
-        """Start the threads of all lanes."""
-        for lane in self._lanes.values():
-            lane.start()
+        """Start the threads of all connections."""
+        for connection in self._lanes.values():
+            connection.start()
 
     def send(self, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Queue a message, stamped with the present time; the future is done when the peer has it."""
+        """Queue a message stamped with the current time; the future is done when the peer acknowledges it."""
         return self.outbox.put(tag, label, payload, self._clock())
 
     def receive(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
-        """Ask for the next message of `tag`."""
+        """Post a receive for the next message of `tag`."""
         return self.mailbox.ask(tag, label, into)
 
     def attach(self, number: int, connection: Connection) -> bool:
-        """Put a new connection in the place of lane `number`; False where there is none (any more).
+        """Replace connection `number`; return False if the peer is stopped or has no such connection.
 
-        Who dials may open it once more before the old one has ended: each ends the one that it finds.
+        The dialler may reopen a connection twice before the old one has ended: each replaces the one it
+        finds.
         """
         while (old := self._lanes.get(number)) is not None and not self._over.is_set():
             old.cut()
@@ -79,8 +80,8 @@ class Peer:
                 if self._over.is_set():
                     return False
                 if self._lanes[number] is old:
-                    self._lanes[number] = lane = self._lane(number, connection)
-                    lane.start()
+                    self._lanes[number] = replacement = self._lane(number, connection)
+                    replacement.start()
                     break
         else:
             return False
@@ -89,18 +90,18 @@ class Peer:
 
     @property
     def has_left(self) -> bool:
-        """Whether the peer has taken leave by any lane."""
+        """Whether the peer sent CLOSE on any connection."""
         return any(one.peer_left for one in self._lanes.values())
 
     def fail(self, error: PeerError) -> None:
-        """Fail everything that waits for this peer, now and from now on."""
+        """Fail all pending and future sends and receives, and stop reconnecting."""
         with self._changed:
             self._over.set()
             self._changed.notify_all()
         self._fail(error)
 
     def part(self, reason: str, linger_s: float) -> None:
-        """Take leave: at once with a `reason`, else when all has arrived there, or after `linger_s`."""
+        """Send CLOSE: immediately with a `reason`, otherwise when all is acknowledged or after `linger_s`."""
         if not reason and self._error is None:
             self.outbox.wait_until_arrived(linger_s)
         with self._lock:
@@ -108,10 +109,10 @@ class Peer:
         self.outbox.wake()
 
     def join(self, linger_s: float, silence_s: float = 0.0) -> None:
-        """Wait until both have taken leave, then end threads and connections.
+        """Wait until both sides have sent CLOSE, then stop the threads and close the sockets.
 
-        That is for at most `linger_s`, and on while less than `silence_s` have passed since the peer was
-        heard, up to its time-out.
+        Waits for at most `linger_s`, or longer, up to the peer timeout, while the peer was active within
+        the last `silence_s`.
         """
         start_s = time.monotonic()
         with self._changed:
@@ -121,80 +122,80 @@ class Peer:
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            mending = list(self._mending)
-        self.fail(PeerError(f"the connection to peer {self.rank} was closed here"))
-        for thread in mending:
+            reconnecting = list(self._mending)
+        self.fail(PeerError(f"this rank closed the connection to peer {self.rank}"))
+        for thread in reconnecting:
             thread.join()
-        for lane in list(self._lanes.values()):
-            lane.cut()
-            lane.join()
+        for connection in list(self._lanes.values()):
+            connection.cut()
+            connection.join()
 
     def give_up(self) -> None:
-        """Wait for no leave of a peer that no lane leads to, now or later, nor for what should arrive."""
+        """Stop waiting for the CLOSE and the acknowledgements of an unreachable peer."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
         if not self.has_left and all(one.dead for one in self._lanes.values()):
-            self.outbox.drop(PeerError(f"the connection to peer {self.rank} was given up here"))
+            self.outbox.drop(PeerError(f"this rank stopped waiting for peer {self.rank}"))
 
     def abandon(self) -> None:
-        """Cut all lanes without a word; who still tries to mend one finds that it is over."""
-        self.fail(PeerError(f"the connection to peer {self.rank} was given up here"))
-        for lane in list(self._lanes.values()):
-            lane.cut()
-            lane.join()
+        """Break all connections without CLOSE; reconnect threads see the stop flag."""
+        self.fail(PeerError(f"this rank aborted the connection to peer {self.rank}"))
+        for connection in list(self._lanes.values()):
+            connection.cut()
+            connection.join()
 
     def heard(self) -> None:
-        """Take note that the peer lives."""
+        """Record that a frame arrived from the peer."""
         self._mender.heard()
 
     def sent(self, num_bytes: int) -> None:
-        """Count a message that has arrived there."""
+        """Count a message that the peer acknowledged."""
         with self._lock:
             self.traffic.sent_bytes += num_bytes
             self.traffic.sent_messages += 1
 
     def received(self, num_bytes: int, arrival: Arrival) -> None:
-        """Count a message that has arrived here."""
+        """Count a message that was received completely."""
         with self._lock:
             self.traffic.received_bytes += num_bytes
             self.traffic.received_messages += 1
             self.traffic.last_transfer_s = arrival.transfer_s
 
     def left(self, reason: str) -> None:
-        """Take note that the peer has taken leave by one lane more; a `reason` says that its run failed."""
+        """Handle a CLOSE frame from the peer; a `reason` means that its run failed."""
         if reason:
-            self._lost(loss_of_peer(f"peer {self.rank} gave up: {reason}"))
+            self._lost(loss_of_peer(f"peer {self.rank} failed: {reason}"))
             self._leave()
         else:
             self._answer_leave()
 
     def took_leave(self) -> None:
-        """Take note that we have taken leave by one lane more."""
+        """Wake `join` after this rank sent CLOSE on one connection."""
         with self._changed:
             self._changed.notify_all()
 
     def broke(self, lane: Lane, error: Exception) -> None:
-        """Mend a lane, unless what came by it was no frame: then nothing of this peer can be trusted.
+        """Reconnect after a network error; treat the peer as lost after a malformed frame.
 
-        A line that breaks while leave is taken is mended too: the peer must hear of it.
+        A connection that breaks during an orderly close is reopened too, so that both sides exchange CLOSE.
         """
         if not isinstance(error, OSError):
-            self._lost(loss_of_peer(f"peer {self.rank} sent what is no frame: {error}"))
+            self._lost(loss_of_peer(f"malformed frame from peer {self.rank}: {error}"))
         self._answer_leave()
         with self._changed:
             if not (self._over.is_set() or self.farewell or self._said_and_heard()):
                 thread = threading.Thread(
-                    target=self._mend, args=(lane, error), name=f"isthmus-mend-{self.rank}", daemon=True
+                    target=self._mend, args=(lane, error), name=f"isthmus-reconnect-{self.rank}", daemon=True
                 )
                 self._mending.add(thread)
                 thread.start()
             self._changed.notify_all()
 
     def _answer_leave(self) -> None:
-        """Take leave too, where the peer has by every lane that lives."""
+        """Send CLOSE in turn once the peer has on every live connection."""
         if self.has_left and all(one.peer_left or one.dead for one in self._lanes.values()):
-            self._fail(PeerError(f"peer {self.rank} has ended"))
+            self._fail(PeerError(f"peer {self.rank} has closed"))
             self._leave()
 
     def _leave(self) -> None:
@@ -204,7 +205,7 @@ class Peer:
         self.outbox.wake()
 
     def _has_parted(self) -> bool:
-        """Tell whether both have taken leave by every lane that lives; or none does, and none will."""
+        """Return whether CLOSE was exchanged on all live connections, or none is live and none will be."""
         alive = [one for one in self._lanes.values() if not one.dead]
         if alive:
             return all(one.has_taken_leave and one.peer_left for one in alive)
@@ -214,7 +215,7 @@ class Peer:
         return self.has_left and any(one.has_taken_leave for one in self._lanes.values())
 
     def _mend(self, lane: Lane, error: Exception) -> None:
-        """Mend a lane; where that cannot be done, the peer is lost, unless both were about to part."""
+        """Reopen a connection; if that fails, mark the peer lost unless this rank is closing."""
         try:
             number = lane.number
             self._mender.open_again(number, error, lambda: self._lanes[number] is lane, self.attach)

@@ -1,4 +1,4 @@
-"""`Inbox`: puts the messages of one peer together again from pieces that come by several lanes, each once."""
+"""`Inbox`: reassembles one peer's messages, exactly once, from fragments of several connections."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from isthmus.comm.transport.receive_matching import Mailbox, Slot
 from isthmus.comm.transport.transport import Arrival
 
 ROOM_S = 1.0
-"""How often a lane that waits for room in the mailbox looks whether it is still needed."""
+"""How often a connection that waits for receive space checks whether it is still alive."""
 
 
 @dataclass(eq=False)
 class _Arriving:
-    """A message of which some pieces are there: those that are being read, by whom, and those that were."""
+    """A partially received message: per offset the connection that reads it, and the offsets received."""
 
     slot: Slot
     missing: int
@@ -26,11 +26,11 @@ class _Arriving:
 
 
 class Inbox:
-    """The pieces of one peer's messages on their way into its mailbox. Thread-safe.
+    """Reassembles the fragments of one peer's messages into its `Mailbox`. Thread-safe.
 
-    A piece may come again, after the lane that brought it broke. A message is whole once; a piece of a whole
-    one, or one that is there, is read into nowhere. `cut(lane)` is asked to end a lane that still reads what
-    another one has begun to bring: two may not write into one place.
+    A fragment is resent after its connection broke, so duplicates are discarded. `cut(connection)` shuts
+    down a connection that still reads a fragment which another one begins to deliver: only one may write
+    a buffer.
     """
 
     def __init__(self, mailbox: Mailbox, cut: Callable[[Any], None]) -> None:
@@ -41,9 +41,10 @@ class Inbox:
         self._all_below = 0
 
     def begin(self, head: Head, lane: object, ended: Callable[[], bool]) -> memoryview | None:
-        """Return where the piece `head` tells of goes, None where it is not needed or the lane has `ended`.
+        """Return the buffer for the fragment of `head`; None for a duplicate or once `ended()` is true.
 
-        Blocks while the mailbox is full of messages that nobody has asked for.
+        Blocks while too many received bytes wait for a receive call. Raises `ValueError` for a message length
+        that contradicts an earlier fragment.
         """
         while not self._known(head.number) and not self._mailbox.wait_for_room(ROOM_S):
             if ended():
@@ -51,40 +52,40 @@ class Inbox:
         with self._changed:
             if self._is_whole(head.number):
                 return None
-            one = self._arriving.get(head.number)
-            if one is None:
-                slot = self._mailbox.open(head.tag, head.label, head.num_bytes)
-                one = self._arriving[head.number] = _Arriving(slot, head.num_bytes)
-            if head.num_bytes != len(one.slot.buffer):
+            partial = self._arriving.get(head.number)
+            if partial is None:
+                message = self._mailbox.open(head.tag, head.label, head.num_bytes)
+                partial = self._arriving[head.number] = _Arriving(message, head.num_bytes)
+            if head.num_bytes != len(partial.slot.buffer):
                 raise ValueError(
-                    f"message {head.number} has {len(one.slot.buffer)} bytes, not {head.num_bytes}"
+                    f"message {head.number} has {len(partial.slot.buffer)} bytes, not {head.num_bytes}"
                 )
-            while head.offset in one.reading:
-                self._cut(one.reading[head.offset])
+            while head.offset in partial.reading:
+                self._cut(partial.reading[head.offset])
                 self._changed.wait()
-            if head.offset in one.there:
+            if head.offset in partial.there:
                 return None
-            one.reading[head.offset] = lane
-            return one.slot.buffer[head.offset : head.offset + head.size]
+            partial.reading[head.offset] = lane
+            return partial.slot.buffer[head.offset : head.offset + head.size]
 
     def end(self, head: Head, arrival: Arrival | None) -> bool:
-        """Say that the piece is there (`arrival`) or will not come (None); True once its message is whole."""
+        """Record a fragment, failed if `arrival` is None; return True if its message is now complete."""
         with self._changed:
-            one = self._arriving[head.number]
-            del one.reading[head.offset]
+            partial = self._arriving[head.number]
+            del partial.reading[head.offset]
             self._changed.notify_all()
             if arrival is None:
                 return False
-            one.there.add(head.offset)
-            one.missing -= head.size
-            if one.missing > 0:
+            partial.there.add(head.offset)
+            partial.missing -= head.size
+            if partial.missing > 0:
                 return False
             del self._arriving[head.number]
             self._whole.add(head.number)
             while self._all_below in self._whole:
                 self._whole.remove(self._all_below)
                 self._all_below += 1
-        self._mailbox.complete(one.slot, arrival)
+        self._mailbox.complete(partial.slot, arrival)
         return True
 
     def _known(self, number: int) -> bool:
@@ -95,6 +96,6 @@ class Inbox:
         return number < self._all_below or number in self._whole
 
     def has(self, number: int) -> bool:
-        """Tell whether message `number` is whole."""
+        """Return whether message `number` is complete."""
         with self._changed:
             return self._is_whole(number)

@@ -1,4 +1,4 @@
-"""`Mender`: opens the broken lanes of one peer again, and tells when nothing comes from it any more."""
+"""`Mender`: reopens one peer's broken connections and reports when nothing arrives from it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Callable
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
 Connection = tuple[socket.socket, float]
-"""A greeted connection, and how far the peer's clock is ahead of ours in seconds."""
+"""A socket after the greeting, and the peer's clock minus ours in seconds."""
 
 Redial = Callable[[int, int], Connection | None]
-"""Open lane `lane` to rank `rank` again; None where the other side must, and its worker lives.
+"""(rank, number) -> a new connection; None if the other side must dial and its worker still listens.
 
-Raises `UnavailableError` where there is no way just now, `PeerError` where there is no such worker any more,
-`RestartError` where another one has taken its place.
+Raises `UnavailableError` if there is currently no route, `PeerError` if the worker is gone,
+`RestartError` if it has restarted.
 """
 
 OnLink = Callable[[int, str, float | None], None]
-"""Told that nothing comes from a rank any more, and why; or (no why) that it does again, after how long."""
+"""Called with (rank, why, None) when an outage begins, with (rank, "", seconds) when it ends."""
 
 _SILENT = "silent"
 
 _RETRY_S = (0.1, 1.0)
-"""Shortest and longest pause between two tries to mend a lane."""
+"""Shortest and longest pause between two attempts to reopen a connection."""
 
 
 class Mender:
-    """For the lanes of `rank`, until `over` is set. A peer silent for `timeout_s` is given up."""
+    """Reopens the connections of `rank` until `over` is set or the peer is silent for `timeout_s`."""
 
     def __init__(
         self, rank: int, timeout_s: float, redial: Redial, on_link: OnLink, over: threading.Event
@@ -41,11 +41,11 @@ class Mender:
         self._lock = threading.Lock()
 
     def heard(self) -> None:
-        """Take note that the peer lives."""
+        """Record that a frame arrived from the peer."""
         self.heard_s = time.monotonic()
 
     def mended(self) -> None:
-        """Take note that a lane is open again."""
+        """Record a reopened connection; report the end of an outage."""
         with self._lock:
             cut_s, self._cut_s = self._cut_s, None
         self.heard()
@@ -59,7 +59,7 @@ class Mender:
         still_broken: Callable[[], bool],
         attach: Callable[[int, Connection], bool],
     ) -> None:
-        """Try to open `lane`, which broke by `error`, until it is; `PeerError` where the peer is gone."""
+        """Retry until connection `lane`, which broke by `error`, is open; `PeerError` if the peer is gone."""
         pause_s, longest_s = _RETRY_S
         why = _why(error)
         tried = why == _SILENT
@@ -77,7 +77,7 @@ class Mender:
             except PeerError as gone:
                 raise loss_of_peer(f"peer {self._rank} is lost: {why}; {gone.message}") from gone
             except UnavailableError as closed:
-                if tried:  # the first may only have met a peer that is about to begin anew
+                if tried:  # the first failure may only be a peer that is restarting
                     self._cut(closed.message)
                 tried = True
             if time.monotonic() - self.heard_s > self._timeout_s:
@@ -86,7 +86,7 @@ class Mender:
             pause_s = min(2 * pause_s, longest_s)
 
     def _cut(self, why: str) -> None:
-        """Tell, once until it is mended, that nothing comes."""
+        """Report an outage once, until it ends."""
         with self._lock:
             known, self._cut_s = self._cut_s, self._cut_s or self.heard_s
         if known is None:
@@ -94,8 +94,8 @@ class Mender:
 
 
 def loss_of_peer(why: str) -> PeerError:
-    """Return the error of a peer that is lost for good, or as good as."""
-    return PeerError(why, hint="its cluster's agent and its log say why; the job restarts by itself")
+    """Return the error for a peer that is lost."""
+    return PeerError(why, hint="see the worker's log and its agent; the job restarts automatically")
 
 
 def _why(error: Exception) -> str:

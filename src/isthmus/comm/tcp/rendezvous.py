@@ -1,4 +1,4 @@
-"""`connect`: meet every other worker of the run, by all lanes: dial the lower ranks, answer the higher."""
+"""`connect`: connect to every other rank of the run: dial the lower ranks, accept the higher ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from isthmus.core.errors import IsthmusError, PeerError, RestartError, Unavailab
 from isthmus.wan.dial import dial
 
 GREETING_S = 10.0
-"""How long one who connects may take to say who it is."""
+"""Longest time from accepting a connection to its complete greeting."""
 
 MAX_STRANGERS = 64
-"""How many that are nobody of ours may be connected at once; those beyond wait unanswered."""
+"""Most connections without a valid greeting; further ones stay in the listen backlog."""
 
 Lane = tuple[int, int]
-"""A peer's rank and the number of a connection to it."""
+"""A peer's rank and the number of the connection to it."""
 
 _POLL_S = 0.2
 _LOOK_S = 1.0
@@ -36,30 +36,28 @@ def connect(
     timeout_s: float,
     clock: Callable[[], float] = time.time,
 ) -> dict[int, list[Connection]]:
-    """Connect to every other rank; `endpoints[r]` is where rank `r` listens, `listener` our own socket there.
+    """Connect to every other rank; return the connections by rank, ordered by connection number.
 
-    Returns the connections by rank, in the order of lanes.
-
-    Of two ranks the higher one dials. A stranger that connects, or a rank that is here already, is turned
-    away, and one that says nothing keeps nobody waiting; a process that ends before it has answered may be
-    replaced, and is dialled again. Raises `PeerError` naming
-    the rank that refused, could not be reached, or did not come within `timeout_s`; `RestartError` where one
-    is of a later incarnation; `ProtocolError` where it is of another format version.
+    `endpoints[r]` is where rank `r` listens, `listener` this rank's own socket. The higher rank of a pair
+    dials; it retries a peer that ends before answering, since that peer may be replaced. Invalid
+    greetings and duplicate ranks are rejected; a silent connection delays no other. Raises `PeerError`
+    naming the rank that refused, was unreachable or missed `timeout_s`; `RestartError` for a later
+    incarnation; `ProtocolError` for another format version.
     """
-    meeting = _Meeting(greeting, endpoints, time.monotonic() + timeout_s, clock)
-    lanes = [(rank, lane) for rank in range(greeting.rank) for lane in range(endpoints[rank].lanes)]
-    with ThreadPoolExecutor(len(lanes) + 2, thread_name_prefix="isthmus-meet") as pool:
-        tasks = [pool.submit(meeting.accept, listener), pool.submit(meeting.look)]
-        tasks += [pool.submit(meeting.dial, *one) for one in lanes]
+    rendezvous = _Meeting(greeting, endpoints, time.monotonic() + timeout_s, clock)
+    keys = [(rank, number) for rank in range(greeting.rank) for number in range(endpoints[rank].lanes)]
+    with ThreadPoolExecutor(len(keys) + 2, thread_name_prefix="isthmus-connect") as pool:
+        tasks = [pool.submit(rendezvous.accept, listener), pool.submit(rendezvous.look)]
+        tasks += [pool.submit(rendezvous.dial, *one) for one in keys]
         for task in tasks:
-            task.add_done_callback(meeting.note)
-    meeting.end()
-    if meeting.errors:
-        for connection, _ in meeting.connections.values():
+            task.add_done_callback(rendezvous.note)
+    rendezvous.end()
+    if rendezvous.errors:
+        for connection, _ in rendezvous.connections.values():
             connection.close()
-        raise meeting.worst()
+        raise rendezvous.worst()
     return {
-        rank: [meeting.connections[rank, lane] for lane in range(endpoint.lanes)]
+        rank: [rendezvous.connections[rank, number] for number in range(endpoint.lanes)]
         for rank, endpoint in enumerate(endpoints)
         if rank != greeting.rank
     }
@@ -67,7 +65,7 @@ def connect(
 
 @dataclass
 class _Meeting:
-    """One rank's side of the meeting; the first error ends all of it."""
+    """One rank's side of the rendezvous; the first error stops all of it."""
 
     greeting: Greeting
     endpoints: Sequence[Endpoint]
@@ -92,7 +90,7 @@ class _Meeting:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the meeting: nobody waits for an answer any longer."""
+        """Record `error`, stop accepting and shut down the dialled sockets."""
         self.errors.append(error)
         self.over.set()
         self.accepted.set()
@@ -102,14 +100,12 @@ class _Meeting:
             _shut(connection)
 
     def worst(self) -> BaseException:
-        """Return the error that ended the meeting: the latest incarnation, if any is later than ours."""
+        """Return the error to raise: the `RestartError` of the latest incarnation, else the first error."""
         newer = [error for error in self.errors if isinstance(error, RestartError)]
         return max(newer, key=lambda error: error.incarnation) if newer else self.errors[0]
 
     def dial(self, rank: int, lane: int) -> None:
-        """Reach and greet a lower rank, which has checked in. Its route may still be starting, or it may be
-        in the middle of being replaced: tried again.
-        """
+        """Dial and greet a lower rank; retry while its route starts or its process is replaced."""
         endpoint = self.endpoints[rank]
         while True:
             try:
@@ -129,7 +125,7 @@ class _Meeting:
             _shut(connection)
 
     def accept(self, listener: socket.socket) -> None:
-        """Answer the higher ranks, all that connect at once, until all are there."""
+        """Accept connections, each answered in its own thread, until all higher ranks are connected."""
         expected = self._expected()
         listener.settimeout(_POLL_S)
         while missing := expected - self.connections.keys():
@@ -149,7 +145,7 @@ class _Meeting:
         self.accepted.set()
 
     def look(self) -> None:
-        """Look now and then whether the higher ranks that are missing still listen; raise if one is gone."""
+        """Check periodically that the missing higher ranks still listen; raise `PeerError` if one is gone."""
         while not self.accepted.wait(_LOOK_S):
             for rank in sorted({rank for rank, _ in self._expected() - self.connections.keys()}):
                 endpoint = self.endpoints[rank]
@@ -161,10 +157,10 @@ class _Meeting:
 
     def _expected(self) -> set[Lane]:
         higher = range(self.greeting.rank + 1, self.greeting.size)
-        return {(rank, lane) for rank in higher for lane in range(self.endpoints[rank].lanes)}
+        return {(rank, number) for rank in higher for number in range(self.endpoints[rank].lanes)}
 
     def end(self) -> None:
-        """Turn away who has connected without saying who it is; return when nobody is being heard."""
+        """Shut down connections without a complete greeting and join their threads."""
         with self.lock:
             waiting = dict(self.callers)
         for connection in waiting.values():
@@ -187,24 +183,24 @@ class _Meeting:
     def _answer(self, connection: socket.socket) -> None:
         claimed: list[Lane] = []
 
-        def claim(rank: int, lane: int) -> bool:
-            if self._claim(rank, lane):
-                claimed.append((rank, lane))
+        def claim(rank: int, number: int) -> bool:
+            if self._claim(rank, number):
+                claimed.append((rank, number))
                 tune(connection, self.endpoints[rank].congestion_control)
             return bool(claimed)
 
         try:
             connection.settimeout(min(self.left_s, GREETING_S))
-            rank, lane, offset_s = answer(connection, self.greeting, self.clock, claim)
+            rank, number, offset_s = answer(connection, self.greeting, self.clock, claim)
         except (IsthmusError, OSError) as error:
             connection.close()
             self.claimed.difference_update(claimed)
             if isinstance(error, RestartError):
                 self.fail(error)
         else:
-            with self.lock:  # `end` must not take the connection for that of a stranger
+            with self.lock:  # atomic, so that `end` does not shut this connection down
                 del self.callers[threading.current_thread()]
-                self.connections[rank, lane] = (connection, offset_s)
+                self.connections[rank, number] = (connection, offset_s)
         finally:
             with self.lock:
                 self.callers.pop(threading.current_thread(), None)

@@ -1,4 +1,4 @@
-"""`Ending`: how a transport ends: a loss breaks it, or it is closed here, whichever comes first."""
+"""`Ending`: the terminal state of a transport: broken by a loss or closed, whichever comes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Wakes = Sequence[Callable[[], None]]
 
 
 class Ending:
-    """Whether a transport is broken or closed, and who is to be woken then. Thread-safe."""
+    """Whether a transport is broken or closed, and the callbacks for that moment. Thread-safe."""
 
     def __init__(self) -> None:
         self.lost: PeerError | None = None
@@ -20,12 +20,12 @@ class Ending:
         self._wakes: list[Callable[[], None]] = []
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
         self._broken.wait(wait_s)
         return self.lost
 
     def when_over(self, wake: Callable[[], None]) -> None:
-        """Add one who is to be woken; at once where it is over already."""
+        """Register `wake`; call it immediately if the transport is already broken or closed."""
         with self._lock:
             over = self.lost is not None or self.closed
             if not over:
@@ -34,7 +34,7 @@ class Ending:
             wake()
 
     def lose(self, error: PeerError) -> Wakes | None:
-        """Be broken by `error`; return whom to wake, None where it was over before."""
+        """Mark as broken by `error`; return the callbacks to run, None if already broken or closed."""
         with self._lock:
             if self.lost is not None or self.closed:
                 return None
@@ -43,7 +43,7 @@ class Ending:
             return self._taken()
 
     def close(self) -> Wakes | None:
-        """Be closed; return who was not woken by a loss before, None where it was closed before."""
+        """Mark as closed; return the callbacks that no loss has run yet, None if already closed."""
         with self._lock:
             if self.closed:
                 return None
@@ -51,6 +51,6 @@ class Ending:
             return self._taken()
 
     def _taken(self) -> Wakes:
-        """Return whom to wake, and let go of them: they hold what is to end with the transport."""
+        """Return and drop the callbacks: they reference objects that must be freed with the transport."""
         wakes, self._wakes = self._wakes, []
         return wakes

@@ -1,10 +1,9 @@
-"""`Readiness`: whether a connection would begin to send at once what it is given, or keep it waiting.
+"""`Readiness`: whether a TCP connection would send new data immediately or buffer it.
 
-A kernel takes megabytes for a connection that does not move: other lanes would have had them there already.
-Linux tells how much is not sent yet, and how much may be on its way. BBR lets next to nothing be for 0.2 s,
-every ten seconds, to see the bare round trip (N. Cardwell et al., "BBR: Congestion-Based Congestion
-Control", ACM Queue 14(5), 2016, "ProbeRTT"): such a connection is left to rest, and the next piece takes
-another.
+The kernel buffers megabytes for a stalled connection that another connection could deliver sooner. So
+`TCP_NOTSENT_LOWAT` bounds the unsent bytes. BBR's ProbeRTT phase holds a connection at four packets for
+0.2 s every ten seconds (N. Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5),
+2016); during that phase the connection is paused and fragments go to another one.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from collections.abc import Callable
 from contextlib import suppress
 
 UNSENT_BYTES = 256 * 2**10
-"""What the kernel takes of a connection that is not sent yet."""
+"""Unsent bytes that the kernel may buffer per connection."""
 
 _MOVES_S, _PAUSE_S = 0.05, 0.005
 _PROBE_S, _PROBE_PACKETS = 0.2, 4
 
-# of `struct tcp_info`, linux/tcp.h
+# Layout of `struct tcp_info`, linux/tcp.h
 _INFO_BYTES, _STATE, _OPEN = 148, 1, 0
 _FIELD, _FIELDS = struct.Struct("=I"), (16, 68, 80)
-"""Where the bytes of a packet, the round trip in microseconds, and the window in packets stand."""
+"""Offsets of the packet size in bytes, the round trip in microseconds and the window in packets."""
 
 
 def is_probing(connection: socket.socket) -> bool:
-    """Tell whether BBR looks for the bare round trip, and a piece would take longer than that goes on.
+    """Return whether BBR is in ProbeRTT and sending a fragment would outlast that phase.
 
-    The window is that of a probe then, and no loss explains it.
+    Detected as a window of at most four packets in TCP state open, that is without a loss.
     """
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except OSError:  # broken: whoever writes will see it
+    except OSError:  # broken: the next write raises
         return False
     (packet_bytes,), (round_trip_us,), (window,) = (_FIELD.unpack_from(info, at) for at in _FIELDS)
     rounds = UNSENT_BYTES / max(window * packet_bytes, 1)
@@ -44,7 +43,7 @@ def is_probing(connection: socket.socket) -> bool:
 
 
 class Readiness:
-    """Of one connection, as seen by the thread that writes to it."""
+    """Send readiness of one connection; for its sending thread only."""
 
     def __init__(
         self,
@@ -60,14 +59,14 @@ class Readiness:
         self._poll.register(connection, select.POLLOUT)
 
     def wait(self) -> bool:
-        """Tell whether the connection is ready; where it is not, some milliseconds later."""
+        """Return whether the connection is ready; block for some milliseconds before returning False."""
         if self._rests():
             time.sleep(_PAUSE_S)
             return False
         return bool(self._poll.poll(1e3 * _MOVES_S))
 
     def _rests(self) -> bool:
-        """Tell whether to leave it alone: a probe ends with the first packet after its time."""
+        """Return whether ProbeRTT pauses the connection: it ends with the first packet after 0.2 s."""
         if self._probing is None or not self._probing(self._connection):
             self._rests_until_s = None
             return False
@@ -78,7 +77,7 @@ class Readiness:
 
 
 def _limit_unsent(connection: socket.socket) -> bool:
-    """Have the kernel take no more than it can send soon; tell whether it is one that does, and says so."""
+    """Set `TCP_NOTSENT_LOWAT`; return whether the kernel supports it and `TCP_INFO`."""
     if not (hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_NOTSENT_LOWAT")):
         return False
     with suppress(OSError):

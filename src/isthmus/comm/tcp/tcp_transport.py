@@ -1,4 +1,4 @@
-"""`TcpTransport`: every worker connected to every other by TCP, to those far away by several lanes."""
+"""`TcpTransport`: TCP between every pair of workers, with several connections between clusters."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from isthmus.core.errors import PeerError, RestartError, UnavailableError
 from isthmus.wan.dial import dial
 
 LINGER_S = 5.0
-"""How long an orderly end waits for what is queued, and for a peer of which nothing comes; a failing one
-waits a fifth of it."""
+"""How long an orderly close waits for queued messages and silent peers; a failing one waits a fifth."""
 
 REDIAL_S = 2.0
-"""How long one try to open a lane again may take."""
+"""Longest time for one attempt to reopen a connection."""
 
 
 class TcpTransport:
     """A `Transport` over one or several connections per pair of ranks; the higher rank of a pair dials.
 
-    `connections` are those that `connect` made to `endpoints`; `listener`, where it answered, is kept open
-    for lanes that have to be opened again, and closed in the end.
+    `connections` are those that `connect` made to `endpoints`. `listener` stays open for reconnects until the
+    transport is closed.
     """
 
     def __init__(
@@ -50,31 +49,31 @@ class TcpTransport:
         self._peers = {
             rank: Peer(
                 rank,
-                lanes,
+                sockets,
                 heartbeat_s=heartbeat_s,
                 timeout_s=peer_timeout_s,
                 on_loss=self._lose,
                 on_link=on_link,
                 redial=self._redial,
             )
-            for rank, lanes in connections.items()
+            for rank, sockets in connections.items()
         }
         for peer in self._peers.values():
             peer.start()
         self._door = Door(
             listener,
             greeting,
-            lambda rank, lane, connection: self._peers[rank].attach(lane, connection),
+            lambda rank, number, connection: self._peers[rank].attach(number, connection),
             lambda rank, connection: tune(connection, endpoints[rank].congestion_control),
             self._begun_anew,
         )
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Queue `payload` for `peer`; the future is done when it has arrived there."""
+        """Queue `payload` for `peer`; the future is done when the peer acknowledges it."""
         return self._peers[peer].send(tag, label, payload)
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
-        """Ask `peer` for the next message of `tag`."""
+        """Post a receive for the next message of `tag` from `peer`."""
         return self._peers[peer].receive(tag, label, into)
 
     def traffic(self) -> dict[int, Traffic]:
@@ -82,17 +81,17 @@ class TcpTransport:
         return {rank: peer.traffic for rank, peer in self._peers.items()}
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is whole."""
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
         return self._ending.loss(wait_s)
 
     def when_lost(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, once a loss has broken the transport or it is abandoned."""
+        """Call `wake`, from any thread, when a loss breaks the transport or it is aborted."""
         self._ending.when_over(wake)
 
     def close(self, reason: str = "") -> None:
-        """Send what is queued, take leave, end all threads; silent peers cost `LINGER_S` at most.
+        """Send all queued messages, exchange CLOSE and stop all threads.
 
-        Who still gives signs of life is waited for until it takes leave too.
+        Waits for an active peer until it sends CLOSE too, for a silent one at most `LINGER_S`.
         """
         if self._ending.close() is None:
             return
@@ -106,11 +105,11 @@ class TcpTransport:
         self._door.close()
 
     def stragglers(self) -> list[int]:
-        """Return the ranks that have not taken leave, after `close`."""
+        """Return, after `close`, the ranks that sent no CLOSE."""
         return [rank for rank, peer in self._peers.items() if not peer.has_left]
 
     def abandon(self) -> None:
-        """Cut all connections without a word: the ranks meet anew, or do not, by others."""
+        """Break all connections without CLOSE; a new transport may reconnect the ranks."""
         wakes = self._ending.close()
         if wakes is None:
             return
@@ -121,7 +120,7 @@ class TcpTransport:
         self._door.close()
 
     def _redial(self, rank: int, lane: int) -> Connection | None:
-        """Open a lane again, or, being the one who is dialled, look whether the peer still listens."""
+        """Reopen a connection; the dialled side only checks that the peer still listens and returns None."""
         endpoint = self._endpoints[rank]
         try:
             if rank < self.rank:
@@ -134,7 +133,7 @@ class TcpTransport:
         return None
 
     def _begun_anew(self, error: RestartError) -> None:
-        """Take note that a rank is back as a later incarnation; who is parting hears no leave of it."""
+        """Handle a restarted rank: as a loss, or, while closing, by not waiting for its CLOSE."""
         if self._ending.closed:
             for peer in self._peers.values():
                 peer.give_up()

@@ -1,8 +1,8 @@
-"""The bytes between two workers: greetings as one line of JSON, then frames of a fixed head and a payload.
+"""Wire format between two workers: greetings as one line of JSON, then frames of header, label and payload.
 
-Head (network order): kind (1 byte), label length (1), number of the message (8), tag (8, signed), sent at
-(8, seconds since the epoch on the sender's clock), bytes of the whole message (8), where in it the payload
-begins (8) and how long that is (8); then the label in UTF-8, then the payload.
+Header (network byte order): kind (1 byte), label length (1), message number (8), tag (8, signed), send time
+(8, double: epoch seconds on the sender's clock), message bytes (8), offset of the payload in the message (8),
+payload bytes (8). The label is UTF-8.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from isthmus.core.errors import PeerError, ProtocolError, RestartError, Unavaila
 
 FORMAT_VERSION = 3
 DATA, HEARTBEAT, LEAVE, RECEIVED = 1, 2, 3, 4
-"""Kinds of frame. The payload of `DATA` is a piece of a message, that of `LEAVE` the reason, empty at an
-orderly end; `RECEIVED` says that the message of its number is whole; like a heartbeat it has no payload."""
+"""Frame kinds. `DATA` carries a fragment of a message; `LEAVE` the reason, empty for an orderly close;
+`RECEIVED` acknowledges the message of its number. `RECEIVED` and `HEARTBEAT` have no payload."""
 
 MAX_REASON_BYTES = 4096
 MAX_MESSAGE_BYTES = 2**40
-"""No tensor is larger: a head that says so was written by something else."""
+"""Upper bound on a message; a header above it is malformed."""
 
 _HEAD = struct.Struct("!BBQqdQQQ")
 _MAX_LINE_BYTES = 4096
@@ -35,7 +35,7 @@ _MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, LEAVE: MAX_REASON_B
 
 @dataclass(frozen=True)
 class Head:
-    """The head of one frame: of `size` bytes from `offset` on of message `number`, which has `num_bytes`."""
+    """A frame header; the payload is `size` bytes at `offset` of message `number`, `num_bytes` long."""
 
     kind: int
     number: int = 0
@@ -48,7 +48,7 @@ class Head:
 
 
 def pack_head(head: Head) -> bytes:
-    """Return head and label as bytes."""
+    """Return header and label as bytes."""
     label = head.label.encode()
     fixed = _HEAD.pack(
         head.kind, len(label), head.number, head.tag, head.sent_s, head.num_bytes, head.offset, head.size
@@ -57,10 +57,10 @@ def pack_head(head: Head) -> bytes:
 
 
 def read_head(connection: socket.socket, patient: Callable[[], bool] = lambda: False) -> Head:
-    """Read one head.
+    """Receive one header and its label.
 
-    Raises `ConnectionResetError` where the peer is gone, `TimeoutError` where it is silent and we are not
-    `patient`, `ValueError` where what it sent is no head.
+    Raises `ConnectionResetError` if the peer closed, `TimeoutError` on silence unless `patient()`,
+    `ValueError` for a malformed header.
     """
     fixed = bytearray(_HEAD.size)
     read_into(connection, memoryview(fixed), patient)
@@ -75,7 +75,7 @@ def read_head(connection: socket.socket, patient: Callable[[], bool] = lambda: F
 def read_into(
     connection: socket.socket, buffer: memoryview, patient: Callable[[], bool] = lambda: False
 ) -> None:
-    """Fill `buffer`; the socket's time-out bounds each piece, not the whole, unless we are `patient()`."""
+    """Fill `buffer`. The socket's timeout bounds each read; it is ignored while `patient()`."""
     while len(buffer):
         try:
             count = connection.recv_into(buffer[:_CHUNK_BYTES])
@@ -89,7 +89,7 @@ def read_into(
 
 
 def write(connection: socket.socket, data: memoryview, stopped: Callable[[], bool]) -> None:
-    """Send `data`; a peer that takes nothing may be computing: it is waited for until `stopped()`."""
+    """Send all of `data`; ignore timeouts of a peer that is busy, until `stopped()`."""
     while len(data):
         try:
             data = data[connection.send(data[:_CHUNK_BYTES]) :]
@@ -104,7 +104,7 @@ def write_line(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def read_line(connection: socket.socket) -> dict[str, Any]:
-    """Read one line of JSON and not a byte more; raise `ProtocolError` if it is none."""
+    """Receive exactly one line, a JSON object; raise `ProtocolError` for anything else."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = connection.recv(1)
@@ -112,45 +112,46 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
             raise ConnectionResetError("closed its connection while greeting")
         line += byte
         if len(line) > _MAX_LINE_BYTES:
-            raise ProtocolError("a worker was greeted by something that is no worker")
+            raise ProtocolError("malformed greeting: the other side is not an Isthmus worker")
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("a worker was greeted by something that is no worker") from error
+        raise ProtocolError("malformed greeting: the other side is not an Isthmus worker") from error
     if not isinstance(message, dict):
-        raise ProtocolError("a worker was greeted by something that is no worker")
+        raise ProtocolError("malformed greeting: the other side is not an Isthmus worker")
     return message
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """Who greets: `rank` of attempt `attempt` of run `run` with `size` ranks, at their meeting `incarnation`.
+    """The identity that a rank sends when it connects.
 
-    Ranks of one attempt meet anew when one of them was started again; only those of one incarnation talk, so
-    that nothing sent before a loss is ever taken for what is sent after it.
+    The ranks of an attempt reconnect as the next `incarnation` when one of them restarts. Only ranks of
+    the same incarnation talk, so messages sent before a loss are never matched after it.
     """
 
     run: str
     attempt: int
     rank: int
     size: int
+    """Number of ranks in the run."""
     incarnation: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the greeting as it is sent, with format version and byte order."""
+        """Return the greeting as sent, with format version and byte order."""
         return {"isthmus": FORMAT_VERSION, "byteorder": sys.byteorder, **self.__dict__}
 
 
 def refusal(mine: Greeting, theirs: dict[str, Any]) -> str:
-    """Return why a greeting is not answered by `mine`, or nothing where it is."""
+    """Return why `mine` rejects the greeting `theirs`; empty if it accepts."""
     for key, value in mine.as_dict().items():
         if key not in ("rank", "incarnation") and theirs.get(key) != value:
             return f"{key} is {theirs.get(key)!r} there and {value!r} here"
     if type(theirs.get("incarnation")) is not int:
-        return f"incarnation {theirs.get('incarnation')!r} is no number"
+        return f"incarnation {theirs.get('incarnation')!r} is not an integer"
     rank = theirs.get("rank")
     if type(rank) is not int or not mine.rank < rank < mine.size:
-        return f"rank {rank!r} is none of the ranks above {mine.rank} and below {mine.size}"
+        return f"rank {rank!r} must be above {mine.rank} and below {mine.size}"
     return ""
 
 
@@ -161,22 +162,24 @@ _TIMES = struct.Struct("!dd")
 def greet(
     connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time, lane: int = 0
 ) -> float:
-    """Greet as the one who dialled, for lane `lane` to the peer; return its clock minus mine in seconds.
+    """Greet the dialled peer for connection number `lane`; return its clock minus ours in seconds.
 
-    The offset is that of the shortest of a few round trips, half of each being taken for either way
-    (D. Mills, RFC 5905, section 8). Raises `PeerError` or `ProtocolError` where the peer refuses,
-    `UnavailableError` where it may not do so later, `RestartError` where it is of a later incarnation.
+    The offset comes from the shortest of a few round trips, assumed symmetric (D. Mills, RFC 5905,
+    section 8). Raises `PeerError` or `ProtocolError` if the peer rejects the greeting, `UnavailableError`
+    if a retry may succeed, `RestartError` if the peer has a later incarnation.
     """
+    # Step 1: greet, and raise if the peer rejects us.
     write_line(connection, mine.as_dict() | {"lane": lane})
     answer = read_line(connection)
     why = answer.get("refused")
     if why:
         newer = answer.get("incarnation")
         if type(newer) is int and newer > mine.incarnation:
-            raise RestartError(f"the worker dialled by rank {mine.rank} has begun anew", incarnation=newer)
+            raise RestartError(f"the worker dialled by rank {mine.rank} has restarted", incarnation=newer)
         error = ProtocolError if str(why).startswith("isthmus ") else PeerError
         kind = UnavailableError if answer.get("later") else error
         raise kind(f"the worker dialled by rank {mine.rank} refused: {why}")
+    # Step 2: estimate the clock offset, and tell the peer.
     best = (float("inf"), 0.0)
     for _ in range(_PINGS):
         start_s = clock()
@@ -193,34 +196,37 @@ def answer(
     connection: socket.socket,
     mine: Greeting,
     clock: Callable[[], float] = time.time,
-    claim: Callable[[int, int], bool] = lambda _rank, _lane: True,
+    claim: Callable[[int, int], bool] = lambda _rank, _number: True,
 ) -> tuple[int, int, float]:
-    """Answer a greeting as the one who was dialled; return the peer's rank, its lane, its clock minus mine.
+    """Answer the greeting of a dialler; return its rank, connection number, and clock minus ours in seconds.
 
-    `claim(rank, lane)` says whether that one is still awaited. Raises `ProtocolError` for whom is refused,
-    `RestartError` for a rank of a later incarnation: it is refused too, until we are of that one.
+    `claim(rank, number)` returns whether that connection is still expected. Raises `ProtocolError` for a
+    rejected greeting and `RestartError` for a later incarnation, which is rejected as well.
     """
+    # Step 1: read the greeting and decide; `later` means that a retry may succeed.
     theirs = read_line(connection)
-    why, lane = refusal(mine, theirs), theirs.get("lane", 0)
-    if type(lane) is not int:
-        why, lane = why or f"lane {lane!r} is no number", 0
+    why, number = refusal(mine, theirs), theirs.get("lane", 0)
+    if type(number) is not int:
+        why, number = why or f"lane must be an integer, got {number!r}", 0
     newer = not why and theirs["incarnation"] > mine.incarnation
     if not why and theirs["incarnation"] != mine.incarnation:
         why, later = f"incarnation is {theirs['incarnation']} there and {mine.incarnation} here", newer
     else:
-        later = not why and not claim(theirs["rank"], lane)
-        why = f"rank {theirs['rank']} is here already" if later else why
+        later = not why and not claim(theirs["rank"], number)
+        why = f"rank {theirs['rank']} is already connected" if later else why
+    # Step 2: reply.
     write_line(connection, {"refused": why, "later": later, "incarnation": mine.incarnation})
     if newer:
-        raise RestartError(f"rank {theirs['rank']} has begun anew", incarnation=theirs["incarnation"])
+        raise RestartError(f"rank {theirs['rank']} has restarted", incarnation=theirs["incarnation"])
     if why:
-        raise ProtocolError(f"a greeting was refused: {why}")
+        raise ProtocolError(f"rejected a greeting: {why}")
+    # Step 3: answer the pings and read the clock offset that the dialler computed.
     for _ in range(_PINGS):
         _read_times(connection)
         received_s = clock()
         connection.sendall(_TIMES.pack(received_s, clock()))
     offset_s, _ = _read_times(connection)
-    return int(theirs["rank"]), lane, -offset_s
+    return int(theirs["rank"]), number, -offset_s
 
 
 def _read_times(connection: socket.socket) -> tuple[float, float]:

@@ -1,1 +1,1 @@
-"""The transport seam: its interface, its in-memory form and its conformance kit."""
+"""The transport interface, its in-memory fake and its conformance kit."""

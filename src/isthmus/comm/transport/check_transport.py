@@ -1,8 +1,8 @@
-"""What every transport must do: `check_transport`, `check_joined_transport`.
+"""Conformance kit for transports: `check_transport`, `check_joined_transport`.
 
-They take all ranks of one job in this process and drive each from a thread of its own; they raise
-`AssertionError` naming the rule that was broken. The fake and the TCP transport, by threads and by processes,
-pass; process groups have a kit of their own (`isthmus.comm.group.check_group`).
+Each check runs all ranks of a job in threads of this process and raises `AssertionError` naming the
+broken rule. The fake and both TCP transports pass. Process groups have their own kit
+(`isthmus.comm.group.check_group`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from isthmus.comm.transport.transport import JoinedTransport, Transport
 from isthmus.core.errors import PeerError
 
 LIMIT_S = 30.0
-"""No rule takes longer; what does has failed."""
+"""Time limit for each wait in a rule."""
 
 _Result = TypeVar("_Result")
 _BIG_BYTES = 3 * 2**20 + 7
 
 
 def check_transport(make: Callable[[int], Sequence[Transport]]) -> None:
-    """Check the rules of the transport seam; `make(n)` returns `n` new transports joined to each other."""
+    """Check the rules of `Transport`; `make(n)` returns `n` new, connected transports."""
     whole = (_counts, _in_order_per_tag, _big_both_ways, _refuses_another_label)
     for rules in (whole, (_leave_wakes,), (_gives_up,)):
         transports = make(3)
@@ -35,14 +35,14 @@ def check_transport(make: Callable[[int], Sequence[Transport]]) -> None:
 
 
 def check_joined_transport(make: Callable[[int], Sequence[JoinedTransport]]) -> None:
-    """Check the rules of transports whose ranks have met: those of the seam, and both ways to part."""
+    """Check the rules of `JoinedTransport`: those of `Transport`, closing together and aborting."""
     check_transport(make)
     for rule in (_part_together, _abandon):
         rule(make(2))
 
 
 def each(ranks: Sequence[Any], run: Callable[[Any], _Result]) -> list[_Result]:
-    """Run `run(rank)` for all at once, each in a thread; the first error is raised."""
+    """Run `run(rank)` for all ranks concurrently and return the results; raise the first error."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         return [future.result(LIMIT_S) for future in [pool.submit(run, one) for one in ranks]]
 
@@ -67,7 +67,7 @@ def _in_order_per_tag(transports: Sequence[Transport]) -> None:
     sends.append(a.send(1, 9, "x", memoryview(b"")))
     arrival = early_future.result(LIMIT_S)
     expect(bytes(early) == b"six", "tags are independent")
-    expect(abs(arrival.transfer_s) < LIMIT_S, "an arrival tells when it was sent, on the receiver's clock")
+    expect(abs(arrival.transfer_s) < LIMIT_S, "an arrival has the send time on the receiver's clock")
     for text in (b"one", b"two"):
         buffer, future = _receive(b, 0, 7, 3)
         future.result(LIMIT_S)
@@ -86,7 +86,7 @@ def _big_both_ways(transports: Sequence[Transport]) -> None:
         for peer in peers:
             buffer, future = _receive(mine, peer, 1, _BIG_BYTES)
             future.result(LIMIT_S)
-            expect(buffer == data[:_BIG_BYTES], "large messages cross in both directions, unchanged")
+            expect(buffer == data[:_BIG_BYTES], "large messages arrive unchanged in both directions")
         for one in sends:
             one.result(LIMIT_S)
 
@@ -102,18 +102,18 @@ def _refuses_another_label(transports: Sequence[Transport]) -> None:
         }
         futures = {first: steps.pop(first)()}
         futures |= {name: step() for name, step in steps.items()}
-        _expect_peer_error(futures["receive"], "a message of another shape is refused")
+        _expect_peer_error(futures["receive"], "a message of another shape is rejected")
     a.send(1, 2, "x", memoryview(b"good"))
     buffer, future = _receive(b, 0, 2, 4)
     future.result(LIMIT_S)
-    expect(bytes(buffer) == b"good", "a refused message leaves the connection usable")
+    expect(bytes(buffer) == b"good", "a rejected message leaves the connection usable")
 
 
 def _counts(transports: Sequence[Transport]) -> None:
     a, b, _ = transports
     a.send(1, 3, "x", memoryview(b"12345")).result(LIMIT_S)
     _receive(b, 0, 3, 5)[1].result(LIMIT_S)
-    expect(a.loss() is None, "a whole transport knows of no loss")
+    expect(a.loss() is None, "an intact transport reports no loss")
     expect(a.traffic()[1].sent_bytes == 5, "sent bytes are counted per peer")
     expect(b.traffic()[0].received_bytes == 5, "received bytes are counted per peer")
 
@@ -123,11 +123,11 @@ def _leave_wakes(transports: Sequence[Transport]) -> None:
     a.send(1, 4, "x", memoryview(b"last"))
     waiting = _receive(b, 0, 6, 1)[1]
     a.close()
-    _expect_peer_error(waiting, "an orderly end wakes those who wait for it")
+    _expect_peer_error(waiting, "an orderly close fails pending receives from that rank")
     buffer, future = _receive(b, 0, 4, 4)
     future.result(LIMIT_S)
-    expect(bytes(buffer) == b"last", "what was sent before the end still arrives")
-    _expect_peer_error(_receive(b, 0, 4, 4)[1], "what is asked of one that has ended fails")
+    expect(bytes(buffer) == b"last", "messages sent before close still arrive")
+    _expect_peer_error(_receive(b, 0, 4, 4)[1], "a receive from a closed rank fails")
     c.send(1, 4, "x", memoryview(b"c"))
     _receive(b, 2, 4, 1)[1].result(LIMIT_S)
 
@@ -137,22 +137,22 @@ def _gives_up(transports: Sequence[Transport]) -> None:
     on_a, on_c = _receive(b, 0, 6, 1)[1], _receive(b, 2, 6, 1)[1]
     a.close("its disk is full")
     for waiting in (on_a, on_c):
-        error = _expect_peer_error(waiting, "a rank that gives up wakes every waiter, whomever it waits for")
-        expect("its disk is full" in str(error), "the reason is passed on")
-    expect("its disk is full" in str(b.loss(LIMIT_S)), "a broken transport says what broke it")
+        error = _expect_peer_error(waiting, "a close with a reason fails all pending receives")
+        expect("its disk is full" in str(error), "the error contains the reason")
+    expect("its disk is full" in str(b.loss(LIMIT_S)), "a broken transport reports its loss")
     woken = threading.Event()
     b.when_lost(woken.set)
-    expect(woken.wait(LIMIT_S), "who asks to be woken of a loss is, also after it")
-    _expect_peer_error(b.send(2, 6, "x", memoryview(b"y")), "nothing can be sent over a broken transport")
+    expect(woken.wait(LIMIT_S), "a loss callback runs, also when registered after the loss")
+    _expect_peer_error(b.send(2, 6, "x", memoryview(b"y")), "a send over a broken transport fails")
 
 
 def _part_together(transports: Sequence[JoinedTransport]) -> None:
     a, b = transports
     a.send(1, 4, "x", memoryview(b"last"))
     each(transports, lambda one: one.close())
-    expect([a.stragglers(), b.stragglers()] == [[], []], "ranks that end together take leave of each other")
-    expect(a.loss() is None and b.loss() is None, "an orderly end is no loss")
-    _expect_peer_error(_receive(b, 0, 6, 1)[1], "a transport that has ended fails what is asked of it")
+    expect([a.stragglers(), b.stragglers()] == [[], []], "ranks that close together exchange CLOSE")
+    expect(a.loss() is None and b.loss() is None, "an orderly close causes no loss")
+    _expect_peer_error(_receive(b, 0, 6, 1)[1], "a receive on a closed transport fails")
 
 
 def _abandon(transports: Sequence[JoinedTransport]) -> None:
@@ -161,12 +161,12 @@ def _abandon(transports: Sequence[JoinedTransport]) -> None:
     a.when_lost(woken.set)
     on_a, on_b = _receive(b, 0, 6, 1)[1], _receive(a, 1, 6, 1)[1]
     a.abandon()
-    expect(woken.is_set(), "who abandons a transport wakes those who wait for a loss")
-    _expect_peer_error(on_b, "what is under way in an abandoned transport fails")
+    expect(woken.is_set(), "aborting a transport runs its loss callbacks")
+    _expect_peer_error(on_b, "pending receives of an aborted transport fail")
     error = _expect_peer_error(on_a, "a rank that vanishes is lost")
     expect("peer 0" in str(error), "the error names the peer")
     b.close("its peer has vanished")
-    expect(b.stragglers() == [0], "who vanished has not taken leave")
+    expect(b.stragglers() == [0], "a vanished rank counts as unclosed")
 
 
 def _expect_peer_error(future: Future[Any], rule: str) -> BaseException:

@@ -1,4 +1,4 @@
-"""`memory_transports`: the fake of the transport seam, for tests: ranks of one process, no network."""
+"""`memory_transports`: an in-process fake of `Transport` for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from isthmus.core.errors import PeerError
 
 
 class MemoryTransport:
-    """One rank of a set of transports that hand messages over at once. `kill` ends it as a crash would."""
+    """One rank of a set of transports that deliver immediately; `kill` simulates a crash."""
 
     def __init__(self, rank: int, size: int, clock: Callable[[], float]) -> None:
         self.rank, self.size = rank, size
@@ -27,7 +27,7 @@ class MemoryTransport:
         self._lock = threading.Lock()
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
-        """Hand a copy of `payload` over at once."""
+        """Deliver a copy of `payload` immediately."""
         future: Future[None] = Future()
         if peer in self._gone:
             future.set_exception(self._gone[peer])
@@ -39,7 +39,7 @@ class MemoryTransport:
         return future
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
-        """Ask for the next message of `tag`."""
+        """Post a receive for the next message of `tag` from `peer`."""
         return self._mailboxes[peer].ask(tag, label, into)
 
     def traffic(self) -> dict[int, Traffic]:
@@ -47,28 +47,28 @@ class MemoryTransport:
         return dict(self._traffic)
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return the loss that broke the transport; nothing here takes time, so nothing is waited for."""
+        """Return the loss that broke the transport, without waiting: delivery is immediate."""
         del wait_s
         return self._lost
 
     def when_lost(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once a loss has broken the transport."""
+        """Call `wake` when a loss breaks the transport, or now if one has."""
         self._wakes.append(wake)
         if self._lost is not None:
             wake()
 
     def close(self, reason: str = "") -> None:
-        """Take leave of all peers."""
+        """Close towards all peers; a `reason` counts as a loss there."""
         for other in self._others.values():
             if reason:
-                other._lose(self.rank, PeerError(f"peer {self.rank} gave up: {reason}"))
+                other._lose(self.rank, PeerError(f"peer {self.rank} failed: {reason}"))
             else:
-                other._part(self.rank, PeerError(f"peer {self.rank} has ended"))
+                other._part(self.rank, PeerError(f"peer {self.rank} has closed"))
         for peer in self._mailboxes:
             self._part(peer, PeerError(f"this rank ({self.rank}) has closed"))
 
     def kill(self) -> None:
-        """Vanish without a word."""
+        """Break all connections without CLOSE."""
         for other in self._others.values():
             other._lose(self.rank, PeerError(f"peer {self.rank} closed its connection"))
 
@@ -95,7 +95,7 @@ class MemoryTransport:
 
 
 def memory_transports(size: int, clock: Callable[[], float] = time.time) -> list[MemoryTransport]:
-    """Return `size` transports joined to each other, one per rank."""
+    """Return `size` connected transports, one per rank."""
     transports = [MemoryTransport(rank, size, clock) for rank in range(size)]
     for one in transports:
         one._others = {other.rank: other for other in transports if other is not one}

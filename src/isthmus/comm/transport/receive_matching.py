@@ -1,4 +1,4 @@
-"""`Mailbox`: matches what arrives from one peer with the receives asked of it, first in first out per tag."""
+"""`Mailbox`: matches messages from one peer with posted receives, first in first out per tag."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from isthmus.core.errors import PeerError
 
 @dataclass(eq=False)
 class Slot:
-    """Where one arriving message goes: `buffer` is written by the reader, then `Mailbox.complete` called."""
+    """An incoming message: the reader fills `buffer`, then calls `Mailbox.complete`."""
 
     tag: int
     label: str
     buffer: memoryview
     claim: Request | None = None
+    """The matching receive, once posted."""
     arrival: Arrival | None = None
+    """Set when the message is complete."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One receive: the message expected, the memory it goes to, and the future that tells of it."""
+    """A posted receive: the expected label, the destination and the future of its completion."""
 
     label: str
     into: memoryview
@@ -36,12 +38,12 @@ _Item = TypeVar("_Item", Slot, Request)
 
 
 class Mailbox:
-    """The messages of one peer that nobody asked for yet, and the receives that nothing has come for yet.
+    """Unclaimed messages of one peer, and posted receives without a message. Thread-safe.
 
-    Thread-safe. A message whose receive is already there is read straight into the receiver's memory.
-    `max_unclaimed_bytes` bounds what is kept unasked for; `wait_for_room` holds the reader of the network
-    back beyond it, unless a receive is waiting (which may be for a message further behind). A message arrives
-    between its `open` and `complete` (or `fail`); several may at once, but no two of one tag.
+    A message whose receive is already posted is read directly into the receiver's memory. Above
+    `max_unclaimed_bytes`, `wait_for_room` blocks the network reader unless a receive is posted, which may
+    match a later message. A message arrives between `open` and `complete` (or `fail`); several may arrive
+    concurrently, but only one per tag.
     """
 
     def __init__(self, peer: int, max_unclaimed_bytes: int = 256 * 2**20) -> None:
@@ -55,7 +57,7 @@ class Mailbox:
         self._error: PeerError | None = None
 
     def ask(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
-        """Ask for the next message of `tag`, to be put into `into`."""
+        """Post a receive of the next message of `tag` into `into`."""
         request = Request(label, into)
         with self._changed:
             slot = _take(self._unclaimed, tag)
@@ -75,7 +77,7 @@ class Mailbox:
         return request.future
 
     def open(self, tag: int, label: str, num_bytes: int) -> Slot:
-        """Say where the payload of a message that has begun to arrive goes."""
+        """Return the buffer slot for a message that begins to arrive."""
         with self._changed:
             request = self._requests[tag][0] if tag in self._requests else None
             if request is not None and request.label == label and len(request.into) == num_bytes:
@@ -91,7 +93,7 @@ class Mailbox:
             return slot
 
     def complete(self, slot: Slot, arrival: Arrival) -> None:
-        """Say that the payload is whole; nothing happens where `fail` has meanwhile given it up."""
+        """Mark the message as complete; ignored after `fail`."""
         with self._changed:
             if slot not in self._arriving:
                 return
@@ -102,7 +104,7 @@ class Mailbox:
             self._hand_over(slot)
 
     def fail(self, error: PeerError) -> None:
-        """Fail every receive that nothing has arrived for, now and from now on; the first error is kept."""
+        """Fail every posted and future receive without a complete message; the first error is kept."""
         with self._changed:
             self._error = self._error or error
             waiting = [request for requests in self._requests.values() for request in requests]
@@ -111,7 +113,7 @@ class Mailbox:
                 if cut_off.claim is not None:
                     waiting.append(cut_off.claim)
                     continue
-                self._unclaimed[cut_off.tag].pop()  # of its tag, what arrives came last
+                self._unclaimed[cut_off.tag].pop()  # the arriving message is the last of its tag
                 if not self._unclaimed[cut_off.tag]:
                     del self._unclaimed[cut_off.tag]
                 self._unclaimed_bytes -= len(cut_off.buffer)
@@ -121,7 +123,7 @@ class Mailbox:
             request.future.set_exception(self._error)
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Block while too much is unclaimed and nobody waits; False after `timeout_s`."""
+        """Block while too much is unclaimed and no receive is posted; return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(self._has_room, timeout_s)
 
@@ -135,7 +137,7 @@ class Mailbox:
     def _hand_over(self, slot: Slot) -> None:
         request, arrival = slot.claim, slot.arrival
         if request is None or arrival is None:
-            raise ValueError("a message is handed over once it is whole and asked for")
+            raise ValueError("a message can be delivered only when it is complete and claimed")
         if request.label != slot.label or len(request.into) != len(slot.buffer):
             sent, wanted = slot.label, request.label
             error = PeerError(f"peer {self._peer} sent {sent} where {wanted} was expected (tag {slot.tag})")
@@ -147,7 +149,7 @@ class Mailbox:
 
 
 def _take(queues: dict[int, deque[_Item]], tag: int) -> _Item | None:
-    """Take the first of a tag, and with the last one the queue: tags are many and most are used once."""
+    """Pop the first entry of a tag; delete the empty queue, since most tags are used once."""
     waiting = queues.get(tag)
     if waiting is None:
         return None
