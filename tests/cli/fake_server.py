@@ -119,7 +119,7 @@ class FakeServer:
         if verb == "preempt":
             named = {(one["cluster"], one["job"]) for one in said["victims"]}
             if named != {(one.cluster, one.job) for one in view.offer}:
-                raise ConflictError(f"job {view.id} cannot start on the chips of these any more")
+                raise ConflictError(f"the chips of these jobs no longer suffice for job {view.id}")
             return self._change(view, state="preempting", offer=())
         plans = {plan.id: plan for plan in (view.plans.plans if view.plans else ())}
         if said["plan"] not in plans:

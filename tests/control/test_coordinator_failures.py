@@ -75,7 +75,7 @@ def test_a_worker_that_does_not_check_in_fails_the_attempt() -> None:
     pool.obey("a")
     pool.wait(20)
     assert pool.state("j") == "stopping"
-    assert pool.reason("j") == "restart 1 of 3: ranks 1 at b did not check in in 20 s"
+    assert pool.reason("j") == "restart 1 of 3: ranks 1 at b did not check in within 20 s"
 
 
 def test_a_site_speaks_for_its_own_ranks_only() -> None:
@@ -103,7 +103,7 @@ def test_an_agent_that_comes_back_without_its_part_has_lost_it() -> None:
     pool = started("a", "b")
     pool.report("b", incarnation="2")
     assert pool.state("j") == "stopping"
-    assert "b failed its part (ranks 1): the agent came back without it" in pool.reason("j")
+    assert "b failed its part (ranks 1): the agent restarted without the part" in pool.reason("j")
     assert pool.orders("b") == {("j", 1): "released"}
 
 
@@ -145,7 +145,7 @@ def test_a_part_that_runs_untold_has_failed(state: str) -> None:
     pool.submit("j", plan("a", "b"))
     pool.report("a", seen("j", 1, state))
     assert pool.state("j") == "stopping"
-    assert f"'{state}' of a part that was never told to run" in pool.reason("j")
+    assert f"'{state}' for a part that was never ordered to run" in pool.reason("j")
 
 
 def test_what_nobody_knows_is_released() -> None:
@@ -184,7 +184,7 @@ def test_cancel_overrides_a_restart_but_not_success() -> None:
     assert pool.state("j") == "cancelled"
     pool = started("a")
     pool.report("a", seen("j", 1, "succeeded"))
-    with pytest.raises(ConflictError, match="job j has succeeded already"):
+    with pytest.raises(ConflictError, match="job j has already succeeded"):
         pool.cancel("j")
 
 
@@ -267,7 +267,9 @@ def test_what_cannot_mend_itself_ends_the_job_at_once() -> None:
     pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
     job = pool.coordinator.job("j")
     assert (job.state, job.attempt, job.restarts) == ("failed", 1, 0)
-    assert job.reason == f"b failed its part (ranks 1): {BAD_DATA}; another attempt would end in the same way"
+    assert (
+        job.reason == f"b failed its part (ranks 1): {BAD_DATA}; another attempt would fail in the same way"
+    )
 
 
 @pytest.mark.parametrize("state", ["failed", "released"])

@@ -158,7 +158,7 @@ def test_a_higher_priority_goes_first_and_nobody_waits_for_ever() -> None:
     pool.wait(60)
     pool.report("a", seen("urgent", 1, "released"), free=2)
     assert pool.state("small") == "waiting"
-    assert "kept for jobs that are before it" in pool.reason("small")
+    assert "reserved for jobs ahead of it" in pool.reason("small")
     pool.report("a", free=4)
     assert pool.state("large") == "preparing"
 

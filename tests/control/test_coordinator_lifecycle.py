@@ -134,7 +134,7 @@ def test_the_reservation_time_out_releases_all() -> None:
     assert pool.state("j") == "preparing"
     pool.wait(1)
     assert (pool.state("j"), pool.orders("a")) == ("stopping", {("j", 1): "released"})
-    assert pool.reason("j") == "b did not answer in 10 s"
+    assert pool.reason("j") == "b did not prepare within 10 s"
 
 
 def test_a_site_that_went_away_while_preparing_is_not_waited_for() -> None:
@@ -164,7 +164,7 @@ def test_a_lease_that_ran_out_counts_as_refused_before_the_commit() -> None:
     pool.report("a", seen("j", 1, "prepared"))
     pool.report("a", seen("j", 1, "released", "the lease ran out"))
     assert pool.state("j") == "stopping"
-    assert pool.reason("j") == "a gave its part up (ranks 0): the lease ran out"
+    assert pool.reason("j") == "a released its part (ranks 0): the lease ran out"
 
 
 # Chips ----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_a_cluster_that_shrinks_takes_the_latest_promise_back() -> None:
     running = [pool.done("a", order) for order in pool.coordinator.orders("a")]
     pool.report("a", *running, chips=3, free=0)
     assert (pool.state("one"), pool.state("two")) == ("running", "stopping")
-    assert "a now has 3 g in all" in pool.reason("two")
+    assert "a now has 3 g in total" in pool.reason("two")
 
 
 # Time, restart, tables ------------------------------------------------------------------------------

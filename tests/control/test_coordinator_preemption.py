@@ -81,7 +81,7 @@ def test_the_whole_way_of_a_joint_preemption() -> None:
     assert pool.state("high") == "running"
     low = pool.coordinator.job("low")
     assert low.restarts == 0
-    assert "job high of priority 'high' takes its place, protected at step 7" in low.reason
+    assert "job high of priority 'high' preempts it, checkpoint at step 7" in low.reason
 
 
 def test_the_victim_goes_on_when_there_is_room_again() -> None:
@@ -132,14 +132,14 @@ def test_what_comes_between_ends_nobody(what: str) -> None:
             obey(pool, site)
     assert pool.state("high") == ("cancelled" if what == "cancel" else "blocked")
     if what == "refused":
-        assert "nobody was ended: a refused its part (ranks 0, 1): the owner says no" in pool.reason("high")
+        assert "no job was stopped: a refused its part (ranks 0, 1): the owner says no" in pool.reason("high")
 
 
 def test_a_victim_that_is_not_protected_in_time_is_left_alone() -> None:
     """The time for protection is bounded too, and the reason names who was late."""
     pool = preempting()
     pool.wait(700)
-    assert "no verified checkpoint of low in 600 s" in pool.reason("high")
+    assert "no verified checkpoint of low within 600 s" in pool.reason("high")
     assert pool.state("low") == "running"
 
 
@@ -185,14 +185,14 @@ def test_the_user_agrees_to_the_victims_that_were_named() -> None:
     wrong = PreemptionAgreed(
         now_s=1, job_id="high", victims=(VictimNamed(cluster="b", job="low", attempt=1),)
     )
-    with pytest.raises(ConflictError, match="cannot start on the chips of these any more: low"):
+    with pytest.raises(ConflictError, match="the chips of these jobs no longer suffice for job high: low"):
         pool.tell(wrong)
     pool.preempt("high")
     named = PreemptionAgreed(
         now_s=1, job_id="high", victims=(VictimNamed(cluster="a", job="low", attempt=1),)
     )
     assert not pool.coordinator.admit(named)
-    with pytest.raises(ConflictError, match="low is running: it has nothing to take"):
+    with pytest.raises(ConflictError, match="low is running: only a waiting job can preempt"):
         pool.tell(PreemptionAgreed(now_s=1, job_id="low", victims=()))
 
 
@@ -248,7 +248,7 @@ def test_an_earlier_job_takes_back_what_a_later_one_only_prepares() -> None:
     assert pool.state("two") == "preparing"
     pool.wait(2)
     assert (pool.state("one"), pool.state("two")) == ("blocked", "stopping")
-    assert "made way for job one" in pool.reason("two")
+    assert "requeued for job one" in pool.reason("two")
     pool.obey()
     assert (pool.state("one"), pool.state("two")) == ("preparing", "waiting")
 

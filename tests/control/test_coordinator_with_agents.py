@@ -189,7 +189,7 @@ def test_a_refusal_at_one_owner_leaves_every_victim_alone() -> None:
     pool.submit("high", "aab", "high")
     assert pool.preempt("high") == ["low", "low"]
     pool.until(lambda: pool.state("high") in ("stopping", "waiting", "blocked"))
-    assert "nobody was ended: b refused its part (ranks 2)" in pool.coordinator.job("high").reason
+    assert "no job was stopped: b refused its part (ranks 2)" in pool.coordinator.job("high").reason
     for _ in range(5):
         pool.turn()
     assert (pool.state("low"), pool.coordinator.job("low").attempt) == ("running", 1)

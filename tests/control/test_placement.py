@@ -18,7 +18,7 @@ from tests.plan.published import published
 )  # fmt: skip
 def test_a_name_that_nobody_has_is_refused_with_the_nearest(field: str, word: str, hint: str) -> None:
     """A typo is an error now, not a job that waits for ever."""
-    with pytest.raises(InputError, match=f"placement.{field}: the pool knows no '{word}'") as caught:
+    with pytest.raises(InputError, match=f"placement.{field}: the pool has no '{word}'") as caught:
         check_placement(Placement.model_validate({field: [word]}), (), POOL)
     assert caught.value.hint == hint
 
@@ -40,13 +40,13 @@ def test_while_no_cluster_is_known_any_name_may_come() -> None:
     [
         (
             {"clusters": ["east"], "owners": ["owner-west"]},
-            "no cluster of the pool is in clusters, owners and",
+            "no cluster of the pool satisfies clusters, owners and",
         ),
         (
             {"clusters": ["east"], "data_owners": ["owner-west"]},
-            "no cluster that it admits may read the training",
+            "no admitted cluster may read the training",
         ),
-        ({"regions": ["moon"]}, "no cluster of the pool is in clusters, owners and regions at once"),
+        ({"regions": ["moon"]}, "no cluster of the pool satisfies clusters, owners and regions together"),
     ],
 )
 def test_switches_that_no_cluster_satisfies_at_once_are_refused(
@@ -65,7 +65,7 @@ def test_switches_that_no_cluster_satisfies_at_once_are_refused(
         ({"pp": 33}, PlanError, "the model has 32 layers"),
         ({"tp": 5}, PlanError, "does not divide the 32 key and value heads"),
         ({"ep": 2}, PlanError, "the runtime shares a stage among chips by tp alone"),
-        ({"pp": 20, "cp": 2}, InputError, r"40 chips \(pp 20 x cp 2\), placement.max_chips admits 39"),
+        ({"pp": 20, "cp": 2}, InputError, r"40 chips \(pp 20 x cp 2\), placement.max_chips allows 39"),
     ],
 )
 def test_degrees_that_cannot_be_are_refused(

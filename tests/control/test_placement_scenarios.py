@@ -90,7 +90,7 @@ def test_task_2_owners_may_not_mix_and_no_cluster_is_large_enough() -> None:
     found = answer(pool())
     assert found.plans == ()
     whole, *each = [one for one in found.refused if one.stage == "compute"]
-    assert "scheduling across domains is not active (placement.several_owners)" in whole.reason
+    assert "no single owner has enough nodes" in whole.reason
     assert [(one.clusters, one.owner, one.lacking_nodes) for one in each] == [
         (("cluster1",), "owner1", 1),
         (("cluster2",), "owner2", 2),

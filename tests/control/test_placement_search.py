@@ -49,9 +49,7 @@ def test_what_a_range_took_is_not_there_for_the_next() -> None:
     assert greedy(needed, free) == [Range(0, 4, "a"), Range(4, 5, "a")]
     found = place(needed, free, Placement())
     assert found.candidates == ()
-    assert (
-        found.refused[0].reason == "compute: all clusters together lack 1 node with 8 free H20; the job waits"
-    )
+    assert found.refused[0].reason == "compute: all clusters together lack 1 node with 8 free H20"
 
 
 def test_where_the_widest_range_leads_nowhere_a_narrower_one_is_tried() -> None:

@@ -119,8 +119,7 @@ def test_what_one_kind_takes_is_not_there_for_the_other() -> None:
     none = place_all(demand(small, large), joined(site("a", 8), site("b", 4)), Placement())
     assert none.candidates == ()
     assert none.refused[0].reason == (
-        "compute: for replica 0, beside the others: all clusters together lack 1 node with 8 free H20; "
-        "the job waits"
+        "compute: for replica 0, beside the others: all clusters together lack 1 node with 8 free H20"
     )
 
 
@@ -184,7 +183,7 @@ def test_limits_on_chips_are_those_of_all_kinds_together() -> None:
     assert place_all(job, free, Placement()).candidates
     for switch, words in (
         (Placement(mixed_chips=False), "placement.mixed_chips is false"),
-        (Placement(max_chips=15), "16 cards are more than placement.max_chips, 15"),
+        (Placement(max_chips=15), "16 chips exceed placement.max_chips, 15"),
     ):
         found = place_all(job, free, switch)
         assert found.candidates == ()

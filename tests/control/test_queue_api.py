@@ -49,7 +49,7 @@ def test_a_waiting_job_answers_why_and_its_user_alone_may_ask(server: Server) ->
     answer = server.call("GET", f"/v1/jobs/{job.id}/queue")
     assert answer.status_code == 200
     found = Standing.model_validate(answer.json())
-    assert (found.id, found.reason) == (job.id, "waits for what p1 lacks at east, west")
+    assert (found.id, found.reason) == (job.id, "p1 waits for resources at east, west")
     assert (found.place, server.job(job.id).place) == (1, 1)
     assert [(one.owner, one.lacking_nodes) for one in found.refused] == [("owner-east", 1), ("owner-west", 1)]
     assert server.call("GET", f"/v1/jobs/{job.id}/queue", token="bob").status_code == 404
@@ -92,7 +92,7 @@ def test_a_dry_run_says_where_a_job_would_run_and_changes_nothing(server: Server
     found = dry_run(server)
     assert [plan.id for plan in found.plans.plans] == ["p1", "p2"]
     assert (found.standing.place, found.standing.start_s) == (1, server.now_s)
-    assert found.standing.reason == "what it needs is free: it starts next"
+    assert found.standing.reason == "the resources are free: it starts next"
     assert found.standing.refused == ()
     assert server.call("GET", "/v1/jobs").json() == []
 
@@ -129,7 +129,7 @@ def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
     for path in ("/v1/jobs", "/v1/jobs:dry-run"):
         assert server.call("POST", path, wrong).status_code == 422
         twice = server.call("POST", path, submission(parallel={"pp": 9}, placement={"max_chips": 8}))
-        assert "9 chips (pp 9), placement.max_chips admits 8" in twice.json()["message"]
+        assert "9 chips (pp 9), placement.max_chips allows 8" in twice.json()["message"]
     assert server.call("POST", "/v1/jobs:dry-run", submission(), token="owner-east").status_code == 403
 
 

@@ -55,7 +55,7 @@ def test_why_it_waits_at_which_owner(busy: Driver) -> None:
         ("compute", "owner-b", 1),
     ]
     assert found.refused[0].reason == "compute: a (owner-a) has 0 g free of the 1 needed"
-    assert found.reason == "waits for what p lacks at a, b"
+    assert found.reason == "p waits for resources at a, b"
     assert found.needs == {"a": {"g": 1}, "b": {"g": 1}}
 
 
@@ -94,10 +94,10 @@ def test_a_job_without_any_plan_is_told_what_every_stage_refused() -> None:
     """The planner's refusals stand as they are; the job has no place, since it waits for no known chips."""
     pool = Driver("a")
     pool.submit("j")
-    assert stand(pool, "j").reason == "the planner is looking for plans"
+    assert stand(pool, "j").reason == "waiting for the planner"
     pool.answer("j", why="compute: a (owner-a) lacks 2 nodes")
     found = stand(pool, "j")
-    assert found.reason == "no plan fits what is free"
+    assert found.reason == "no plan fits the free resources"
     assert [one.reason for one in found.refused] == ["compute: a (owner-a) lacks 2 nodes"]
     assert found.place is None
 
@@ -106,7 +106,7 @@ def test_a_job_whose_user_has_to_choose_is_told_what_would_become_of_it(busy: Dr
     """As if its first candidate were chosen now; it has no place before that."""
     busy.submit("mine", timed("a", seconds=5.0, name="one"), timed("b", seconds=9.0), policy="manual")
     found = stand(busy, "mine")
-    assert found.reason == "its user is to choose among 2 plans"
+    assert found.reason == "the user must choose one of 2 plans"
     assert (found.place, found.notes[-1]) == (None, "as if plan one were chosen now")
     assert found.start_s is not None
 
@@ -116,7 +116,7 @@ def test_what_the_connected_pool_cannot_hold_stands_in_nobodys_way(busy: Driver)
     before = stand(busy, "last")
     busy.submit("lost", timed("nowhere", seconds=5.0))
     found = stand(busy, "lost")
-    assert found.reason == "the pool as it is connected cannot hold plan p"
+    assert found.reason == "the connected pool cannot hold plan p"
     assert found.place is None
     assert stand(busy, "last") == before
 

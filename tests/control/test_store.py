@@ -185,7 +185,7 @@ def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None
 )
 def test_an_event_this_version_does_not_know_is_refused(fields: dict[str, object]) -> None:
     """A log that cannot be read whole is not read at all: no fact is dropped in silence."""
-    with pytest.raises(ProtocolError, match="the event log holds"):
+    with pytest.raises(ProtocolError, match="the event log contains"):
         decode(json.dumps(fields))
 
 

@@ -1,1 +1,1 @@
-"""Pure algorithms of the control plane: functions of their arguments, without the state."""
+"""Pure algorithms of the control plane: functions of their arguments, independent of the pool state."""

@@ -1,19 +1,18 @@
-"""`global_order`: the one order in which the waiting jobs of several owners' queues are to start.
+"""`global_order`: one start order for the waiting jobs of several owners' queues.
 
-Cross-domain pooling report 4.3.1. A job is cut into parts, one in the queue of each of its sites, and starts
-only when all of them can. So what is decided is *which jobs start together* on what the queues have free:
+Cross-domain pooling report 4.3.1. A job has one part in the queue of each of its sites and starts only when
+all parts can start. `global_order` therefore chooses *which jobs start together* on the free chips:
 
-    utilisation   those that use most chips
+    utilisation   the jobs that use the most chips
     throughput    the greatest number of jobs
-    deadline      jobs with a deadline first, the nearest first; the others for throughput
+    deadline      jobs with a deadline first, earliest deadline first; the others by throughput
     arrival       first come, first served
 
-A higher priority goes before any objective. A job that cannot start and whose turn may not be missed
-**reserves**: what its queues have free is kept for it, up to its need. That is a job with a deadline that can
-still be met (by `deadline`), the first that does not fit (by `arrival`), and under every objective one that
-has waited longer than `patience_s`: from then on nobody that comes later takes its chips, so no job waits for
-ever. Chips kept are lent to a job that is known to end before the reservation could begin (EASY backfilling,
-Lifka 1995), where `releases` tell when that is.
+Priority comes before the objective. Some jobs that cannot start yet **reserve** the free chips of their
+queues, up to their need: a job whose deadline can still be met (`deadline`), the first job that does not fit
+(`arrival`), and under every objective a job that has waited longer than `patience_s`. Later jobs cannot take
+reserved chips, so no job starves. If `releases` give the start of a reservation, jobs that end before it may
+run on the reserved chips (EASY backfilling, Lifka 1995).
 """
 
 from __future__ import annotations
@@ -31,30 +30,29 @@ from isthmus.core.priority import Priority
 Objective = Literal["arrival", "utilisation", "throughput", "deadline"]
 
 WINDOW = 64
-"""Of each priority so many jobs, the longest waiting, are weighed against each other; those behind them start
-where they fit."""
+"""Jobs per priority, longest waiting first, that are packed together; later jobs start where they fit."""
 
 _RANK: Mapping[Priority, int] = {"high": 0, "middle": 1, "low": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A waiting job: chips `needs` at each queue, when it came, when it must have ended, how long it runs.
-
-    Times are seconds on the clock of `now_s`; `deadline_s` None means none, `run_s` 0 that it is unknown.
-    """
+    """A waiting job. Times are seconds on the clock of `now_s`."""
 
     job: str
+    # Chips needed at each queue.
     needs: Needs
     submitted_s: float
     priority: Priority = "middle"
+    # When the job must have ended; None: no deadline.
     deadline_s: float | None = None
+    # Expected run time; 0: unknown.
     run_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """Chips that a running job gives back by queue, at the time when it is expected to end."""
+    """Chips by queue that a running job releases at its expected end `at_s`."""
 
     at_s: float
     chips: Needs
@@ -62,19 +60,17 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What starts now, what waits with chips kept for it, and what waits: together the order of the queue.
-
-    `exact` says that no other choice of `start` is better by the objective.
-    """
+    """The order of the queue: jobs that start now, jobs that wait with a reservation, jobs that wait."""
 
     start: tuple[str, ...]
     reserve: tuple[str, ...]
     wait: tuple[str, ...]
+    # True if `start` is proven optimal for the objective.
     exact: bool
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """All jobs, in the order to be pushed into every queue."""
+        """All jobs, in the order that every queue should have."""
         return self.start + self.reserve + self.wait
 
 
@@ -88,44 +84,48 @@ def global_order(
     patience_s: float = math.inf,
     node_limit: int = NODE_LIMIT,
 ) -> Order:
-    """Return the order of `requests` on queues with `free` chips each, by `objective`.
+    """Return the order of the waiting jobs on queues with `free` chips each, by `objective`.
 
-    `node_limit` bounds the search for what starts together (`pack_jobs`).
-    Deterministic: it depends on the set of requests, not on the order in which they are given.
+    `node_limit` bounds the search for the jobs that start together (`pack_jobs`).
+    Deterministic: the result does not depend on the order of `requests`.
 
-    Costs 10 to 30 ms of CPU at 10,000 requests on 40 queues, 0.2 to 0.5 s at 100,000, most of it sorting
-    (`python -m benchmarks.global_order`): to be asked when chips have come free or jobs have come, not at
-    every event, and of a longer queue for its head.
+    Takes 10 to 30 ms of CPU for 10,000 jobs on 40 queues and 0.2 to 0.5 s for 100,000, most of it sorting
+    (`python -m benchmarks.global_order`). Call it when chips become free or jobs arrive, not at every event;
+    for longer queues pass only the head.
     """
-    books = _Books(dict(free), now_s, releases)
+    accounts = _Books(dict(free), now_s, releases)
     order = sorted(requests, key=lambda one: (_RANK[one.priority], one.submitted_s, one.job))
-    waiting: list[Request] = []
+    unplaced: list[Request] = []
     exact = True
     for _, group in groupby(order, key=lambda one: _RANK[one.priority]):
-        whole = list(group)
-        for one in _in_turn(whole, objective, now_s, patience_s):
-            if not books.start(one):
-                books.reserve(one)
-        rest = [one for one in whole if one.job not in books.known]
-        weighed, best = _weigh(rest[:WINDOW], books.left, objective, node_limit)
-        exact = exact and best and (len(rest) <= WINDOW or objective == "arrival")
-        for one in (*weighed, *rest):
-            if one.job in books.known or books.start(one):
+        jobs = list(group)
+        # Step 1: start or reserve the jobs that later ones must not overtake.
+        for one in _in_turn(jobs, objective, now_s, patience_s):
+            if not accounts.start(one):
+                accounts.reserve(one)
+        # Step 2: pack the first jobs of this priority by the objective.
+        rest = [one for one in jobs if one.job not in accounts.known]
+        packed, is_optimal = _weigh(rest[:WINDOW], accounts.left, objective, node_limit)
+        exact = exact and is_optimal and (len(rest) <= WINDOW or objective == "arrival")
+        # Step 3: start the packed jobs, then every other job that fits.
+        for one in (*packed, *rest):
+            if one.job in accounts.known or accounts.start(one):
                 continue
-            if objective == "arrival" and not books.reserved:
-                books.reserve(one)
-        waiting += [one for one in rest if one.job not in books.known]
-    lent = {one.job for one in waiting if books.lend(one)}
+            if objective == "arrival" and not accounts.reserved:
+                accounts.reserve(one)
+        unplaced += [one for one in rest if one.job not in accounts.known]
+    # Step 4: backfill reserved chips with jobs that end before the reservation begins.
+    backfilled = {one.job for one in unplaced if accounts.lend(one)}
     return Order(
-        start=tuple(books.started),
-        reserve=tuple(one.job for one in books.reserved),
-        wait=tuple(one.job for one in waiting if one.job not in lent),
+        start=tuple(accounts.started),
+        reserve=tuple(one.job for one in accounts.reserved),
+        wait=tuple(one.job for one in unplaced if one.job not in backfilled),
         exact=exact,
     )
 
 
 def _in_turn(rest: Sequence[Request], objective: Objective, now_s: float, patience_s: float) -> list[Request]:
-    """Return the jobs that nobody of their priority may overtake, in the order of their turns."""
+    """Return the jobs that no job of the same priority may overtake, in their order."""
     waited = [one for one in rest if now_s - one.submitted_s > patience_s]
     if objective != "deadline":
         return waited
@@ -142,7 +142,7 @@ def _in_turn(rest: Sequence[Request], objective: Objective, now_s: float, patien
 def _weigh(
     rest: Sequence[Request], left: Mapping[str, int], objective: Objective, node_limit: int
 ) -> tuple[list[Request], bool]:
-    """Return which jobs of one priority start on what is left, first to start first, and whether exactly."""
+    """Return the jobs of one priority that start on the free chips, in order; and whether that is optimal."""
     if objective == "arrival":
         return [], True
     values = [float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in rest]
@@ -152,7 +152,7 @@ def _weigh(
 
 
 class _Books:
-    """Who has started and who reserves; `left` is free for all, `kept` for those that reserve."""
+    """Started and reserving jobs; chips in `left` are free for all jobs, those in `kept` are reserved."""
 
     def __init__(self, left: dict[str, int], now_s: float, releases: Sequence[Release]) -> None:
         self.left, self.now_s = left, now_s
@@ -164,7 +164,7 @@ class _Books:
         self._begin_s: dict[str, float] = {}
 
     def start(self, one: Request) -> bool:
-        """Start a job if all it needs is free for all."""
+        """Start a job if its chips are free and unreserved; return whether it started."""
         if any(self.left.get(queue, 0) < n for queue, n in one.needs.items()):
             return False
         for queue, n in one.needs.items():
@@ -174,7 +174,7 @@ class _Books:
         return True
 
     def reserve(self, one: Request) -> None:
-        """Keep what its queues have, up to its need, and note when it could begin."""
+        """Reserve the free chips of its queues, up to its need, and record when the job could start."""
         begin_s = self._beginning_s(one)
         for queue, n in one.needs.items():
             taken = min(n, self.left.get(queue, 0))
@@ -185,7 +185,7 @@ class _Books:
         self.known.add(one.job)
 
     def lend(self, one: Request) -> bool:
-        """Start a job on chips that are kept, if it is known to end before any of them is needed."""
+        """Start a job on reserved chips if it ends before the reservations begin; return whether it did."""
         if not one.run_s:
             return False
         for queue, n in one.needs.items():
@@ -194,16 +194,16 @@ class _Books:
             if short > self.kept.get(queue, 0) or (short > 0 and late):
                 return False
         for queue, n in one.needs.items():
-            open_chips = min(n, self.left.get(queue, 0))
-            self.left[queue] = self.left.get(queue, 0) - open_chips
-            self.kept[queue] = self.kept.get(queue, 0) - (n - open_chips)
+            unreserved = min(n, self.left.get(queue, 0))
+            self.left[queue] = self.left.get(queue, 0) - unreserved
+            self.kept[queue] = self.kept.get(queue, 0) - (n - unreserved)
         self.started.append(one.job)
         return True
 
     def _beginning_s(self, one: Request) -> float:
-        """Return when the job could begin; -inf where that is not known, so that nothing is lent.
+        """Return when the job could start; -inf if unknown, so that nothing is backfilled.
 
-        What other reservations keep counts as theirs.
+        Chips of other reservations are not counted.
         """
         at_s = self.now_s
         for queue, n in one.needs.items():
@@ -218,7 +218,7 @@ class _Books:
 
 
 def _coming(releases: Sequence[Release]) -> dict[str, tuple[list[float], list[int]]]:
-    """Return for each queue when chips come back, and how many have by then."""
+    """Return for each queue the release times, ascending, and the chips released up to each."""
     found: dict[str, tuple[list[float], list[int]]] = {}
     for release in sorted(releases, key=lambda one: one.at_s):
         for queue, chips in release.chips.items():

@@ -1,10 +1,10 @@
-"""`pack_jobs`: which of many jobs start together on what several queues have free, for the greatest value.
+"""`pack_jobs`: the set of jobs of greatest total value that fits the free chips of several queues.
 
-A job takes what it needs at every queue or nothing: a knapsack with one constraint for each queue. Solved by
-branch and bound; the bound is the smaller of two relaxations (the constraints added up, each weighted by one
-over what its queue has free, and a job cut where the sum is used up; every queue filled to the brim at the
-best value per chip). A search that is cut short is followed by exchanges: a job that was left out is put
-first, and the rest filled up behind it, as long as that is worth more.
+A job takes all its chips at every queue or none: a multidimensional 0/1 knapsack. Solved by branch and bound
+with the smaller of two relaxations as the bound: the fractional knapsack over the sum of all constraints
+(each weighted by 1 / free chips of its queue), and every queue filled at the best value per chip. If the
+search hits its node limit, a local search follows: it puts a left-out job first, refills greedily, and keeps
+the result while the value grows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 Needs = Mapping[str, int]
-"""Chips that a job needs by queue, each at least 1."""
+"""Chips by queue, each at least 1."""
 
 NODE_LIMIT = 2_000
 _CLOSE = 1e-9
@@ -24,7 +24,7 @@ _CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class Packing:
-    """Indices of the jobs that start, ascending, and their value. `exact`: nothing is worth more."""
+    """Indices of the jobs that start, ascending, and their total value; `exact` if proven optimal."""
 
     chosen: tuple[int, ...]
     value: float
@@ -36,9 +36,9 @@ def pack_jobs(
 ) -> Packing:
     """Return the jobs of greatest total value that fit `free` (chips by queue) together.
 
-    `values` are positive. Of equal packings the one found first wins: by value for the chips it takes, then
-    as given. After `node_limit` nodes of the search the best so far is returned, bettered by exchanges; from
-    as many nodes as jobs on it is never worse than greedy.
+    `values` must be positive. Ties go to the packing found first: jobs are tried by value per weighted chip,
+    then as given. After `node_limit` nodes the best packing so far is improved by local search and returned;
+    with at least as many nodes as jobs it is never worse than greedy.
     """
     fitting = [
         index for index, need in enumerate(needs) if all(free.get(queue, 0) >= n for queue, n in need.items())
@@ -56,7 +56,7 @@ def pack_jobs(
 
 
 class _Search:
-    """Depth first over the jobs in their order, with a job before without it."""
+    """Depth-first branch and bound over the jobs in order; the branch that takes a job comes first."""
 
     def __init__(
         self, values: list[float], needs: list[Needs], weights: list[float], free: Mapping[str, int]
@@ -72,7 +72,7 @@ class _Search:
         self._per_chip = max(per_chip, default=0.0)
 
     def run(self, node_limit: int) -> bool:
-        """Search; return whether the limit was not reached."""
+        """Search; return whether the search finished within `node_limit` nodes."""
         stack: list[tuple[int, float, dict[str, int], tuple[int, ...]]] = [(0, 0.0, self._free, ())]
         for _ in range(node_limit):
             if not stack:
@@ -92,7 +92,7 @@ class _Search:
         return not stack
 
     def _exchange(self) -> None:
-        """Better the best by putting jobs first that it leaves out, until none of them helps."""
+        """Improve the best packing: put a left-out job first and refill, until no job helps."""
         every = range(len(self._values))
         by_value = sorted(every, key=lambda place: -self._values[place])
         for order in (every, by_value):
@@ -105,7 +105,7 @@ class _Search:
                 left_out = [place for place in by_value if place not in self.best]
 
     def _filled(self, order: Iterable[int]) -> tuple[int, ...]:
-        """Return the jobs that fit, taken greedily in an order that may name a job twice."""
+        """Return the jobs that fit, taken greedily in `order`, which may name a job twice."""
         left, chosen = dict(self._free), dict[int, None]()
         for place in order:
             need = self._needs[place]
@@ -116,7 +116,7 @@ class _Search:
         return tuple(chosen)
 
     def _keep(self, chosen: tuple[int, ...]) -> bool:
-        """Take `chosen` for the best if it is worth more."""
+        """Make `chosen` the best packing if its value is greater; return whether it was."""
         value = sum(self._values[place] for place in chosen)
         if value <= self.best_value + _CLOSE:
             return False
@@ -124,7 +124,7 @@ class _Search:
         return True
 
     def _most(self, place: int, left: Mapping[str, int]) -> float:
-        """Return a bound on what the jobs from `place` on can add."""
+        """Return an upper bound on the value that the jobs from `place` on can add."""
         later = self._later[place]
         filled = self._per_chip * sum(min(n, later[queue]) for queue, n in left.items())
         room = sum(n / self._free[queue] for queue, n in left.items() if self._free[queue])
@@ -138,7 +138,7 @@ class _Search:
 
 
 def _suffix_sums(needs: list[Needs], free: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return, for each place, what the jobs from there on need of each queue together."""
+    """Return, for each position, the total need of the jobs from there on, by queue."""
     sums = [dict.fromkeys(free, 0)]
     for need in reversed(needs):
         sums.append({queue: total + need.get(queue, 0) for queue, total in sums[-1].items()})

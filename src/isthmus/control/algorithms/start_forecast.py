@@ -1,10 +1,10 @@
-"""`forecast_starts`: each waiting job's place, who is ahead, and when it should start, between which bounds.
+"""`forecast_starts`: place, jobs ahead and expected start, with bounds, of each waiting job.
 
-The queue is played forward: running jobs end when they are expected to, `global_order` chooses what starts on
-what they give back, and so on. It is played several times: with everything as predicted, with all runs
-sooner and later by a `spread`, and with each run off by chance, within the spread; the band holds all starts.
-Where runs are off like that, nine of ten jobs start within it (`python -m benchmarks.global_order`). Arrivals
-to come and failures are not in it.
+The queue is simulated: running jobs end as expected, `global_order` chooses the jobs that start on the
+released chips, and so on. Several runs are made: all durations as predicted, all shorter and all longer by
+`spread`, and each scaled at random within the spread. The bounds enclose the starts of all runs. If real
+durations vary like that, nine of ten jobs start within the bounds (`python -m benchmarks.global_order`).
+Future arrivals and failures are not modelled.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from dataclasses import dataclass, replace
 from isthmus.control.algorithms.global_order import Objective, Release, Request, global_order
 
 SPREAD = 0.2
-"""Part by which a run may end sooner or later than predicted."""
+"""Relative deviation of a run time from its prediction, both ways."""
 
 HORIZON = 64
-"""So many jobs from the head of the queue are played forward; those behind them have no expected start."""
+"""Jobs from the head of the queue that are simulated; later ones have no expected start."""
 
 MOST_AHEAD = 20
-"""Of the jobs ahead so many are named, the first."""
+"""Largest number of jobs named in `Forecast.ahead`."""
 
 EFFORT = 200
-"""Nodes of the search at each step of the play: near enough, and a tenth of the time."""
+"""Search nodes per simulated step: close to optimal in a tenth of the time."""
 
 DRAWS = 4
-"""How often the queue is played with each run off by chance."""
+"""Simulated runs with random deviations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """When a job should start, in seconds on the clock of `now_s`; inf where nothing that is known starts it.
+    """Expected start of a job, in seconds on the clock of `now_s`; inf if no known release starts it."""
 
-    `place` counts from 1; `ahead` are the first of those before it that want chips of a queue it wants too.
-    """
-
+    # Place in the order, from 1.
     place: int
+    # The first jobs before it that need chips of the same queues.
     ahead: tuple[str, ...]
     start_s: float = math.inf
     earliest_s: float = math.inf
@@ -59,29 +58,29 @@ def forecast_starts(
 ) -> dict[str, Forecast]:
     """Return a forecast for every job, with times for the first `HORIZON` of the order; see `global_order`.
 
-    A request or release of unknown length (`run_s` 0, `at_s` inf) never gives its chips back here: what waits
-    for it has start inf, and at least `earliest_s` unless that hangs on it too.
+    A job or release of unknown duration (`run_s` 0, `at_s` inf) never releases its chips: jobs that wait for
+    them have start inf.
     """
     every = {one.job: one for one in requests}
     order = global_order(every.values(), free, objective, now_s, releases=releases, patience_s=patience_s)
     head = [every[job] for job in order.jobs[:HORIZON]]
-    chance = random.Random(0)
-    plays = []
+    generator = random.Random(0)
+    runs = []
     for least, most in (
         (1.0, 1.0),
         (1 - spread,) * 2,
         (1 + spread,) * 2,
         *((1 - spread, 1 + spread),) * DRAWS,
     ):
-        runs = [replace(one, run_s=one.run_s * chance.uniform(least, most)) for one in head]
+        scaled = [replace(one, run_s=one.run_s * generator.uniform(least, most)) for one in head]
         ends = [
-            replace(one, at_s=now_s + (one.at_s - now_s) * chance.uniform(least, most)) for one in releases
+            replace(one, at_s=now_s + (one.at_s - now_s) * generator.uniform(least, most)) for one in releases
         ]
-        plays.append(play(runs, free, ends, objective, now_s, patience_s))
+        runs.append(play(scaled, free, ends, objective, now_s, patience_s))
     found: dict[str, Forecast] = {}
     ahead = _ahead(order.jobs, every)
     for place, job in enumerate(order.jobs, start=1):
-        starts = [play.get(job, math.inf) for play in plays]
+        starts = [run.get(job, math.inf) for run in runs]
         found[job] = Forecast(
             place=place,
             ahead=ahead[job],
@@ -93,7 +92,7 @@ def forecast_starts(
 
 
 def _ahead(jobs: Sequence[str], every: Mapping[str, Request]) -> dict[str, tuple[str, ...]]:
-    """Return for each of `jobs`, given in their order, the first `MOST_AHEAD` that share a queue with it."""
+    """Return for each of `jobs`, given in order, the first `MOST_AHEAD` before it that share a queue."""
     found: dict[str, tuple[str, ...]] = {}
     firsts: dict[str, dict[str, int]] = {}
     for place, job in enumerate(jobs):
@@ -116,7 +115,7 @@ def play(
     now_s: float,
     patience_s: float = math.inf,
 ) -> dict[str, float]:
-    """Return when each job starts if everything lasts as long as it says."""
+    """Return the start of each job if all durations are as given."""
     left, rest = dict(free), {one.job: one for one in waiting}
     running = [(one.at_s, number, one) for number, one in enumerate(releases)]
     heapq.heapify(running)

@@ -1,1 +1,1 @@
-"""The coordinator: the only package that changes the state of the pool."""
+"""The coordinator: the only package that changes the pool state."""

@@ -1,4 +1,4 @@
-"""Which events may be taken in, and which change anything: pure questions, asked before a fact is logged."""
+"""Read-only checks of an event before it is logged: is it allowed, and does it change the state?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from isthmus.core.errors import ConflictError, NotFoundError
 
 
 def admit(state: State, event: Event) -> bool:
-    """Tell whether `event` changes anything in `state`; raise where it is not allowed."""
+    """Return whether `event` changes `state`; raise `ConflictError` or `NotFoundError` if not allowed."""
     return _QUESTIONS[type(event)](state, event)
 
 
@@ -49,8 +49,8 @@ def _submitted(state: State, event: JobSubmitted) -> bool:
         return True
     if known.user != event.user or known.packed != Packed.of(event.submission):
         raise ConflictError(
-            f"job {known.id} was submitted under the same key or id with other content",
-            hint="give the new job a key of its own",
+            f"job {known.id} was submitted with the same key or id, but other content",
+            hint="give the new job its own key",
         )
     return False
 
@@ -81,17 +81,17 @@ def _agreed(state: State, event: PreemptionAgreed) -> bool:
     if job.state == "preempting" and set(job.victims) == set(victims):
         return False
     if job.state not in WAITING:
-        raise ConflictError(f"job {job.id} is {job.state}: it has nothing to take from others now")
+        raise ConflictError(f"job {job.id} is {job.state}: only a waiting job can preempt others")
     if job.plan is None:
         raise ConflictError(
-            f"job {job.id} has no plan that says whose chips it needs",
+            f"job {job.id} has no plan, so it cannot preempt other jobs",
             hint=f"choose one first: isthmus plans {job.id}",
         )
     if not would_do(state, job, victims):
         raise ConflictError(
-            f"job {job.id} cannot start on the chips of these any more: "
-            f"{', '.join(sorted({one.job for one in victims})) or 'nobody was named'}",
-            hint=f"isthmus show {job.id} says whose it needs now",
+            f"the chips of these jobs no longer suffice for job {job.id}: "
+            f"{', '.join(sorted({one.job for one in victims})) or 'none given'}",
+            hint=f"isthmus show {job.id} lists the victims it needs now",
         )
     return True
 
@@ -102,7 +102,7 @@ def _cancelled(state: State, event: JobCancelled) -> bool:
         return False
     if job.state in ENDED or (job.state == "stopping" and job.ending == "succeeded"):
         ended = job.state if job.state in ENDED else job.ending
-        raise ConflictError(f"job {job.id} has {ended} already")
+        raise ConflictError(f"job {job.id} has already {ended}")
     return True
 
 
@@ -113,14 +113,14 @@ def _deleted(state: State, event: JobDeleted) -> bool:
     held = [part.cluster for part in job.unreleased()]
     if held:
         raise ConflictError(
-            f"job {job.id}: {', '.join(held)} has not yet confirmed that nothing is left of it",
+            f"job {job.id}: {', '.join(held)} has not yet confirmed the release of its parts",
             hint="try again when the site is connected",
         )
     return True
 
 
 def _reported(state: State, event: AgentReported) -> bool:
-    """A report is news unless it says what the last one said."""
+    """Return whether the report differs from the last one."""
     record = state.clusters.get(event.cluster.name)
     return record is None or not record.connected or is_news(record, event)
 

@@ -1,4 +1,4 @@
-"""A job moves on when the states of its parts allow it."""
+"""State changes of a job that follow from the states of its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isthmus.core.messages.api_views import JobState
 
 
 def advance(state: State, job: JobRecord, now_s: float) -> None:
-    """Take `job` as far as the states of its parts allow."""
+    """Advance `job` as far as the states of its parts allow."""
     before = None
     while job.state != before and job.state in ADVANCES:
         before = job.state
@@ -22,7 +22,7 @@ def advance(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _queued(state: State, job: JobRecord, now_s: float) -> None:
-    """A site that does not take the part into its queue: out of all queues."""
+    """Leave all site queues if one site does not accept its part."""
     if not job.enqueued:
         return
     for part in job.present():
@@ -32,7 +32,7 @@ def _queued(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _prepared(state: State, job: JobRecord, now_s: float) -> None:
-    """All hold their parts: commit. One does not: all let go."""
+    """Commit once every site holds its part; release all parts if one site refuses."""
     waits = ("ordered", "queued", "ready", "prepared")
     for part in job.present():
         if part.state not in waits:
@@ -43,7 +43,7 @@ def _prepared(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _started(state: State, job: JobRecord, now_s: float) -> None:
-    """Every rank has checked in: hand out the rank map."""
+    """Distribute the rank map once every rank has checked in."""
     if _failed_over(state, job, now_s) or job.plan is None:
         return
     if sum(len(part.workers) for part in job.present()) == len(job.plan.ranks):
@@ -51,7 +51,7 @@ def _started(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _ran(state: State, job: JobRecord, now_s: float) -> None:
-    """Every part has succeeded: so has the job, once its cards are back."""
+    """Stop with success once every part has succeeded."""
     if _failed_over(state, job, now_s):
         return
     if all(part.state == "succeeded" for part in job.present()):
@@ -59,9 +59,9 @@ def _ran(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _stopping(state: State, job: JobRecord, now_s: float) -> None:
-    """Tell another reason where a site has since said what the failure was; leave when all is released.
+    """Update the cause of the failure if a part explains it better; finish once all parts are released.
 
-    A site that merely lost a peer may be the first to report; before the attempt is over all have.
+    A site that only lost a peer may report first; the site with the cause reports before the attempt ends.
     """
     if job.fault is not None and job.ending in ("waiting", "failed") and job.saved_step is None:
         part = _culprit(job.present())
@@ -81,11 +81,11 @@ ADVANCES: dict[JobState, Callable[[State, JobRecord, float], None]] = {
     "running": _ran,
     "stopping": _stopping,
 }
-"""What a job in a state waits for, and does when it is there."""
+"""For each state, the function that advances a job from it."""
 
 
 def _failed_over(state: State, job: JobRecord, now_s: float) -> bool:
-    """Stop the job where a part was lost after the commit; return whether one was."""
+    """Fail the attempt if a part was lost after the commit; return whether one was."""
     lost = [part for part in job.present() if part.state in ("refused", "failed", "released")]
     if lost:
         _blame(state, job, _culprit(lost), now_s)
@@ -93,7 +93,7 @@ def _failed_over(state: State, job: JobRecord, now_s: float) -> bool:
 
 
 def _culprit(parts: list[PartRecord]) -> PartRecord:
-    """Return the part whose failure explains most: the first of those."""
+    """Return the first part whose fault explains the failure best."""
     found = parts[0]
     for part in parts[1:]:
         found = part if explains_more(part.fault, found.fault) else found
@@ -103,5 +103,5 @@ def _culprit(parts: list[PartRecord]) -> PartRecord:
 def _blame(state: State, job: JobRecord, part: PartRecord, now_s: float) -> None:
     reason = f"{part.cluster} {said(part)}"
     if part.fault == "permanent":
-        reason += "; another attempt would end in the same way"
+        reason += "; another attempt would fail in the same way"
     fail(state, job, reason, now_s, part.fault or "own")

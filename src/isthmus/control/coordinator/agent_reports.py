@@ -1,6 +1,6 @@
-"""`take_report`: what a report changes of a site's record and of its parts; and a site that is lost.
+"""`take_report`: apply an agent's report to the records of its site and parts.
 
-Only what a report says anew is looked at: its cost follows from the site's own parts and not from the pool.
+Only changed parts are processed; the cost depends on the parts of the site, not on the size of the pool.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
 
 _SHARE = 0.01
-"""Storage that has become free or was used is news from this share of all on."""
+"""Share of the total storage by which free storage must change to count as a change."""
 
 
 def take_report(state: State, event: AgentReported) -> list[JobRecord]:
-    """Bring a site's record up to date; return the jobs whose parts have changed, oldest promise first."""
+    """Update a site's record; return the jobs whose parts have changed, oldest allocation first."""
     record, reborn, back = _record(state, event)
     before, before_bytes = (record.free(), record.free_bytes()) if not back else ({}, 0)
     had = {group.name: group.chips for group in record.cluster.node_groups} if not back else {}
@@ -37,15 +37,15 @@ def take_report(state: State, event: AgentReported) -> list[JobRecord]:
         local[n].running != one.running for n, one in record.local.items()
     ):
         affected |= {name: state.jobs[name] for name in state.indexes.preempting}
-    books, has = state.indexes, {group.name: group.chips for group in record.cluster.node_groups}
-    books.inventory += back or had != has or record.cluster.storage_bytes != storage_bytes
-    books.widened = books.widened or back or _more(had, has)
-    books.grown = books.grown or _more(before, record.free()) or record.free_bytes() > before_bytes
+    indexes, has = state.indexes, {group.name: group.chips for group in record.cluster.node_groups}
+    indexes.inventory += back or had != has or record.cluster.storage_bytes != storage_bytes
+    indexes.widened = indexes.widened or back or _more(had, has)
+    indexes.grown = indexes.grown or _more(before, record.free()) or record.free_bytes() > before_bytes
     return list(affected.values())
 
 
 def is_news(record: ClusterRecord, event: AgentReported) -> bool:
-    """Tell whether a report says anything that the last one did not; unsaved work alone is no news."""
+    """Return whether a report differs from the last one in more than unsaved work."""
     if (
         record.incarnation != event.incarnation
         or record.free_chips != event.free_chips
@@ -68,7 +68,7 @@ def is_news(record: ClusterRecord, event: AgentReported) -> bool:
 def hear_unsaved(
     record: ClusterRecord, parts: tuple[ObservedPart, ...], local: tuple[LocalJobSeen, ...]
 ) -> None:
-    """Take over how much work would be lost, which is told in offers and decides nothing by itself."""
+    """Record the unsaved work of parts and local jobs, which is shown to users and orders victims."""
     for seen in parts:
         part = record.parts.get((seen.job, seen.attempt))
         if part is not None:
@@ -80,9 +80,9 @@ def hear_unsaved(
 
 
 def _record(state: State, event: AgentReported) -> tuple[ClusterRecord, bool, bool]:
-    """Return the site's record, whether its agent has been started anew, and whether the site is new or back.
+    """Return the site's record, whether its agent has restarted, and whether the site is new or reconnected.
 
-    Only an incarnation never seen before counts as new: a late report of an older one is not a new start.
+    Only an incarnation never seen before counts as a restart, not a late report of an older one.
     """
     record = state.clusters.get(event.cluster.name)
     if record is None:
@@ -97,7 +97,7 @@ def _record(state: State, event: AgentReported) -> tuple[ClusterRecord, bool, bo
 def _take_parts(
     state: State, record: ClusterRecord, keys: set[tuple[str, int]], reborn: bool
 ) -> dict[str, JobRecord]:
-    """Let the parts that are told of anew take their steps; return their jobs and who wants their chips."""
+    """Apply the changed observations; return the jobs of these parts and the jobs that preempt them."""
     found: dict[str, JobRecord] = {}
     for key in [key for key in record.parts if key in keys]:
         part, seen = record.parts[key], record.reported.get(key)
@@ -114,9 +114,9 @@ def _take_parts(
 
 
 def _missing(part: PartRecord) -> ObservedPart:
-    """Return what it means that an agent, started anew, does not know a part it had: the part failed."""
+    """Return the observation for a part that a restarted agent no longer has: it failed."""
     return ObservedPart(
-        job=part.job, attempt=part.attempt, state="failed", detail="the agent came back without it"
+        job=part.job, attempt=part.attempt, state="failed", detail="the agent restarted without the part"
     )
 
 

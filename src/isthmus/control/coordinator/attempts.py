@@ -1,4 +1,4 @@
-"""How an attempt ends: every part is released, and only then is the job where its ending leads."""
+"""The end of an attempt: every part is released, then the job enters its next state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.core.messages.agent_messages import Fault
 
 
 def stop(state: State, job: JobRecord, ending: Ending, reason: str, now_s: float) -> None:
-    """Release every part; the job then goes to `ending`."""
+    """Release every part; the job then enters the state `ending`."""
     withdraw(state, job)
     job.ending = ending
     if job.state == "stopping":
@@ -23,10 +23,10 @@ def stop(state: State, job: JobRecord, ending: Ending, reason: str, now_s: float
 
 
 def end_if_released(state: State, job: JobRecord, now_s: float) -> None:
-    """Leave `stopping` once no process and no card is held that anyone could still give back or be harmed by.
+    """Leave `stopping` once every part that may have processes is released.
 
-    A part that was never told to run has no process and will never have one. Where its site is away it is
-    not waited for; its chips stay promised until the site says `released`.
+    A part that was never ordered to run has no processes: if its site is disconnected, the job does not wait
+    for it. Its chips stay allocated until the site reports `released`.
     """
     for part in job.unreleased():
         if part.committed or state.clusters[part.cluster].connected:
@@ -35,13 +35,13 @@ def end_if_released(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def refuse(state: State, job: JobRecord, reason: str, now_s: float) -> None:
-    """Give the attempt up before its commit; the job is tried again after a back-off."""
+    """Stop the attempt before its commit; the job is retried after a back-off."""
     job.refusals += 1
     stop(state, job, "waiting", reason, now_s)
 
 
 def refuse_in_queue(state: State, job: JobRecord, reason: str, now_s: float) -> None:
-    """Take the job out of its sites' queues, since one does not take it; try again after a back-off."""
+    """Remove the job from all site queues after one refused it; retry after a back-off."""
     job.refusals += 1
     dequeue(state, job)
     if job.state == "blocked":
@@ -53,9 +53,9 @@ def refuse_in_queue(state: State, job: JobRecord, reason: str, now_s: float) -> 
 
 
 def fail(state: State, job: JobRecord, reason: str, now_s: float, fault: Fault = "own") -> None:
-    """Give the attempt up after its commit; start again where that could help and restarts are left.
+    """Stop the attempt after its commit; restart unless the fault is permanent or no restarts are left.
 
-    Whom the owner evicted did not fail: the job waits for its turn again, and no restart is used.
+    An eviction by the owner uses no restart: the job waits in the queue again.
     """
     job.fault = fault
     if fault == "permanent":
@@ -71,7 +71,7 @@ def fail(state: State, job: JobRecord, reason: str, now_s: float, fault: Fault =
 
 
 def give_way(state: State, job: JobRecord, reason: str, now_s: float) -> None:
-    """Release every part for somebody else: the job goes on later from its checkpoint, here or elsewhere."""
+    """Release every part for another job; this one resumes later from its checkpoint, on any sites."""
     job.setback = f"preempted: {reason}"
     if job.auto:
         job.pinned = False
@@ -79,6 +79,8 @@ def give_way(state: State, job: JobRecord, reason: str, now_s: float) -> None:
 
 
 def said(part: PartRecord) -> str:
-    """Say what became of a part, in the site's own words where it gave any."""
-    what = {"released": "gave its part up", "failed": "failed its part"}.get(part.state, "refused its part")
-    return f"{what} (ranks {', '.join(map(str, part.ranks))}): {part.detail or 'no reason given'}"
+    """Describe how a part ended, with the site's message if it gave one."""
+    outcome = {"released": "released its part", "failed": "failed its part"}.get(
+        part.state, "refused its part"
+    )
+    return f"{outcome} (ranks {', '.join(map(str, part.ranks))}): {part.detail or 'no reason given'}"

@@ -1,19 +1,19 @@
-"""The coordinator: every decision about jobs and chips, as a pure object. Events in, instructions out.
+"""`Coordinator`: every decision about jobs and chips, without I/O. Events in, instructions out.
 
-A shell uses it like this (`actor`: many events at a time, with one append):
+The server uses it like this (`actor` batches many events into one append):
 
-    if coordinator.admit(event):        # raises where the event is not allowed; False: it changes nothing
-        asked = coordinator.handle(event)
-        store.append([event])           # where this fails, the state is folded anew from the log
-        act_on(asked)                   # only now is anything done
-    reply(coordinator.orders(cluster))  # or said
+    if coordinator.admit(event):        # raises if the event is not allowed; False: no change
+        instructions = coordinator.handle(event)
+        store.append([event])           # on failure, the state is rebuilt by replaying the log
+        act_on(instructions)            # act only after the append
+    reply(coordinator.orders(cluster))
 
-On every report the shell also calls `hear(cluster, now_s)`, and now and then it passes each event of
-`due(now_s)` through the same lines. After a restart: `Coordinator.replay(events)`, then
+On every report the server also calls `hear(cluster, now_s)`, and periodically it passes the events of
+`due(now_s)` through the same steps. After a restart: `Coordinator.replay(events)`, then
 `act_on(coordinator.handle(Restarted(now_s=...)))`.
 
-In which order waiting jobs start is `queueing`'s to say. No event looks through all jobs: what it costs
-follows from the site that reports, or from the head of the queue.
+`run_queue` decides the start order of waiting jobs. No event scans all jobs: its cost depends on the
+reporting site or on the head of the queue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Coordinator", "Rules"]
 
 
 class Coordinator:
-    """The state of the pool and what follows from it. `state` is for validators and tests: read only."""
+    """The pool state and its transitions. `state` is read-only, for validators and tests."""
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.state = State(rules=rules or Rules())
@@ -53,9 +53,9 @@ class Coordinator:
 
     @classmethod
     def replay(cls, events: Iterable[Event], rules: Rules | None = None) -> Coordinator:
-        """Rebuild the state from the log. `rules` need not be those under which the log was written.
+        """Rebuild the state from the log, which may have been written under other `rules`.
 
-        Raises `IsthmusError` naming the event that cannot be taken in again, which is a bug.
+        Raises `IsthmusError`, naming the event, if an event cannot be replayed; that is a bug.
         """
         coordinator = cls(rules)
         for number, event in enumerate(events, start=1):
@@ -63,24 +63,24 @@ class Coordinator:
                 coordinator.handle(event)
             except Exception as error:
                 raise IsthmusError(
-                    f"event {number} of the log, '{event.kind}', cannot be taken in again: "
+                    f"event {number} of the log, '{event.kind}', cannot be replayed: "
                     f"{type(error).__name__}: {error}",
-                    hint="this is a bug: keep the state folder, start the version that wrote it, report this",
+                    hint="this is a bug: keep the state folder, start the version that wrote it, report it",
                 ) from error
         return coordinator
 
     def admit(self, event: Event) -> bool:
-        """Tell whether `event` changes anything and so must be logged and handled.
+        """Return whether `event` changes the state, so that it must be logged and handled. Read only.
 
         Raises `NotFoundError` for an unknown job or plan and `ConflictError` for a step that is not
-        allowed now. Changes nothing. `Restarted` is never admitted: hand it to `handle` unlogged.
+        allowed now. `Restarted` is never admitted: pass it to `handle` without logging it.
         """
         admitted = admit(self.state, event)
         self._admitted = event if admitted else None
         return admitted
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take an event in; return what the shell must do. Raises as `admit` does, before any change."""
+        """Apply an event; return the instructions for the server. Raises like `admit`, before any change."""
         state = self.state
         if isinstance(event, Restarted):
             return self._restart(event.now_s)
@@ -95,7 +95,7 @@ class Coordinator:
         return [*forget, *changed, *(self._ask(job) for job in asked)]
 
     def hear(self, cluster: str, now_s: float, report: AgentReport | None = None) -> None:
-        """Note that the cluster's agent has just reported, and what unsaved work it tells of (not logged)."""
+        """Record the time of an agent's report and the unsaved work in it (neither is logged)."""
         record = self.state.clusters.get(cluster)
         if record is not None:
             record.heard_s = now_s
@@ -104,42 +104,42 @@ class Coordinator:
 
     @property
     def epoch(self) -> int:
-        """How many servers have spoken for the pool so far; orders carry it as their fence."""
+        """Number of servers that have been leader; the fencing token of orders."""
         return self.state.epoch
 
     def due(self, now_s: float) -> tuple[Event, ...]:
-        """Return what time alone has brought about: `AgentLost` and `DeadlinePassed` events."""
+        """Return the `AgentLost` and `DeadlinePassed` events that are due."""
         return agent_orders.due(self.state, now_s)
 
     def job_of_key(self, user: str, key: str) -> str | None:
-        """Return the job that this user already submitted with `key`; None for a new or an empty key."""
+        """Return the id of the job that this user submitted with `key`; None for a new or empty key."""
         return self.state.keys.get((user, key)) if key else None
 
     def incarnations(self) -> dict[str, tuple[str, ...]]:
-        """Return every agent that ever spoke for each cluster, the present one last."""
+        """Return every agent incarnation of each cluster, the current one last."""
         return {
             name: (*sorted(record.incarnations - {record.incarnation}), record.incarnation)
             for name, record in self.state.clusters.items()
         }
 
     def orders(self, cluster: str) -> tuple[PartOrder, ...]:
-        """Return every part that should exist at the cluster, or should no longer exist there."""
+        """Return the orders for every part that the cluster should hold or release."""
         return agent_orders.orders(self.state, cluster)
 
     def queue(self, cluster: str) -> tuple[str, ...]:
-        """Return the order in which the pool's jobs should stand in the queue there (`AgentOrders.queue`)."""
+        """Return the required order of the pool's jobs in the site's queue (`AgentOrders.queue`)."""
         return agent_orders.queue(self.state, cluster)
 
     def job(self, job_id: str) -> JobView:
-        """Return a job with its plans and its offer; raise `NotFoundError` if there is none."""
+        """Return a job with its plans and possible victims; raise `NotFoundError` if it does not exist."""
         return user_views.job_view(self.state, find(self.state, job_id), details=True)
 
     def jobs(
         self, user: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> tuple[JobView, ...]:
-        """Return jobs (of one user), oldest first, without their plans: `limit` of them behind job `after`.
+        """Return up to `limit` jobs (of one user) after job `after`, oldest first, without their plans.
 
-        Raises `NotFoundError` where there is no job `after`.
+        Raises `NotFoundError` if job `after` does not exist.
         """
         if after is not None:
             find(self.state, after)
@@ -147,9 +147,9 @@ class Coordinator:
         return tuple(user_views.job_view(self.state, job, details=False) for job in found)
 
     def waiting(self, *, after: str | None = None, limit: int = 100) -> tuple[JobView, ...]:
-        """Return `limit` jobs that wait for chips, first to start first, from the one behind job `after` on.
+        """Return up to `limit` jobs of the queue after job `after`, first to start first.
 
-        Raises `NotFoundError` where there is no job `after`.
+        Raises `NotFoundError` if job `after` does not exist.
         """
         if after is not None:
             find(self.state, after)
@@ -157,21 +157,21 @@ class Coordinator:
         return tuple(user_views.job_view(self.state, job, details=False) for job in found)
 
     def pool(self, links: tuple[Link, ...] = ()) -> PoolView:
-        """Return the clusters that have ever reported, with `links` as the shell knows them."""
+        """Return every cluster that ever reported, with the given `links`."""
         return user_views.pool_view(self.state, links)
 
     def _restart(self, now_s: float) -> list[Instruction]:
-        """Give every agent time to report again, and ask the planner again what it was being asked."""
+        """Restart the timeout of every agent, and repeat the open planner requests."""
         for record in self.state.clusters.values():
             record.heard_s = now_s
         return [self._ask(job) for job in self.state.live.values() if job.asked]
 
     def _ask(self, job: JobRecord) -> MakePlans:
-        """Return the request as it was first made: its answer is judged by what was free then."""
+        """Return the open planner request as first sent: its answer refers to the resources free then."""
         asked = job.asked
         if asked is None:
             raise IsthmusError(
-                f"job {job.id}: the planner is not asked", hint="this is a bug: please report it"
+                f"job {job.id}: no planner request is open", hint="this is a bug: please report it"
             )
         return MakePlans.model_construct(
             job_id=job.id,

@@ -1,4 +1,4 @@
-"""What each event does to the state: one function per kind, `HANDLERS` the table of them."""
+"""The effect of each event on the state: one function per kind, in the table `HANDLERS`."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def _reported(state: State, event: AgentReported) -> None:
 
 
 def _tell_requester(state: State, job: JobRecord, now_s: float) -> None:
-    """Let whoever is to have the job's chips see what has become of it."""
+    """Advance the job that preempts this one."""
     requester = state.jobs.get(job.victim_of or "")
     if requester is not None and requester.state == "preempting":
         advance(state, requester, now_s)
 
 
 def _fit_inventory(state: State, record: ClusterRecord, now_s: float) -> None:
-    """Take parts back, the latest job's first, while a shrunken inventory cannot hold what was promised."""
+    """Revoke parts, latest job first, while the inventory is smaller than the allocations."""
     for group in sorted(record.taken):
         chips = record.capacity(group)
         if record.taken[group] <= chips:
@@ -113,12 +113,12 @@ def _fit_inventory(state: State, record: ClusterRecord, now_s: float) -> None:
             if record.wanted(group) <= chips:
                 break
             if part.promised and part.desired != "released" and group in part.chips:
-                reason = f"{record.cluster.name} now has {chips} {group} in all, fewer than were promised"
+                reason = f"{record.cluster.name} now has {chips} {group} in total, fewer than allocated"
                 _take_back(state, state.jobs[part.job], reason, now_s)
 
 
 def _take_back(state: State, job: JobRecord, reason: str, now_s: float) -> None:
-    """End the present attempt for want of chips: before the commit it waits, after it, it starts again."""
+    """End the current attempt for lack of chips: requeue before the commit, restart after it."""
     if job.state == "preempting":
         give_up(state, job, reason, now_s)
     else:
@@ -149,7 +149,7 @@ def _deadline(state: State, event: DeadlinePassed) -> None:
     elif job.state == "preparing":
         slow = ", ".join(part.cluster for part in job.present() if part.state != "prepared")
         limit_s = state.rules.evict_s if job.victims else state.rules.reservation_s
-        refuse(state, job, f"{slow} did not answer in {limit_s:g} s", now_s)
+        refuse(state, job, f"{slow} did not prepare within {limit_s:g} s", now_s)
     else:
         late = [
             f"{rank} at {part.cluster}"
@@ -157,7 +157,7 @@ def _deadline(state: State, event: DeadlinePassed) -> None:
             for rank in part.ranks
             if rank not in {worker.rank for worker in part.workers}
         ]
-        fail(state, job, f"ranks {', '.join(late)} did not check in in {state.rules.start_s:g} s", now_s)
+        fail(state, job, f"ranks {', '.join(late)} did not check in within {state.rules.start_s:g} s", now_s)
 
 
 def _epoch(state: State, event: EpochBegan) -> None:

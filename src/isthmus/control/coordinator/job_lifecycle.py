@@ -1,10 +1,10 @@
-"""The life of a job, as a table `(from, to): what happens on the way`. A step that it lacks raises.
+"""The state machine of a job: a table `(from, to): action`. A transition that is not in it raises.
 
 planning -> choosing -> waiting -> preparing -> starting -> running -> stopping -> succeeded
-(plans; the user's choice; chips; held everywhere; checked in; trained; released everywhere)
+(plans; user's choice; chips allocated; held at all sites; checked in; trained; released at all sites)
 
 waiting | blocked -> preempting -> preparing
-(a chosen plan does not fit; every owner is ready and every victim protected; victims leave)
+(the user agrees to preempt; all sites ready and all victims' checkpoints verified; victims leave)
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from isthmus.core.messages.agent_messages import Desired, RankMap, Victim
 from isthmus.core.messages.api_views import JobState
 
 JobStep = Callable[[State, JobRecord, float], float | None]
-"""Does what the step asks for; returns when the new state has lasted too long, None for never."""
+"""Performs the transition; returns when the new state times out, None for never."""
 
 
 def move(state: State, job: JobRecord, to: JobState, now_s: float, reason: str = "") -> None:
-    """Take `job` to the state `to`; raise `IllegalTransitionError` where the table has no such step."""
+    """Move `job` to the state `to`; raise `IllegalTransitionError` if the table lacks the transition."""
     step = JOB_STEPS.get((job.state, to))
     if step is None:
         raise IllegalTransitionError(
-            f"job {job.id}: no step from {job.state} to {to}; its story: " + " | ".join(job.story or ()),
+            f"job {job.id}: no step from {job.state} to {to}; its history: " + " | ".join(job.story or ()),
             hint="this is a bug: please report it with the message",
         )
     job.tell(f"{now_s:.3f} {job.state} -> {to} (attempt {job.attempt}) {reason}".rstrip())
@@ -41,10 +41,10 @@ def move(state: State, job: JobRecord, to: JobState, now_s: float, reason: str =
 
 
 def open_attempt(state: State, job: JobRecord, desired: Desired) -> None:
-    """Begin the next attempt: a part at every cluster of the plan."""
+    """Open the next attempt: a part at every cluster of the plan."""
     if job.plan is None:
         raise IllegalTransitionError(
-            f"job {job.id}: an attempt without a plan; its story: {list(job.story or ())}"
+            f"job {job.id}: an attempt without a plan; its history: {list(job.story or ())}"
         )
     job.attempt += 1
     job.rank_map, job.fault, job.saved_step = None, None, None
@@ -66,14 +66,14 @@ def open_attempt(state: State, job: JobRecord, desired: Desired) -> None:
 
 
 def enqueue(state: State, job: JobRecord) -> None:
-    """Have a part of the job stand in the queue of each of its sites; it holds nothing there."""
+    """Put a part of the job into the queue of each of its sites; a queued part holds no chips."""
     open_attempt(state, job, "queued")
     job.enqueued = True
     state.touched.add(job.id)
 
 
 def dequeue(state: State, job: JobRecord) -> None:
-    """Take the job out of its sites' queues."""
+    """Remove the job from the queues of its sites."""
     if job.enqueued:
         job.enqueued = False
         _release(state, job, 0.0)
@@ -82,30 +82,30 @@ def dequeue(state: State, job: JobRecord) -> None:
 
 
 def _settle(_state: State, _job: JobRecord, _now_s: float) -> None:
-    """Stay, with nothing held and nothing due."""
+    """Do nothing; the new state has no timeout."""
 
 
 def _offer(state: State, job: JobRecord, _now_s: float) -> None:
-    """Let the user choose anew."""
+    """Discard the plan, so that the user can choose again."""
     dequeue(state, job)
     ledger.give_plan(state, job, None)
 
 
 def _wait_out(state: State, job: JobRecord, now_s: float) -> float | None:
-    """Wait after an attempt: at once ready to go on, unless a site refused."""
+    """Wait after an attempt; with a back-off if a site refused."""
     _leave(state, job)
     return now_s + state.rules.backoff_s(job.refusals) if job.refusals else None
 
 
 def _hold(state: State, job: JobRecord, now_s: float) -> float:
-    """Promise every part of the plan what it needs, all at once."""
+    """Allocate the resources of all parts at once."""
     _begin(state, job, "prepared")
     ledger.promise(state, job, job.present())
     return now_s + state.rules.reservation_s
 
 
 def _claim(state: State, job: JobRecord, now_s: float) -> float:
-    """Promise what is free, and have every site keep the rest, which is its victims', for the job."""
+    """Allocate the free chips, and order every site to keep its victims' chips for the job."""
     _begin(state, job, "ready")
     state.indexes.claiming[job.id] = None
     for part in job.present():
@@ -118,7 +118,7 @@ def _claim(state: State, job: JobRecord, now_s: float) -> float:
 
 
 def _begin(state: State, job: JobRecord, desired: Desired) -> None:
-    """Go on with the attempt that stands in the queues, or open one."""
+    """Continue with the attempt in the site queues, or open one."""
     if not job.enqueued:
         open_attempt(state, job, desired)
     job.enqueued = False
@@ -127,28 +127,28 @@ def _begin(state: State, job: JobRecord, desired: Desired) -> None:
 
 
 def _borrow(state: State, job: JobRecord, part: PartRecord) -> None:
-    """Work out whose chips a part is to have: free ones first, then those of the pool, then local jobs'."""
+    """Choose the sources of a part's chips: free ones first, then pool victims, then local jobs."""
     record = state.clusters[part.cluster]
     named = [one for one in job.victims if one.cluster == part.cluster]
     part.victims = tuple(Victim(job=one.job, attempt=one.attempt) for one in named)
-    pools = [record.parts[one.job, one.attempt] for one in named if one.attempt]
+    from_pool = [record.parts[one.job, one.attempt] for one in named if one.attempt]
     for group, chips in part.chips.items():
         rest = chips - min(chips, record.free_of(group))
-        given = sum(each.chips.get(group, 0) for each in pools)
+        available = sum(each.chips.get(group, 0) for each in from_pool)
         if rest:
-            part.borrowed[group] = min(rest, given)
+            part.borrowed[group] = min(rest, available)
             part.local[group] = rest - part.borrowed[group]
 
 
 def _evict(state: State, job: JobRecord, now_s: float) -> float:
-    """Every owner is ready and every victim protected: have the victims leave and the chips held."""
+    """Order the sites to hold the chips as the victims leave."""
     for part in job.present():
         part.desired = "prepared"
     return now_s + state.rules.evict_s
 
 
 def _commit(state: State, job: JobRecord, now_s: float) -> float:
-    """Every site holds its part: have all of them run."""
+    """Order every site to run its part."""
     job.refusals = 0
     for part in job.present():
         part.desired, part.committed = "running", True
@@ -156,7 +156,7 @@ def _commit(state: State, job: JobRecord, now_s: float) -> float:
 
 
 def _connect(state: State, job: JobRecord, now_s: float) -> None:
-    """Every rank has checked in: hand out the rank map. The plan is now the one the job trains under."""
+    """Build the rank map from the workers that have checked in, and fix the plan."""
     workers = sorted((worker for part in job.present() for worker in part.workers), key=lambda w: w.rank)
     job.rank_map, job.ran, job.pinned = RankMap(workers=tuple(workers)), True, True
     job.began_s, job.trained_at = now_s, tuple(part.cluster for part in job.present())
@@ -164,19 +164,19 @@ def _connect(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _release(_state: State, job: JobRecord, _now_s: float) -> None:
-    """Take every part back."""
+    """Order the release of every part."""
     for part in job.parts.values():
         part.desired = "released"
 
 
 def _undo(state: State, job: JobRecord, now_s: float) -> None:
-    """Take every part back, and let the victims go on as if nothing had been."""
+    """Order the release of every part, and clear the victims, which continue to train."""
     _release(state, job, now_s)
     _free_victims(state, job)
 
 
 def _end(state: State, job: JobRecord, now_s: float) -> None:
-    """Leave the queue for good."""
+    """Remove an ended job from the queue."""
     _release(state, job, now_s)
     job.enqueued = False
     _leave(state, job)
@@ -185,14 +185,14 @@ def _end(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _leave(state: State, job: JobRecord) -> None:
-    """Let go of what the attempt had beside its parts: links, and the victims it named."""
+    """Release the attempt's links and victims."""
     ledger.release_links(state, job)
     _free_victims(state, job)
     job.victim_of = None
 
 
 def _free_victims(state: State, job: JobRecord) -> None:
-    """Let the victims that were named be anybody's again."""
+    """Clear the job's victims, so that other jobs may preempt them."""
     for one in job.victims:
         victim = state.jobs.get(one.job) if one.attempt else None
         if victim is not None and victim.victim_of == job.id:
@@ -232,4 +232,4 @@ JOB_STEPS: Mapping[tuple[JobState, JobState], JobStep] = {
     ("stopping", "failed"): _end,
     ("stopping", "cancelled"): _end,
 }
-"""Every step a job can take. Chips are promised in `_hold` and `_claim`, and nowhere else."""
+"""Every transition of a job. Only `_hold` and `_claim` allocate chips."""

@@ -1,10 +1,10 @@
-"""Joint preemption: at every owner or at none, and nobody is ended before his work is safe.
+"""Joint preemption: at all owners or none; no victim is stopped before its checkpoint is verified.
 
-    agreed     every site is to keep its part's cards: free ones, and those of the victims named (`ready`)
-    all ready  every part of every victim that trains is told to protect itself
-    protected  all parts of the victims are released; the sites hold the cards as they come (`prepared`)
+    agreed     every site keeps the chips of its part: free ones, and those of the victims (`ready`)
+    all ready  every part of every training victim saves and verifies a checkpoint
+    verified   the parts of the victims are released; the sites hold the freed chips (`prepared`)
 
-Whatever goes wrong before the last line undoes the first two, and no victim noticed more than a checkpoint.
+A failure before the last step undoes the first two; the victims have then only saved a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from isthmus.control.state.site_records import PartRecord
 
 
 def begin_preemption(state: State, job: JobRecord, victims: Sequence[VictimAt], now_s: float) -> None:
-    """Let a job that waits have the chips of `victims`, as its user has agreed."""
+    """Begin to preempt `victims` for a waiting job."""
     job.victims = tuple(sorted(victims))
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
-    move(state, job, "preempting", now_s, f"to take the place of {names}: its sites are getting ready")
+    move(state, job, "preempting", now_s, f"preempting {names}: waiting for its sites to be ready")
 
 
 def advance_preemption(state: State, job: JobRecord, now_s: float) -> None:
-    """Go on where all sites are ready and all victims protected; give up where that can no longer be."""
+    """Continue once all sites are ready and all checkpoints verified; abort if that became impossible."""
     why = _obstacle(state, job)
     if why:
         give_up(state, job, why, now_s)
         return
     if any(part.state != "ready" for part in job.present()):
         return
-    trains = [victim for victim in pool_victims(state, job) if victim.state == "running"]
-    for victim in trains:
+    training = [victim for victim in pool_victims(state, job) if victim.state == "running"]
+    for victim in training:
         if not all(part.protect for part in victim.present()):
             _ask_protection(state, job, victim, now_s)
-    if all(protected_step(victim) is not None for victim in trains):
+    if all(protected_step(victim) is not None for victim in training):
         _execute(state, job, now_s)
 
 
 def give_up(state: State, job: JobRecord, why: str, now_s: float) -> None:
-    """Undo a preemption before anybody was ended; its job goes back to wait."""
-    job.setback = f"preemption given up, nobody was ended: {why}"
+    """Abort a preemption before any victim was stopped; the job waits again."""
+    job.setback = f"preemption aborted, no job was stopped: {why}"
     stop(state, job, "waiting", job.setback, now_s)
 
 
 def pool_victims(state: State, job: JobRecord) -> list[JobRecord]:
-    """Return the jobs of the pool that a preempting job is to take the place of, each once."""
+    """Return the victims of a preempting job that are jobs of the pool."""
     names = dict.fromkeys(one.job for one in job.victims if one.attempt)
     return [state.jobs[name] for name in names if name in state.jobs]
 
 
 def protected_step(victim: JobRecord) -> int | None:
-    """Return the step of the checkpoint that every part of a job has verified; None where none is."""
+    """Return the step of the checkpoint that every part of a job has verified; None if there is none."""
     steps = {part.protection.step if part.protection else None for part in victim.present()}
     return steps.pop() if len(steps) == 1 else None
 
 
 def waits_for(state: State, job: JobRecord) -> str:
-    """Say what a preempting job waits for."""
+    """Describe what a preempting job still waits for."""
     slow = [part.cluster for part in job.present() if part.state != "ready"]
     if slow:
-        return f"{', '.join(slow)} did not get ready in {state.rules.reservation_s:g} s"
+        return f"{', '.join(slow)} did not get ready within {state.rules.reservation_s:g} s"
     late = [v.id for v in pool_victims(state, job) if v.state == "running" and protected_step(v) is None]
-    return f"no verified checkpoint of {', '.join(late)} in {state.rules.protect_s:g} s"
+    return f"no verified checkpoint of {', '.join(late)} within {state.rules.protect_s:g} s"
 
 
 def _obstacle(state: State, job: JobRecord) -> str:
-    """Say why the preemption can no longer be, or need not be; empty where it goes on."""
+    """Return why the preemption must abort; empty if it can continue."""
     for part in job.present():
         if not state.clusters[part.cluster].connected:
             return f"{part.cluster} is not connected"
@@ -77,7 +77,7 @@ def _obstacle(state: State, job: JobRecord) -> str:
             return f"{part.cluster} {said(part)}"
     for one in job.victims:
         if not _still_there(state, job, one):
-            return f"{one.job} at {one.cluster} ended by itself"
+            return f"{one.job} at {one.cluster} has already ended"
     return ""
 
 
@@ -106,11 +106,11 @@ def _ask_protection(state: State, job: JobRecord, victim: JobRecord, now_s: floa
 
 
 def _execute(state: State, job: JobRecord, now_s: float) -> None:
-    """Hold the cards as the victims leave; their jobs wait again, with the checkpoint they have saved."""
+    """Stop the victims, which wait again with their checkpoints, and hold their chips."""
     victims = pool_victims(state, job)
     names = ", ".join(dict.fromkeys(one.job for one in job.victims))
     move(state, job, "preparing", now_s, f"{names} is leaving")
     for victim in victims:
         victim.saved_step = protected_step(victim) or 0
-        at = f", protected at step {victim.saved_step}" if victim.saved_step else ""
-        give_way(state, victim, f"job {job.id} of priority '{job.priority}' takes its place{at}", now_s)
+        checkpoint = f", checkpoint at step {victim.saved_step}" if victim.saved_step else ""
+        give_way(state, victim, f"job {job.id} of priority '{job.priority}' preempts it{checkpoint}", now_s)

@@ -1,9 +1,9 @@
-"""The life of a part, as a table `(from, to): what happens on the way`, and `observe`, which reads reports.
+"""The state machine of a part: a table `(from, to): action`; and `observe`, which applies reports to it.
 
     ordered -> queued -> ready -> prepared -> running -> succeeded | failed -> released
-    (refused, failed and released may follow on most)
+    (refused, failed and released may follow most states)
 
-What an agent reports is never trusted to be a step: what is late is dropped, the rest is called by name.
+Reports are checked against the table: late ones are dropped, illegal ones raise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PartStep = Callable[[PartRecord, ObservedPart], PartLife]
 
 
 def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
-    """Take in what a site says of a part; return whether anything about it changed.
+    """Apply a site's report of a part; return whether the part changed.
 
-    A state behind the known one, or another at the same height, comes from a late report: it is dropped.
+    A state before the known one, or another of the same order, comes from a late report and is dropped.
     """
     part.unsaved_s = seen.unsaved_s
     if seen.state == part.state:
@@ -36,7 +36,7 @@ def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
     if step is None:
         raise IllegalTransitionError(
             f"part {part.job}/{part.attempt} at {part.cluster}: no step from {part.state} to {seen.state}; "
-            f"its story: {' | '.join(part.story)}",
+            f"its history: {' | '.join(part.story)}",
             hint="this is a bug: please report it with the message",
         )
     part.story.append(f"{part.state} -> {seen.state} {seen.detail}".rstrip())
@@ -52,21 +52,21 @@ def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
 
 
 def _check_in(part: PartRecord, seen: ObservedPart) -> bool:
-    """Add the addresses of workers not yet known; a site speaks for its own ranks only."""
+    """Add the addresses of new workers; ranks of other sites are ignored."""
     if not seen.workers or len(part.workers) == len(part.ranks):
         return False
     known = {worker.rank for worker in part.workers}
-    fresh = tuple(
+    new = tuple(
         worker
         for worker in seen.workers
         if worker.rank in part.ranks and worker.rank not in known and worker.cluster == part.cluster
     )
-    part.workers += fresh
-    return bool(fresh)
+    part.workers += new
+    return bool(new)
 
 
 def _explain(part: PartRecord, seen: ObservedPart) -> bool:
-    """Take over what the site says of a failure where it explains more than what is known."""
+    """Adopt the reported fault if it explains more than the known one."""
     if not explains_more(seen.fault, part.fault):
         return False
     part.fault, part.detail = seen.fault, seen.detail
@@ -74,7 +74,7 @@ def _explain(part: PartRecord, seen: ObservedPart) -> bool:
 
 
 def _protect(part: PartRecord, seen: ObservedPart) -> bool:
-    """Take over a checkpoint that was asked for, read back and verified."""
+    """Adopt the verified checkpoint that was requested."""
     if seen.protection is None or seen.protection == part.protection or not part.protect:
         return False
     part.protection = seen.protection
@@ -82,15 +82,15 @@ def _protect(part: PartRecord, seen: ObservedPart) -> bool:
 
 
 def _take(_part: PartRecord, seen: ObservedPart) -> PartLife:
-    """Believe the site."""
+    """Accept the reported state."""
     return seen.state
 
 
 def _take_committed(part: PartRecord, seen: ObservedPart) -> PartLife:
-    """Believe that it runs if it was told to; a part that runs untold has failed."""
+    """Accept the reported state if the part was ordered to run; otherwise it has failed."""
     if part.committed:
         return seen.state
-    part.detail = f"the site reports '{seen.state}' of a part that was never told to run"
+    part.detail = f"the site reports '{seen.state}' for a part that was never ordered to run"
     return "failed"
 
 
@@ -131,7 +131,7 @@ PART_STEPS: Mapping[tuple[PartLife, PartLife], PartStep] = {
     ("succeeded", "released"): _take,
     ("failed", "released"): _take,
 }
-"""Every step a part can be seen to take: forward only; a report in between may have been lost."""
+"""Every observable transition: forward only; states may be skipped, since reports may be lost."""
 
 _HEIGHT: Mapping[PartLife, int] = {
     "ordered": 0,

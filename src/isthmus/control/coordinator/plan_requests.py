@@ -1,8 +1,8 @@
-"""Who the planner is asked about, on what, and what its answers do.
+"""Planner requests: which jobs are planned, on which resources, and the effect of the answers.
 
-A job is planned on what is free. Where nothing fits that, it is planned on the whole pool, in use or not, so
-that it knows what it waits for and can stand in the queues of its sites. One that has a plan and still waits
-is planned again on what is free, but keeps its plan until a better one fits.
+A job is planned on the free resources. If no plan fits, it is planned on the whole pool, in use or not, so
+that its shortages are known and it can join the queues of its sites. A waiting job with a plan is replanned
+on the free resources, and keeps its plan until another one fits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.core.plan import Plan, PlanSet
 
 
 def want_plans(state: State, job: JobRecord, *, whole: bool = False) -> None:
-    """Have the planner asked about a job: at once where its user waits for the answer, else in its turn."""
+    """Request plans for a job: immediately if its user waits for them, otherwise in the job's turn."""
     job.whole = whole
     if job.auto:
         state.indexes.unplanned.add(key_of(job))
@@ -24,29 +24,29 @@ def want_plans(state: State, job: JobRecord, *, whole: bool = False) -> None:
 
 
 def wants_plans(state: State, job: JobRecord) -> bool:
-    """Tell whether the planner is being asked about a job, or will be."""
+    """Return whether a planner request for the job is open or queued."""
     if job.asked is not None:
         return True
     return key_of(job) in state.indexes.unplanned if job.auto else job.number in state.indexes.curious
 
 
 def next_requests(state: State) -> list[JobRecord]:
-    """Return the jobs that the planner is to be asked about now.
+    """Remove and return the jobs whose planner requests are sent now.
 
-    Jobs that take their plan by themselves are planned one at a time: each sees what the one before it left.
+    `auto` jobs are planned one at a time: each is planned on what the previous one left.
     """
-    books = state.indexes
-    found = [state.jobs[books.numbers[number]] for number in books.curious]
-    books.curious.clear()
-    if books.unplanned and not books.asked and books.is_head(books.unplanned[0], state.rules.window):
-        found.append(of_key(state, books.unplanned.pop(0)))
+    indexes = state.indexes
+    found = [state.jobs[indexes.numbers[number]] for number in indexes.curious]
+    indexes.curious.clear()
+    if indexes.unplanned and not indexes.asked and indexes.is_head(indexes.unplanned[0], state.rules.window):
+        found.append(of_key(state, indexes.unplanned.pop(0)))
     for job in found:
         _ask(state, job)
     return found
 
 
 def withdraw(state: State, job: JobRecord) -> None:
-    """Ask no more about a job: an answer that still comes is not wanted."""
+    """Cancel the job's planner requests; a late answer is dropped."""
     job.asked = None
     state.indexes.asked.discard(job.id)
     state.indexes.curious.pop(job.number, None)
@@ -55,7 +55,7 @@ def withdraw(state: State, job: JobRecord) -> None:
 
 
 def take_plans(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
-    """Settle a job whose plans are here."""
+    """Apply the planner's answer to the job."""
     asked, whole = job.asked, job.whole
     withdraw(state, job)
     if whole:
@@ -69,11 +69,11 @@ def take_plans(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> No
     else:
         _take(state, job, plans, now_s)
     if asked is not None and asked.growths != state.indexes.growths:
-        state.indexes.grown = True  # what has become free meanwhile it was not planned on
+        state.indexes.grown = True  # capacity was freed after the request was sent
 
 
 def could_help(before: FreeChips | None, now: FreeChips) -> bool:
-    """Tell whether planning again could find more: some node group has more free than before."""
+    """Return whether some node group has more free chips than before, so that replanning could help."""
     return before is None or any(
         chips > before.get(cluster, {}).get(group, 0)
         for cluster, groups in now.items()
@@ -82,6 +82,7 @@ def could_help(before: FreeChips | None, now: FreeChips) -> bool:
 
 
 def _ask(state: State, job: JobRecord) -> None:
+    """Open a planner request on the free resources, without those reserved for others, or the whole pool."""
     storage, gbps = ledger.left_of_pool(state)
     chips = ledger.whole_pool(state) if job.whole else state.free()
     if job.whole:
@@ -100,7 +101,7 @@ def _ask(state: State, job: JobRecord) -> None:
 
 
 def _without(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
-    """No plan fits: see what one would need of the whole pool; where that is known, wait for more."""
+    """Handle an answer without plans: plan on the whole pool; if that failed too, wait or park."""
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in plans.refused)) or "no cluster is free"
     if job.plan is not None and ledger.holdable(state, job):
         return
@@ -115,21 +116,21 @@ def _without(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None
     job.plans = PlanSet(plans=(), refused=refused)
     dequeue(state, job)
     ledger.give_plan(state, job, None)
-    reason = f"no plan fits what is free: {why}"
+    reason = f"no plan fits the free resources: {why}"
     if job.state == "planning":
         move(state, job, "waiting", now_s, reason)
     elif reason != job.reason:
         job.reason = reason
         state.touched.add(job.id)
     if could_help(job.tried_whole or job.tried_on, ledger.whole_pool(state)):
-        want_plans(state, job)  # the pool has grown while the planner thought
+        want_plans(state, job)  # the pool has grown since the request
         file_job(state, job)
     else:
         park(state, job)
 
 
 def _let_choose(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
-    """Offer the plans to the user: those that fit now, or those for which the job would have to wait."""
+    """Offer the plans to the user: plans that fit now, or plans that the job would have to wait for."""
     if not job.whole:
         job.plans = plans
         move(state, job, "choosing", now_s, f"{len(plans.plans)} candidate plans: choose one")
@@ -138,8 +139,8 @@ def _let_choose(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> N
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in refused)) or "no cluster is free"
     job.plans = PlanSet(plans=plans.plans, refused=refused)
     reason = (
-        f"no plan fits what is free: {why}; {len(plans.plans)} plans fit the pool when it is empty: choose "
-        "one to wait for its chips"
+        f"no plan fits the free resources: {why}; {len(plans.plans)} plans fit the idle pool: choose one to "
+        "wait for its chips"
     )
     if job.state == "planning":
         move(state, job, "waiting", now_s, reason)
@@ -148,7 +149,7 @@ def _let_choose(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> N
 
 
 def _take(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
-    """Take the fastest plan that still fits; where none does, wait for what it has or the fastest."""
+    """Assign the fastest plan that fits; if none does, keep the job's plan or wait for the fastest."""
     before = job.plan, job.needs, job.cuts, job.run_s
     kept = {} if job.number in state.indexes.keepers else state.indexes.kept
     if not any(_fits(state, job, plan, kept) for plan in plans.plans):
@@ -170,6 +171,6 @@ def _take(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
 
 
 def _fits(state: State, job: JobRecord, plan: Plan, kept: dict[str, int]) -> bool:
-    """Give the job a plan, and tell whether it fits now."""
+    """Assign a plan to the job; return whether it fits now."""
     ledger.give_plan(state, job, plan)
     return ledger.holdable(state, job) and ledger.fits(state, job.needs or {}, kept)

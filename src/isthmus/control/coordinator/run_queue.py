@@ -1,7 +1,7 @@
-"""`run_queue`: who starts now, for whom chips are kept, who stands in sites' queues, who is planned anew.
+"""`run_queue`: starts waiting jobs, reserves chips, updates the sites' queues and requests replanning.
 
-After something has become free, the head of the queue is weighed as a whole (`global_order`). A job that has
-only just joined it starts where it fits beside what is kept for others: nothing else has changed.
+After capacity was freed, the head of the queue is ordered as a whole (`global_order`). If a job has only
+joined the queue, it starts if it fits beside the reservations, since nothing else has changed.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from isthmus.control.state.job_records import WAITING, JobRecord, State
 from isthmus.control.state.queue_index import key_of, of_key, park, unpark
 
 REPLANNED = 16
-"""So many waiting jobs, the first of the queue, are planned again when something has become free."""
+"""Waiting jobs from the head of the queue that are replanned after capacity was freed."""
 
 RELEASES = 64
-"""So many runs, the first to end, are looked at to see when a reservation can begin."""
+"""Running jobs, first to end first, whose releases determine when reservations begin."""
 
 
 def run_queue(state: State, now_s: float) -> list[JobRecord]:
-    """Do what the event in hand has made possible; return the jobs that the planner is to be asked about."""
-    books = state.indexes
-    if books.widened:
+    """Schedule after an event; return the jobs whose planner requests are sent now."""
+    indexes = state.indexes
+    if indexes.widened:
         _take_up_parked(state)
-    if not books.grown and _start_joined(state, now_s):
-        books.grown = True
-    if books.grown:
-        books.growths += 1
+    if not indexes.grown and _start_joined(state, now_s):
+        indexes.grown = True
+    if indexes.grown:
+        indexes.growths += 1
         _start_best(state, now_s)
-    if (books.changed or books.joined) and _reaches_pushed(state):
+    if (indexes.changed or indexes.joined) and _reaches_pushed(state):
         _push(state)
-    books.grown = books.widened = books.changed = False
-    books.changed_from = None
-    books.joined.clear()
+    indexes.grown = indexes.widened = indexes.changed = False
+    indexes.changed_from = None
+    indexes.joined.clear()
     return next_requests(state)
 
 
 def _take_up_parked(state: State) -> None:
-    """Put back into the queue whom the pool as it now is could hold, or might have a plan for."""
+    """Return parked jobs to the queue if the pool can now hold their plan, or may allow another plan."""
     whole = ledger.whole_pool(state)
     for number in sorted(state.indexes.parked):
         job = state.jobs[state.indexes.numbers[number]]
@@ -62,24 +62,24 @@ def _take_up_parked(state: State) -> None:
 
 
 def _start_joined(state: State, now_s: float) -> bool:
-    """Start who has just joined and fits; tell whether somebody else must be weighed against the others."""
-    books = state.indexes
-    weigh = False
-    for key in sorted(books.joined):
+    """Start newly queued jobs that fit; return whether the head of the queue must be ordered as a whole."""
+    indexes = state.indexes
+    must_order = False
+    for key in sorted(indexes.joined):
         job = of_key(state, key)
         if _stale(state, job):
             continue
-        if ledger.fits(state, job.needs or {}, books.kept):
+        if ledger.fits(state, job.needs or {}, indexes.kept):
             _start(state, job, now_s)
             continue
         if job.pinned and job.state == "waiting":
             move(state, job, "blocked", now_s)
-        weigh = weigh or _may_not_be_overtaken(state, job, key, now_s)
-    return weigh
+        must_order = must_order or _may_not_be_overtaken(state, job, key, now_s)
+    return must_order
 
 
 def _may_not_be_overtaken(state: State, job: JobRecord, key: Key, now_s: float) -> bool:
-    """Tell whether chips may have to be kept for a job that does not fit."""
+    """Return whether a job that does not fit may reserve chips."""
     if now_s - job.submitted_s > state.patience_s:
         return True
     if state.objective == "deadline":
@@ -94,9 +94,9 @@ def _keys(state: State) -> list[Key]:
 
 
 def _start_best(state: State, now_s: float) -> None:
-    """Weigh the head of the queue: start, keep chips, make others give way."""
-    books = state.indexes
-    books.kept, books.keepers = {}, frozenset()
+    """Order the head of the queue: start jobs, reserve chips, wound later jobs."""
+    indexes = state.indexes
+    indexes.kept, indexes.keepers = {}, frozenset()
     waiting = [job for job in _head(state) if not _stale(state, job)]
     if waiting:
         _weigh(state, waiting, now_s)
@@ -120,17 +120,17 @@ def _weigh(state: State, waiting: list[JobRecord], now_s: float) -> None:
             _start(state, job, now_s)
             continue
         _keep(state, job)
-        wound(state, job, now_s, order.start)  # who was lent what is kept is not wounded for it at once
+        wound(state, job, now_s, order.start)  # spare the jobs that were just backfilled
     for job in waiting:
         if job.pinned and job.state == "waiting":
             move(state, job, "blocked", now_s)
 
 
 def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], now_s: float) -> list[Request]:
-    """Return who fits what is free, or may have it kept; note what is free of all that these need.
+    """Return the jobs that fit or may reserve chips; add the free amounts that they need to `free`.
 
-    To leave the others out changes nothing: who does not fit cannot start, and only the first keeps chips.
-    One that is first by arrival alone, and waits for an owner's own work, keeps none: nobody knows how long.
+    Leaving out the other jobs does not change the order. A job that is only first by arrival and waits for an
+    owner's own work reserves nothing, since the end of that work is unknown.
     """
     found, first = list[Request](), state.objective == "arrival"
     for job in waiting:
@@ -138,18 +138,18 @@ def _candidates(state: State, waiting: list[JobRecord], free: dict[str, int], no
         for key in request.needs:
             if key not in free:
                 free[key] = ledger.free_of(state, key)
-        keeps = now_s - job.submitted_s > state.patience_s
-        keeps = keeps or (state.objective == "deadline" and job.due_s is not None)
+        reserves = now_s - job.submitted_s > state.patience_s
+        reserves = reserves or (state.objective == "deadline" and job.due_s is not None)
         if all(free[key] >= chips for key, chips in request.needs.items()):
             found.append(request)
-        elif keeps or (first and not ledger.waits_for_owner(state, request.needs)):
+        elif reserves or (first and not ledger.waits_for_owner(state, request.needs)):
             found.append(request)
             first = False
     return found
 
 
 def _head(state: State) -> list[JobRecord]:
-    """Return those of the queue's head that have a plan and may be tried now."""
+    """Return the jobs at the head of the queue that have a plan and are not in back-off."""
     jobs = (of_key(state, key) for key in state.indexes.head(state.rules.window))
     return [job for job in jobs if job.state in WAITING and job.plan and job.deadline_s is None]
 
@@ -180,16 +180,16 @@ def _start(state: State, job: JobRecord, now_s: float) -> None:
 
 
 def _keep(state: State, job: JobRecord) -> None:
-    """Keep what is free of all that the job needs, up to its need, from those behind it."""
-    books = state.indexes
+    """Reserve the free resources of the job, up to its need."""
+    indexes = state.indexes
     for key, amount in (job.needs or {}).items():
-        left = ledger.free_of(state, key) - books.kept.get(key, 0)
-        books.kept[key] = books.kept.get(key, 0) + max(0, min(amount, left))
-    books.keepers |= {job.number}
+        left = ledger.free_of(state, key) - indexes.kept.get(key, 0)
+        indexes.kept[key] = indexes.kept.get(key, 0) + max(0, min(amount, left))
+    indexes.keepers |= {job.number}
 
 
 def _stale(state: State, job: JobRecord) -> bool:
-    """Tell whether the pool no longer has what the job's plan needs; it is planned anew or parked."""
+    """Return whether the pool can no longer hold the job's plan; then replan or park the job."""
     if ledger.holdable(state, job):
         return False
     if not job.pinned and (job.tried_on is None or job.tried_on != state.free()):
@@ -201,13 +201,13 @@ def _stale(state: State, job: JobRecord) -> bool:
 
 
 def _look_elsewhere(state: State) -> None:
-    """Have the first of those that still wait planned again, where enough is free for their size."""
+    """Replan the first waiting jobs if enough chips are free for their size."""
     free = state.free()
     total = sum(chips for groups in free.values() for chips in groups.values())
     total -= sum(ledger.chips_of(state.indexes.kept).values())
-    books = state.indexes
-    first = [of_key(state, key) for key in books.head(REPLANNED)]
-    undecided = [state.jobs[books.numbers[number]] for number in islice(books.undecided, REPLANNED)]
+    indexes = state.indexes
+    first = [of_key(state, key) for key in indexes.head(REPLANNED)]
+    undecided = [state.jobs[indexes.numbers[number]] for number in islice(indexes.undecided, REPLANNED)]
     for job in (*first, *undecided):
         waits = job.state == "waiting" and not job.pinned and job.deadline_s is None
         if waits and total >= _size(job) and not wants_plans(state, job) and could_help(job.tried_on, free):
@@ -215,7 +215,7 @@ def _look_elsewhere(state: State) -> None:
 
 
 def _size(job: JobRecord) -> int:
-    """Return the chips of the job's plan, or of the smallest that it could have."""
+    """Return the number of chips of the job's plan, otherwise of its smallest candidate."""
     if job.needs is not None:
         return sum(ledger.chips_of(job.needs).values())
     plans = job.plans.plans if job.plans else ()
@@ -223,20 +223,20 @@ def _size(job: JobRecord) -> int:
 
 
 def _reaches_pushed(state: State) -> bool:
-    """Tell whether what has changed of the queue may change what stands in sites' queues."""
-    books = state.indexes
-    places = [*([books.changed_from] if books.changed_from else ()), *books.joined]
+    """Return whether the change of the queue may affect the sites' queues."""
+    indexes = state.indexes
+    places = [*([indexes.changed_from] if indexes.changed_from else ()), *indexes.joined]
     first = min(places, default=None)
-    if len(books.pushed) < state.rules.pushed:
-        return first is None or books.is_head(first, state.rules.window)
-    last = state.jobs.get(books.pushed[-1])
+    if len(indexes.pushed) < state.rules.pushed:
+        return first is None or indexes.is_head(first, state.rules.window)
+    last = state.jobs.get(indexes.pushed[-1])
     return last is None or first is None or first <= key_of(last)
 
 
 def _push(state: State) -> None:
-    """Have the head of the queue stand in the queues of its sites."""
-    books, found = state.indexes, list[str]()
-    for key in books.head(state.rules.window):
+    """Put the head of the queue into the queues of its sites."""
+    indexes, found = state.indexes, list[str]()
+    for key in indexes.head(state.rules.window):
         if len(found) == state.rules.pushed:
             break
         job = of_key(state, key)
@@ -245,4 +245,4 @@ def _push(state: State) -> None:
                 enqueue(state, job)
             if job.enqueued:
                 found.append(job.id)
-    books.pushed = tuple(found)
+    indexes.pushed = tuple(found)

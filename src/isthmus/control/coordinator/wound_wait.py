@@ -1,7 +1,7 @@
-"""`wound`: who has been promised chips, but runs nothing yet, gives way to a job before it in the queue.
+"""`wound`: requeue later jobs that have chips allocated but do not run yet, in favour of an earlier job.
 
-Wound-wait (Rosenkrantz, Stearns and Lewis 1978) by the queue's order: the later job is sent back to wait, an
-earlier one never is. So no promise that a slow site draws out delays whoever comes before.
+Wound-wait (Rosenkrantz, Stearns and Lewis 1978) by the queue's order: a later job is wounded, an earlier one
+never. A slow site that delays a later job's start therefore cannot delay an earlier job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.control.state.queue_index import key_of
 
 
 def wound(state: State, job: JobRecord, now_s: float, spared: Collection[str] = ()) -> None:
-    """Take back what later jobs only prepare, where `job` can start with that; none of those `spared`."""
+    """Requeue later jobs that only prepare, except those `spared`, if `job` can then start."""
     lacking = _lacking(state, job)
     if not lacking:
         return
@@ -39,18 +39,18 @@ def wound(state: State, job: JobRecord, now_s: float, spared: Collection[str] = 
     if lacking:
         return
     for other in wounded:
-        stop(state, other, "waiting", f"made way for job {job.id}, which is before it in the queue", now_s)
+        stop(state, other, "waiting", f"requeued for job {job.id}, which is ahead of it in the queue", now_s)
 
 
 def _lacking(state: State, job: JobRecord) -> dict[str, int]:
-    """Return what the job lacks, less what wounded jobs are giving back already."""
+    """Return the missing amounts of the job, by resource key."""
     needs = job.needs or {}
     found = {key: amount - ledger.free_of(state, key) for key, amount in needs.items()}
     return {key: amount for key, amount in found.items() if amount > 0}
 
 
 def _given(job: JobRecord) -> dict[str, int]:
-    """Return what the pool has again when a job lets go that has not begun."""
+    """Return the amounts that become free if a job that only prepares is stopped."""
     found = dict(job.on_links)
     for part in job.present():
         for group, chips in part.chips.items():

@@ -1,6 +1,7 @@
-"""Where a job can run: its requirement, the stages compute, storage and network, and what they refuse.
+"""Placement: candidate places for a job's pipelines on free chips, storage and links; and refusals.
 
-See `docs/design/placement.md`. `place` is pure: a requirement, what is free, the job's switches; candidates.
+See `docs/design/placement.md`. `place` is pure: requirement, free resources and constraints in, candidates
+out.
 """
 
 from isthmus.control.placement.check_names import check_placement

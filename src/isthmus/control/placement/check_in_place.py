@@ -1,4 +1,4 @@
-"""`refusals_of`: what storage and network refuse of a plan where it stands, all its pipelines together."""
+"""`refusals_of`: storage and network refusals of a plan at its planned places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.core.plan import Refusal
 
 
 def refusals_of(demand: Demand, resources: Resources, *, network: bool) -> list[Refusal]:
-    """Return what is lacking for each kind of pipelines beside the ones before, then for their gradients."""
+    """Return the shortages of each group of pipelines, placed one after the other, then of the gradients."""
     refused: list[Refusal] = []
     left = resources
     for kind in demand.kinds:

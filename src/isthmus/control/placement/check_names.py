@@ -1,4 +1,4 @@
-"""Whether the names in a job's placement exist: a typo would otherwise wait for ever."""
+"""Check that the names in a job's placement exist: a job with a typo would wait forever."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from isthmus.core.pool import Cluster, Pool
 
 
 def check_placement(placement: Placement, joined: tuple[Cluster, ...], file: Pool | None) -> None:
-    """Raise `InputError` for a cluster, owner, region or chip that neither the file nor an agent names.
+    """Raise `InputError` for a cluster, owner, region or chip that is in neither the pool file nor a report.
 
-    `joined` are the clusters whose agents ever reported. While no cluster is known at all, any name may come.
+    `joined` are the clusters whose agents ever reported. While no cluster is known, any name is valid.
     """
     clusters = (*joined, *(file.clusters if file else ()))
     if not clusters:
@@ -32,5 +32,5 @@ def _check(field: str, wanted: tuple[str, ...], known: set[str]) -> None:
     for name in wanted:
         if name not in known:
             raise InputError(
-                f"placement.{field}: the pool knows no '{name}'", hint=nearest(name, sorted(known))
+                f"placement.{field}: the pool has no '{name}'", hint=nearest(name, sorted(known))
             )

@@ -1,4 +1,4 @@
-"""Whether a job contradicts the pool, itself or its model: it would wait for ever, or fail when planned."""
+"""Check that a job's constraints are satisfiable: otherwise it would wait forever or fail when planned."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ NOT_FIXED = Parallel()
 
 
 def check_degrees(job: Job, model: Model) -> None:
-    """Raise for degrees that no pool could keep: not the job's own `max_chips`, its model or the runtime.
+    """Raise if the job's fixed degrees exceed `max_chips` or do not suit its model or the runtime.
 
-    A job that fixes none needs no profile. Raises `InputError`, `PlanError`, or `ModelError` for a model that
-    cannot be profiled.
+    Raises `InputError`, `PlanError`, or `ModelError` for a model that cannot be profiled.
     """
     if job.parallel == NOT_FIXED:
         return
     degrees = {name: value for name, value in job.parallel if value is not None and name != "ep"}
-    chips, most = math.prod(degrees.values()), job.placement.max_chips
-    if most is not None and chips > most:
+    chips, max_chips = math.prod(degrees.values()), job.placement.max_chips
+    if max_chips is not None and chips > max_chips:
         product = " x ".join(f"{name} {value}" for name, value in degrees.items())
         raise InputError(
-            f"parallel asks for {chips} chips ({product}), placement.max_chips admits {most}",
+            f"parallel requires {chips} chips ({product}), placement.max_chips allows {max_chips}",
             hint="raise max_chips, or lower a degree",
         )
     training = job.training
@@ -44,9 +43,9 @@ def check_degrees(job: Job, model: Model) -> None:
 
 
 def check_clusters(placement: Placement, joined: tuple[Cluster, ...], file: Pool | None) -> None:
-    """Raise `InputError` for switches that no cluster of the pool satisfies at once.
+    """Raise `InputError` if no cluster of the pool satisfies all constraints.
 
-    `joined` are the clusters whose agents ever reported. While no cluster is known at all, any may come.
+    `joined` are the clusters whose agents ever reported. While no cluster is known, nothing is checked.
     """
     known = (*joined, *(file.clusters if file else ()))
     if not known:
@@ -60,7 +59,7 @@ def check_clusters(placement: Placement, joined: tuple[Cluster, ...], file: Pool
     ]
     if not admitted:
         raise InputError(
-            "placement: no cluster of the pool is in clusters, owners and regions at once",
+            "placement: no cluster of the pool satisfies clusters, owners and regions together",
             hint="`isthmus pool` shows each cluster's owner and region",
         )
     if not any(
@@ -69,6 +68,6 @@ def check_clusters(placement: Placement, joined: tuple[Cluster, ...], file: Pool
         for one in admitted
     ):
         raise InputError(
-            "placement: no cluster that it admits may read the training data (data_owners, data_regions)",
-            hint="the first and the last stage read it: admit a cluster of such an owner and region",
+            "placement: no admitted cluster may read the training data (data_owners, data_regions)",
+            hint="the first and the last stage read it: admit a cluster with such an owner and region",
         )

@@ -1,8 +1,8 @@
-"""`place`: the stages compute, storage and network over what is free; candidates best first, and refusals.
+"""`place`: places for equal pipelines on the free resources, best first; and refusals.
 
-Best is: fewest crossings of the WAN, then fewest clusters, then the least price; among equals the tightest
-fit, so that roomy clusters stay free for what needs them. Candidates on other clusters come before others of
-the same clusters. The price decides among the first `LOOK_AT` candidates of each number of crossings.
+Candidates are ordered by WAN crossings, then clusters, then price; ties go to the tightest fit, which keeps
+large clusters free. Candidates on different sets of clusters come before others on the same set. The price is
+compared among the first `LOOK_AT` candidates of each number of crossings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.core.job import Placement
 from isthmus.core.plan import Refusal
 
 LOOKS, LOOKS_EACH = 10_000, 250
-"""Looks at clusters that one search may take, all owners together: so many, or so many for each cluster."""
+"""Budget of cluster lookups of one search over all owners: the larger of a total and a number per cluster."""
 
 LOOK_AT = 48
 """Candidates compared for each number of crossings."""
@@ -32,7 +32,7 @@ LOOK_AT = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Where every stage of all pipelines would run, what it costs an hour, and why it can be there."""
+    """The place of every stage of equal pipelines, its price per hour, and the reasons why it fits."""
 
     ranges: Ranges
     price_per_hour: float = 0.0
@@ -45,48 +45,46 @@ class Candidate:
 
     @property
     def crossings(self) -> int:
-        """How often a pipeline crosses the WAN."""
+        """Number of WAN crossings of a pipeline."""
         return len(self.ranges) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placements:
-    """Candidates, best first; refusals by stage; `whole` unless the search ended before it had seen all.
-
-    Compute refusals are given where there is no candidate.
-    """
+    """Candidates, best first, and refusals; compute refusals only if there is no candidate."""
 
     candidates: tuple[Candidate, ...]
     refused: tuple[Refusal, ...] = ()
+    # False if the lookup budget ran out before the search was complete.
     whole: bool = True
 
 
 def place(requirement: Requirement, resources: Resources, switches: Placement, keep: int = 3) -> Placements:
-    """Return up to `keep` ways to place `requirement` on what is free, within the job's `switches`."""
+    """Return up to `keep` ways to place `requirement` on the free resources, within the job's constraints."""
     refusal = never(requirement.chips, requirement.num_cards, switches)
     if refusal:
         return Placements(candidates=(), refused=(refusal,))
-    rooms = sorted(_rooms(requirement, resources, switches), key=_room_order)
+    capacities = sorted(_rooms(requirement, resources, switches), key=_room_order)
     storage = StorageStage(requirement, resources)
     network = NetworkStage(requirement, resources, network=switches.network)
-    groups = _groups(rooms, switches.several_owners)
-    looks = max(LOOKS, LOOKS_EACH * len(rooms))
-    work = [Work(looks // len(groups)) for _ in groups]
+    groups = _groups(capacities, switches.several_owners)
+    lookups = max(LOOKS, LOOKS_EACH * len(capacities))
+    budgets = [Work(lookups // len(groups)) for _ in groups]
     searches = [
-        ComputeStage(requirement, group, network, storage, left)
-        for group, left in zip(groups, work, strict=True)
+        ComputeStage(requirement, group, network, storage, budget)
+        for group, budget in zip(groups, budgets, strict=True)
     ]
-    found = _search(requirement, searches, rooms, keep)
+    found = _search(requirement, searches, capacities, keep)
     refused = [*storage.refusals(), *network.refusals()]
-    whole = not any(one.over for one in work)
+    exhaustive = not any(one.over for one in budgets)
     if not found:
-        refused = [*compute_refusals(requirement, rooms, groups, whole=whole), *refused]
+        refused = [*compute_refusals(requirement, capacities, groups, whole=exhaustive), *refused]
     candidates = tuple(replace(one, why=explain(one.ranges, requirement, resources)) for one in found)
-    return Placements(candidates=candidates, refused=tuple(refused), whole=whole)
+    return Placements(candidates=candidates, refused=tuple(refused), whole=exhaustive)
 
 
 def _rooms(requirement: Requirement, resources: Resources, switches: Placement) -> list[Room]:
-    """Return the clusters that the switches admit."""
+    """Return the capacity of every cluster that the constraints admit."""
     return [
         Room(requirement, site, reads_data=_reads_data(site, switches))
         for site in resources.sites.values()
@@ -103,13 +101,13 @@ def _reads_data(site: Site, switches: Placement) -> bool:
 
 
 def _room_order(room: Room) -> tuple[float, int, str]:
-    """Cheapest first, then those with the fewest places, so that roomy ones are kept."""
-    whole = room.requirement.counts(0, room.requirement.num_stages)
-    return (room.price(whole), sum(room.places), room.name)
+    """Sort key: cheapest first, then fewest slots, which keeps large clusters free."""
+    counts = room.requirement.counts(0, room.requirement.num_stages)
+    return (room.price(counts), sum(room.places), room.name)
 
 
 def _groups(rooms: Sequence[Room], several_owners: bool) -> list[list[Room]]:
-    """Return the rooms that may be used together: all, or those of each owner."""
+    """Return the sets of clusters that may be used together: one of all, or one per owner."""
     if several_owners or not rooms:
         return [list(rooms)]
     owners = sorted({room.site.owner for room in rooms})
@@ -119,7 +117,7 @@ def _groups(rooms: Sequence[Room], several_owners: bool) -> list[list[Room]]:
 def _search(
     requirement: Requirement, searches: Sequence[ComputeStage], rooms: Sequence[Room], keep: int
 ) -> list[Candidate]:
-    """Return the best candidates, of as few crossings as give `keep` of them."""
+    """Return the best candidates; add WAN crossings until `keep` candidates are found."""
     by_name = {room.name: room for room in rooms}
     found: list[Candidate] = []
     for number in range(1, requirement.num_stages + 1):
@@ -149,7 +147,7 @@ _One = TypeVar("_One", bound=_Placed)
 
 
 def varied(ordered: Sequence[_One], keep: int) -> list[_One]:
-    """Return `keep` candidates in the same order: first the best of each set of clusters, then others."""
+    """Return `keep` of the ordered candidates in order, preferring the best of each set of clusters."""
     first: dict[frozenset[str], _One] = {}
     for one in ordered:
         first.setdefault(frozenset(one.clusters), one)

@@ -1,9 +1,10 @@
-"""`place_all`: places for a demand, one kind of pipelines after the other on what the ones before have left.
+"""`place_all`: places for all pipelines of a plan, one group of equal pipelines after the other.
 
-Equal pipelines are placed by `place`, unchanged. Of unlike ones those of the largest stages come first; where
-a choice leaves no place for the rest, the next is tried, so that all kinds have a place or none. Clusters
-that hold the same layers must be joined, and their links must carry the gradients beside the pipelines.
-Exact where clusters have whole nodes and one in part, unless the work runs out, which is told.
+`place` places each group on the resources that the previous groups left, the group with the largest stages
+first; the search backtracks if a later group does not fit, so all groups are placed or none. Clusters that
+hold the same layers must have links, with bandwidth for the gradients beside that of the pipelines.
+Exact if every cluster has only whole free nodes and one partial node, unless the search budget runs out
+(`whole` false).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from isthmus.core.job import Placement
 from isthmus.core.plan import Refusal
 
 EACH, CALLS = 16, 64
-"""Candidates that one kind of pipelines has beside given others, and searches for them, at most."""
+"""Largest number of candidates per group of pipelines, and of calls of `place` per search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """A candidate for each kind of a demand's pipelines, in its order, and why they can be there."""
+    """A place for every pipeline of a plan: one candidate per `Demand.kinds`, and the reasons why it fits."""
 
     candidates: tuple[Candidate, ...]
     why: str
@@ -38,18 +39,18 @@ class Together:
 
     @property
     def price_per_hour(self) -> float:
-        """What all of them cost an hour."""
+        """Price of all pipelines per hour."""
         return sum(one.price_per_hour for one in self.candidates)
 
     @property
     def crossings(self) -> int:
-        """How often pipelines cross the WAN."""
+        """Number of WAN crossings of all groups."""
         return sum(one.crossings for one in self.candidates)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TogetherPlacements:
-    """Places for all pipelines of a demand, best first; refusals; `whole` unless the work ran out."""
+    """Places for all pipelines of a plan, best first; refusals; `whole` unless the search budget ran out."""
 
     candidates: tuple[Together, ...]
     refused: tuple[Refusal, ...] = ()
@@ -59,7 +60,7 @@ class TogetherPlacements:
 def place_all(
     demand: Demand, resources: Resources, switches: Placement, keep: int = 3, calls: int = CALLS
 ) -> TogetherPlacements:
-    """Return up to `keep` ways to place all pipelines of `demand` on what is free, within `switches`."""
+    """Return up to `keep` ways to place all pipelines on the free resources, within the constraints."""
     if len(demand.kinds) == 1:
         found = place(demand.kinds[0].requirement, resources, switches, keep)
         candidates = tuple(Together(candidates=(one,), why=one.why) for one in found.candidates)
@@ -68,17 +69,17 @@ def place_all(
     if refusal:
         return TogetherPlacements(candidates=(), refused=(refusal,))
     searches = [_Search(demand, one, keep, calls) for one in _per_owner(resources, switches)]
-    laid = [one for search in searches for one in search.run(resources)]
-    laid.sort(key=lambda one: (one.crossings, len(one.clusters), one.price_per_hour))
+    placements = [one for search in searches for one in search.run(resources)]
+    placements.sort(key=lambda one: (one.crossings, len(one.clusters), one.price_per_hour))
     return TogetherPlacements(
-        candidates=tuple(varied(laid, keep)),
-        refused=() if laid else tuple(dict.fromkeys(r for one in searches for r in one.refused)),
+        candidates=tuple(varied(placements, keep)),
+        refused=() if placements else tuple(dict.fromkeys(r for one in searches for r in one.refused)),
         whole=all(one.whole for one in searches),
     )
 
 
 def _per_owner(resources: Resources, switches: Placement) -> list[Placement]:
-    """Return the switches under which all kinds may be together: of each owner, if owners may not mix."""
+    """Return the constraints to search under: as given, or one per owner if owners must not be combined."""
     if switches.several_owners:
         return [switches]
     owners = {site.owner for site in resources.sites.values()}
@@ -88,7 +89,7 @@ def _per_owner(resources: Resources, switches: Placement) -> list[Placement]:
 
 @dataclass
 class _Search:
-    """One search, within `switches`; `refused` is why it failed where it came farthest."""
+    """One backtracking search; `refused` has the refusals at its deepest level."""
 
     demand: Demand
     switches: Placement
@@ -99,7 +100,7 @@ class _Search:
     _farthest: int = -1
 
     def run(self, resources: Resources) -> list[Together]:
-        """Return ways to place all kinds, the first found first."""
+        """Return ways to place all groups, in the order found."""
         found = list[Together]()
         for laid, left in self._lay({}, resources):
             found.append(self._together(laid, left))
@@ -111,7 +112,7 @@ class _Search:
     def _lay(
         self, laid: dict[int, Candidate], left: Resources
     ) -> Iterator[tuple[dict[int, Candidate], Resources]]:
-        """Yield candidates by kind that can all be there, with what they leave; gradients are in it."""
+        """Yield complete placements, as candidates by group number, with the resources they leave."""
         if len(laid) == len(self.demand.kinds):
             yield laid, left
             return
@@ -126,25 +127,25 @@ class _Search:
         if not found.candidates:
             self._refuse(len(laid), (_told(kind, one, bool(laid)) for one in found.refused))
         for one in found.candidates:
-            grown = {**laid, number: one}
+            extended = {**laid, number: one}
             try:
-                beside, _ = left.beside(kind.requirement, one.ranges, network=self.switches.network)
+                remaining, _ = left.beside(kind.requirement, one.ranges, network=self.switches.network)
             except ConflictError:
                 continue
-            lacking = self._gradients(grown, beside)
-            if lacking is None:
-                yield from self._lay(grown, beside)
+            refusal = self._gradients(extended, remaining)
+            if refusal is None:
+                yield from self._lay(extended, remaining)
             else:
-                self._refuse(len(laid), [lacking])
+                self._refuse(len(laid), [refusal])
 
     def _gradients(self, laid: dict[int, Candidate], left: Resources) -> Refusal | None:
-        """Return what is lacking for the gradients of what is laid; bandwidth is asked once all is laid."""
+        """Return why links cannot carry the gradients, or None; bandwidth is checked once all is placed."""
         rates = gradient_gbps(self.demand, laid)
-        whole = len(laid) == len(self.demand.kinds)
+        is_complete = len(laid) == len(self.demand.kinds)
         for ends, gbps in sorted(rates.items()):
             link = left.links.get(ends)
             free_gbps = link.free_gbps if link else 0.0
-            if link is None or (whole and self.switches.network and free_gbps < gbps):
+            if link is None or (is_complete and self.switches.network and free_gbps < gbps):
                 return gradient_refusal(left, ends, gbps)
         return None
 
@@ -156,15 +157,15 @@ class _Search:
 
     def _together(self, laid: dict[int, Candidate], left: Resources) -> Together:
         kinds = self.demand.kinds
-        words = [f"{kinds[number].words}: {laid[number].why}" for number in range(len(kinds))]
+        reasons = [f"{kinds[number].words}: {laid[number].why}" for number in range(len(kinds))]
         for (a, b), gbps in sorted(gradient_gbps(self.demand, laid).items()):
             free_gbps = left.links[a, b].free_gbps
-            words.append(f"gradients from {a} to {b} need {gbps:.3g} of {free_gbps:.3g} Gbit/s left")
-        return Together(candidates=tuple(laid[n] for n in range(len(kinds))), why="; ".join(words))
+            reasons.append(f"gradients from {a} to {b} need {gbps:.3g} of {free_gbps:.3g} Gbit/s left")
+        return Together(candidates=tuple(laid[n] for n in range(len(kinds))), why="; ".join(reasons))
 
 
 def gradient_gbps(demand: Demand, laid: dict[int, Candidate]) -> dict[Ends, float]:
-    """Return what the gradients of the kinds that are laid need between their clusters."""
+    """Return the Gbit/s that the gradients of placed groups need, by pair of clusters."""
     held = [
         one
         for number, candidate in laid.items()
@@ -174,22 +175,22 @@ def gradient_gbps(demand: Demand, laid: dict[int, Candidate]) -> dict[Ends, floa
 
 
 def gradient_refusal(left: Resources, ends: Ends, gbps: float) -> Refusal:
-    """Say that a link does not carry the gradients of replicas at its ends."""
+    """Return the refusal of a link that cannot carry the gradients of replicas at its ends."""
     link, owners = left.links.get(ends), [left.sites[name].owner for name in ends]
     free_gbps = link.free_gbps if link else 0.0
-    what = "there is no link" if link is None else f"{free_gbps:.3g} Gbit/s is left"
+    shortage = "there is no link" if link is None else f"{free_gbps:.3g} Gbit/s is left"
     return Refusal(
         clusters=ends,
         stage="network",
         owner=owners[0],
         lacking_gbps=max(0.0, gbps - free_gbps),
         reason=f"network: {ends[0]} ({owners[0]}) to {ends[1]} ({owners[1]}): the gradients of replicas need "
-        f"{gbps:.3g} Gbit/s, {what}",
+        f"{gbps:.3g} Gbit/s, {shortage}",
     )
 
 
 def _told(kind: Alike, refusal: Refusal, beside: bool) -> Refusal:
-    """Return a refusal that says whose it is."""
-    head, _, rest = refusal.reason.partition(": ")
+    """Return a refusal that names the replicas that it concerns."""
+    stage, _, rest = refusal.reason.partition(": ")
     others = ", beside the others" if beside else ""
-    return refusal.model_copy(update={"reason": f"{head}: for {kind.words}{others}: {rest}"})
+    return refusal.model_copy(update={"reason": f"{stage}: for {kind.words}{others}: {rest}"})

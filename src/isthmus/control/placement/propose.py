@@ -1,8 +1,8 @@
-"""`propose`: plans for a waiting job: pipelines from the planner, placed and filtered stage by stage.
+"""`propose`: plans for a waiting job, made by the planner and relocated and filtered by placement.
 
-The way of cross-domain pooling report 4.2.3: a job's requirement is modelled from its best plan, the compute
-stage finds other places for the same pipelines, storage and network refuse those that they cannot carry. A
-job that has no plan on what is free is modelled on the whole pool, so that it can be told what is lacking.
+Follows cross-domain pooling report 4.2.3: the requirement comes from the job's best plan, the compute search
+finds other places for the same pipelines, and the storage and network filters reject those they cannot serve.
+If no plan fits the free resources, the requirement comes from a plan on the whole pool, to report shortages.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from isthmus.plan.search.costs.limits import Limits
 from isthmus.plan.search.plans import Question, search_plans
 
 TRIES, FEW = 4, 256
-"""How often fewer chips are tried for what a job needs, and the number of them above which none are."""
+"""Attempts to find a template plan with fewer chips, and the largest template to reduce, in chips."""
 
 
 class PlanRequest(Frozen):
-    """A job with what is free: `free_chips` by cluster and node group, `free_gbps` by `FROM>TO`.
-
-    What the last two do not name is as the pool says. `executable` keeps to what our runtime runs.
-    """
+    """A job and the free resources. Storage and links that are not named are free as in the pool."""
 
     job: Job
     model: Model
     pool: Pool
+    # By cluster and node group.
     free_chips: dict[str, dict[str, int]]
+    # By cluster.
     free_storage_bytes: dict[str, int] = Field(default_factory=dict)
+    # By link, `FROM>TO`.
     free_gbps: dict[str, float] = Field(default_factory=dict)
+    # Only plans that the Isthmus runtime supports.
     executable: bool = True
 
 
 def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
-    """Return up to `keep` plans, predicted fastest first, and what the search and each stage refused.
+    """Return up to `keep` plans, predicted fastest first, and the refusals of planner and placement.
 
-    Raises `ModelError` for a model that cannot be profiled, `PlanError` for degrees that no pool could keep.
+    Raises `ModelError` for a model that cannot be profiled, `PlanError` for degrees that no pool allows.
     """
     job, network = asked.job, asked.job.placement.network
     resources = Resources.of(asked.pool, asked.free_chips, asked.free_storage_bytes, asked.free_gbps)
     pool = _left(asked.pool, asked.free_gbps) if network else asked.pool
+    # Step 1: plan on the free chips; keep the plans that storage and network admit where they are.
     planned = make_plans(job, asked.model, pool, asked.free_chips, keep=keep, executable=asked.executable)
     profile = profile_model(asked.model)
     kept: list[Plan] = []
@@ -64,23 +66,25 @@ def propose(asked: PlanRequest, keep: int = 5) -> PlanSet:
         refusals = _refusals(plan, asked, profile, resources)
         refused += refusals
         kept += [] if refusals else [_with_gradients_told(plan, profile)]
+    # Step 2: relocate the best plan to other clusters.
     for pattern in planned.plans[:1] or _patterns(asked):
         moved, more = _elsewhere(pattern, kept, asked, profile, resources, pool)
         kept += moved
         refused += more
-    told = {frozenset(one.clusters) for one in refused}
-    refused += [one for one in planned.refused if frozenset(one.clusters) not in told]
+    # Step 3: add the planner's refusals for other clusters.
+    reported = {frozenset(one.clusters) for one in refused}
+    refused += [one for one in planned.refused if frozenset(one.clusters) not in reported]
     plans = tuple(_with_needs(plan, job, profile) for plan in _best(kept, keep))
     return PlanSet(plans=plans, refused=tuple(dict.fromkeys(refused)))
 
 
 def _with_needs(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
-    """Return a plan that says what its stages store, what that rests on, and what its gradients send."""
+    """Return the plan with the storage of its stages, the traffic of its gradients, and the assumptions."""
     if plan.predicted is None:
         return plan
     notes = plan.predicted.assumptions
     if job.data.max_bytes is None:
-        notes = (*notes, "data.max_bytes is not given: the data is taken to need no storage")
+        notes = (*notes, "data.max_bytes is not given: the data is assumed to need no storage")
     update = {
         "storage_bytes": stored_bytes(plan, job, profile),
         "gradient_gbps": {f"{a}>{b}": gbps for (a, b), gbps in _gradient_gbps(plan, profile).items()},
@@ -90,14 +94,14 @@ def _with_needs(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
 
 
 def _with_gradients_told(plan: Plan, profile: ModelProfile) -> Plan:
-    """Return a plan of the planner whose reasons name what gradients need, as those of `Together` do."""
+    """Return a plan of the planner with the gradient traffic in `why`, as in `Together.why`."""
     rates = _gradient_gbps(plan, profile)
-    told = (f"; gradients from {a} to {b} need {gbps:.3g} Gbit/s" for (a, b), gbps in rates.items())
-    return plan.model_copy(update={"why": plan.why + "".join(told)})
+    reasons = (f"; gradients from {a} to {b} need {gbps:.3g} Gbit/s" for (a, b), gbps in rates.items())
+    return plan.model_copy(update={"why": plan.why + "".join(reasons)})
 
 
 def _gradient_gbps(plan: Plan, profile: ModelProfile) -> dict[Ends, float]:
-    """Return what gradients send between clusters; nothing where all replicas are at the same ones."""
+    """Return the Gbit/s of gradients by pair of clusters; empty if all replicas use the same clusters."""
     rows = {tuple(stage.cluster for stage in plan.pipeline(replica)) for replica in range(plan.dp)}
     if plan.predicted is None or len(rows) == 1:
         return {}
@@ -106,7 +110,7 @@ def _gradient_gbps(plan: Plan, profile: ModelProfile) -> dict[Ends, float]:
 
 
 def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
-    """Return the pool with what links have left; those that have nothing left are not there."""
+    """Return the pool with the free bandwidth of its links; links without any are removed."""
     links = []
     for link in pool.links:
         gbps = min(link.bandwidth_gbps, free_gbps.get(f"{link.source}>{link.target}", link.bandwidth_gbps))
@@ -116,14 +120,15 @@ def _left(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
 
 
 def _patterns(asked: PlanRequest) -> tuple[Plan, ...]:
-    """Return a plan on the whole pool, nothing in use and all owners together, if there is one.
+    """Return at most one plan on the whole pool, idle and with all owners combined.
 
-    It tells what the job needs where nothing can be had: it is never offered itself. Nobody is to be told to
-    lack what the job could do without, so it is one of about as few chips as the job can have.
+    It determines the shortages to report and is never offered itself. To keep the reported shortages minimal,
+    a bisection looks for a plan with few chips.
     """
     free = sum(chips for groups in asked.free_chips.values() for chips in groups.values())
-    most, least = asked.job.placement.max_chips, 0
-    found = _on_whole_pool(asked, min(free, most or free)) or _on_whole_pool(asked, min(FEW, most or FEW))
+    max_chips, least = asked.job.placement.max_chips, 0
+    found = _on_whole_pool(asked, min(free, max_chips or free))
+    found = found or _on_whole_pool(asked, min(FEW, max_chips or FEW))
     for _ in range(TRIES if found else 0):
         chips = _num_chips(found)
         middle = math.isqrt(max(1, least) * chips)
@@ -131,11 +136,11 @@ def _patterns(asked: PlanRequest) -> tuple[Plan, ...]:
             break
         fewer = _on_whole_pool(asked, middle)
         found, least = (fewer, least) if fewer else (found, middle)
-    return found or _on_whole_pool(asked, most)
+    return found or _on_whole_pool(asked, max_chips)
 
 
 def _on_whole_pool(asked: PlanRequest, max_chips: int | None) -> tuple[Plan, ...]:
-    """Return the best plan of at most `max_chips`."""
+    """Return the best plan with at most `max_chips`, if there is one."""
     if max_chips == 0:
         return ()
     update = {"several_owners": True, "network": False, "max_chips": max_chips}
@@ -150,7 +155,7 @@ def _num_chips(plans: Sequence[Plan]) -> int:
 
 
 def _refusals(plan: Plan, asked: PlanRequest, profile: ModelProfile, resources: Resources) -> list[Refusal]:
-    """Return what storage and network refuse of a plan where it stands."""
+    """Return the storage and network refusals of a plan at its planned places."""
     try:
         demand = demand_of(plan, asked.job, profile, asked.pool)
     except PlanError as error:
@@ -166,7 +171,7 @@ def _elsewhere(
     resources: Resources,
     pool: Pool,
 ) -> tuple[list[Plan], list[Refusal]]:
-    """Return the stages of `pattern` at places that `kept` does not use, and what was refused."""
+    """Return `pattern` relocated to sets of clusters that `kept` does not use, and the refusals."""
     try:
         demand = demand_of(pattern, asked.job, profile, asked.pool)
     except PlanError:
@@ -185,7 +190,7 @@ def _elsewhere(
 
 
 def _best(plans: Sequence[Plan], keep: int) -> tuple[Plan, ...]:
-    """Return `keep` plans, fastest first: the fastest of each set of clusters before others of the same."""
+    """Return `keep` plans, fastest first, preferring the fastest of each set of clusters."""
     ordered = sorted(plans, key=lambda one: (_seconds(one), one.id))
     first: dict[frozenset[str], Plan] = {}
     for one in ordered:

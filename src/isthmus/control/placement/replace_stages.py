@@ -1,4 +1,4 @@
-"""`replant`: write a plan anew at another place: the same stages on chips of the same kind, timed there."""
+"""`replant`: the same stages of a plan at other clusters, on chips of the same kind, with new timing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def replant(
     profile: ModelProfile,
     pool: Pool,
 ) -> Plan:
-    """Return `plan` at the clusters of `together`, predicted there by the simulator.
+    """Return `plan` at the clusters of `together`, with the simulator's prediction.
 
-    Raises `ConflictError` where the nodes are not free, `PlanError` where the links do not admit it.
+    Raises `ConflictError` if the nodes are not free, `PlanError` if the links do not admit the plan.
     """
     left, pipelines = resources, dict[int, list[Stage]]()
     for number in demand.largest_first:
@@ -51,11 +51,11 @@ def replant(
         }
     )
     timed = _predicted(Plan.model_validate(moved_plan.model_dump()), plan, job, profile, pool)
-    return timed.model_copy(update={"why": f"the stages of {plan.id} at another place: {together.why}"})
+    return timed.model_copy(update={"why": f"{plan.id} at other clusters: {together.why}"})
 
 
 def _predicted(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> Plan:
-    """Return `moved` with the prediction of `plan`, as far as the place changes nothing, and its own time."""
+    """Return `moved` with the prediction of `plan`, updated for its place: time, cost, WAN traffic."""
     task = Task(
         profile=profile,
         sequence_length=job.training.sequence_length,
@@ -69,11 +69,11 @@ def _predicted(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, pool: P
     )
     groups = [(s.num_chips, pool.cluster(s.cluster).group(s.node_group)) for s in moved.stages]
     per_s = sum(chips * group.price_per_chip_hour / 3600 for chips, group in groups)
-    cards = sum(chips / pool.chip(group).chips_per_card for chips, group in groups)
+    num_cards = sum(chips / pool.chip(group).chips_per_card for chips, group in groups)
     precision_bytes = 2 if job.training.precision == "bf16" else 4
     update = {
         "iteration_s": run.iteration_s,
-        "tgs_tokens_per_card_s": moved.samples * moved.sequence_length / run.iteration_s / cards,
+        "tgs_tokens_per_card_s": moved.samples * moved.sequence_length / run.iteration_s / num_cards,
         "samples_per_s": moved.samples / run.iteration_s,
         "cost_per_iteration": per_s * run.iteration_s,
         "wan_gbps": tuple(

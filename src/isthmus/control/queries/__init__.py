@@ -1,1 +1,1 @@
-"""Read-only queries on the state of the pool."""
+"""Read-only queries on the pool state."""

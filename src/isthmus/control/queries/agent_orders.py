@@ -1,4 +1,4 @@
-"""What follows from the state without changing it: orders to sites, their queues, events that are due."""
+"""Read-only queries on the state: orders for agents, site queues, events that are due."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from isthmus.core.messages.agent_messages import PartOrder
 
 _RELEASE = PartOrder(job="j", attempt=1, desired="released")
 _ROUNDING_S = 1.0
-"""More than seconds since the epoch are ever rounded by."""
+"""Tolerance for rounding of times since the epoch."""
 
 
 def orders(state: State, cluster: str) -> tuple[PartOrder, ...]:
-    """Return the orders for a site: releases first, then every part that should be there, oldest first.
+    """Return the orders for a site: releases first, then the parts that should be there, oldest first.
 
-    A part that the site reports and nobody knows (of a deleted job, of an attempt long released) is
-    ordered released.
+    Reported parts that the coordinator does not know (of a deleted job or an old attempt) are released.
     """
     record = state.clusters.get(cluster)
     if record is None:
@@ -35,19 +34,19 @@ def orders(state: State, cluster: str) -> tuple[PartOrder, ...]:
 
 
 def _order(state: State, part: PartRecord) -> PartOrder:
-    """Return a part's order, made anew only where it says something else than the last one."""
+    """Return the order of a part; rebuild it only if its content has changed."""
     job = state.jobs[part.job]
-    says = (part.desired, part.protect, part.victims, job.rank_map)
+    content = (part.desired, part.protect, part.victims, job.rank_map)
     if part.order is None:
-        part.order = says, _write(state, job, part)
-    elif part.order[0] != says:
-        part.order = says, _rewrite(job, part, part.order[1])
-    written: PartOrder = part.order[1]
-    return written
+        part.order = content, _write(state, job, part)
+    elif part.order[0] != content:
+        part.order = content, _rewrite(job, part, part.order[1])
+    order: PartOrder = part.order[1]
+    return order
 
 
 def _rewrite(job: JobRecord, part: PartRecord, order: PartOrder) -> PartOrder:
-    """Return a part's order with what has changed of it since it was written."""
+    """Return `order` with the current values of the fields that can change."""
     if part.desired == "released":
         return _RELEASE.model_copy(update={"job": part.job, "attempt": part.attempt})
     update = {"desired": part.desired, "protect": part.protect, "victims": part.victims}
@@ -74,7 +73,7 @@ def _write(state: State, job: JobRecord, part: PartRecord) -> PartOrder:
 
 
 def queue(state: State, cluster: str) -> tuple[str, ...]:
-    """Return the order in which the pool's jobs should stand in a site's queue, first to start first."""
+    """Return the pool's jobs in a site's queue in their required order, first to start first."""
     found = []
     for job_id in state.indexes.pushed:
         job = state.jobs.get(job_id)
@@ -84,17 +83,16 @@ def queue(state: State, cluster: str) -> tuple[str, ...]:
 
 
 def misplaced(state: State, record: ClusterRecord) -> int:
-    """Return how many of the pool's jobs a site last reported out of their order."""
+    """Return the number of the pool's jobs that the site last reported out of order."""
     wanted = {job_id: place for place, job_id in enumerate(queue(state, record.cluster.name))}
     seen = [wanted[entry.job] for entry in record.queue if entry.attempt and entry.job in wanted]
     return sum(place != other for place, other in zip(seen, sorted(seen), strict=True))
 
 
 def due(state: State, now_s: float) -> tuple[Event, ...]:
-    """Return the events that time alone has brought about by `now_s`.
+    """Return the events due at `now_s`: lost agents and expired deadlines.
 
-    A time that lies further ahead than any of the rules could have put it comes from before the clock was
-    set back: it has passed.
+    A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
     """
     lost = [
         AgentLost(now_s=now_s, cluster=name)
@@ -103,18 +101,19 @@ def due(state: State, now_s: float) -> tuple[Event, ...]:
         and record.heard_s is not None
         and abs(now_s - record.heard_s) > state.rules.agent_lost_s
     ]
-    passed = [state.jobs[state.indexes.numbers[number]] for number in sorted(set(_passed(state, now_s)))]
+    expired = [state.jobs[state.indexes.numbers[number]] for number in sorted(set(_passed(state, now_s)))]
     return (
         *lost,
         *(
             DeadlinePassed(now_s=now_s, job_id=job.id, state=job.state, attempt=job.attempt)
-            for job in passed
+            for job in expired
             if job.state in ("preempting", "preparing", "starting", "waiting")
         ),
     )
 
 
 def _passed(state: State, now_s: float) -> Iterator[int]:
+    """Yield the numbers of the jobs whose state has timed out."""
     rules = state.rules
     longest_s = {
         "preempting": max(rules.reservation_s, rules.protect_s),
@@ -122,12 +121,12 @@ def _passed(state: State, now_s: float) -> Iterator[int]:
         "starting": rules.start_s,
         "waiting": rules.retry_most_s,
     }
-    for name, book in state.indexes.timed.items():
-        for deadline_s, number in book:
+    for name, deadlines in state.indexes.timed.items():
+        for deadline_s, number in deadlines:
             if deadline_s > now_s:
                 break
             yield number
-        for deadline_s, number in reversed(book):
+        for deadline_s, number in reversed(deadlines):
             if deadline_s - now_s <= longest_s[name] + _ROUNDING_S:
                 break
             yield number

@@ -1,4 +1,4 @@
-"""What would become of a job if it were submitted now: the planner is asked, and nothing is changed."""
+"""Dry run: the plans, place and victims that a job would have if it were submitted now."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from isthmus.core.messages.api_views import Submission, VictimView
 from isthmus.core.plan import PlanSet
 
 JOB = "dry-run"
-"""What a job is called that is not there."""
+"""Id of the job of a dry run."""
 
 
 def requests(state: State, submission: Submission) -> tuple[MakePlans, MakePlans]:
-    """Return what the planner is asked: on what is free now, and on the pool as if nothing were in use."""
+    """Return the planner requests: on the free resources, and on the idle pool."""
     storage, gbps = ledger.left_of_pool(state)
     whole, free = ledger.whole_pool(state), state.free()
     for key, kept in ledger.chips_of(state.indexes.kept).items():
@@ -41,17 +41,17 @@ def requests(state: State, submission: Submission) -> tuple[MakePlans, MakePlans
 
 
 def plans_of(asked: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], PlanSet]) -> PlanSet:
-    """Return plans on what is free; where there are none, those to wait for, with why none fits now."""
-    now, whole = asked
-    found = planner(now)
-    if found.plans or not now.clusters:
+    """Return plans on the free resources; if none fits, plans on the idle pool with the refusals."""
+    on_free, on_idle = asked
+    found = planner(on_free)
+    if found.plans or not on_free.clusters:
         return found
-    return PlanSet(plans=planner(whole).plans, refused=found.refused)
+    return PlanSet(plans=planner(on_idle).plans, refused=found.refused)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Where the job would stand, and whose chips it could have at once."""
+    """The queue query of a dry-run job, and the victims whose chips would let it start now."""
 
     question: Question
     victims: tuple[VictimView, ...]
@@ -60,7 +60,7 @@ class Asked:
 def about_dry_run(
     state: State, user: str, submission: Submission, plans: PlanSet, now_s: float, paces: Paces
 ) -> Asked:
-    """Ask where a job with these plans would stand behind those that wait, as its user would see it."""
+    """Return the query for a job with these plans that is submitted now, as its user sees it."""
     job = JobRecord.of(JOB, state.submitted + 1, user, submission, now_s)
     job.state, job.plans = "waiting", plans
     ledger.give_plan(state, job, plans.plans[0] if plans.plans else None)

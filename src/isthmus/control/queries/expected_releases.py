@@ -1,4 +1,4 @@
-"""What the queue wants and what comes back to it: requests of jobs that wait, releases of those that run."""
+"""Inputs of start forecasts: the waiting jobs, and the expected releases of allocated chips."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from isthmus.control.state.job_records import ENDED, JobRecord, State
 from isthmus.core.plan import Part, Plan
 
 UNDER_WAY = frozenset({"preparing", "starting", "running", "stopping"})
-"""States in which a job has been promised its chips, or still has them."""
+"""States in which chips are allocated to a job."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Steps that are done (over all attempts), and the seconds of one lately (None: not measured)."""
+    """Steps done over all attempts, and the recent step time (None: not measured)."""
 
     steps_done: int
     step_s: float | None = None
 
 
 Paces = Mapping[str, Pace]
-"""How far jobs are, by id."""
+"""Progress by job id."""
 
 
 def is_before_its_start(job: JobRecord) -> bool:
-    """Tell whether a job has neither ended nor been promised its chips."""
+    """Return whether a job has not ended and has no chips allocated."""
     return job.state not in ENDED and job.state not in UNDER_WAY
 
 
 def is_to_choose(job: JobRecord) -> bool:
-    """Tell whether a job's user has yet to choose its plan."""
+    """Return whether the job's user must still choose its plan."""
     return job.plan is None and not job.auto
 
 
 def wanted_plan(job: JobRecord) -> Plan | None:
-    """Return the plan that a job waits for: its own, else the first of its candidates."""
+    """Return the plan that a job waits for: its own, otherwise its first candidate."""
     return job.plan or (job.plans.plans[0] if job.plans and job.plans.plans else None)
 
 
@@ -48,7 +48,7 @@ def cuts_of(job: JobRecord) -> tuple[Part, ...]:
 
 
 def request_of(job: JobRecord, plan: Plan, paces: Paces) -> Request:
-    """Return what a job wants that waits for `plan`, and how long the steps still to do should take."""
+    """Return the input of `global_order` for a job that waits for `plan`, with its remaining run time."""
     pace, steps = paces.get(job.id, Pace(0)), job.submission.job.training.steps
     step_s = plan.predicted.iteration_s if plan.predicted else 0.0
     return Request(
@@ -62,7 +62,7 @@ def request_of(job: JobRecord, plan: Plan, paces: Paces) -> Request:
 
 
 def releases(state: State, now_s: float, paces: Paces) -> list[Release]:
-    """Return the chips that jobs give back which have been promised them, each when it should end."""
+    """Return the allocated chips of every job, each released at its expected end."""
     found: dict[str, dict[str, int]] = {}
     for record in state.clusters.values():
         for part in record.parts.values():
@@ -77,7 +77,7 @@ def releases(state: State, now_s: float, paces: Paces) -> list[Release]:
 
 
 def _ends_s(job: JobRecord, now_s: float, paces: Paces) -> float:
-    """Return when a job under way should end: by its pace where it was measured, else by its prediction."""
+    """Return the expected end of an active job, by its measured step time, otherwise as predicted."""
     if job.state == "stopping" or (is_before_its_start(job) and job.state != "preempting"):
         return now_s
     predicted = job.plan.predicted if job.plan else None

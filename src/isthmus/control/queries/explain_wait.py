@@ -1,7 +1,7 @@
-"""The honest queue: why a job waits, who goes first, when it should start. Read only.
+"""Why a job waits: missing resources, jobs ahead of it, expected start. Read only.
 
-`about_job` and `about_queue` take down what the state says; `answer` then plays the queue forward, which may
-take a tenth of a second and needs the state no more. Other users' jobs stand there without their names.
+`about_job` and `about_queue` copy what they need from the state; `answer` then simulates the queue, which may
+take 0.1 s and does not access the state. Other users' jobs appear without their ids.
 """
 
 from __future__ import annotations
@@ -30,23 +30,26 @@ from isthmus.core.messages.queue_status import Ahead, Standing
 from isthmus.core.plan import Plan
 
 HEAD = 256
-"""So many jobs of the queue are played forward; those behind them have a place and no times."""
+"""Jobs from the head of the queue that are simulated; later ones have a place and no times."""
 
 TIMES = (
-    f"runs end when predicted, or by their pace so far; the band is for {SPREAD:.0%} more or less of each",
-    "jobs that are yet to come, failures, and chips that owners may take or give back are not in it",
+    f"times use the predicted or measured step times; the range covers deviations of {SPREAD:.0%}",
+    "future jobs, failures and capacity changes by owners are not included",
 )
-NO_TIMES = ("no expected start: it waits for jobs whose end nobody can tell, or stands too far back",)
+NO_TIMES = ("no expected start: it waits for jobs of unknown duration, or is too far back in the queue",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What was asked: `standings` still without times, the queue as it is, who is who in it."""
+    """Statuses without times, and the copy of the queue that determines the times."""
 
     standings: tuple[Standing, ...]
+    # The jobs to simulate.
     requests: tuple[Request, ...]
+    # Free chips by `CLUSTER/GROUP`.
     free: Mapping[str, int]
     releases: tuple[Release, ...]
+    # The jobs of the queue by id, as the viewer may see them.
     who: Mapping[str, Ahead]
     now_s: float
     objective: Objective
@@ -54,9 +57,9 @@ class Question:
 
 
 def about_job(state: State, job: JobRecord, now_s: float, paces: Paces, viewer: str | None) -> Question:
-    """Ask where `job` stands; `viewer` is the user who asks, None an operator.
+    """Return the query for the status of `job`, which need not be in `state`; `viewer` None is an operator.
 
-    It need not be in `state`. A job with candidate plans and none chosen is taken to wait for the first.
+    A job with candidate plans and no chosen one is assumed to wait for the first.
     """
     others = [one for one in _head(state) if one.id != job.id]
     counts = is_before_its_start(job) and _holdable(state, job)
@@ -65,13 +68,13 @@ def about_job(state: State, job: JobRecord, now_s: float, paces: Paces, viewer: 
 
 
 def about_queue(state: State, now_s: float, paces: Paces, viewer: str | None, limit: int = 100) -> Question:
-    """Ask where the first `limit` of the viewer's jobs stand that do not run yet."""
+    """Return the query for the first `limit` pending jobs of the viewer; None is an operator."""
     every = _of(state, viewer) if viewer is not None else _all(state)
     return _question(state, islice(every, limit), _head(state), now_s, paces, viewer)
 
 
 def answer(question: Question) -> tuple[Standing, ...]:
-    """Return the standings with their times."""
+    """Return the statuses with their times."""
     found = forecast_starts(
         question.requests,
         question.free,
@@ -84,21 +87,21 @@ def answer(question: Question) -> tuple[Standing, ...]:
 
 
 def _all(state: State) -> Iterator[JobRecord]:
-    """Yield the jobs that do not run yet, in the order of the queue, then those that are not in it."""
+    """Yield the pending jobs: in the order of the queue, then those outside of it."""
     for key in state.indexes.order:
         yield of_key(state, key)
     yield from (job for job in state.live.values() if is_before_its_start(job) and not job.ordered)
 
 
 def _of(state: State, user: str) -> Iterator[JobRecord]:
-    """Yield a user's jobs that do not run yet, likewise."""
+    """Yield a user's pending jobs in the same order."""
     jobs = (state.jobs[state.indexes.numbers[number]] for number in state.indexes.of_user.get(user, ()))
     mine = [job for job in jobs if is_before_its_start(job)]
     return iter(sorted(mine, key=lambda job: (not job.ordered, key_of(job))))
 
 
 def _head(state: State) -> list[JobRecord]:
-    """Return the first of those that wait for chips which the pool has, be they in use."""
+    """Return the jobs at the head of the queue that the idle pool could hold."""
     jobs = (of_key(state, key) for key in state.indexes.head(HEAD))
     return [job for job in jobs if not is_to_choose(job) and _holdable(state, job)]
 
@@ -150,7 +153,7 @@ def _standing(state: State, job: JobRecord) -> Standing:
 
 
 def _place(state: State, job: JobRecord) -> int | None:
-    """Return a job's place in the queue, or the one that a job would have which is not in the state."""
+    """Return the job's place in the queue from 1, or the place it would have if it were submitted now."""
     if job.ordered:
         return int(state.indexes.order.index(key_of(job))) + 1
     if job.id in state.jobs or not _holdable(state, job):
@@ -159,7 +162,7 @@ def _place(state: State, job: JobRecord) -> int | None:
 
 
 def _timed(one: Standing, found: Forecast | None, question: Question) -> Standing:
-    """Return a standing with its times and who goes first."""
+    """Return the status with its times and the jobs ahead."""
     if found is None:
         return one
     times = (("start_s", found.start_s), ("earliest_s", found.earliest_s), ("latest_s", found.latest_s))
@@ -175,20 +178,20 @@ def _who(job: JobRecord, viewer: str | None) -> Ahead:
 
 
 def _reason(state: State, job: JobRecord, plan: Plan | None) -> str:
-    """Say in a few words what a job waits for; what it lacks stands beside it."""
+    """Describe briefly what the job waits for; `Standing.refused` has the details."""
     if not is_before_its_start(job) or job.state == "preempting":
         return job.reason
     if plan is None:
-        return "the planner is looking for plans" if job.state == "planning" else "no plan fits what is free"
+        return "waiting for the planner" if job.state == "planning" else "no plan fits the free resources"
     if never_holds(state, cuts_of(job)):
-        return f"the pool as it is connected cannot hold plan {plan.id}"
+        return f"the connected pool cannot hold plan {plan.id}"
     if is_to_choose(job):
-        return f"its user is to choose among {len(job.plans.plans if job.plans else ())} plans"
+        return f"the user must choose one of {len(job.plans.plans if job.plans else ())} plans"
     where = dict.fromkeys(
         " > ".join(one.clusters) for one in lacking(state, cuts_of(job), job.needs or {}) if one.clusters
     )
     if where:
-        return f"waits for what {plan.id} lacks at {', '.join(where)}"
+        return f"{plan.id} waits for resources at {', '.join(where)}"
     if not ledger.fits(state, job.needs or {}, state.indexes.kept):
-        return "what it needs is free, but kept for jobs before it"
-    return "what it needs is free: it starts next"
+        return "the resources are free, but reserved for jobs ahead of it"
+    return "the resources are free: it starts next"

@@ -1,4 +1,4 @@
-"""`lacking`: which sites and links lack what for a plan now, as refusals that name the owner."""
+"""`lacking`: the current shortages of a plan by site and link, as refusals that name the owner."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _KBPS = 1e6
 
 
 def lacking(state: State, parts: Sequence[Part], needs: Mapping[str, int]) -> tuple[Refusal, ...]:
-    """Return a refusal for each site or link that has not free what a plan needs of it; none where it fits.
+    """Return a refusal for each site or link without enough free resources for a plan.
 
-    Chips are those of the plan's `parts`, storage and links those of `needs`, by the ledger's keys.
+    Chip needs come from the plan's `parts`, storage and link needs from `needs` (by resource key).
     """
     found = [one for part in parts for one in _compute(state, part)]
     away = {part.cluster for part in parts if not _is_connected(state, part.cluster)}
@@ -29,7 +29,7 @@ def lacking(state: State, parts: Sequence[Part], needs: Mapping[str, int]) -> tu
 
 
 def never_holds(state: State, parts: Sequence[Part]) -> bool:
-    """Tell whether the site of one of `parts` is away, or has fewer chips in all than that needs."""
+    """Return whether some site of `parts` is disconnected or has fewer chips in total than its part needs."""
     for part in parts:
         if not _is_connected(state, part.cluster):
             return True

@@ -1,4 +1,4 @@
-"""What users are shown of the state: jobs with their reasons, places and offers; clusters; the queue."""
+"""Views of the state for users: jobs with reason, place and possible victims; clusters; the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.core.pool import Link
 
 
 def job_view(state: State, job: JobRecord, *, details: bool) -> JobView:
-    """Return a job as its user sees it; `details` are its candidate plans and whose chips it could have."""
+    """Return a job as its user sees it; `details` adds its candidate plans and possible victims."""
     return JobView(
         id=job.id,
         name=job.wanted.name,
@@ -37,7 +37,7 @@ def job_view(state: State, job: JobRecord, *, details: bool) -> JobView:
 
 
 def pool_view(state: State, links: tuple[Link, ...]) -> PoolView:
-    """Return every cluster that ever reported, with the chips that a new job could have."""
+    """Return every cluster that ever reported, with its free chips."""
     clusters = tuple(
         ClusterView(
             cluster=record.cluster,
@@ -54,7 +54,7 @@ def pool_view(state: State, links: tuple[Link, ...]) -> PoolView:
 
 
 def list_jobs(state: State, user: str | None, after: str | None, limit: int | None) -> Iterator[JobRecord]:
-    """Yield jobs (of one user), oldest first: `limit` of them, from the one behind job `after` on."""
+    """Yield up to `limit` jobs (of one user), oldest first, starting after job `after`."""
     numbers: Iterable[int] = state.indexes.numbers
     if user is not None:
         numbers = state.indexes.of_user.get(user, ())
@@ -69,7 +69,7 @@ def list_jobs(state: State, user: str | None, after: str | None, limit: int | No
 
 
 def list_queue(state: State, after: str | None, limit: int) -> Iterator[JobRecord]:
-    """Yield `limit` jobs that wait for chips, first to start first, from the one behind job `after` on."""
+    """Yield up to `limit` jobs of the queue, first to start first, starting after job `after`."""
     order = state.indexes.order
     keys = iter(order)
     if after is not None:
@@ -82,7 +82,7 @@ def list_queue(state: State, after: str | None, limit: int) -> Iterator[JobRecor
 
 
 def _reason(state: State, job: JobRecord) -> str:
-    """Return why the job waits or how it ended, else its last setback; and which of its sites are away."""
+    """Return why the job waits or ended, or why it last restarted; and its disconnected sites."""
     reason = _why_it_waits(state, job) if job.state in WAITING else job.reason
     if not reason and job.state not in ENDED:
         reason = job.setback
@@ -98,14 +98,14 @@ def _reason(state: State, job: JobRecord) -> str:
 
 
 def _why_it_waits(state: State, job: JobRecord) -> str:
-    """Say what the job's plan lacks now, or who comes first."""
+    """Describe the shortages of the job's plan, or the reservation that blocks it."""
     if job.plan is None or job.deadline_s is not None:
         return job.reason
     lacks = ledger.lacks(state, job)
     if lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
     elif not ledger.fits(state, job.needs or {}, state.indexes.kept):
-        why = f"the chips of plan {job.plan.id} are kept for jobs that are before it in the queue"
+        why = f"the chips of plan {job.plan.id} are reserved for jobs ahead of it in the queue"
     else:
         why = job.reason
     return f"{why}; {job.setback}" if job.setback and job.setback != why else why

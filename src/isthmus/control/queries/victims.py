@@ -1,9 +1,9 @@
-"""`offer`: whose chips a job that waits could have, if its user agrees, and what each would lose.
+"""`offer`: the victims whose chips would let a waiting job start, if its user agrees.
 
-At each owner only jobs of a lower level of that owner's own may be taken from (`Cluster.priorities`), which
-agree to it (`preemptible`); of the site's own jobs, those that its owner's policy lets go. A victim of the
-pool leaves all its sites, so it is counted once, with everything it gives. Chosen greedily (lowest
-priority, then least work lost); then whoever is not needed is spared, the dearest first.
+Victims must be `preemptible` and of a lower level than the job at each owner (`Cluster.priorities`); a site's
+own jobs, if the owner's policy permits. A victim from the pool leaves all its sites, so it counts once, with
+all chips it frees. Chosen greedily (lowest priority, then least work lost); then unneeded victims are
+dropped, most expensive first.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from isthmus.core.pool import Cluster
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A victim: where it is taken from, the chips it gives by `CLUSTER/GROUP`, unsaved work, rank."""
+    """A job that could be preempted."""
 
+    # The job at each cluster where it frees needed chips.
     at: tuple[VictimAt, ...]
+    # Needed chips that it frees, by `CLUSTER/GROUP`.
     gives: Mapping[str, int]
     unsaved_s: float
+    # Rank of its priority; higher ranks are preempted first.
     rank: int
 
     @property
     def cost(self) -> tuple[int, float, int, tuple[VictimAt, ...]]:
-        """What it is sorted by: the lowest priority first, then whoever loses least."""
+        """Sort key: lowest priority first, then least work lost."""
         chips = sum(self.gives.values())
         return -self.rank, self.unsaved_s * chips, chips, self.at
 
 
 def offer(state: State, job: JobRecord) -> tuple[Source, ...]:
-    """Return whose chips a waiting job needs to start now; empty where nobody's would do."""
+    """Return the victims that a waiting job needs to start now; empty if no set of victims suffices."""
     if job.state not in WAITING or job.needs is None or not ledger.holdable(state, job):
         return ()
     lacking = _lacking(state, job)
@@ -59,7 +62,7 @@ def offer(state: State, job: JobRecord) -> tuple[Source, ...]:
 
 
 def would_do(state: State, job: JobRecord, victims: Iterable[VictimAt]) -> bool:
-    """Tell whether a waiting job may take just the chips of `victims`, and could start with them."""
+    """Return whether a waiting job may preempt exactly `victims` and could then start."""
     if job.state not in WAITING or job.needs is None or not ledger.holdable(state, job):
         return False
     lacking, named = _lacking(state, job), set(victims)
@@ -71,14 +74,14 @@ def would_do(state: State, job: JobRecord, victims: Iterable[VictimAt]) -> bool:
 
 
 def _lacking(state: State, job: JobRecord) -> dict[str, int]:
-    """Return the chips that are lacking; nothing where it is something else, that no victim is asked for."""
+    """Return the missing chips; empty if storage or links are missing too, which no victim can free."""
     short = {key: n - ledger.free_of(state, key) for key, n in (job.needs or {}).items()}
     short = {key: n for key, n in short.items() if n > 0}
     return short if len(short) == len(ledger.chips_of(short)) else {}
 
 
 def _within_inventory(state: State, job: JobRecord, sources: Sequence[Source]) -> bool:
-    """Tell whether what is not had of the pool's own jobs is there at all, whatever sites say of theirs."""
+    """Return whether the inventory covers the job's chips beyond those that pool victims free."""
     for key, chips in ledger.chips_of(job.needs or {}).items():
         cluster, _, group = key.partition("/")
         record = state.clusters[cluster]
@@ -94,7 +97,7 @@ def _left(lacking: Mapping[str, int], sources: Sequence[Source]) -> dict[str, in
 
 
 def _sources(state: State, job: JobRecord, lacking: Mapping[str, int]) -> Iterator[Source]:
-    """Yield everybody who could be taken from where something is lacking."""
+    """Yield every job that could be preempted at clusters with missing chips."""
     names = dict[str, None]()
     for cluster in dict.fromkeys(key.partition("/")[0] for key in lacking):
         record = state.clusters[cluster]
@@ -132,7 +135,7 @@ def _takes(part: PartRecord) -> bool:
 
 
 def _below(cluster: Cluster, victim: JobRecord, job: JobRecord) -> bool:
-    """Tell whether a victim's level at a cluster is below the job's there."""
+    """Return whether the victim has a lower level than the job at a cluster."""
     levels = cluster.priorities
     return levels.rank(levels.level(victim.priority)) > levels.rank(levels.level(job.priority))
 

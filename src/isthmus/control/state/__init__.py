@@ -1,1 +1,1 @@
-"""The state of the pool as records and indexes, its events, and its invariants."""
+"""The pool state: records, indexes, events and invariants."""

@@ -1,4 +1,4 @@
-"""`indexes_agree`: what is kept up step by step is what the records say."""
+"""`indexes_agree`: the incremental indexes equal those computed from the records."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from isthmus.control.state.queue_index import key_of, wants_chips_now
 
 
 def indexes_agree(state: State) -> Iterator[str]:
-    """Yield a sentence for each index that is not what it would be if it were computed anew."""
-    books, jobs = state.indexes, state.jobs.values()
-    waiting = [job for job in jobs if job.number not in books.parked and wants_chips_now(job)]
+    """Yield a message for each index that differs from its value computed from the records."""
+    indexes, jobs = state.indexes, state.jobs.values()
+    waiting = [job for job in jobs if job.number not in indexes.parked and wants_chips_now(job)]
     wanted = {
-        "numbers": (dict(books.numbers), {job.number: job.id for job in jobs}),
-        "order": (list(books.order), sorted(key_of(job) for job in waiting)),
-        "undecided": (
-            set(books.undecided),
+        "ids_by_number": (dict(indexes.numbers), {job.number: job.id for job in jobs}),
+        "order": (list(indexes.order), sorted(key_of(job) for job in waiting)),
+        "awaiting_choice": (
+            set(indexes.undecided),
             {job.number for job in jobs if job.state == "waiting" and not job.auto and job.plan is None},
         ),
-        "preparing": (set(books.preparing), {job.id for job in jobs if job.state == "preparing"}),
-        "preempting": (set(books.preempting), {job.id for job in jobs if job.state == "preempting"}),
-        "claiming": (set(books.claiming), {job.id for job in jobs if job.victims}),
-        "asked": (books.asked, {job.id for job in jobs if job.auto and job.asked is not None}),
-        "timed": (
-            {(name, number) for name, book in books.timed.items() for _, number in book},
+        "preparing": (set(indexes.preparing), {job.id for job in jobs if job.state == "preparing"}),
+        "preempting": (set(indexes.preempting), {job.id for job in jobs if job.state == "preempting"}),
+        "preemptors": (set(indexes.claiming), {job.id for job in jobs if job.victims}),
+        "auto_planning": (indexes.asked, {job.id for job in jobs if job.auto and job.asked is not None}),
+        "deadlines": (
+            {(name, number) for name, book in indexes.timed.items() for _, number in book},
             {(job.state, job.number) for job in jobs if job.deadline_s is not None},
         ),
-        "ending": ([n for _, n in books.ending], [job.number for job in _ending(state)]),
-        "of_user": (
-            {user: list(numbers) for user, numbers in books.of_user.items()},
+        "expected_ends": ([n for _, n in indexes.ending], [job.number for job in _ending(state)]),
+        "numbers_by_user": (
+            {user: list(numbers) for user, numbers in indexes.of_user.items()},
             _of_user(state),
         ),
     }
     for name, (found, right) in wanted.items():
         if found != right:
-            yield f"the index '{name}' says {found}, the records say {right}"
+            yield f"index '{name}' is {found}, computed from the records it is {right}"
     waits = {job.number for job in jobs if job.state in WAITING or job.state == "planning"}
-    if not (books.parked | set(books.curious) | {key[2] for key in books.unplanned}) <= waits:
-        yield "somebody who does not wait is parked, or is to be planned"
-    if books.joined or books.grown or books.widened:
-        yield "something that has become possible was not looked at"
+    if not (indexes.parked | set(indexes.curious) | {key[2] for key in indexes.unplanned}) <= waits:
+        yield "a job that does not wait is parked, or waits to be planned"
+    if indexes.joined or indexes.grown or indexes.widened:
+        yield "a change of queue or capacity was not processed"
 
 
 def _ending(state: State) -> list[JobRecord]:

@@ -1,8 +1,8 @@
-"""What happens to the coordinator (`Event`) and what it asks for (`Instruction`): frozen data, nothing else.
+"""The inputs (`Event`) and outputs (`Instruction`) of the coordinator, as frozen data.
 
-Events are facts. The server's shell does and answers nothing before the event behind it is in the store, so
-that the state of the pool is always the fold of the log. Every event carries the time at which it was
-taken in, `now_s` (seconds since the epoch); the coordinator has no clock of its own.
+Events are facts. The server stores an event before it acts on it or replies, so replaying the log always
+rebuilds the pool state. Every event carries the time at which it was received, `now_s` (seconds since the
+epoch); the coordinator has no clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, Link
 
 EVENT_VERSION = 1
-"""Version of the written form of events. A change that an older server would misread raises it."""
+"""Version of the event encoding. Increase it with every change that an older server would misread."""
 
 
 class _Fact(Frozen):
@@ -29,7 +29,7 @@ class _Fact(Frozen):
 
 
 class JobSubmitted(_Fact):
-    """A user asked for a job; `job_id` was drawn by the shell. The same user and key mean the same job."""
+    """A user submitted a job; the server generated `job_id`. The same user and key mean the same job."""
 
     kind: Literal["job-submitted"] = "job-submitted"
     job_id: Name
@@ -38,7 +38,7 @@ class JobSubmitted(_Fact):
 
 
 class PlansMade(_Fact):
-    """The planner answered the request `MakePlans` of this `round`."""
+    """The planner answered the `MakePlans` request of this `round`."""
 
     kind: Literal["plans-made"] = "plans-made"
     job_id: Name
@@ -47,7 +47,7 @@ class PlansMade(_Fact):
 
 
 class PlanningFailed(_Fact):
-    """The planner could not work on this job at all (not: found no plan); the job ends with `reason`."""
+    """The planner failed on this job (not: found no plan); the job fails with `reason`."""
 
     kind: Literal["planning-failed"] = "planning-failed"
     job_id: Name
@@ -72,7 +72,7 @@ class VictimNamed(Frozen):
 
 
 class PreemptionAgreed(_Fact):
-    """The user has a job that waits take the chips of just these victims (`JobView.offer` names them)."""
+    """The user agreed that a waiting job takes the chips of exactly these victims (from `JobView.offer`)."""
 
     kind: Literal["preemption-agreed"] = "preemption-agreed"
     job_id: Name
@@ -80,21 +80,21 @@ class PreemptionAgreed(_Fact):
 
 
 class JobCancelled(_Fact):
-    """The user wants the job stopped."""
+    """The user cancelled the job."""
 
     kind: Literal["job-cancelled"] = "job-cancelled"
     job_id: Name
 
 
 class JobDeleted(_Fact):
-    """The user wants an ended job forgotten."""
+    """The user deleted an ended job."""
 
     kind: Literal["job-deleted"] = "job-deleted"
     job_id: Name
 
 
 class AgentReported(_Fact):
-    """What a site's agent has: its inventory, what is free, its parts, its queue, its own users' jobs."""
+    """A report of a site's agent: inventory, free chips, parts, queue, and jobs of the site's own users."""
 
     kind: Literal["agent-reported"] = "agent-reported"
     cluster: Cluster
@@ -107,7 +107,7 @@ class AgentReported(_Fact):
 
     @classmethod
     def of(cls, report: AgentReport, now_s: float) -> AgentReported:
-        """Return the event of a report: what bears on decisions, without metrics and logs."""
+        """Return the event of a report: the fields that affect decisions, without metrics and logs."""
         return cls(
             now_s=now_s,
             cluster=report.cluster,
@@ -121,14 +121,14 @@ class AgentReported(_Fact):
 
 
 class AgentLost(_Fact):
-    """A site has not reported for longer than the rules allow."""
+    """A site has not reported for longer than `Rules.agent_lost_s`."""
 
     kind: Literal["agent-lost"] = "agent-lost"
     cluster: Name
 
 
 class DeadlinePassed(_Fact):
-    """A job has been in `state` of `attempt` for as long as the rules allow."""
+    """The time limit of `state` in this `attempt` of a job has expired."""
 
     kind: Literal["deadline-passed"] = "deadline-passed"
     job_id: Name
@@ -137,16 +137,16 @@ class DeadlinePassed(_Fact):
 
 
 class EpochBegan(_Fact):
-    """A server began to speak for the pool: what was said under an earlier epoch is void from now on."""
+    """A server became the leader; orders and reports of earlier epochs are void from now on."""
 
     kind: Literal["epoch-began"] = "epoch-began"
     epoch: Count
 
 
 class PoolSet(_Fact):
-    """The operator's links, and by what the queue is ordered (`isthmus.control.algorithms.global_order`).
+    """The operator's links and the objective of the queue (`isthmus.control.algorithms.global_order`).
 
-    Under every objective a job that has waited for `patience_s` is not overtaken any more.
+    Under every objective, later jobs cannot overtake a job that has waited for `patience_s`.
     """
 
     kind: Literal["pool-set"] = "pool-set"
@@ -156,9 +156,9 @@ class PoolSet(_Fact):
 
 
 class Restarted(_Fact):
-    """The server came up and rebuilt its state: nothing has happened, so it is never logged.
+    """The server started and rebuilt its state. Never logged.
 
-    It answers with the instructions whose answers may have been lost with the old process.
+    The coordinator repeats the instructions whose results may be lost with the old process.
     """
 
     kind: Literal["restarted"] = "restarted"
@@ -180,76 +180,76 @@ Event = Annotated[
     | Restarted,
     Field(discriminator="kind"),
 ]
-"""Everything that can happen to the coordinator."""
+"""Every event of the coordinator."""
 
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 KINDS = frozenset(kind.model_fields["kind"].default for kind in get_args(get_args(Event)[0]))
-"""The kinds of event this version knows."""
+"""The event kinds that this version knows."""
 
 
 class MakePlans(Frozen):
-    """Ask the planner for plans of a job on what is free now; answer with `PlansMade` or `PlanningFailed`.
+    """Ask the planner for plans on the free resources; it answers with `PlansMade` or `PlanningFailed`.
 
-    `clusters` are those connected; `free_chips` maps cluster and node group to the chips that neither a
-    job of the pool nor the owner's own work holds or has been promised. `free_storage_bytes` by cluster and
-    `free_gbps` by `FROM>TO` say what is left of storage and links; what they do not name is all there.
+    Resources that `free_storage_bytes` (by cluster) and `free_gbps` (by `FROM>TO`) do not name are free.
     """
 
     job_id: Name
     round: Count
     submission: Submission
+    # The connected clusters.
     clusters: tuple[Cluster, ...]
+    # By cluster and node group: chips neither in use nor allocated, by pool jobs or the owner's own.
     free_chips: dict[Name, dict[Name, Index]]
     free_storage_bytes: dict[Name, Index] = Field(default_factory=dict)
     free_gbps: dict[str, NotNegative] = Field(default_factory=dict)
 
 
 class JobChanged(Frozen):
-    """Tell whoever watches the job that its view has changed."""
+    """Notify the watchers of a job that its view has changed."""
 
     job_id: Name
 
 
 class ForgetJob(Frozen):
-    """Drop the metrics and logs of a deleted job."""
+    """Delete the metrics and logs of a deleted job."""
 
     job_id: Name
 
 
 Instruction = MakePlans | JobChanged | ForgetJob
-"""Everything the coordinator can ask of its shell."""
+"""Every instruction of the coordinator to the server."""
 
 
 _HEAD = f'{{"version":{EVENT_VERSION},'
-"""How the written form of every event of this version begins."""
+"""The prefix of every encoded event of this version."""
 
 
 def encode(event: Event) -> str:
-    """Return the written form of an event: one line of JSON that names its version and kind."""
+    """Return an event as one line of JSON with its version and kind."""
     return _HEAD + event.model_dump_json(by_alias=True)[1:]
 
 
 def decode(text: str) -> Event:
-    """Read an event back; raise `ProtocolError` where this version does not know its kind or form."""
+    """Return the decoded event; raise `ProtocolError` if its version, kind or fields are unknown."""
     if text.startswith(_HEAD):
         try:
             return _EVENTS.validate_json("{" + text[len(_HEAD) :])
         except ValidationError:
-            pass  # what is wrong with it is said below
+            pass  # `_decode_with_care` raises the precise error
     return _decode_with_care(text)
 
 
 def _decode_with_care(text: str) -> Event:
-    """Read an event of whatever layout, or say in words why not."""
+    """Decode an event of any JSON layout; raise `ProtocolError` with the cause if it is invalid."""
     fields = json.loads(text)
     version, kind = fields.pop("version", 0), fields.get("kind")
     if version != EVENT_VERSION or kind not in KINDS:
         raise ProtocolError(
-            f"the event log holds an event of kind '{kind}', version {version}; "
-            f"this server knows version {EVENT_VERSION} of {', '.join(sorted(KINDS))}",
+            f"the event log contains an event of kind '{kind}', version {version}; "
+            f"this server supports version {EVENT_VERSION} of {', '.join(sorted(KINDS))}",
             hint="start the version of isthmus that wrote the log, or a newer one",
         )
     try:
         return _EVENTS.validate_python(fields)
     except ValidationError as error:
-        raise ProtocolError(f"the event log holds a '{kind}' that does not read: {error}") from error
+        raise ProtocolError(f"the event log contains an invalid '{kind}' event: {error}") from error

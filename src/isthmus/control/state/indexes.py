@@ -1,6 +1,6 @@
-"""`Indexes`: who stands where, kept up step by step so that no event looks through all jobs.
+"""`Indexes`: incremental indexes over the jobs, so that no event scans all of them.
 
-Everything here follows from the records; `index_checks.indexes_agree` computes it anew.
+They follow from the records; `check_indexes.indexes_agree` recomputes them.
 """
 
 from __future__ import annotations
@@ -15,52 +15,58 @@ from isthmus.core.messages.api_views import JobState
 from isthmus.core.priority import Priority
 
 Key = tuple[int, float, int]
-"""A job's place in the queue: its priority's rank, when it was submitted, its number."""
+"""A job's place in the queue: (priority rank, submission time in s, job number)."""
 
 RANK: dict[Priority, int] = {"high": 0, "middle": 1, "low": 2}
 
 
 @dataclass(slots=True)
 class Indexes:
-    """Places of jobs. All times are seconds since the epoch.
+    """Indexes of the jobs, and what the current event has changed. Times are seconds since the epoch."""
 
-    `numbers` maps a job's number to its id, `of_user` holds each user's numbers. `order` is the queue:
-    the keys of the jobs that wait for chips, first to start first; `parked` those that not even an empty pool
-    could hold now. `unplanned` are the keys of jobs that take their plan by themselves and want one,
-    `curious` the numbers of those that want plans at once, `asked` the ids of the former about whom the
-    planner is being asked; `undecided` the numbers of those that wait until their user has chosen
-    a plan. `timed` holds (deadline, number) by state; `preparing`, `preempting` the ids of
-    jobs in these states, `claiming` of those that have named victims; `ending` (when a running job should
-    end, number); `pushed` the ids of the jobs that stand in sites' queues, in their order.
-
-    Of the event in hand: `joined` are the keys that have come into the queue, `grown` says that something has
-    become free that a waiting job may need, `widened` that the pool has more than before, `changed` that the
-    queue is another, from the place `changed_from` on. `kept` is what is kept for the jobs that may not be
-    overtaken, by resource, `keepers` are their numbers. `growths` counts the events after which something had
-    become free, `inventory` those after which other chips were connected.
-    """
-
+    # Job id by job number.
     numbers: SortedDict = field(default_factory=SortedDict)
+    # Job numbers by user.
     of_user: dict[str, SortedList] = field(default_factory=dict)
+    # The queue: keys of the jobs that wait for chips, first to start first.
     order: SortedList = field(default_factory=SortedList)
+    # Numbers of the jobs that even the empty pool could not hold now.
     parked: set[int] = field(default_factory=set)
+    # Keys of the `auto` jobs that wait for the planner.
     unplanned: SortedList = field(default_factory=SortedList)
+    # Numbers of the jobs that wait until their user has chosen a plan.
     undecided: dict[int, None] = field(default_factory=dict)
+    # Numbers of the jobs whose user waits for plans.
     curious: dict[int, None] = field(default_factory=dict)
+    # (deadline, job number) by state.
     timed: dict[JobState, SortedList] = field(default_factory=dict)
+    # Ids of the jobs in state `preparing`.
     preparing: dict[str, None] = field(default_factory=dict)
+    # Ids of the jobs in state `preempting`.
     preempting: dict[str, None] = field(default_factory=dict)
+    # Ids of the jobs that have victims.
     claiming: dict[str, None] = field(default_factory=dict)
+    # (expected end, job number) of the running jobs.
     ending: SortedList = field(default_factory=SortedList)
+    # Ids of the `auto` jobs with an open planner request.
     asked: set[str] = field(default_factory=set)
+    # Keys that the current event has added to the queue.
     joined: dict[Key, None] = field(default_factory=dict)
+    # Amounts reserved for the jobs that must not be overtaken, by resource key.
     kept: dict[str, int] = field(default_factory=dict)
+    # Numbers of these jobs.
     keepers: frozenset[int] = frozenset()
+    # Ids of the jobs in the sites' queues, in order.
     pushed: tuple[str, ...] = ()
+    # Number of events that freed capacity.
     growths: int = 0
+    # Number of events that changed the connected chips, storage or links.
     inventory: int = 0
+    # The current event freed something that a waiting job may need.
     grown: bool = False
+    # The current event added capacity to the pool.
     widened: bool = False
+    # The current event changed the queue, from `changed_from` on.
     changed: bool = False
     changed_from: Key | None = None
 
@@ -69,5 +75,5 @@ class Indexes:
         return islice(iter(self.order), count)
 
     def is_head(self, key: Key, count: int) -> bool:
-        """Tell whether a key is among the first `count` of the queue."""
+        """Return whether a key is among the first `count` of the queue."""
         return len(self.order) <= count or key <= self.order[count - 1]

@@ -1,7 +1,6 @@
-"""What the coordinator knows of jobs, and all that it knows together (`State`). Plain mutable records.
+"""Records of jobs, and the complete state of the coordinator (`State`). Plain mutable data.
 
-A part counts against its cluster from the moment it is promised there (`ledger`) until its site has said
-`released`. What can be computed again from the records (`indexes`) is kept up by `lifecycle` and `ledger`.
+A part counts against its cluster from its allocation (`ledger`) until its site reports `released`.
 """
 
 from __future__ import annotations
@@ -23,87 +22,109 @@ from isthmus.core.pool import Link
 from isthmus.core.priority import Priority
 
 Ending = Literal["waiting", "failed", "succeeded", "cancelled"]
+"""The state that follows `stopping`."""
+
 FreeChips = dict[str, dict[str, int]]
-"""Chips free by cluster and node group; only connected clusters appear."""
+"""Free chips by cluster and node group; only connected clusters appear."""
 
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 WAITING: frozenset[JobState] = frozenset({"waiting", "blocked"})
-"""States in which a job stands in the queue with a plan, or without one that fits."""
+"""States in which a job waits in the queue, with or without a plan."""
 
 STORY_LENGTH = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class JobRecord:
-    """A job. `parts` are those of the present attempt, and older ones whose release is still unconfirmed.
-
-    `number` counts jobs in the order of their submission. `round` counts requests to the planner, `asked` is
-    what was free when the request that is out was made (None: none is), `whole` says that it was about the
-    whole pool, `tried_on` what was free when it was last asked for what is free, `tried_whole` what the pool
-    had when it was last asked about that. `needs` is what the plan needs
-    of every resource (`ledger`), `cuts` are its parts. A `pinned` plan stays the job's plan: its user chose
-    it, or the job has trained under it (`ran`). `enqueued` says that parts stand in the queues of its sites.
-    `setback` is why it last started again, `fault` where the cause of the present attempt's failure lies as
-    far as is known. `ending` is where `stopping` leads. `deadline_s` is when the present state has lasted
-    too long, `due_s` when its user wants it to have ended. `victims` are those whose chips a preempting job
-    is to have, `victim_of` names the job that is to have this one's; `saved_step` is the checkpoint with
-    which it made way, `trained_at` are the clusters at which it last trained, and which so have its files.
-    `run_s` is how long the plan should take (0: unknown) and `ends_s` when a run should end, `ordered` that
-    the job stands in `Indexes.order`. `request` is what the queue is told of it while it has this plan, and
-    `holdable_in` the latest inventory of the pool (`Indexes.inventory`) known to hold it.
-    """
+    """A job. Times are seconds since the epoch unless a field says otherwise."""
 
     id: str
+    # Submission number, from 1.
     number: int
     user: str
     packed: Packed
     submitted_s: float
+    # When the job entered its current state.
     changed_s: float
     priority: Priority
     preemptible: bool
+    # The coordinator chooses the plan (policy `auto`); otherwise the user does.
     auto: bool
+    # Link bandwidth is allocated to the job (`placement.network`).
     network: bool
     max_restarts: int
+    # The user's deadline.
     due_s: float | None
     state: JobState = "planning"
+    # Why the job is in this state.
     reason: str = ""
+    # Why the job last restarted.
     setback: str = ""
+    # Origin of the failure of the current attempt, as far as known.
     fault: Fault | None = None
     attempt: int = 0
     restarts: int = 0
+    # Refusals in a row; they set the back-off.
     refusals: int = 0
+    # Number of planner requests.
     round: int = 0
+    # Input of the open planner request; None: no request is open.
     asked: Asked | None = None
+    # The planner request is about all chips of the pool, not the free ones.
     whole: bool = False
+    # Free chips at the last planning on free chips.
     tried_on: FreeChips | None = None
+    # Chips of the pool at the last planning on the whole pool.
     tried_whole: FreeChips | None = None
+    # Candidate plans.
     plans: PlanSet | None = None
+    # The plan that the job waits for or trains under.
     plan: Plan | None = None
+    # Amounts that the plan needs, by resource key (`ledger`).
     needs: dict[str, int] | None = None
+    # The plan's parts by cluster.
     cuts: tuple[Part, ...] = ()
+    # The plan must not change: the user chose it, or the job has trained under it.
     pinned: bool = False
+    # The job has trained under its plan.
     ran: bool = False
+    # Its parts are in the queues of its sites.
     enqueued: bool = False
+    # By (attempt, cluster): the current attempt, and unreleased parts of earlier ones.
     parts: dict[tuple[int, str], PartRecord] = field(default_factory=dict)
+    # Allocated link bandwidth in kbit/s, by `FROM>TO`.
     on_links: dict[str, int] = field(default_factory=dict)
     rank_map: RankMap | None = None
+    # Clusters of the last training, which have the job's files.
     trained_at: tuple[str, ...] = ()
+    # When the job entered `running`.
     began_s: float = 0.0
+    # The state that follows `stopping`.
     ending: Ending = "waiting"
+    # When the current state times out.
     deadline_s: float | None = None
+    # Jobs whose chips this job takes.
     victims: tuple[VictimAt, ...] = ()
+    # Id of the job that takes this job's chips.
     victim_of: str | None = None
+    # Step of the verified checkpoint with which the job was preempted.
     saved_step: int | None = None
+    # The last state changes.
     story: deque[str] | None = None
+    # Predicted duration of the plan in seconds; 0: unknown.
     run_s: float = 0.0
+    # When the running job should end.
     ends_s: float | None = None
+    # The job is in `Indexes.order`.
     ordered: bool = False
+    # Cached input of `global_order` for the current plan.
     request: Request | None = field(default=None, compare=False, repr=False)
+    # Latest `Indexes.inventory` for which the pool was found to hold the plan.
     holdable_in: int = field(default=-1, compare=False, repr=False)
 
     @classmethod
     def of(cls, job_id: str, number: int, user: str, submission: Submission, now_s: float) -> JobRecord:
-        """Return the record of a job that has just been submitted."""
+        """Return the record of a newly submitted job."""
         job = submission.job
         return cls(
             id=job_id,
@@ -122,36 +143,39 @@ class JobRecord:
 
     @property
     def submission(self) -> Submission:
-        """What the user asked for, with the dimensions of the model."""
+        """The submission: the job spec with the dimensions of its model."""
         return self.packed.submission()
 
     @property
     def wanted(self) -> Job:
-        """What the user asked for."""
+        """The job spec."""
         return self.packed.wanted()
 
     def tell(self, line: str) -> None:
-        """Add a line to the job's story."""
+        """Add a line to the job's history."""
         if self.story is None:
             self.story = deque(maxlen=STORY_LENGTH)
         self.story.append(line)
 
     def present(self) -> list[PartRecord]:
-        """Return the parts of the present attempt, in the plan's order."""
+        """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
 
     def unreleased(self) -> list[PartRecord]:
-        """Return the parts of any attempt whose site has not yet said `released`."""
+        """Return the parts of all attempts whose site has not reported `released`."""
         return [part for part in self.parts.values() if part.state != "released"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was free when the planner was asked, and how often that had grown: links are named `FROM>TO`."""
+    """The free resources that an open planner request is based on."""
 
     free_chips: FreeChips
+    # By cluster.
     free_storage_bytes: dict[str, int]
+    # By link, `FROM>TO`.
     free_gbps: dict[str, float]
+    # `Indexes.growths` at the time of the request.
     growths: int
 
 
@@ -166,27 +190,31 @@ class VictimAt:
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """Everything the coordinator knows; jobs in the order of their submission, `live` those not ended.
-
-    `epoch` counts the servers that have spoken for the pool, `submitted` the jobs ever taken in. `links` are
-    the operator's, by `FROM>TO`, and `on_links` what is promised of them in kbit/s. `objective` and
-    `patience_s` are the queue's. `touched` are the jobs whose view the event in hand has changed.
-    """
+    """The complete state of the coordinator."""
 
     rules: Rules
+    # All jobs by id, in the order of submission.
     jobs: dict[str, JobRecord] = field(default_factory=dict)
+    # The jobs that have not ended.
     live: dict[str, JobRecord] = field(default_factory=dict)
+    # Job id by (user, submission key).
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
+    # Number of servers that have been leader.
     epoch: int = 0
+    # Number of jobs ever submitted.
     submitted: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
+    # The operator's links by `FROM>TO`.
     links: dict[str, Link] = field(default_factory=dict)
+    # Allocated bandwidth of each link, in kbit/s.
     on_links: dict[str, int] = field(default_factory=dict)
+    # See the event `PoolSet`.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
+    # Ids of the jobs whose view the current event has changed.
     touched: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)
 
     def free(self) -> FreeChips:
-        """Return the chips that could be promised now at every connected cluster."""
+        """Return the chips that can be allocated now at every connected cluster."""
         return {name: record.free() for name, record in self.clusters.items() if record.connected}

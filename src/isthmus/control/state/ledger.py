@@ -1,9 +1,8 @@
-"""The ledger: chips, storage and WAN bandwidth that exist, that are promised, and that a plan lacks.
+"""The ledger: total and allocated chips, storage and WAN bandwidth, and the shortages of a plan.
 
-A resource is named by a key: `CLUSTER/GROUP` for chips, `CLUSTER:storage` for bytes, `FROM>TO` for kbit/s of
-a link in that direction. Whatever a job needs is promised in one step or not at all, so nobody ever waits
-while holding, and two jobs cannot wait for each other. A job without `placement.network` takes links as they
-come: it is promised no bandwidth.
+A resource key is `CLUSTER/GROUP` for chips, `CLUSTER:storage` for bytes, and `FROM>TO` for kbit/s of a link
+in that direction. A job's resources are allocated in one step or not at all: without hold-and-wait, jobs
+cannot deadlock. Bandwidth is allocated only to jobs with `placement.network`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes
 
 HELD = frozenset({"ready", "prepared", "running", "succeeded", "failed"})
-"""What a site says of a part whose chips it no longer reports free."""
+"""Part states in which a site no longer reports the part's chips as free."""
 
 _KBPS = 1e6
 """kbit/s in a Gbit/s."""
 
 
 def give_plan(state: State, job: JobRecord, plan: Plan | None) -> None:
-    """Let `plan` be the job's, and work out what it needs."""
+    """Assign `plan` to the job and compute its needs; None removes the plan."""
     job.plan, job.needs, job.cuts, job.run_s = plan, None, (), 0.0
     job.request, job.holdable_in = None, -1
     if plan is None:
@@ -41,12 +40,12 @@ def give_plan(state: State, job: JobRecord, plan: Plan | None) -> None:
 
 
 def chips_of(needs: Mapping[str, int]) -> dict[str, int]:
-    """Return the chips among what a plan needs, by `CLUSTER/GROUP`."""
+    """Return the chip entries of `needs`, by `CLUSTER/GROUP`."""
     return {key: amount for key, amount in needs.items() if "/" in key}
 
 
 def free_of(state: State, key: str) -> int:
-    """Return what could be promised of a resource now; nothing at a cluster that is not connected."""
+    """Return the amount of a resource that can be allocated now; 0 at a disconnected cluster."""
     if ">" in key:
         link = state.links.get(key)
         return _kbps(link.bandwidth_gbps) - state.on_links.get(key, 0) if link else 0
@@ -58,12 +57,12 @@ def free_of(state: State, key: str) -> int:
 
 
 def fits(state: State, needs: Mapping[str, int], kept: Mapping[str, int]) -> bool:
-    """Tell whether all that is needed is free beside what is `kept` for others."""
+    """Return whether `needs` are free, not counting the amounts `kept` for others."""
     return all(free_of(state, key) - kept.get(key, 0) >= amount for key, amount in needs.items())
 
 
 def holdable(state: State, job: JobRecord) -> bool:
-    """Tell whether the pool as it is connected now has all that the job's plan needs, in use or not."""
+    """Return whether the connected pool, if idle, could hold the job's plan."""
     if job.holdable_in == state.indexes.inventory:
         return True
     for cut in job.cuts:
@@ -79,7 +78,7 @@ def holdable(state: State, job: JobRecord) -> bool:
 
 
 def waits_for_owner(state: State, needs: Mapping[str, int]) -> bool:
-    """Tell whether some chips are lacking that the pool's jobs do not have: an owner's own work has them."""
+    """Return whether some missing chips are held by an owner's own work rather than by pool jobs."""
     for key, amount in chips_of(needs).items():
         cluster, _, group = key.partition("/")
         if amount > free_of(state, key) + state.clusters[cluster].taken.get(group, 0):
@@ -88,12 +87,12 @@ def waits_for_owner(state: State, needs: Mapping[str, int]) -> bool:
 
 
 def shortfall(state: State, plan: Plan, needs: Mapping[str, int]) -> str:
-    """Say in words which site or link lacks what for a plan; empty where it fits."""
+    """Describe the shortages of a plan by site and link; empty if it fits."""
     return "; ".join(_lacks(state, plan.clusters, needs))
 
 
 def lacks(state: State, job: JobRecord) -> str:
-    """Say in words which site or link lacks what for the job's plan; empty where it has none or it fits."""
+    """Describe the shortages of the job's plan; empty if it has no plan or the plan fits."""
     return shortfall(state, job.plan, job.needs) if job.plan and job.needs is not None else ""
 
 
@@ -119,7 +118,7 @@ def _lacks(state: State, clusters: Iterable[str], needs: Mapping[str, int]) -> I
 
 
 def promise(state: State, job: JobRecord, parts: Iterable[PartRecord]) -> None:
-    """Enter the parts of an attempt, less what they borrow, and the job's links."""
+    """Allocate the parts of an attempt, without their borrowed chips, and the job's links."""
     for part in parts:
         record, part.promised = state.clusters[part.cluster], True
         seen = record.reported.get((part.job, part.attempt))
@@ -132,7 +131,7 @@ def promise(state: State, job: JobRecord, parts: Iterable[PartRecord]) -> None:
 
 
 def settle(state: State, part: PartRecord) -> None:
-    """Take out a part of which its site has nothing left; its chips go to who borrowed them, or are free."""
+    """Remove a released part; its chips go to the part that borrows them, or become free."""
     record = state.clusters[part.cluster]
     del record.parts[part.job, part.attempt]
     part.order = None
@@ -148,7 +147,7 @@ def settle(state: State, part: PartRecord) -> None:
 
 
 def _repay(record: ClusterRecord, part: PartRecord, victim: PartRecord) -> None:
-    """Count for `part` from now on the chips that it was to have of `victim`."""
+    """Allocate the chips of the released `victim` to the part that borrows them."""
     if not any(one.job == victim.job and one.attempt == victim.attempt for one in part.victims):
         return
     _add(record, part, -1)
@@ -158,7 +157,7 @@ def _repay(record: ClusterRecord, part: PartRecord, victim: PartRecord) -> None:
 
 
 def hold(record: ClusterRecord, part: PartRecord, seen: ObservedPart | None) -> None:
-    """Note whether what the site reports free already lacks the part's chips, given what it says of it."""
+    """Update whether the site's reported free chips already exclude the part, given its observed state."""
     held = seen is not None and seen.state in HELD
     arrived = held and seen is not None and seen.state != "ready" and bool(part.local)
     if (held == part.held and not arrived) or not part.promised:
@@ -171,7 +170,7 @@ def hold(record: ClusterRecord, part: PartRecord, seen: ObservedPart | None) -> 
 
 
 def release_links(state: State, job: JobRecord) -> None:
-    """Give back the bandwidth that was promised to the job's attempt."""
+    """Free the bandwidth allocated to the job."""
     for key, amount in job.on_links.items():
         state.on_links[key] -= amount
         if not state.on_links[key]:
@@ -181,7 +180,7 @@ def release_links(state: State, job: JobRecord) -> None:
 
 
 def left_of_pool(state: State) -> tuple[dict[str, int], dict[str, float]]:
-    """Return the bytes left by cluster where some are in use, and what links have left in Gbit/s."""
+    """Return free bytes by cluster, where some are in use, and free Gbit/s by link."""
     storage = {
         name: record.free_bytes()
         for name, record in state.clusters.items()
@@ -192,7 +191,7 @@ def left_of_pool(state: State) -> tuple[dict[str, int], dict[str, float]]:
 
 
 def whole_pool(state: State) -> FreeChips:
-    """Return all chips of the connected clusters, in use or not."""
+    """Return all chips of the connected clusters, in use or not, by cluster and node group."""
     return {
         name: {group.name: group.chips for group in record.cluster.node_groups}
         for name, record in state.clusters.items()
@@ -201,11 +200,12 @@ def whole_pool(state: State) -> FreeChips:
 
 
 def link_kbps(gbps: float) -> int:
-    """Return a link's bandwidth as the ledger counts it."""
+    """Return a link's bandwidth in kbit/s."""
     return _kbps(gbps)
 
 
 def _add(record: ClusterRecord, part: PartRecord, sign: int) -> None:
+    """Add (`sign` 1) a part to the sums of its cluster, or subtract it (-1)."""
     record.free_now = None
     for group, chips in part.chips.items():
         own = chips - part.borrowed.get(group, 0)
@@ -217,19 +217,19 @@ def _add(record: ClusterRecord, part: PartRecord, sign: int) -> None:
         record.unwritten_bytes += sign * part.storage_bytes
 
 
-def _count(book: dict[str, int], group: str, amount: int) -> None:
-    book[group] = book.get(group, 0) + amount
-    if not book[group]:
-        del book[group]
+def _count(sums: dict[str, int], group: str, amount: int) -> None:
+    sums[group] = sums.get(group, 0) + amount
+    if not sums[group]:
+        del sums[group]
 
 
 def storage_at(plan: Plan, cluster: str) -> int:
-    """Return the storage that a plan needs at a cluster, in bytes."""
+    """Return the bytes of storage that a plan needs at a cluster."""
     return _storage(plan).get(cluster, 0)
 
 
 def _most_of(state: State, key: str) -> int:
-    """Return what there is in all of a link's bandwidth or of a cluster's storage."""
+    """Return the total kbit/s of a link or bytes of a cluster's storage."""
     if ">" in key:
         return _kbps(state.links[key].bandwidth_gbps) if key in state.links else 0
     return state.clusters[key.partition(":")[0]].cluster.storage_bytes
@@ -245,9 +245,9 @@ def _storage(plan: Plan) -> dict[str, int]:
 
 
 def _bandwidth(state: State, plan: Plan) -> dict[str, int]:
-    """Return what a plan sends over each link in kbit/s, no more than the link has: both ways at a hop.
+    """Return the kbit/s that a plan sends over each link, at most the link's bandwidth.
 
-    Gradients of replicas at several clusters are counted beside what crosses hops.
+    Counts both directions of every hop, and the gradients of replicas at several clusters.
     """
     gbps = plan.predicted.wan_gbps if plan.predicted else ()
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""`Packed`: a submission as the queue keeps it, so that a million of them fit into memory."""
+"""`Packed`: a compact submission; a million of them fit into memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 
 _OPEN = 4096
-"""Submissions kept unpacked: those of the jobs that something happens to."""
+"""Number of unpacked jobs and models in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The JSON of a job and of its model; jobs of one model share it."""
+    """A submission as JSON; jobs of the same model share its string."""
 
     job: bytes
     model: str
@@ -24,20 +24,20 @@ class Packed:
 
     @classmethod
     def of(cls, submission: Submission) -> Packed:
-        """Return the short form of a submission."""
+        """Return the packed form of a submission."""
         job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         return cls(job, sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
     def __reduce__(self) -> tuple[type[Packed], tuple[bytes, str, str]]:
-        """Be pickled as what it is made of: a snapshot holds very many."""
+        """Pickle only the field values; a snapshot contains very many."""
         return Packed, (self.job, self.model, self.key)
 
     def wanted(self) -> Job:
-        """Return the job that was packed."""
+        """Return the unpacked job."""
         return _job(self.job)
 
     def submission(self) -> Submission:
-        """Return what was packed."""
+        """Return the unpacked submission."""
         return Submission.model_construct(job=_job(self.job), model=_model(self.model), key=self.key)
 
 

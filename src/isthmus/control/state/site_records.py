@@ -1,4 +1,4 @@
-"""What the coordinator knows of sites: clusters as last reported, and the parts of jobs there."""
+"""Records of sites: clusters as last reported, and the parts of jobs there."""
 
 from __future__ import annotations
 
@@ -20,101 +20,119 @@ from isthmus.core.pool import Cluster
 PartLife = Literal[
     "ordered", "queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"
 ]
-"""A part as the coordinator knows it: `ordered` until its site has said anything about it."""
+"""State of a part as the coordinator knows it; `ordered` until its site first reports it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PartRecord:
-    """The piece of one attempt at one cluster; `chips` by node group.
+    """The part of one attempt of a job at one cluster."""
 
-    `committed` says that the site was ever told to run it: processes may exist until it is released.
-    `promised` says that it is in the ledger: its chips, less those `borrowed` from victims of the pool that
-    hold them still. `held` says that what the site last reported free does not contain its chips; `local`
-    are chips that local jobs are to give up for it. `unsaved_s` is as last heard, not part of the log.
-    """
-
+    # Id of the job.
     job: str
     attempt: int
     cluster: str
     ranks: tuple[int, ...]
+    # By node group.
     chips: dict[str, int]
     storage_bytes: int = 0
+    # The state that the site is ordered to reach.
     desired: Desired = "prepared"
+    # The state that the site last reported.
     state: PartLife = "ordered"
+    # The site's message on a refusal or failure.
     detail: str = ""
     fault: Fault | None = None
+    # The site was ordered to run the part: processes may exist until it is released.
     committed: bool = False
+    # The part counts in the ledger, without its `borrowed` chips.
     promised: bool = False
+    # The free chips last reported by the site already exclude this part.
     held: bool = False
+    # The jobs whose chips the part takes.
     victims: tuple[Victim, ...] = ()
+    # Chips by node group that pool victims still hold.
     borrowed: dict[str, int] = field(default_factory=dict)
+    # Chips by node group that local jobs of the site must release.
     local: dict[str, int] = field(default_factory=dict)
+    # The part must save a checkpoint and verify it.
     protect: bool = False
+    # The checkpoint that the part has verified.
     protection: Protection | None = None
+    # The workers that have checked in.
     workers: tuple[WorkerAddress, ...] = ()
+    # Observed state changes.
     story: list[str] = field(default_factory=list)
+    # Work since the last checkpoint, in seconds, as last reported; not part of the log.
     unsaved_s: float = field(default=0.0, compare=False)
+    # Cached order for the site, with the values it depends on.
     order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class ClusterRecord:
-    """A site as last reported. `parts` are the unreleased parts there, by (job, attempt).
-
-    `taken` and `unheld` are the chips promised, and those of them that the site does not hold yet, by node
-    group; `taken_bytes` and `unwritten_bytes` the same of storage. `free_now` is what `free` last found.
-    `incarnations` are all that ever reported; `heard_s` is when a report last came, and `local` the site's
-    own jobs as last heard (their unsaved work is not part of the log).
-    """
+    """A site as last reported, and the pool's parts there."""
 
     cluster: Cluster
+    # The agent process that reported last.
     incarnation: str
+    # By node group, as reported.
     free_chips: dict[str, int]
+    # The parts as last reported, by (job, attempt).
     reported: dict[tuple[str, int], ObservedPart] = field(default_factory=dict)
+    # The site's queue as last reported.
     queue: tuple[QueueEntry, ...] = ()
+    # The site's own jobs by name, as last reported; their unsaved work is not part of the log.
     local: dict[str, LocalJobSeen] = field(default_factory=dict)
     free_storage_bytes: int | None = None
     connected: bool = True
+    # When the last report arrived.
     heard_s: float | None = None
+    # Every agent process that ever reported.
     incarnations: set[str] = field(default_factory=set)
+    # The unreleased parts, by (job, attempt).
     parts: dict[tuple[str, int], PartRecord] = field(default_factory=dict)
+    # Allocated chips by node group.
     taken: dict[str, int] = field(default_factory=dict)
+    # Allocated chips by node group that the site still reports as free.
     unheld: dict[str, int] = field(default_factory=dict)
+    # Allocated storage.
     taken_bytes: int = 0
+    # Allocated storage that the site still reports as free.
     unwritten_bytes: int = 0
+    # Cached result of `free`.
     free_now: dict[str, int] | None = field(default=None, compare=False)
 
     def capacity(self, group: str) -> int:
-        """Return the chips of a node group in all; 0 where there is no such group."""
+        """Return the total chips of a node group; 0 for an unknown group."""
         for one in self.cluster.node_groups:
             if one.name == group:
                 return one.chips
         return 0
 
     def wanted(self, group: str) -> int:
-        """Return the chips of a node group promised to parts that are not being released."""
+        """Return the chips of a node group allocated to parts that are not being released."""
         parts = (part for part in self.parts.values() if part.promised and part.desired != "released")
         return sum(part.chips.get(group, 0) - part.borrowed.get(group, 0) for part in parts)
 
     def free_of(self, group: str) -> int:
-        """Return the chips of a node group that could be promised now.
+        """Return the chips of a node group that can be allocated now.
 
-        The smaller of what the promises leave of the inventory, and what the site reports free less what
-        it has been promised to hold but did not yet hold when it reported: the owner's own work counts.
+        The smaller of the inventory less the allocations, and the reported free chips (which exclude the
+        owner's own work) less the allocations that the report does not include yet.
         """
         left = self.capacity(group) - self.taken.get(group, 0)
         return max(0, min(left, self.free_chips.get(group, 0) - self.unheld.get(group, 0)))
 
     def free(self) -> dict[str, int]:
-        """Return the chips by node group that could be promised now; not to be changed."""
+        """Return the chips by node group that can be allocated now; do not modify the result."""
         if self.free_now is None:
             self.free_now = {group.name: self.free_of(group.name) for group in self.cluster.node_groups}
         return self.free_now
 
     def free_bytes(self) -> int:
-        """Return the storage that could be promised now, in bytes.
+        """Return the bytes of storage that can be allocated now.
 
-        What running parts were promised is taken to be in what the site reports used.
+        The storage of held parts is assumed to be part of the reported used storage.
         """
         left = self.cluster.storage_bytes - self.taken_bytes
         if self.free_storage_bytes is not None:

@@ -1,1 +1,1 @@
-"""What a job needs of a place, and what is free."""
+"""The requirement of a job, and the free resources."""

@@ -1,14 +1,14 @@
-"""`demand_of`: from a plan with its prediction to what it needs of any place it might run at.
+"""`demand_of`: the requirement of a predicted plan, independent of its place.
 
-Replicas that need the same at the same clusters are equal pipelines, one `Requirement`; a plan of unlike
-replicas (other cuts, chips, places) has several, and gradients that cross between their clusters.
+Replicas with the same needs at the same clusters are equal pipelines with one `Requirement`. A plan with
+different replicas (stages, chips or places) has several, and gradient traffic between their clusters.
 
-**WAN** of a boundary, each way: the messages of all pipelines (activations there, gradients back) over the
-iteration as it would be on links that never bind, so that a plan made over a slow link does not ask for
-little. **Delay**: 1F1B keeps `n` micro-batches under way at a stage, `n` times the pace of the slowest; what
-the later stages do not use of that, and a share `TOLERATED` of slowing down, may go to one round trip.
-**Jitter**: a message may be late by that share of the pace. Links that the plan was predicted on are
-tolerated: their delay is in its prediction. **Storage**: see `stored`.
+**Bandwidth** of a boundary, each way: the messages of all pipelines (activations forward, gradients back)
+divided by the iteration time on unlimited links, so that a plan predicted on a slow link does not require too
+little. **Delay**: 1F1B keeps `n` micro-batches in flight at a stage, which takes `n` times the slowest stage;
+the time that the later stages leave unused, plus a slowdown of `TOLERATED`, is available for one round trip.
+**Jitter**: at most that share of the slowest stage's time. The links of the plan's own prediction are
+accepted as they are. **Storage**: see `stored_bytes`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from isthmus.plan import ModelProfile
 from isthmus.plan.time.estimate import iteration_estimate_s
 
 TOLERATED = 0.25
-"""Share of its pace by which a delay may slow a pipeline down."""
+"""Largest relative slowdown of a pipeline by delay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alike:
-    """Replicas of a plan that stand at the same clusters and need the same: equal pipelines.
-
-    `requirement` says what they need of any place, `ranges` where they are, `spans` the layers of a stage.
-    """
+    """Replicas of a plan with the same needs at the same clusters."""
 
     replicas: tuple[int, ...]
     requirement: Requirement
+    # Where the plan places their stages.
     ranges: tuple[Range, ...]
+    # The layers of each stage.
     spans: tuple[Span, ...]
 
     @property
@@ -53,19 +52,19 @@ class Alike:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a plan needs of any place: of each kind of its pipelines, and what they add up across clusters."""
+    """The requirement of a plan: its groups of equal pipelines, and the gradient traffic between clusters."""
 
     kinds: tuple[Alike, ...]
     gradients: Gradients
 
     @property
     def num_cards(self) -> int:
-        """Cards of all pipelines."""
+        """Devices of all pipelines."""
         return sum(kind.requirement.num_cards for kind in self.kinds)
 
     @property
     def largest_first(self) -> list[int]:
-        """The places of the kinds in `kinds` in the order in which they are placed."""
+        """Indices into `kinds` in the order of placement: largest stages first."""
         kinds = self.kinds
         return sorted(
             range(len(kinds)),
@@ -83,7 +82,7 @@ class Demand:
 
 
 def demand_of(plan: Plan, job: Job, profile: ModelProfile, pool: Pool) -> Demand:
-    """Return what `plan` (predicted, its places in `pool`) needs; raise `PlanError` without a prediction."""
+    """Return the requirement of `plan`, placed in `pool`; raise `PlanError` without a prediction."""
     times = _times(plan)
     alike: dict[tuple[object, ...], list[int]] = {}
     for replica in range(plan.dp):
@@ -105,7 +104,7 @@ def _alike(
     profile: ModelProfile,
     pool: Pool,
 ) -> Alike:
-    """Return what equal pipelines need together."""
+    """Return the requirement of equal pipelines."""
     stages, own = plan.pipeline(replicas[0]), times[replicas[0]]
     accepted = [link for ends in plan.hops(replicas[0]) if (link := pool.link(*ends))]
     bounds = _delays_s(plan, own, plan.micro_batches_of(replicas[0]))
@@ -125,7 +124,7 @@ def _alike(
 
 
 def _ranges(stages: Sequence[Stage]) -> tuple[Range, ...]:
-    """Return the ranges of a pipeline."""
+    """Return the stages of a pipeline as ranges of one cluster each."""
     found: list[Range] = []
     for number, stage in enumerate(stages):
         if found and found[-1].cluster == stage.cluster:
@@ -150,7 +149,7 @@ def _times(plan: Plan) -> list[list[StageTime]]:
     """Return the predicted stage times of every pipeline."""
     times = plan.predicted.stage_times if plan.predicted else ()
     if len(times) != len(plan.stages):
-        raise PlanError(f"{plan.id} says nothing of the time of its stages", hint="have it predicted first")
+        raise PlanError(f"{plan.id} has no predicted stage times", hint="predict the plan first")
     found: list[list[StageTime]] = [[] for _ in range(plan.dp)]
     for stage, time in zip(plan.stages, times, strict=True):
         found[stage.replica].append(time)
@@ -158,7 +157,7 @@ def _times(plan: Plan) -> list[list[StageTime]]:
 
 
 def _iteration_s(plan: Plan, times: Sequence[Sequence[StageTime]]) -> float:
-    """Return the seconds of an iteration on links that never bind."""
+    """Return the iteration time on unlimited links."""
     return max(
         iteration_estimate_s(each, [0.0] * (len(each) - 1), plan.micro_batches_of(replica))
         for replica, each in enumerate(times)
@@ -166,7 +165,7 @@ def _iteration_s(plan: Plan, times: Sequence[Sequence[StageTime]]) -> float:
 
 
 def _gbps(plan: Plan, replicas: Sequence[int], job: Job, profile: ModelProfile, iteration_s: float) -> float:
-    """Return what pipelines send over one boundary, each way."""
+    """Return the Gbit/s that equal pipelines send over one boundary, each way."""
     precision_bytes = 4 if (plan.precision or job.training.precision) in ("fp32", "tf32") else 2
     sent = sum(
         plan.micro_batches_of(r)
@@ -186,14 +185,14 @@ def _delays_s(plan: Plan, times: Sequence[StageTime], micro_batches: int) -> lis
     found: list[float] = []
     later_s = sum(one.forward_s + one.backward_s for one in times)
     for stage, one in enumerate(times[:-1]):
-        under_way = min(_in_flight(plan.schedule, count - stage - 1), micro_batches)
-        found.append(max(0.0, (1 + TOLERATED) * under_way * pace_s - later_s) / 2)
+        in_flight = min(_in_flight(plan.schedule, count - stage - 1), micro_batches)
+        found.append(max(0.0, (1 + TOLERATED) * in_flight * pace_s - later_s) / 2)
         later_s -= one.forward_s + one.backward_s
     return found
 
 
 def _in_flight(schedule: str, later_stages: int) -> int:
-    """Return the micro-batches that a stage with so many later ones has under way."""
+    """Return the micro-batches in flight at a stage with `later_stages` after it."""
     if schedule == "gpipe":
         return 10**9
     return 2 * later_stages + 1 if schedule == "overlapped" else later_stages + 1

@@ -1,7 +1,7 @@
-"""`Resources`: what is free, indexed by cluster, node group and free cards per node; and on links.
+"""`Resources`: free devices by cluster, node group and free devices per node; free storage and links.
 
-A query looks at numbers of nodes, never at nodes: 100,000 nodes cost no more than 100. The index is kept up
-to date by `change` (a node's free cards changed) and `take` (a candidate was chosen).
+Queries use node counts, not nodes: 100,000 nodes cost as much as 100. `change` updates the free devices of
+nodes, `take` deducts a chosen candidate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ends = tuple[str, str]
 
 @dataclass(kw_only=True)
 class FreeGroup:
-    """The nodes of a node group by their free cards: `nodes[n]` of them have exactly `n` cards free."""
+    """The nodes of a node group by free devices: `nodes[n]` nodes have exactly `n` free devices."""
 
     name: str
     chip: str
@@ -29,18 +29,18 @@ class FreeGroup:
     nodes: dict[int, int] = field(default_factory=dict)
 
     def slots(self, cards: int) -> int:
-        """Return how many stages of `cards` cards the nodes hold, none of them over two nodes."""
+        """Return how many stages of `cards` devices fit, each on one node."""
         return sum(count * (free // cards) for free, count in self.nodes.items())
 
     def change(self, before: int, after: int, nodes: int = 1) -> None:
-        """Note that `nodes` nodes with `before` free cards now have `after`; raise `ConflictError` if none.
+        """Record that `nodes` nodes with `before` free devices now have `after` (0: none).
 
-        `before` 0 also brings in nodes that had no card to give, `after` 0 takes nodes out.
+        Raises `ConflictError` if there are fewer such nodes.
         """
         if before:
             if self.nodes.get(before, 0) < nodes:
                 raise ConflictError(
-                    f"{self.nodes.get(before, 0)} nodes of {self.name} have {before} free cards, "
+                    f"{self.nodes.get(before, 0)} nodes of {self.name} have {before} free devices, "
                     f"fewer than {nodes}",
                     hint="plan again on what is free now",
                 )
@@ -51,7 +51,7 @@ class FreeGroup:
             self.nodes[after] = self.nodes.get(after, 0) + nodes
 
     def take(self, cards: int, wanted: int) -> int:
-        """Take up to `wanted` slots of `cards` cards, from the fullest nodes first; return how many."""
+        """Take up to `wanted` slots of `cards` devices, fullest nodes first; return the number taken."""
         left = wanted
         for free in sorted(self.nodes):
             each = free // cards
@@ -69,27 +69,27 @@ class FreeGroup:
 
 @dataclass(kw_only=True)
 class Site:
-    """One cluster: its node groups, and the bytes of storage it has left (None: not known).
-
-    `has_data` while further pipelines are placed of a job whose data set is counted there already.
-    """
+    """The free resources of one cluster."""
 
     name: str
     owner: str
     region: str = ""
+    # Node groups by name.
     groups: dict[str, FreeGroup] = field(default_factory=dict)
+    # None: unknown, not checked.
     free_storage_bytes: int | None = None
+    # Pipelines of the same job placed before have already counted its data set here.
     has_data: bool = False
 
     def of_chip(self, chip: str) -> list[FreeGroup]:
-        """Return the node groups of a kind of chip, the cheapest first."""
+        """Return the node groups with a kind of chip, cheapest first."""
         found = [group for group in self.groups.values() if group.chip == chip]
         return found if len(found) < 2 else sorted(found, key=lambda one: one.price_per_card_hour)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeLink:
-    """One direction between two clusters: what others left of its bandwidth, its delay and jitter."""
+    """One direction of a link between two clusters: free bandwidth, one-way delay, jitter."""
 
     free_gbps: float
     delay_s: float = 0.0
@@ -97,12 +97,12 @@ class FreeLink:
 
 
 Taken = tuple[tuple[tuple[str, int], ...], ...]
-"""By stage: (node group, pipelines there), the groups in the order of pipelines."""
+"""For each stage: (node group, number of pipelines there), in the order of the pipelines."""
 
 
 @dataclass(kw_only=True)
 class Resources:
-    """What is free everywhere: sites by cluster, links by directed pair of clusters."""
+    """The free resources of the pool: sites by cluster, links by directed pair of clusters."""
 
     sites: dict[str, Site] = field(default_factory=dict)
     links: dict[Ends, FreeLink] = field(default_factory=dict)
@@ -115,11 +115,11 @@ class Resources:
         free_storage_bytes: Mapping[str, int] | None = None,
         free_gbps: Mapping[str, float] | None = None,
     ) -> Resources:
-        """Return the index of a pool.
+        """Return the free resources of a pool.
 
-        `free_chips` by cluster and node group (None: all) fill whole nodes and one with the rest, as the
-        planner sees them. `free_storage_bytes` by cluster and `free_gbps` by `FROM>TO` (None, or what they
-        do not name: all that the pool says).
+        `free_chips` by cluster and node group (None: all) are assumed to be whole nodes and one partial node,
+        like in the planner. Storage and links that `free_storage_bytes` (by cluster) and `free_gbps` (by
+        `FROM>TO`) do not name are free.
         """
         sites = {}
         for one in pool.clusters:
@@ -131,7 +131,7 @@ class Resources:
         return cls(sites=sites, links=links)
 
     def copy(self, clusters: Iterable[str]) -> Resources:
-        """Return a copy of these clusters and of all links, whose changes leave this one as it is."""
+        """Return an independent copy of these clusters and of all links."""
         sites = {}
         for name in clusters:
             site = self.sites[name]
@@ -140,9 +140,9 @@ class Resources:
         return Resources(sites=sites, links=dict(self.links))
 
     def take(self, requirement: Requirement, ranges: Sequence[Range], *, network: bool = True) -> Taken:
-        """Deduct cards, storage and (with `network`) bandwidth of a candidate; return its node groups.
+        """Deduct devices, storage and (with `network`) bandwidth of a candidate; return its node groups.
 
-        Raises `ConflictError` where they are not there (any more); what was deducted until then stays so.
+        Raises `ConflictError` if something is not free; earlier deductions are not undone.
         """
         found: list[tuple[tuple[str, int], ...]] = [()] * requirement.num_stages
         order = sorted(
@@ -155,7 +155,7 @@ class Resources:
         return tuple(found)
 
     def take_rest(self, requirement: Requirement, ranges: Sequence[Range], *, network: bool = True) -> None:
-        """Deduct storage and (with `network`) bandwidth alone, as `take` does."""
+        """Deduct only storage and (with `network`) bandwidth, like `take`."""
         for where in dict.fromkeys(one.cluster for one in ranges):
             here = [(one.first, one.last) for one in ranges if one.cluster == where]
             self._take_storage(requirement, where, here)
@@ -166,9 +166,9 @@ class Resources:
     def beside(
         self, requirement: Requirement, ranges: Sequence[Range], *, network: bool = True, cards: bool = True
     ) -> tuple[Resources, Taken]:
-        """Return what pipelines leave for further ones of the same job, and their node groups.
+        """Return the resources that placed pipelines leave to others of the same job, and their node groups.
 
-        Without `cards` none are taken. Raises `ConflictError` where something is not there.
+        With `cards` false no devices are deducted. Raises `ConflictError` if something is not free.
         """
         left = self.copy(dict.fromkeys(one.cluster for one in ranges))
         taken: Taken = ()
@@ -191,7 +191,7 @@ class Resources:
                 found.append((group.name, got))
         if left:
             raise ConflictError(
-                f"stage {stage}: {where} lacks {left} times {need.cards} free {need.chip} on one node",
+                f"stage {stage}: {where} lacks {left} slots of {need.cards} free {need.chip} on one node",
                 hint="plan again on what is free now",
             )
         return tuple(found)
@@ -214,7 +214,7 @@ class Resources:
 
 
 def chip_kind(group: NodeGroup) -> str:
-    """Return what tells a node group's chips from others: the model, and its scales where it is virtual."""
+    """Return the kind of a node group's chips: the model, with its scales if it is virtual."""
     scale = group.virtual
     if scale is None:
         return group.chip
@@ -224,7 +224,7 @@ def chip_kind(group: NodeGroup) -> str:
 
 
 def model_of(chip: str) -> str:
-    """Return the chip's model of a kind that `chip_kind` gave."""
+    """Return the chip model of a kind from `chip_kind`."""
     return chip.partition(" ")[0]
 
 

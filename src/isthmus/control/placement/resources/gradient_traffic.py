@@ -1,7 +1,7 @@
-"""`Gradients`: what replicas at several clusters send each other in a step to add their gradients up.
+"""`Gradients`: the traffic of the gradient all-reduce between replicas at different clusters.
 
-As the runtime does it (`isthmus.train.update.reduce`): gradients are summed inside each cluster, and of a sum
-that k clusters hold every two of them exchange 2 / k, each way.
+As in the runtime (`isthmus.train.update.reduce`): gradients are summed inside each cluster; of a sum that k
+clusters hold, each pair exchanges 2 / k in each direction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.core.link_physics import WIRE_OVERHEAD
 from isthmus.plan import ModelProfile
 
 GRADIENT_BYTES = 4
-"""A gradient is added up in fp32, whatever the weights are."""
+"""Gradients are summed in fp32, independent of the precision of the weights."""
 
 Span = tuple[int, int]
 """Decoder layers `[first, last)`."""
@@ -24,20 +24,20 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
-    """The bytes of gradients by decoder layer, of the embedding, and of the head with its norm.
+    """Gradient bytes of a model, sent once per `iteration_s`."""
 
-    They are sent once in `iteration_s`. A `tied` embedding is held by the last stages, too.
-    """
-
+    # By decoder layer.
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
+    # Head and final norm.
     head_bytes: int
+    # The last stages hold the embedding too.
     tied: bool
     iteration_s: float
 
     @classmethod
     def of(cls, profile: ModelProfile, iteration_s: float) -> Gradients:
-        """Return those of a model whose iteration should take so long."""
+        """Return the traffic of a model whose iteration takes `iteration_s`."""
         return cls(
             layer_bytes=tuple(layer.parameters * GRADIENT_BYTES for layer in profile.layers),
             embedding_bytes=profile.embedding.parameters * GRADIENT_BYTES,
@@ -47,7 +47,7 @@ class Gradients:
         )
 
     def crossing_bytes(self, held: Sequence[tuple[Span, str]]) -> dict[Ends, float]:
-        """Return what crosses between every two clusters, given the layers and the cluster of each stage."""
+        """Return the bytes sent by directed pair of clusters, given (layers, cluster) of each stage."""
         found: dict[Ends, float] = {}
         count = len(self.layer_bytes)
         for first, last in itertools.pairwise(sorted({end for span, _ in held for end in span})):
@@ -60,7 +60,7 @@ class Gradients:
         return found
 
     def gbps(self, held: Sequence[tuple[Span, str]]) -> dict[Ends, float]:
-        """Return the mean rate of what crosses between every two clusters, headers counted."""
+        """Return the mean Gbit/s by directed pair of clusters, including headers."""
         if not self.iteration_s:
             return {}
         each = 8 * WIRE_OVERHEAD / 1e9 / self.iteration_s
@@ -68,7 +68,7 @@ class Gradients:
 
 
 def held_by(spans: Sequence[Span], ranges: Iterable[Range]) -> list[tuple[Span, str]]:
-    """Return the layers and the cluster of every stage of pipelines, given the layers of each stage."""
+    """Return (layers, cluster) of every stage of a pipeline, given the layers of each stage."""
     return [(spans[stage], one.cluster) for one in ranges for stage in range(one.first, one.last)]
 
 

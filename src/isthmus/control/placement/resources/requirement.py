@@ -1,7 +1,7 @@
-"""`Requirement`: what a job needs of any place, stage by stage: cards on nodes, bytes of storage, WAN.
+"""`Requirement`: the needs of equal pipelines by stage: devices per node, storage, WAN.
 
 Cross-domain pooling report 4.2.3 (1): tensor parallelism stays within a node, data parallelism within a
-cluster, the pipeline crosses the WAN. Nodes are counted by their free cards, as in its table 1.
+cluster, the pipeline crosses the WAN. Nodes are counted by their free devices, as in its table 1.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from isthmus.core.errors import PlanError
 
 Size = tuple[str, int]
-"""A kind of chip, and how many cards of one node a stage takes."""
+"""(kind of chip, devices that a stage takes on one node)."""
 
 
 class Range(NamedTuple):
-    """Pipeline stages `[first, last)`, all at one cluster."""
+    """Pipeline stages `[first, last)` at one cluster."""
 
     first: int
     last: int
@@ -28,67 +28,65 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StageNeed:
-    """One pipeline stage of one pipeline: `cards` of kind `chip` on one node of `cards_per_node`.
-
-    `checkpoint_bytes` are kept at its cluster while the job runs there, `model_bytes` are the files that its
-    weights are read from.
-    """
+    """One stage of one pipeline: `cards` devices of kind `chip` on one node with `cards_per_node`."""
 
     chip: str
     cards: int
     cards_per_node: int
+    # Checkpoints stored at its cluster while the job runs there.
     checkpoint_bytes: int = 0
+    # Files of its weights: those it starts from and the result.
     model_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WanNeed:
-    """What all pipelines need of a stage boundary that crosses the WAN, each way: `<d x bandwidth, ...>`.
+    """What all pipelines need of a WAN link at a stage boundary, in each direction."""
 
-    `gbps` counts headers. `delay_s` is the longest one-way delay that the schedule tolerates, `jitter_s` the
-    largest standard deviation of it.
-    """
-
+    # Bandwidth, with headers.
     gbps: float
+    # Longest one-way delay that the schedule tolerates.
     delay_s: float
+    # Largest tolerated standard deviation of the delay.
     jitter_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """A job as placement sees it: `pipelines` equal pipelines over `stages`, joined at `boundaries`.
+    """The needs of `pipelines` equal pipelines.
 
-    `boundaries[i]` lies between stages `i` and `i + 1`. `data_bytes` are stored wherever the first or the
-    last stage is (tokens and labels). Raises `PlanError` where stages on one kind of chip take numbers of
-    cards that do not divide one another.
+    Raises `PlanError` if the device counts of stages on one kind of chip do not divide one another.
     """
 
     stages: tuple[StageNeed, ...]
+    # Number of equal pipelines.
     pipelines: int = 1
+    # `boundaries[i]` lies between stages `i` and `i + 1`.
     boundaries: tuple[WanNeed, ...] = ()
+    # Stored at every cluster with a first stage (tokens) or last stage (labels).
     data_bytes: int = 0
 
     def __post_init__(self) -> None:
         if len(self.boundaries) != len(self.stages) - 1:
             raise PlanError(
                 f"{len(self.boundaries)} boundaries do not join {len(self.stages)} stages",
-                hint="give one between each two neighbours",
+                hint="give one boundary between each two neighbouring stages",
             )
         for (chip, more), (other, fewer) in itertools.pairwise(self.sizes):
             if chip == other and more % fewer:
                 raise PlanError(
-                    f"stages of {more} and of {fewer} cards on {chip}: neither divides the other",
-                    hint="give all stages on one kind of chip degrees that divide one another",
+                    f"stages of {more} and of {fewer} devices on {chip}: neither divides the other",
+                    hint="use degrees that divide one another for all stages on one kind of chip",
                 )
 
     @property
     def num_stages(self) -> int:
-        """Stages of one pipeline."""
+        """Number of stages of one pipeline."""
         return len(self.stages)
 
     @property
     def num_cards(self) -> int:
-        """Cards of all pipelines."""
+        """Devices of all pipelines."""
         return self.pipelines * sum(stage.cards for stage in self.stages)
 
     @cached_property
@@ -98,12 +96,12 @@ class Requirement:
 
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
-        """The distinct sizes of stages, by kind of chip, the largest first."""
+        """The distinct stage sizes, by kind of chip, largest first."""
         return tuple(sorted({(s.chip, s.cards) for s in self.stages}, key=lambda one: (one[0], -one[1])))
 
     @cached_property
     def counts_before(self) -> tuple[tuple[int, ...], ...]:
-        """For every position, the stages of each size before it (one row more than stages)."""
+        """For every position, the stages of each size before it; shape (num_stages + 1, num_sizes)."""
         rows, row = [(0,) * len(self.sizes)], [0] * len(self.sizes)
         for stage in self.stages:
             row[self.sizes.index((stage.chip, stage.cards))] += 1
@@ -111,7 +109,7 @@ class Requirement:
         return tuple(rows)
 
     def counts(self, first: int, last: int) -> tuple[int, ...]:
-        """Return the stages of each size among stages `[first, last)`."""
+        """Return the number of stages of each size among stages `[first, last)`."""
         pairs = zip(self.counts_before[last], self.counts_before[first], strict=True)
         return tuple(b - a for b, a in pairs)
 
@@ -121,13 +119,13 @@ class Requirement:
         return tuple(itertools.accumulate(each, initial=0))
 
     def storage_bytes(self, ranges: Sequence[tuple[int, int]], *, has_data: bool = False) -> int:
-        """Return what a cluster stores more that has these ranges `[first, last)` of stages.
+        """Return the bytes that a cluster with these ranges `[first, last)` of stages stores.
 
-        `has_data`: other pipelines of the job have brought its data set there.
+        `has_data`: the data set is already counted there for other pipelines of the job.
         """
         own = sum(self._bytes_before[last] - self._bytes_before[first] for first, last in ranges)
         return own + (self.data_bytes if self.reads_data(ranges) and not has_data else 0)
 
     def reads_data(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Tell whether the first or the last stage is in one of these ranges `[first, last)`."""
+        """Return whether the first or the last stage is in one of these ranges `[first, last)`."""
         return any(first == 0 or last == self.num_stages for first, last in ranges)

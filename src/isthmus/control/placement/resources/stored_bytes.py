@@ -1,7 +1,7 @@
-"""What a job stores at the clusters of its stages: data set, checkpoints, model files.
+"""Storage of a job at the clusters of its stages: data set, checkpoints, model files.
 
-`checkpoints.keep` checkpoints (weights, optimizer) and one being written; the files of the weights that it
-starts from, unless it pretrains, and of its result. The data set lies where the first or the last stage is.
+Counts `checkpoints.keep` checkpoints (weights, optimizer) and one being written; the weight files of the
+result and, unless it pretrains, of the initial model; the data set at the first and last stage's clusters.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from isthmus.plan import ModelProfile
 
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4}
 OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
-"""Bytes per parameter: Adam's two moments in fp32, beside bf16 weights also the fp32 master copy."""
+"""Bytes per parameter: Adam's two moments in fp32, and with bf16 weights the fp32 master copy."""
 
 
 def checkpoint_bytes(stage: Stage, job: Job, profile: ModelProfile) -> int:
-    """Return what the checkpoints of a stage's layers take."""
+    """Return the bytes of all checkpoints of a stage's layers."""
     each = WEIGHT_BYTES[job.training.precision] + OPTIMIZER_BYTES[job.training.precision]
     return _parameters(stage, profile) * each * (job.checkpoints.keep + 1)
 
 
 def model_bytes(stage: Stage, job: Job, profile: ModelProfile) -> int:
-    """Return what the model files of a stage's layers take."""
-    times = 1 if job.task == "pretrain" else 2
-    return _parameters(stage, profile) * WEIGHT_BYTES[job.training.precision] * times
+    """Return the bytes of the model files of a stage's layers."""
+    copies = 1 if job.task == "pretrain" else 2
+    return _parameters(stage, profile) * WEIGHT_BYTES[job.training.precision] * copies
 
 
 def stored_bytes(plan: Plan, job: Job, profile: ModelProfile) -> tuple[int, ...]:
-    """Return by stage what it adds to what its cluster stores; replicas of a stage share their files."""
+    """Return the bytes that each stage adds at its cluster; replicas of a stage share their files."""
     kept: set[tuple[str, tuple[int, int]]] = set()
     read: set[str] = set()
     found = []

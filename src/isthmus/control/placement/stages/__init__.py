@@ -1,1 +1,1 @@
-"""The stages of placement: compute, network and storage, and why they refuse."""
+"""The filters of placement: compute, network and storage, with their refusals."""

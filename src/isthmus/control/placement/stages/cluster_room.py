@@ -1,9 +1,9 @@
-"""`Room`: how many stages of a requirement one cluster holds, from numbers of nodes alone.
+"""`Room`: how many stages of a requirement fit into one cluster, computed from node counts.
 
-Sizes of stages on one kind of chip divide one another (`Requirement` sees to it). Then it does not matter
-which node a stage goes to: a node with `n` free cards holds `n // s` stages of size `s`, and each larger one
-that was put there first costs a whole number of these places. So stages fit if, for every size, they and all
-larger ones, counted in places of that size, are no more than the places. That is exact.
+Stage sizes on one kind of chip divide one another (`Requirement` checks this), so the choice of node does not
+matter: a node with `n` free devices has `n // s` slots of size `s`, and a larger stage on it uses a whole
+number of these slots. Stages therefore fit if and only if, for every size, they and all larger ones, counted
+in slots of that size, do not exceed the slots.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from isthmus.control.placement.resources.requirement import Requirement
 
 
 class Room:
-    """What `site` holds of `requirement`. Counts are numbers of stages by size, each of all its pipelines.
+    """Capacity of `site` for `requirement`. Counts are stages by size, each for all pipelines.
 
-    `places[i]` stages of size `i` of one pipeline have a place, `most[i]` of all pipelines; `prices[i]` is
-    what one of all pipelines costs an hour (where node groups differ, at the mean price of their cards).
+    `places[i]` is the number of slots of size `i`, `most[i]` the stages that they hold for all pipelines;
+    `prices[i]` is the price per hour of such a stage (the mean over different node groups).
     `reads_data`: the first and the last stage may be here.
     """
 
@@ -34,7 +34,7 @@ class Room:
 
     @cached_property
     def reach(self) -> list[int]:
-        """For every stage, the end of the widest range that starts there and fits here while it is empty."""
+        """For every first stage, the end of the longest range that fits into the empty cluster."""
         count, found, last = self.requirement.num_stages, [], 0
         for first in range(count):
             last = max(first, last)
@@ -44,7 +44,7 @@ class Room:
         return found
 
     def reach_beside(self, first: int, used: Sequence[int]) -> int:
-        """Return the end of the widest range from `first` on that fits beside `used` stages by size."""
+        """Return the end of the longest range from `first` that fits beside `used` (stages by size)."""
         last, most = first, self.reach[first]
         while last < most:
             more = self.requirement.counts(first, last + 1)
@@ -54,24 +54,24 @@ class Room:
         return last
 
     def at_most(self, remaining: Sequence[int], used: Sequence[int] | None) -> int:
-        """Return a bound on the stages of `remaining` that fit here beside those `used`."""
+        """Return an upper bound on the stages of `remaining` that fit beside `used`."""
         if used is None:
             return sum(min(a, b) for a, b in zip(self.most, remaining, strict=True))
         free = zip(self.most, used, remaining, strict=True)
         return sum(min(max(0, most - taken), wanted) for most, taken, wanted in free)
 
     def holds(self, counts: Sequence[int]) -> bool:
-        """Tell whether stages fit here while it is empty."""
+        """Return whether stages fit into the empty cluster."""
         if len(self.most) == 1:
             return counts[0] <= self.most[0]
         return not any(self._lacking(counts))
 
     def price(self, counts: Sequence[int]) -> float:
-        """Return what stages cost an hour."""
+        """Return the price per hour of stages."""
         return sum(one * price for one, price in zip(counts, self.prices, strict=True))
 
     def lacking_nodes(self, counts: Sequence[int]) -> dict[tuple[str, int], int]:
-        """Return how many more nodes stages need here, by kind of chip and free cards per node."""
+        """Return the nodes missing for stages, by (kind of chip, free devices per node)."""
         found: dict[tuple[str, int], int] = {}
         for chip in self.requirement.chips:
             most, node = 0, self._cards_per_node(chip)
@@ -83,7 +83,7 @@ class Room:
         return found
 
     def _lacking(self, counts: Sequence[int]) -> list[int]:
-        """Return by size the places that are lacking."""
+        """Return the missing slots by size."""
         sizes, found = self.requirement.sizes, []
         for i, (chip, cards) in enumerate(sizes):
             larger = (counts[j] * (sizes[j][1] // cards) for j in range(i + 1) if sizes[j][0] == chip)

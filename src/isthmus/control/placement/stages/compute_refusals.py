@@ -1,4 +1,4 @@
-"""Why the compute stage has no candidate: the nodes that each cluster lacks, and all of them together."""
+"""Refusals of the compute search: missing nodes of each cluster, and of all clusters together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.core.plan import Refusal
 
 
 def never(chips: Iterable[str], num_cards: int, switches: Placement) -> Refusal | None:
-    """Return why the switches refuse pipelines of these cards wherever they would run, or None."""
+    """Return the refusal if the constraints exclude these chips everywhere, otherwise None."""
     models = sorted({model_of(chip) for chip in chips})
     reason = ""
     if len(models) > 1 and not switches.mixed_chips:
@@ -21,16 +21,16 @@ def never(chips: Iterable[str], num_cards: int, switches: Placement) -> Refusal 
     if others:
         reason = f"the pipelines are for {', '.join(others)}, which placement.chips does not name"
     if switches.max_chips and num_cards > switches.max_chips:
-        reason = f"{num_cards} cards are more than placement.max_chips, {switches.max_chips}"
+        reason = f"{num_cards} chips exceed placement.max_chips, {switches.max_chips}"
     return Refusal(clusters=(), stage="compute", reason=f"compute: {reason}") if reason else None
 
 
 def compute_refusals(
     requirement: Requirement, rooms: Sequence[Room], groups: Sequence[Sequence[Room]], *, whole: bool
 ) -> list[Refusal]:
-    """Return a refusal for each cluster that the whole job does not fit, and one for all of them together.
+    """Return a refusal for all clusters together, and one for each that cannot hold the complete job.
 
-    `whole`: the search saw every way there is.
+    `whole`: the search was exhaustive.
     """
     if not rooms:
         return [
@@ -56,36 +56,36 @@ def compute_refusals(
 def _together(
     requirement: Requirement, rooms: Sequence[Room], groups: Sequence[Sequence[Room]], *, whole: bool
 ) -> list[Refusal]:
-    """Say what all clusters lack together, or that they have enough but may not be used together."""
+    """Return why all clusters together do not suffice or must not be combined."""
     names = tuple(sorted(room.name for room in rooms))
     lacking = _lacking_together(requirement, rooms)
     if lacking:
-        reason = f"compute: all clusters together lack {_nodes(lacking)}; the job waits"
+        reason = f"compute: all clusters together lack {_nodes(lacking)}"
         total = sum(lacking.values())
         return [Refusal(clusters=names, stage="compute", lacking_nodes=total, reason=reason)]
     if len(groups) > 1 and all(_lacking_together(requirement, group) for group in groups):
         reason = (
-            "compute: scheduling across domains is not active (placement.several_owners): no owner alone has "
-            "the nodes, all together have; the job waits"
+            "compute: no single owner has enough nodes; set placement.several_owners: true to combine owners"
         )
         return [Refusal(clusters=names, stage="compute", reason=reason)]
     readers = [room for room in rooms if room.reads_data and any(room.most)]
     if not readers:
         reason = (
-            "compute: no cluster with room may read the training data (placement.data_owners, data_regions)"
+            "compute: no cluster with free chips may read the training data "
+            "(placement.data_owners, data_regions)"
         )
         return [Refusal(clusters=names, stage="compute", reason=reason)]
     reason = "compute: no cluster holds all stages, and "
     reason += (
-        "no ranges of them over several are admitted; the job waits"
+        "no split over several clusters is admitted"
         if whole
-        else "the search for ranges of them over several ended before it had seen all; the job waits"
+        else "the search for a split over several clusters ran out of its budget"
     )
     return [Refusal(clusters=names, stage="compute", reason=reason)]
 
 
 def _lacking_together(requirement: Requirement, rooms: Sequence[Room]) -> dict[tuple[str, int], int]:
-    """Return the nodes that are lacking where every cluster takes as many stages as it holds."""
+    """Return the nodes still missing when every cluster takes as many stages as it holds."""
     wanted = requirement.counts(0, requirement.num_stages)
     found: dict[tuple[str, int], int] = {}
     for i, (chip, cards) in enumerate(requirement.sizes):
@@ -98,7 +98,7 @@ def _lacking_together(requirement: Requirement, rooms: Sequence[Room]) -> dict[t
 
 
 def _nodes(lacking: dict[tuple[str, int], int]) -> str:
-    """Say numbers of nodes: `1 node with 8 free H20`."""
+    """Describe node counts: `1 node with 8 free H20`."""
     return " and ".join(
         f"{count} node{'s' if count > 1 else ''} with {cards} free {chip}"
         for (chip, cards), count in lacking.items()

@@ -1,11 +1,10 @@
-"""`ranges_over`: the compute stage. Contiguous ranges of pipeline stages for clusters, fewest ranges first.
+"""`ComputeStage`: splits of a pipeline into contiguous ranges of stages, one cluster per range.
 
-Cross-domain pooling report 4.2.3 (3): the widest range that some cluster holds first, narrowed from the end.
-The report neither deducts what an earlier range took nor goes back. Here a range is deducted (a cluster may
-have several), and where a choice leads nowhere the next is tried. What cannot end is cut off by two bounds:
-the ranges left cannot reach the end even from empty clusters, or the clusters they would have to be at have
-too few places for the stages left. The storage and the network stage are asked for every range that is laid,
-so that nothing is built on one that they would refuse. Exact unless the work runs out, which is told.
+Cross-domain pooling report 4.2.3 (3): the longest range that a cluster holds is tried first, then shortened
+from the end. Unlike the report, the search deducts the ranges placed so far (a cluster may have several) and
+backtracks. Two bounds prune it: the remaining ranges cannot reach the last stage even on empty clusters, or
+the reachable clusters have too few slots for the remaining stages. The storage and network filters check
+every range as it is placed. Exact unless the lookup budget runs out (`Work.over`).
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from isthmus.control.placement.stages.storage_stage import StorageStage
 
 Ranges = tuple[Range, ...]
 Used = dict[str, tuple[int, ...]]
-"""Stages by size that ranges already laid have at a cluster."""
+"""Stages by size that are already placed at each cluster."""
 
 
 @dataclass
 class Work:
-    """How many looks at a cluster one search may take; `over` turns true when it wanted more."""
+    """The cluster lookups left to one search; `over` becomes true when they are exceeded."""
 
     left: int
     over: bool = False
 
     def spend(self, looks: int) -> bool:
-        """Return whether there is work left for so many looks."""
+        """Deduct lookups; return whether the budget sufficed."""
         self.left -= looks
         self.over = self.over or self.left < 0
         return not self.over
@@ -41,9 +40,9 @@ class Work:
 
 @dataclass
 class ComputeStage:
-    """One search over `rooms`, tried in the given order among equally wide ranges.
+    """One search over `rooms`; among ranges of equal length their order decides.
 
-    `network` says which clusters may follow which, `storage` whether they store what their stages need.
+    `network` decides which clusters may be neighbours, `storage` which can store the data of their stages.
     """
 
     requirement: Requirement
@@ -61,16 +60,17 @@ class ComputeStage:
 
     @cached_property
     def _nearby(self) -> dict[str, list[Room]]:
-        """The rooms that may follow each, as far as the link between them is concerned."""
+        """For each cluster, the clusters with a sufficient link to it."""
         return {
             room.name: [other for other in self.rooms if self.network.may_join(room.name, other.name)]
             for room in self.rooms
         }
 
     def _starts_with(self, number: int) -> dict[str, int]:
-        """Return by room the first stage from which `number` ranges, its own first, could reach the end.
+        """Return for each cluster the earliest stage from which `number` ranges could reach the last stage.
 
-        As though every range had empty clusters: a bound. Rooms from which none could are not named.
+        The first of these ranges is at that cluster. A bound, since it assumes empty clusters; clusters from
+        which the last stage is unreachable are left out.
         """
         count = self.requirement.num_stages
         while len(self._starts) < number:
@@ -85,27 +85,28 @@ class ComputeStage:
         return self._starts[number - 1]
 
     def ranges_over(self, number: int) -> Iterator[Ranges]:
-        """Yield every admitted way to lay all stages as exactly `number` ranges, widest ranges first."""
+        """Yield every admitted split of all stages into exactly `number` ranges, longest ranges first."""
         if number <= self.requirement.num_stages:
             yield from self._lay((), {}, 0, number)
 
     def _lay(self, laid: Ranges, used: Used, first: int, left: int) -> Iterator[Ranges]:
+        """Yield the splits that extend `laid` by `left` ranges from stage `first` on."""
         if not self.work.spend(len(self.rooms)) or not self._enough(laid, used, first, left):
             return
         count = self.requirement.num_stages
         for last, room in self._choices(laid, used, first, left):
-            grown = (*laid, Range(first, last, room.name))
+            extended = (*laid, Range(first, last, room.name))
             if not self.work.spend(1):
                 return
-            if not self.storage.stores(grown):
+            if not self.storage.stores(extended):
                 continue
             if last == count:
-                yield grown
+                yield extended
                 continue
-            yield from self._lay(grown, self._deducted(used, grown[-1]), last, left - 1)
+            yield from self._lay(extended, self._deducted(used, extended[-1]), last, left - 1)
 
     def _enough(self, laid: Ranges, used: Used, first: int, left: int) -> bool:
-        """Tell whether the `left` roomiest clusters in reach have places for the stages from `first` on."""
+        """Return whether the `left` largest reachable clusters have slots for the stages from `first` on."""
         wanted = self.requirement.counts(first, self.requirement.num_stages)
         near = self._within(laid[-1].cluster, left) if laid else self.rooms
         bounds = [room.at_most(wanted, used.get(room.name)) for room in near]
@@ -113,16 +114,16 @@ class ComputeStage:
         return best >= sum(wanted)
 
     def _within(self, name: str, hops: int) -> list[Room]:
-        """Return the rooms that a path of at most `hops` links from a cluster reaches."""
+        """Return the clusters reachable from a cluster over at most `hops` links."""
         if (name, hops) not in self._balls:
-            ball = {room.name: room for room in self._nearby[name]}
+            reachable = {room.name: room for room in self._nearby[name]}
             for room in self._within(name, hops - 1) if hops > 1 else ():
-                ball.update({other.name: other for other in (room, *self._nearby[room.name])})
-            self._balls[name, hops] = list(ball.values())
+                reachable.update({other.name: other for other in (room, *self._nearby[room.name])})
+            self._balls[name, hops] = list(reachable.values())
         return self._balls[name, hops]
 
     def _choices(self, laid: Ranges, used: Used, first: int, left: int) -> list[tuple[int, Room]]:
-        """Return (end, room) of the next range: every room at its widest, then one narrower, and so on."""
+        """Return (end, cluster) of the next range: every cluster's longest range, then one stage less."""
         count, starts = self.requirement.num_stages, self._starts_with(left)
         highest, found = count - left + 1, []
         for room in self._nearby[laid[-1].cluster] if laid else self.rooms:
@@ -139,7 +140,7 @@ class ComputeStage:
         return [(-last, self.rooms[place]) for _, last, place in found]
 
     def _lowest(self, room: Room, left: int) -> int:
-        """Return the least end of a range at `room` from which `left - 1` more could reach the end."""
+        """Return the smallest end of a range at `room` from which `left - 1` more reach the last stage."""
         key, count = (room.name, left), self.requirement.num_stages
         if key not in self._ends:
             starts = self._starts_with(left - 1) if left > 1 else {}
@@ -155,5 +156,5 @@ class ComputeStage:
 
 
 def _first_with(reach: Sequence[int], end: int) -> int | None:
-    """Return the first stage from which a range that is not empty reaches `end` (`reach` never falls)."""
+    """Return the first stage from which a non-empty range reaches `end` (`reach` is non-decreasing)."""
     return next((first for first, last in enumerate(reach) if last >= end and last > first), None)

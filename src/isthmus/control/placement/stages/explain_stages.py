@@ -1,4 +1,4 @@
-"""`explain`: say in words why stages can be where they are: what compute, storage and network found."""
+"""`explain`: a description of a placement: devices, storage and links of its ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.core.units import format_bytes
 
 
 def explain(ranges: Ranges, requirement: Requirement, resources: Resources) -> str:
-    """Return the places of the stages with their cards, what they store, and what crosses which links."""
+    """Return the places of the stages with their devices, storage and link needs, as one line of text."""
     pieces = [_place(first, last, where, requirement) for first, last, where in ranges]
     for where in dict.fromkeys(one.cluster for one in ranges):
         free = resources.sites[where].free_storage_bytes
@@ -22,14 +22,14 @@ def explain(ranges: Ranges, requirement: Requirement, resources: Resources) -> s
         need, link = requirement.boundaries[a.last - 1], resources.links[a.cluster, b.cluster]
         pieces.append(
             f"{a.cluster} to {b.cluster} needs {need.gbps:.3g} of {link.free_gbps:.3g} Gbit/s left, "
-            f"its delay is {1e3 * link.delay_s:.3g} ms where the schedule tolerates {1e3 * need.delay_s:.3g}"
+            f"its delay is {1e3 * link.delay_s:.3g} ms, the schedule tolerates {1e3 * need.delay_s:.3g}"
         )
     return "; ".join(pieces)
 
 
 def _place(first: int, last: int, where: str, requirement: Requirement) -> str:
-    cards: dict[str, int] = {}
+    devices: dict[str, int] = {}
     for stage in requirement.stages[first:last]:
-        cards[stage.chip] = cards.get(stage.chip, 0) + stage.cards * requirement.pipelines
+        devices[stage.chip] = devices.get(stage.chip, 0) + stage.cards * requirement.pipelines
     stages = f"stage {first}" if last == first + 1 else f"stages {first} to {last - 1}"
-    return f"{stages} at {where} on " + " and ".join(f"{count} {chip}" for chip, count in cards.items())
+    return f"{stages} at {where} on " + " and ".join(f"{count} {chip}" for chip, count in devices.items())

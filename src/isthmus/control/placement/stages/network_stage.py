@@ -1,8 +1,8 @@
-"""`NetworkStage`: do the links have left what the boundaries between clusters need, both ways?
+"""`NetworkStage`: checks that links have the bandwidth, delay and jitter that stage boundaries need.
 
 Cross-domain pooling report 4.2.3 (3): neighbouring stages at one cluster need no WAN; at two they need
-`<d x bandwidth, delay, jitter>`. Several boundaries over one link add up. Without co-scheduling with the
-network (`placement.network`) only whether there is a link at all is asked: without one nothing can run.
+`<d x bandwidth, delay, jitter>` in both directions. Several boundaries over one link add up. Without
+`placement.network`, only the existence of the link is checked.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from isthmus.control.placement.resources.requirement import Range, Requirement, 
 from isthmus.core.plan import Refusal
 
 MOST_TOLD = 12
-"""Pairs of clusters that are told to be refused: those that lacked least."""
+"""Largest number of refused pairs to report, smallest shortage first."""
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """What a pair was asked for, and what it has (None: there is no link)."""
+    """The need and the link of a refused pair (None: there is no link)."""
 
     need: WanNeed
     link: FreeLink | None
 
     @property
     def lacking_gbps(self) -> float:
-        """The bandwidth that is lacking."""
+        """The missing bandwidth."""
         return max(0.0, self.need.gbps - (self.link.free_gbps if self.link else 0.0))
 
 
 class NetworkStage:
-    """Asked for pairs of clusters; remembers for each that it refused what was lacking least."""
+    """Checks pairs of clusters and records the smallest shortage of each refused pair."""
 
     def __init__(self, requirement: Requirement, resources: Resources, *, network: bool) -> None:
         self.requirement, self.resources, self.network = requirement, resources, network
         self._refused: dict[Ends, _Refused] = {}
 
     def joins(self, laid: Sequence[Range], cluster: str) -> bool:
-        """Tell whether a range at `cluster` may follow those `laid`."""
+        """Return whether a range at `cluster` may follow the ranges `laid`."""
         before = laid[-1]
         need, ends = self.requirement.boundaries[before.last - 1], {before.cluster, cluster}
         if len(laid) > 1:
@@ -53,12 +53,12 @@ class NetworkStage:
         return self._admits(before.cluster, cluster, need)
 
     def may_join(self, a: str, b: str) -> bool:
-        """Tell whether any boundary of the pipelines may lie between two clusters."""
+        """Return whether the link between two clusters suffices for any boundary of the pipelines."""
         return a != b and self._admits(a, b, self._least)
 
     @cached_property
     def _least(self) -> WanNeed:
-        """What every boundary needs, at least."""
+        """The weakest need of any boundary."""
         boundaries = self.requirement.boundaries
         return WanNeed(
             gbps=min((one.gbps for one in boundaries), default=0.0),
@@ -78,7 +78,7 @@ class NetworkStage:
         return True
 
     def refusals(self) -> list[Refusal]:
-        """Return a refusal for each pair of clusters that was refused, `MOST_TOLD` at most, by name."""
+        """Return up to `MOST_TOLD` refusals, one per refused pair of clusters, by name."""
         least = sorted(self._refused, key=lambda ends: (self._refused[ends].lacking_gbps, ends))
         return [self._refusal(ends) for ends in sorted(least[:MOST_TOLD])]
 
@@ -98,7 +98,7 @@ def _lacks(link: FreeLink, need: WanNeed) -> bool:
 
 
 def _words(refused: _Refused) -> str:
-    """Say what was lacking."""
+    """Describe the shortage."""
     link, need = refused.link, refused.need
     if link is None:
         return "there is no link"

@@ -1,6 +1,6 @@
-"""`StorageStage`: does every cluster store the data set, checkpoints and model files of its stages?
+"""`StorageStage`: checks that clusters can store the data set, checkpoints and model files of their stages.
 
-Cross-domain pooling report 4.2.3 (3): needs are added up per cluster over all of its stages.
+Cross-domain pooling report 4.2.3 (3): needs are summed per cluster over all of its stages.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from isthmus.core.units import format_bytes
 
 
 class StorageStage:
-    """Asked for ranges; remembers the least that any cluster it refused was asked for."""
+    """Checks ranges and records the smallest need of each refused cluster, in bytes."""
 
     def __init__(self, requirement: Requirement, resources: Resources) -> None:
         self.requirement, self.resources = requirement, resources
         self._refused: dict[str, int] = {}
 
     def stores(self, laid: Sequence[Range]) -> bool:
-        """Tell whether the cluster of the last range has storage left for all its ranges in `laid`."""
+        """Return whether the cluster of the last range has storage for all its ranges in `laid`."""
         where = laid[-1].cluster
         site = self.resources.sites[where]
         free = site.free_storage_bytes
@@ -46,7 +46,6 @@ class StorageStage:
             stage="storage",
             owner=site.owner,
             lacking_bytes=needed - free,
-            reason=f"storage: {where} ({site.owner}) lacks {format_bytes(needed - free)}: the least that was "
-            f"asked for there is {format_bytes(needed)} for data, checkpoints and model files, "
-            f"{format_bytes(free)} is free",
+            reason=f"storage: {where} ({site.owner}) lacks {format_bytes(needed - free)}: data, checkpoints "
+            f"and model files need at least {format_bytes(needed)}, {format_bytes(free)} is free",
         )
