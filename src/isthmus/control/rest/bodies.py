@@ -55,8 +55,10 @@ OUTCOMES = TypeAdapter(list[Submitted])
 def submitted(outcome: str | IsthmusError) -> Submitted:
     """Return the response for the outcome of one submission."""
     if isinstance(outcome, IsthmusError):
-        told = outcome.as_dict()
-        return Submitted(error=ErrorBody(error=told["error"], message=told["message"], hint=told["hint"]))
+        fields = outcome.as_dict()
+        return Submitted(
+            error=ErrorBody(error=fields["error"], message=fields["message"], hint=fields["hint"])
+        )
     return Submitted(id=outcome)
 
 

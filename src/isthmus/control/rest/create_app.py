@@ -61,9 +61,9 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        ours = f"version {isthmus.__version__}, protocol {PROTOCOL_VERSION}"
+        server_version = f"version {isthmus.__version__}, protocol {PROTOCOL_VERSION}"
         unknown = InputError(
-            f"{where}: unknown field on this server ({ours})",
+            f"{where}: unknown field on this server ({server_version})",
             hint="fix the name, or use the same version of client and server",
         )
         return as_json(unknown, 422)

@@ -170,8 +170,10 @@ class Actor:
             try:
                 writes = any(request.propose for request in left)
                 with self._store.turn() if writes else nullcontext():
+                    # Step 1: apply the events of other servers, then decide on the requests.
                     coordinator = self._current()
                     self._decide(coordinator, left, decided)
+                    # Step 2: append the events with one flush.
                     decided_s = time.perf_counter()
                     if decided.events:
                         self._store.append(decided.events, expected=self.number)
@@ -184,6 +186,7 @@ class Actor:
                 self._coordinator = None
                 self._fail(left, decided, error)
             else:
+                # Step 3: notify the observer and answer the requests.
                 if decided.events:
                     self._flushed(time.perf_counter() - decided_s, len(decided.events))
                 for event, asked in zip(decided.events, decided.asked, strict=True):

@@ -95,13 +95,13 @@ class SiteDesk:
             planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
             return planned | {job.id for job in jobs if (job.id, cluster) in self._seen_at}
 
-        ours = self._actor.ask(run_there)
-        if ours:
-            metrics = [line for line in report.metrics if line.job in ours]
+        accepted_jobs = self._actor.ask(run_there)
+        if accepted_jobs:
+            metrics = [line for line in report.metrics if line.job in accepted_jobs]
             self._store.append_metrics(metrics)
             self._progress.note(metrics)
-            self._store.append_logs([chunk for chunk in report.logs if chunk.job in ours])
-        for job_id in ours:
+            self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
+        for job_id in accepted_jobs:
             self._changes.note_lines(job_id)
 
 

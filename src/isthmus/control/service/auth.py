@@ -87,9 +87,9 @@ def identify(store: Store, authorization: str | None) -> Caller:
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise UnknownCallerError
-    ours = digest(token.strip())
-    found = store.find_token(ours)
-    if found is None or not hmac.compare_digest(found.digest, ours):
+    token_hash = digest(token.strip())
+    found = store.find_token(token_hash)
+    if found is None or not hmac.compare_digest(found.digest, token_hash):
         raise UnknownCallerError
     return Caller(role=cast(Role, found.role), name=found.name)
 

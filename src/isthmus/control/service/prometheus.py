@@ -118,7 +118,7 @@ class _Now(Collector):
     def _clusters(self) -> Iterable[Metric]:
         where = ["cluster", "owner"]
         up = GaugeMetricFamily("isthmus_cluster_connected", "1 while the agent reports.", labels=where)
-        heard = GaugeMetricFamily(
+        last_report = GaugeMetricFamily(
             "isthmus_agent_last_report_timestamp_seconds", "Time of the agent's last report.", labels=where
         )
         chips = GaugeMetricFamily("isthmus_chips", "Installed chips.", labels=[*where, "node_group", "chip"])
@@ -126,14 +126,14 @@ class _Now(Collector):
             "isthmus_chips_free", "Chips available to jobs.", labels=[*where, "node_group", "chip"]
         )
         for view in self._pool.clusters:
-            here = [view.cluster.name, view.cluster.owner]
-            up.add_metric(here, view.connected)
+            label_values = [view.cluster.name, view.cluster.owner]
+            up.add_metric(label_values, view.connected)
             if view.last_report_s is not None:
-                heard.add_metric(here, view.last_report_s)
+                last_report.add_metric(label_values, view.last_report_s)
             for group in view.cluster.node_groups:
-                chips.add_metric([*here, group.name, group.chip], group.chips)
-                free.add_metric([*here, group.name, group.chip], view.free_chips.get(group.name, 0))
-        return up, heard, chips, free
+                chips.add_metric([*label_values, group.name, group.chip], group.chips)
+                free.add_metric([*label_values, group.name, group.chip], view.free_chips.get(group.name, 0))
+        return up, last_report, chips, free
 
 
 def exposition(caller: Caller, meters: Meters, pool: PoolView, plain: dict[str, tuple[str, float]]) -> bytes:

@@ -98,21 +98,21 @@ class Home:
 
     def local_changed(self, site: str, name: str, status: int | None) -> None:
         """Handle the start (None), the preemption (-1) or the end (exit status) of a local job."""
-        world, mine = self._world, self._jobs.get(name)
-        if mine is None:
+        world, home_job = self._world, self._jobs.get(name)
+        if home_job is None:
             return
         progress = world.runs.progress[name]
         if status is None:
-            mine.run, mine.since_s = mine.run + 1, world.kernel.now
+            home_job.run, home_job.since_s = home_job.run + 1, world.kernel.now
             world.started(name, away=False)
             left_s = progress.needs_s - progress.saved_s
-            world.kernel.call(world.kernel.now + left_s, self._finish, (name, mine.run))
-            if mine.sibling:
+            world.kernel.call(world.kernel.now + left_s, self._finish, (name, home_job.run))
+            if home_job.sibling:
                 world.cancel(name)
-        elif mine.since_s is not None and status != 0:
+        elif home_job.since_s is not None and status != 0:
             every_s = world.delays.checkpoint_every_s if status > 0 else 1.0
-            progress.saved_s += (world.kernel.now - mine.since_s) // every_s * every_s
-            mine.since_s = None
+            progress.saved_s += (world.kernel.now - home_job.since_s) // every_s * every_s
+            home_job.since_s = None
             world.fates[name].stopped += 1
             if status == 1:
                 world.failures += 1
@@ -123,44 +123,46 @@ class Home:
 
     def taken(self, name: str) -> None:
         """Remove a job from its owner's queue, since its sibling in the pool trains."""
-        mine = self._jobs.get(name)
-        part = self._world.agents[mine.site].parts.get((name, 0)) if mine else None
-        if mine is not None and part is not None:
-            mine.place = part.place
-            self._world.agents[mine.site].withdraw(name)
+        home_job = self._jobs.get(name)
+        part = self._world.agents[home_job.site].parts.get((name, 0)) if home_job else None
+        if home_job is not None and part is not None:
+            home_job.place = part.place
+            self._world.agents[home_job.site].withdraw(name)
 
     def given_back(self, name: str) -> None:
         """Queue a job at its old position in its owner's queue, since its sibling in the pool has stopped."""
-        mine = self._jobs.get(name)
-        if mine is not None and mine.since_s is None:
+        home_job = self._jobs.get(name)
+        if home_job is not None and home_job.since_s is None:
             self._submit(self._world.fates[name].job)
-            part = self._world.agents[mine.site].parts.get((name, 0))
-            if part is not None and mine.place:
-                part.place = mine.place
+            part = self._world.agents[home_job.site].parts.get((name, 0))
+            if part is not None and home_job.place:
+                part.place = home_job.place
 
     def _submit_again(self, name: str) -> None:
         """Queue a job whose node failed at its old position."""
-        mine = self._jobs[name]
-        agent = self._world.agents[mine.site]
-        mine.place = agent.parts[name, 0].place
+        home_job = self._jobs[name]
+        agent = self._world.agents[home_job.site]
+        home_job.place = agent.parts[name, 0].place
         agent.withdraw(name)
         self.given_back(name)
 
     def _submit(self, job: TraceJob) -> None:
-        mine = self._jobs[job.name]
-        agent = self._world.agents[mine.site]
+        home_job = self._jobs[job.name]
+        agent = self._world.agents[home_job.site]
         levels = agent.cluster.priorities.levels
         level = OWN if OWN in levels else levels[0]
-        agent.submit(LocalJob(name=job.name, command=(), node_group=mine.group, chips=job.chips, level=level))
+        agent.submit(
+            LocalJob(name=job.name, command=(), node_group=home_job.group, chips=job.chips, level=level)
+        )
 
     def _lose_patience(self, job: TraceJob) -> None:
-        mine = self._jobs[job.name]
-        if mine.since_s is None and self._world.fates[job.name].ended_s is None:
-            mine.sibling = True
+        home_job = self._jobs[job.name]
+        if home_job.since_s is None and self._world.fates[job.name].ended_s is None:
+            home_job.sibling = True
             self._world.submit(job)
 
     def _finish(self, ended: tuple[str, int]) -> None:
         name, run = ended
-        mine = self._jobs[name]
-        if mine.run == run and mine.since_s is not None:
-            self._world.agents[mine.site].part_ended((name, 0), 0)
+        home_job = self._jobs[name]
+        if home_job.run == run and home_job.since_s is not None:
+            self._world.agents[home_job.site].part_ended((name, 0), 0)

@@ -169,11 +169,13 @@ class SimulatedServer:
             return
 
     def _commit(self, event: Event) -> None:
+        # Step 1: admit the event.
         began_s = time.perf_counter()
         admitted = self.coordinator.admit(event)
         self.deciding_s += time.perf_counter() - began_s
         if not admitted:
             return
+        # Step 2: append it.
         self.counts[event.kind] += 1
         self._maybe_die("server dies before the append")
         if self._log is not None:
@@ -182,6 +184,7 @@ class SimulatedServer:
                 self._die()
             self._log.append([event])
         self._maybe_die("server dies between append and handle")
+        # Step 3: handle it and execute the instructions.
         began_s = time.perf_counter()
         instructions = self.coordinator.handle(event)
         self.deciding_s += time.perf_counter() - began_s

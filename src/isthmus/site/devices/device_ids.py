@@ -35,10 +35,10 @@ class DeviceIds(DeviceBook):
         for key, devices in taken.victims.items():
             for group, num in devices.items():
                 ids[group] += self._obtainable(key, part)[group][:num]
-        hands = {group: iter(sorted(devices, key=self._place)) for group, devices in ids.items()}
+        unassigned = {group: iter(sorted(devices, key=self._place)) for group, devices in ids.items()}
         for worker in part.workers.values():
-            hand = hands[worker.node_group]
-            worker.devices = tuple(next(hand) for _ in range(worker.chips))
+            group_ids = unassigned[worker.node_group]
+            worker.devices = tuple(next(group_ids) for _ in range(worker.chips))
         if part.state in CLAIMING:
             self._record(self._claimer, part)
 

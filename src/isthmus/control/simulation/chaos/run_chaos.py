@@ -243,9 +243,9 @@ def _end(world: PoolWorld, cancelled: set[str]) -> list[str]:
         if job.state != "succeeded" and not (job.state == "cancelled" and name in cancelled):
             found.append(f"{name} is {job.state} at the end: {list(job.story or ())[-6:]}")
     for name, agent in world.agents.items():
-        whole = {group.name: group.chips for group in agent.cluster.node_groups}
-        if agent.machine.free_chips() != whole:
-            found.append(f"{name} has {agent.machine.free_chips()} of {whole} free at the end")
+        installed = {group.name: group.chips for group in agent.cluster.node_groups}
+        if agent.machine.free_chips() != installed:
+            found.append(f"{name} has {agent.machine.free_chips()} of {installed} free at the end")
     found += [f"{name} was never acknowledged" for name in world.fates.keys() - world.acknowledged]
     return found
 

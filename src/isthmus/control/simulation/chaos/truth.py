@@ -37,14 +37,14 @@ class Truth:
         job, attempt = key
         if not attempt or self._world is None:
             return
-        there = self._running.setdefault(job, {})
+        running_parts = self._running.setdefault(job, {})
         if not begins:
-            there.pop((site, attempt), None)
+            running_parts.pop((site, attempt), None)
             return
-        other = next((one for one in there if one[1] != attempt), None)
+        other = next((one for one in running_parts if one[1] != attempt), None)
         if other is not None:
             self._found(f"{job}: attempt {attempt} at {site} runs beside attempt {other[1]} at {other[0]}")
-        there[site, attempt] = 1
+        running_parts[site, attempt] = 1
         if self._world.agents[site].scheduler.starts[key] > 1:
             self._found(f"{job}: attempt {attempt} was started twice at {site}")
         devices = self._world.agents[site].devices

@@ -99,10 +99,10 @@ def _jobs(path: Path, rows: Iterable[Row], read: Callable[[Row], TraceJob | str]
 
 
 def _require_columns(path: Path, names: list[str], needed: tuple[str, ...]) -> None:
-    lacking = [name for name in needed if name not in names]
-    if lacking:
+    missing = [name for name in needed if name not in names]
+    if missing:
         raise InputError(
-            f"{path} has no column {', '.join(lacking)}",
+            f"{path} has no column {', '.join(missing)}",
             hint="export it with `sacct -a -X -P -o JobID,Account,Submit,Elapsed,NNodes,ReqTRES,QOS`, or use "
             "a CSV with organization,gpu_model,gpu_request,worker_num,submit_time,duration,job_type",
         )
