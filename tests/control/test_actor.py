@@ -181,5 +181,5 @@ def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
     """An actor that cannot rebuild the state says at which event."""
     disk = Disk()
     disk.append([JobCancelled(now_s=1, job_id="ghost")])
-    with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be taken in again"):
+    with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be replayed"):
         Actor(disk, lambda _: None)

@@ -50,7 +50,7 @@ def planner():
 
 def test_a_request_that_does_not_read_is_answered_in_one_line(capsys) -> None:
     """Whatever breaks in the planner becomes an answer; its traceback goes to the log."""
-    assert answer_to("no JSON").error.startswith("the planner broke: ValidationError")
+    assert answer_to("no JSON").error.startswith("the planner failed: ValidationError")
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_a_process_that_dies_ends_the_search_and_no_other(tmp_path: Path) -> Non
         f'[ -e {tmp_path}/died ] && {{ read line; echo \'{{"plans": {{"plans": []}}}}\'; exec sleep 60; }}; '
     )
     planner = shell(once + f"touch {tmp_path}/died; exit 1")
-    with pytest.raises(PlanError, match="its process was ended"):
+    with pytest.raises(PlanError, match="its process died"):
         ask(planner)
     assert ask(planner) == ()
     planner.close()
@@ -127,6 +127,6 @@ def test_no_job_makes_the_planner_eat_the_machine() -> None:
     code = "from isthmus.control.service import planner_process as p; "
     code += "p.propose = lambda *_: bytearray(2**40); p.main()"
     planner = PlannerProcess(command=(sys.executable, "-c", code))
-    with pytest.raises(PlanError, match="the planner broke: MemoryError"):
+    with pytest.raises(PlanError, match="the planner failed: MemoryError"):
         ask(planner)
     planner.close()

@@ -144,7 +144,7 @@ def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.Monkey
 
     desk = PlanningDesk(slow, None, lambda: 0.0, lambda _: None)
     asked = MakePlans(job_id="j", round=1, submission=submission(), clusters=(EAST,), free_chips={})
-    with pytest.raises(ConflictError, match=r"has not answered in 0\.01 s"):
+    with pytest.raises(ConflictError, match=r"has not answered within 0\.01 s"):
         desk.answer(asked)
     monkeypatch.setattr(planner_queue, "PATIENCE_S", 10.0)
     others = [threading.Thread(target=desk.answer, args=(asked,)) for _ in range(planner_queue.MOST_ASKING)]
@@ -152,7 +152,7 @@ def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.Monkey
         one.start()
     while desk._asking.acquire(blocking=False):
         desk._asking.release()
-    with pytest.raises(ConflictError, match="4 questions wait for the planner already"):
+    with pytest.raises(ConflictError, match="4 requests already wait"):
         desk.answer(asked)
     go_on.set()
     for one in others:

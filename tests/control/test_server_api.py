@@ -298,7 +298,7 @@ def test_a_planner_that_breaks_ends_the_job_with_the_reason(server: Server) -> N
     server.shell._planning.planner = lambda *_: 1 / 0  # type: ignore[assignment]
     found = server.submit()
     server.until(lambda: server.job(found.id).state == "failed")
-    assert "the planner broke" in server.job(found.id).reason
+    assert "the planner failed" in server.job(found.id).reason
 
 
 def test_a_site_that_falls_silent_is_no_longer_connected(server: Server) -> None:
@@ -359,7 +359,7 @@ def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
     """A server that cannot rebuild its state says at which event, instead of starting with another state."""
     store = MemoryStore()
     store.append([JobCancelled(now_s=1, job_id="ghost")])
-    with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be taken in again"):
+    with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be replayed"):
         ControlShell(store, POOL, planner=plan_across)
 
 

@@ -58,10 +58,10 @@ def test_an_alibaba_trace_is_read_with_its_organisations(tmp_path: Path) -> None
     [
         ("a,b\n1,2\n", "no column job_name"),
         ("JobID|Account\n1|x\n", "no column Submit"),
-        (SACCT.replace("01:00:00", "an hour"), "line 2: 'an hour' is no elapsed time"),
+        (SACCT.replace("01:00:00", "an hour"), "line 2: 'an hour' is not an elapsed time"),
         (ALIBABA.replace("2764", "long"), "line 2"),
-        (ALIBABA.replace("2764", "nan"), "line 2: 'nan' is no number"),
-        (ALIBABA.replace(",16,", ",inf,"), "line 3: 'inf' is no number"),
+        (ALIBABA.replace("2764", "nan"), "line 2: 'nan' is not a finite number"),
+        (ALIBABA.replace(",16,", ",inf,"), "line 3: 'inf' is not a finite number"),
         (ALIBABA.replace("A10", "x" * 200_000), "cannot be read: field larger"),
     ],
 )

@@ -176,7 +176,7 @@ def test_when_the_hours_end_jobs_that_train_save_and_go() -> None:
     assert site.states == {"a/1": "running", "b/1": "released"}
     assert site.machine.free_chips() == {"h20": 0, "l40s": 0}
     site.obey(running, wants("prepared", 1, job="c"))
-    assert site.detail("c") == "east: the owner does not let the pool work at this hour"
+    assert site.detail("c") == "east: the owner does not admit the pool's jobs at this hour"
     assert stops(site.saved(7)) == [(0, False)]
     site.see("exited", exit_status=143)
     assert (site.states["a/1"], site.part().fault) == ("released", "evicted")

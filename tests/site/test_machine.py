@@ -65,9 +65,9 @@ def test_a_refusal_stands_until_it_is_released(site: Site) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (order("prepared", places=("east/gpu",)), "no node group 'gpu'; there is h20, l40s"),
+        (order("prepared", places=("east/gpu",)), "no node group 'gpu'; available: h20, l40s"),
         (order("prepared", places=("west/h20",)), "no stage at east"),
-        (PartOrder(job="a", attempt=1, desired="prepared"), "without its job or plan"),
+        (PartOrder(job="a", attempt=1, desired="prepared"), "the order has no job or no plan"),
     ],
 )
 def test_an_order_that_makes_no_sense_here_is_refused_with_its_reason(
@@ -122,7 +122,7 @@ def test_an_order_to_run_what_was_never_prepared_fails(site: Site) -> None:
     """An agent that lost its state does not start half a job: it says that nothing is held."""
     assert site.obey(order("running")) == []
     assert site.states == {"a/1": "failed"}
-    assert "nothing is held here" in site.detail()
+    assert "holds no devices here" in site.detail()
 
 
 def test_a_running_part_outlives_any_silence_of_the_server(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""The life of parts at a site, as a pure machine that agents and the pool simulator drive alike."""
+"""The site machine: a pure state machine for a site's parts, driven by agents and by the pool simulator."""
 
 from isthmus.site.checkpoint_protection import awaits_checkpoint
 from isthmus.site.devices.book import DeviceBook

@@ -1,7 +1,7 @@
-"""Checkpoints that survive a part: requested, written by all its ranks after one step, verified, reported.
+"""Requested checkpoints: written by all ranks of a part after one step, verified, and reported.
 
-A request names the step of the newest such checkpoint at the time it was made: any later one answers it. So a
-request that is repeated, or that several sites make of the same job, costs one checkpoint.
+A request holds the step of the newest verified checkpoint at that time; any later checkpoint answers it. So
+repeated requests, and requests of several sites for the same job, cost one checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from isthmus.site.site_state import SiteState
 
 
 def request_checkpoint(site: SiteState, part: SitePart) -> None:
-    """Request a checkpoint of the workers of a running part, unless one is requested already."""
+    """Request a checkpoint of a running part, unless one is already requested."""
     if part.protect_after is None:
         steps = [worker.protection.step for worker in part.workers.values() if worker.protection]
         part.protect_after, part.protection = max(steps, default=0), None
@@ -25,7 +25,7 @@ def request_checkpoint(site: SiteState, part: SitePart) -> None:
 
 
 def withdraw_request(site: SiteState, part: SitePart) -> None:
-    """End a request of the server; one made for the owner's eviction stands."""
+    """Withdraw the server's checkpoint request; one for an eviction by the owner stays."""
     if not part.evicted and part.protect_after is not None:
         part.protect_after, part.protection = None, None
         site.update(part)
@@ -37,7 +37,7 @@ def awaits_checkpoint(part: SitePart) -> bool:
 
 
 def record_checkpoint(part: SitePart) -> bool:
-    """Record a checkpoint that every rank here has verified after the same step, if it answers the request.
+    """Record a checkpoint that every local rank has verified at the same step if it answers the request.
 
     Returns whether it does.
     """

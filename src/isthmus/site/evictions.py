@@ -1,6 +1,6 @@
-"""Evictions: local jobs that make way for the pool, and parts of the pool that make way for local jobs.
+"""Evictions of local jobs by the pool, and of the pool's parts by local jobs.
 
-A victim loses its devices only once their claimer is certain to get them: a claim alone evicts nothing.
+A victim loses its devices only once their claimer is certain to get them; a claim alone evicts nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def is_preemptible(site: SiteState, local: SitePart) -> bool:
 
 
 def evict_victims(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Have the local jobs that hold devices of `part` save and end, to be queued again.
+    """Stop the local jobs that hold devices claimed by `part`; they are requeued.
 
-    Parts of the pool among the victims end by their own orders.
+    Victims that are parts of the pool end by their own orders.
     """
     for victim in occupants(site, part):
         if victim.local and victim.state == "running":
@@ -39,13 +39,14 @@ def occupants(site: SiteState, part: SitePart) -> list[SitePart]:
 
 
 def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
-    """Take the devices that the local `job` needs from the pool's jobs below its level, if possible.
+    """Evict parts of the pool below the level of the local `job` for its devices; return whether possible.
 
-    Returns whether it was. Parts that do not train yet go first, then those with the least unsaved work.
+    Victims of the lowest level go first, of these parts that do not train yet, then those with the least
+    unsaved work.
     """
     if not site.policy.local_evicts_pool:
         return False
-    # Step 1: devices that are about to be free, then those of lower parts of the pool, cheapest first.
+    # Step 1: collect devices about to be free, then those of lower parts of the pool, cheapest first.
     others = [part for part in site.parts.values() if part is not job]
     ending = [part for part in others if part.state in _ENDING]
     lower = [part for part in others if not part.local and site.rank(part) > site.rank(job)]
@@ -53,12 +54,12 @@ def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
     lower.sort(key=lambda part: _cost(site, part))
     victims = (*ending, *lower)
     sources = [DeviceSource(part.key, site.devices.obtainable(part, job), counted=False) for part in victims]
-    # Step 2: the fewest of them that suffice.
+    # Step 2: claim the devices from as few victims as possible.
     taken = site.devices.claim(job, sources, {})
     losers = [part for part in lower if taken is not None and part.key in taken.victims]
     if taken is None or not losers:
         return False
-    # Step 3: the job gets its devices, those parts leave, and the job starts once all of them are free.
+    # Step 3: assign the devices and evict the victims; the job starts once all devices are free.
     site.devices.assign(job, taken)
     reason = f"its devices go to local job '{job.job}' of level '{job.level}'"
     for part in losers:
@@ -68,7 +69,10 @@ def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
 
 
 def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Release a part whose checkpoint is safe or overdue, or keep one that no longer has to leave."""
+    """Release an evicted part once its checkpoint is verified or overdue, or cancel its eviction.
+
+    Start a claimer once all its devices are free.
+    """
     if part.evicted and part.state == "running":
         claimers = (other for other in site.time_dependent.values() if other.state == "evicting")
         if site.is_open and not any(other.local and part in occupants(site, other) for other in claimers):
@@ -82,13 +86,13 @@ def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
 
 
 def evict_after_hours(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Take the devices of a part of the pool back at the end of the hours that the owner gives the pool."""
+    """Evict a part of the pool outside the owner's pool hours."""
     if part.state in LEASED or part.state == "running":
-        _evict(site, part, now_s, "the hours of the pool are over")
+        _evict(site, part, now_s, "outside the owner's pool hours")
 
 
 def _evict(site: SiteState, part: SitePart, now_s: float, reason: str) -> None:
-    """Let a part that trains save its work first; release any other."""
+    """Evict a part: one that trains may save a checkpoint first, any other is released at once."""
     if part.evicted:
         return
     part.detail, part.evicted = f"evicted by the owner: {reason}", True

@@ -1,4 +1,4 @@
-"""What a worker's exit status means: where the cause of its failure lies, and how to describe it."""
+"""Interprets a worker's exit status: the kind of fault and a description."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
 def fault_of(exit_status: int | None) -> Fault:
-    """Return where the cause lies when a worker ends with `exit_status` (see `isthmus.core.errors`).
+    """Return the kind of fault of a worker that ended with `exit_status` (see `isthmus.core.errors`).
 
-    `permanent`: wrong input, a plan that cannot be executed, another version; another attempt would end in
-    the same way. `peer`: it lost a peer, so the cause is elsewhere. `own`: everything else, signals included.
+    `permanent`: invalid input, an impossible plan or another version, so a retry would fail in the same way.
+    `peer`: it lost a peer, so the cause is elsewhere. `own`: everything else, signals included.
     """
     if exit_status in _PERMANENT:
         return "permanent"
@@ -23,12 +23,12 @@ def fault_of(exit_status: int | None) -> Fault:
 
 
 def was_stopped(exit_status: int | None) -> bool:
-    """Tell whether a worker ended by the signal that it was asked to stop with."""
+    """Tell whether a worker was ended by SIGTERM or SIGKILL."""
     return exit_status in _STOPPED
 
 
 def describe_exit(exit_status: int | None) -> str:
-    """Return how a worker ended, as the end of a sentence about it."""
+    """Return how a worker ended, as the predicate of a sentence."""
     if exit_status is not None and exit_status > 128:
         return f"was ended by signal {exit_status - 128}"
     return f"ended with status {exit_status}"

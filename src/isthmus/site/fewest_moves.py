@@ -1,7 +1,7 @@
-"""`fewest_moves`: the fewest moves that bring a queue into a wanted order.
+"""`fewest_moves`: the smallest number of moves that reorder a queue.
 
-What may stay where it is forms an increasing sequence of wanted places, so the longest one stays (patience
-sorting; Fredman 1975) and everything else is moved once: O(n log n) for n entries.
+Entries that stay form an increasing sequence of wanted positions: keep a longest one (patience sorting,
+Fredman 1975) and move every other entry once. O(n log n) for n entries.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Entry = TypeVar("Entry", bound=Hashable)
 
 
 def fewest_moves(present: Sequence[Entry], wanted: Sequence[Entry]) -> list[tuple[Entry, Entry | None]]:
-    """Return moves `(entry, after)`, to be done in order: put `entry` directly behind `after` (None: first).
+    """Return moves `(entry, after)` to apply in order: put `entry` directly behind `after` (None: first).
 
-    Both sequences name each entry once. Entries of `wanted` that are not in `present` are put in; those of
-    `present` that `wanted` does not name must have been taken out before.
+    Entries are unique in both sequences. Entries of `wanted` that `present` lacks are inserted; entries of
+    `present` that `wanted` lacks must be removed before.
     """
     place = {entry: index for index, entry in enumerate(wanted)}
     stays = _longest_increasing([place[entry] for entry in present if entry in place])

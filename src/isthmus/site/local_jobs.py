@@ -1,4 +1,4 @@
-"""The site's own jobs: queued, started in the queue's order, ended, and queued again after a preemption."""
+"""Local jobs: queued, started in queue order, withdrawn, and requeued after a preemption."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from isthmus.site.site_state import SiteState
 
 
 def sync_local_jobs(site: SiteState, jobs: Sequence[LocalJob], unread: Sequence[str], now_s: float) -> None:
-    """Queue the `jobs` that are new, withdraw those that no longer exist, report those that ended.
+    """Queue new `jobs`, withdraw those that no longer exist, and report those that ended.
 
-    The `unread` stay as they are.
+    Jobs in `unread` stay unchanged.
     """
     wanted = {*(job.name for job in jobs), *unread}
     for name in [part.job for part in site.parts.values() if part.local and part.job not in wanted]:
@@ -29,7 +29,7 @@ def sync_local_jobs(site: SiteState, jobs: Sequence[LocalJob], unread: Sequence[
 
 
 def add_local_job(site: SiteState, job: LocalJob, now_s: float) -> None:
-    """Queue a local job, unless it is known already."""
+    """Queue a local job unless it is already known."""
     if site.ending or (job.name, 0) in site.parts:
         return
     part = SitePart(job=job.name, attempt=0, command=job.command)
@@ -40,7 +40,7 @@ def add_local_job(site: SiteState, job: LocalJob, now_s: float) -> None:
 
 
 def withdraw_local_job(site: SiteState, name: str, now_s: float) -> None:
-    """Release a local job that its user no longer wants; its record goes once its processes are gone."""
+    """Release a withdrawn local job; its record is removed once its processes have ended."""
     part = site.parts.get((name, 0))
     if part is not None:
         part.withdrawn, part.requeue = True, False
@@ -49,10 +49,10 @@ def withdraw_local_job(site: SiteState, name: str, now_s: float) -> None:
 
 
 def start_local_jobs(site: SiteState, now_s: float) -> None:
-    """Start local jobs in the queue's order; one that does not fit blocks those behind it in its node group.
+    """Start local jobs in queue order; one that does not fit blocks those behind it in its node group.
 
-    A part of the pool that waits before them may reserve the devices it needs for as long as the owner
-    allows (`hold_back_s`).
+    A part of the pool ahead of them reserves the devices that it needs, for at most `hold_back_s` of the
+    owner's policy.
     """
     if site.ending or not site.queued_local or not (site.may_start or site.policy.hold_back_s):
         return
@@ -78,7 +78,7 @@ def start_local_jobs(site: SiteState, now_s: float) -> None:
 
 
 def _reserve(site: SiteState, part: SitePart, reserved: dict[str, int], now_s: float) -> None:
-    """Reserve what a waiting part of the pool needs and the owner lets it have."""
+    """Reserve the devices that a waiting part of the pool needs, within the owner's limit."""
     if now_s - part.since_s >= site.policy.hold_back_s:
         return
     used = site.devices.used_by_pool()

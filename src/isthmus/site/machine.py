@@ -1,8 +1,7 @@
-"""`SiteMachine`: every decision at a site, as a pure object: events in, instructions out. No clock, no file.
+"""`SiteMachine`: all decisions at a site as a pure object: events in, instructions out; no clock, no I/O.
 
-Agents drive it for real and the pool simulator in simulated time. An agent saves `parts` and `fence` before
-it carries an instruction out; so whatever runs is in the table, and a part of the table that does not run is
-started again without harm (`Adapter.start`).
+Agents and the pool simulator drive it. An agent saves `parts` and `fence` before it executes an instruction,
+so every running part is in its table; starting a part of the table again is idempotent (`Adapter.start`).
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ STOP_GRACE_S = 3.0
 """From SIGTERM to SIGKILL."""
 
 CHECKIN_TIMEOUT_S = 120.0
-"""How long a worker may take from its start until it reports its address."""
+"""Longest time from a worker's start until it reports its address."""
 
 SILENCE_TIMEOUT_S = 7200.0
-"""How long a worker that trains may write neither a metrics line nor a log line. Far longer than a step or a
-checkpoint takes: it ends what would otherwise hold its devices for ever. A worker that no longer answers its
-peers is found by them much earlier (`WorkerSpec.peer_timeout_s`)."""
+"""Longest time that a training worker may write neither metrics nor logs. It exceeds any step or checkpoint
+by far and only reclaims devices of stuck workers; peers detect an unresponsive worker much earlier
+(`WorkerSpec.peer_timeout_s`)."""
 
 
 class SiteMachine:
-    """The parts that one site holds, and what to do about them.
+    """The state machine of one site.
 
-    `devices` is the book of its devices; `parts` and `fence` are those of the agent's last life. A site that
-    `fetches` has a storage of its own: jobs start there once their files have been copied.
+    `devices` allocates its devices; `parts` and `fence` are those that a previous agent process saved. A site
+    that `fetches` has its own storage: jobs start once their files have been copied there.
     """
 
     def __init__(
@@ -91,12 +90,12 @@ class SiteMachine:
 
     @property
     def parts(self) -> dict[PartKey, SitePart]:
-        """Every part of the table, by name."""
+        """All parts by key."""
         return self.site.parts
 
     @property
     def fence(self) -> int:
-        """The highest fence that orders have come under."""
+        """The highest fencing token of all orders so far."""
         return self.site.fence
 
     @property
@@ -105,9 +104,9 @@ class SiteMachine:
         return self.site.ending
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event in; return what is to be done, in order.
+        """Handle one event; return the instructions in order.
 
-        Afterwards `next_s` is the time at which time alone changes something (infinite: never).
+        Afterwards `next_s` is when the next timer expires (infinite: never).
         """
         touched = self._apply(event)
         if touched is None:
@@ -120,28 +119,28 @@ class SiteMachine:
         return out
 
     def restart(self, now_s: float) -> list[Instruction]:
-        """Go on as a new agent with the table of the last one; return what is asked again."""
+        """Continue as a new agent process with the previous table; return the instructions to repeat."""
         self._take_over(now_s)
         return self.handle(WorkersObserved(now_s=now_s))
 
     def observed(self) -> tuple[ObservedPart, ...]:
-        """Return what the server is told of the pool's parts."""
+        """Return the pool's parts as reported to the server."""
         return site_report.observed_parts(self.site)
 
     def local_jobs(self) -> tuple[LocalJobSeen, ...]:
-        """Return what the server is told of the site's own jobs."""
+        """Return the local jobs as reported to the server."""
         return site_report.local_jobs(self.site)
 
     def free_chips(self) -> dict[str, int]:
-        """Return the devices of each node group that a new part of the pool could have."""
+        """Return the number of devices by node group available to a new part of the pool."""
         return site_report.free_chips(self.site)
 
     def queue(self) -> tuple[QueueEntry, ...]:
-        """Return what waits at the site, first to start first."""
+        """Return the waiting jobs in starting order."""
         return tuple(QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(self.site))
 
     def _apply(self, event: Event) -> SitePart | None:
-        """Take an event in; return the one part that it is about, if it is about one alone."""
+        """Apply an event; return the part that it concerns if it concerns only one."""
         site, now_s = self.site, event.now_s
         match event:
             case OrdersReceived():
@@ -170,7 +169,7 @@ class SiteMachine:
         return None
 
     def _settle(self, parts: Iterable[SitePart], now_s: float) -> None:
-        """Do what is due: claimers last, since parts before them may release what they wait for."""
+        """Apply due changes: claimers last, since other parts may release what they wait for."""
         for part in sorted(parts, key=lambda part: part.state in CLAIMING):
             if part.state != "forgotten":
                 _pass_time(self.site, part, now_s)
@@ -188,7 +187,7 @@ class SiteMachine:
         return min((at_s for part in parts for at_s in self.site.due_s(part)), default=math.inf)
 
     def _take_over(self, now_s: float) -> None:
-        """Take parts over from the agent's last life; repeat stops that it may not have carried out."""
+        """Restore parts of a previous agent process; repeat stops that it may not have executed."""
         site = self.site
         for part in self.parts.values():
             part.since_s, part.claimed_s, part.rank_map = now_s, now_s, None
@@ -204,7 +203,7 @@ class SiteMachine:
 
 
 def _pass_time(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Do what is due for one part, whatever the event was."""
+    """Apply the changes that are due for one part, independent of the event."""
     if site.ending:
         _shut_down(site, part, now_s)
     elif part.local and part.state in ("succeeded", "failed"):
@@ -226,16 +225,16 @@ def _pass_time(site: SiteState, part: SitePart, now_s: float) -> None:
 
 
 def _end_lease(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Release devices that are not renewed, or that are renewed for ever without the part running."""
+    """Release devices whose lease expired, or that were held too long without the part running."""
     if now_s - part.since_s >= part.lease_s:
-        release(site, part, now_s, f"not renewed within its lease of {part.lease_s:g} s")
+        release(site, part, now_s, f"lease of {part.lease_s:g} s not renewed")
     elif now_s - part.claimed_s >= site.policy.hold_s:
         detail = f"held without running for {site.policy.hold_s:g} s, the longest that the owner allows"
         release(site, part, now_s, detail)
 
 
 def _shut_down(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Release everything; local jobs that have not begun wait for the agent's next life."""
+    """Release everything; local jobs that have not started stay queued for the next agent process."""
     if part.local and part.state == "evicting":
         move(site, part, "queued", now_s)
     elif not (part.local and part.state == "queued"):

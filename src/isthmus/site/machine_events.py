@@ -1,4 +1,4 @@
-"""The events that the site machine takes in, and the instructions that it returns: frozen data."""
+"""Events that the site machine handles and instructions that it returns, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ class OrdersReceived:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedWorker:
-    """What the adapter and the worker's folder show of one worker.
-
-    `num_bytes` is the size of its log and metrics; `unsaved_s` its work since the last checkpoint;
-    `protection` the last checkpoint that it has verified; `last_words` the end of its log.
-    """
+    """One worker as seen through the adapter and the worker's folder."""
 
     job: str
     attempt: int
     rank: int
+    # `absent`: never started.
     state: Literal["absent", "running", "exited"]
     exit_status: int | None = None
+    # Where it listens, once it has checked in.
     address: WorkerAddress | None = None
+    # Size of its log and metrics.
     num_bytes: int = 0
+    # Work since its last checkpoint, and the last checkpoint that it has verified.
     unsaved_s: float = 0.0
     protection: Protection | None = None
+    # End of its log.
     last_words: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersObserved:
-    """Workers of live parts were observed. Without any it is the tick of the machine's clock."""
+    """Workers of live parts were observed. Without workers it only advances the machine's time."""
 
     now_s: float
     workers: tuple[ObservedWorker, ...] = ()
@@ -62,7 +63,7 @@ class WorkersObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJobsObserved:
-    """All local jobs that exist now, oldest first; nothing is known of those named in `unread`."""
+    """All local jobs that exist now, oldest first; `unread` names those that could not be read."""
 
     now_s: float
     jobs: tuple[LocalJob, ...]
@@ -71,7 +72,7 @@ class LocalJobsObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJobSubmitted:
-    """One local job more exists."""
+    """A local job was submitted."""
 
     now_s: float
     job: LocalJob
@@ -79,7 +80,7 @@ class LocalJobSubmitted:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJobWithdrawn:
-    """The user of a local job no longer wants it, or has seen that it ended."""
+    """The user of a local job withdrew it, or acknowledged its end."""
 
     now_s: float
     name: str
@@ -87,7 +88,7 @@ class LocalJobWithdrawn:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueObserved:
-    """The site's queue as its scheduler has it, first to start first."""
+    """The queue as the site's scheduler holds it, in starting order."""
 
     now_s: float
     entries: tuple[PartKey, ...]
@@ -95,7 +96,7 @@ class QueueObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchObserved:
-    """Progress of copying a job's files to this site: `words` describe it; `here` once all have arrived."""
+    """Progress of copying a job's files to this site: `words` describes it, `here` marks completion."""
 
     now_s: float
     job: str
@@ -106,7 +107,7 @@ class FetchObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class HoursObserved:
-    """Whether the owner lets the pool work at this hour."""
+    """Whether the owner admits the pool's jobs at this hour."""
 
     now_s: float
     is_open: bool
@@ -114,7 +115,7 @@ class HoursObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class ShutdownRequested:
-    """The agent is to end and to leave no worker and no device held."""
+    """The agent shuts down: all workers must end and all devices be released."""
 
     now_s: float
 
@@ -142,7 +143,7 @@ class StartWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class StopWorker:
-    """Ask `rank` to end (SIGTERM), or with `force` kill it."""
+    """Send SIGTERM to `rank`, or SIGKILL with `force`."""
 
     part: SitePart
     rank: int
@@ -151,7 +152,7 @@ class StopWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteRankMap:
-    """Hand the rank map to every worker of the part."""
+    """Write the rank map for every worker of the part."""
 
     part: SitePart
     rank_map: RankMap
@@ -159,7 +160,7 @@ class WriteRankMap:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestCheckpoint:
-    """Request of every worker of the part a verified checkpoint of a later step than `after`."""
+    """Request a verified checkpoint of a step after `after` from every worker of the part."""
 
     part: SitePart
     after: int
@@ -175,7 +176,7 @@ class FetchFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportLocalExit:
-    """Tell the user of a local job that it has ended, and its exit status."""
+    """Report a local job's exit status to its user."""
 
     part: SitePart
     exit_status: int
@@ -183,7 +184,7 @@ class ReportLocalExit:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderQueue:
-    """Remove `gone` from the site's queue, then put each of `moves` directly behind another, or first."""
+    """Remove `gone` from the site's queue, then apply `moves`: (part, part to put it behind; None: first)."""
 
     moves: tuple[tuple[PartKey, PartKey | None], ...]
     gone: tuple[PartKey, ...]

@@ -1,4 +1,4 @@
-"""What the server's orders do. Repeated, they change nothing; one that arrives late takes nothing back."""
+"""Applies the server's orders. They are idempotent, and a late order undoes nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from isthmus.site.site_state import SiteState
 
 
 def apply_orders(site: SiteState, orders: AgentOrders, now_s: float) -> None:
-    """Carry out what the server orders; releases first, so that freed devices serve the same orders.
+    """Apply the server's orders; releases first, so that freed devices serve the same orders.
 
-    Orders under a lower fence than one seen before come from a server that no longer leads the pool.
+    Orders with a lower fence than one seen before come from a deposed leader and are dropped.
     """
     if orders.fence < site.fence:
         if orders.fence != site.rejected_fence:
             site.rejected_fence = orders.fence
-            text = f"orders under fence {orders.fence} are dropped: {site.fence} was seen"
+            text = (
+                f"dropped orders with fence {orders.fence}: orders with fence {site.fence} were seen before"
+            )
             site.out.append(LogWarning(text=text))
         return
     site.fence = orders.fence
@@ -37,7 +39,7 @@ def apply_orders(site: SiteState, orders: AgentOrders, now_s: float) -> None:
 
 
 def observe_fetch(site: SiteState, seen: FetchObserved) -> None:
-    """Take in how far the files of a job are; a part whose files cannot be had is refused."""
+    """Record the copying of a job's files; refuse the part if it has failed."""
     for part in list(site.parts.values()):
         if part.job == seen.job and part.fetching:
             part.detail, part.fetching = seen.words, not (seen.here or seen.failed)
@@ -69,12 +71,12 @@ def _apply_order(site: SiteState, order: PartOrder, now_s: float) -> None:
 
 
 def _advance(site: SiteState, part: SitePart, order: PartOrder, now_s: float) -> None:
-    """Take a part that does not run yet nearer to its desired state."""
+    """Move a part that does not run yet towards its desired state."""
     if part.state in ("new", "queued"):
         if order.desired == "running":
             part.set_workers({})
-            cause = "the lease ended, or the agent's state was lost"
-            fail(site, part, "own", now_s, f"ordered to run, but nothing is held here: {cause}")
+            cause = "the lease expired, or the agent's state was lost"
+            fail(site, part, "own", now_s, f"ordered to run, but it holds no devices here: {cause}")
         elif order.desired == "queued":
             _enqueue(site, part, order, now_s)
         else:
@@ -92,7 +94,7 @@ def _advance(site: SiteState, part: SitePart, order: PartOrder, now_s: float) ->
 
 
 def _enqueue(site: SiteState, part: SitePart, order: PartOrder, now_s: float) -> None:
-    """Queue a part; refuse at once what the owner never lets the pool have."""
+    """Queue a part; refuse it if the owner's policy can never admit it."""
     if part.state == "queued":
         return
     if order.plan is not None:
@@ -106,7 +108,7 @@ def _enqueue(site: SiteState, part: SitePart, order: PartOrder, now_s: float) ->
 
 
 def _hold(site: SiteState, part: SitePart, order: PartOrder, now_s: float) -> None:
-    """Claim the part's devices; once they are to be held, evict the victims that the order names."""
+    """Claim the part's devices; for `prepared`, evict the victims named by the order and fetch files."""
     victims = tuple((victim.job, victim.attempt) for victim in order.victims)
     part.lease_s = order.lease_s
     if (part.state, order.desired, part.victims) == ("ready", "ready", victims):
@@ -127,7 +129,7 @@ def _hold(site: SiteState, part: SitePart, order: PartOrder, now_s: float) -> No
 
 
 def _fetch(site: SiteState, part: SitePart, order: PartOrder) -> bool:
-    """Have the files of the part's job copied here if this site does not share them; return whether."""
+    """Start copying the files of the part's job if this site does not share them; return whether."""
     clusters = tuple(cluster for cluster in order.files_at if cluster != site.cluster)
     if not site.fetches or not clusters:
         return False
@@ -136,9 +138,9 @@ def _fetch(site: SiteState, part: SitePart, order: PartOrder) -> bool:
 
 
 def _take_plan(site: SiteState, part: SitePart, order: PartOrder) -> str:
-    """Give `part` the ranks that the order's plan has here, or return what is missing."""
+    """Give `part` its job, plan and workers; return "" or why the order cannot be applied."""
     if order.plan is None or order.spec is None:
-        return "the order to prepare came without its job or plan"
+        return "the order has no job or no plan"
     objection = _objection(site, order)
     if objection:
         return objection
@@ -149,13 +151,13 @@ def _take_plan(site: SiteState, part: SitePart, order: PartOrder) -> str:
 
 
 def _objection(site: SiteState, order: PartOrder) -> str:
-    """Return what the owner has against the job, whatever devices it needs, or ""."""
+    """Return why the owner's policy rejects the job, independent of devices, or ""."""
     objection = site.policy.objection(order.user, order.spec) if order.spec else ""
     return f"{site.cluster}: {objection}" if objection else ""
 
 
 def _make_workers(site: SiteState, part: SitePart, order: PartOrder) -> None:
-    """Make a worker, without devices yet, for each rank that the order's plan has at this cluster."""
+    """Create a worker, without devices yet, for each rank that the order's plan has at this cluster."""
     if order.plan is not None:
         plan, workers = order.plan, dict[int, SiteWorker]()
         for rank in Part.of(plan, site.cluster).ranks:

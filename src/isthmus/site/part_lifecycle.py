@@ -1,9 +1,9 @@
-"""The life of a part at a site, as one table `(from, to): what happens on the way`.
+"""The state machine of a site's parts: a transition table `(from, to): action`.
 
     pool    queued -> ready -> evicting -> prepared -> running -> succeeded | failed -> stopping -> released
     local   queued -> (evicting) -> running -> succeeded | failed -> stopping -> released, or queued again
 
-Steps in between may be left out; `refused` and `released` can follow on most.
+Intermediate states may be skipped; `refused` and `released` can follow most states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HISTORY_LENGTH = 16
 
 
 def move(site: SiteState, part: SitePart, to: SitePartState, now_s: float, detail: str = "") -> None:
-    """Take `part` to state `to` as the table says; an illegal step raises with the part's history."""
+    """Move `part` to state `to`; raise `IllegalTransitionError` with its history if the table forbids it."""
     before = part.state
     step = _TRANSITIONS.get((before, to))
     if step is None:
@@ -41,13 +41,13 @@ def move(site: SiteState, part: SitePart, to: SitePartState, now_s: float, detai
 
 
 def fail(site: SiteState, part: SitePart, fault: Fault, now_s: float, detail: str) -> None:
-    """Take a part to `failed`, with the reason."""
+    """Move a part to `failed` with a reason."""
     part.fault = fault
     move(site, part, "failed", now_s, detail)
 
 
 def release(site: SiteState, part: SitePart, now_s: float, detail: str = "") -> None:
-    """Begin to leave nothing of `part` at the site; repeated, it changes nothing."""
+    """Start releasing the processes and devices of `part`; idempotent."""
     if part.state in ("running", "succeeded", "failed"):
         move(site, part, "stopping", now_s, detail)
     elif part.state in ("queued", "ready", "evicting", "prepared", "refused"):
@@ -55,14 +55,14 @@ def release(site: SiteState, part: SitePart, now_s: float, detail: str = "") -> 
 
 
 def stop_live_workers(site: SiteState, part: SitePart, *, force: bool) -> None:
-    """Ask every worker of `part` that may live to end, or kill it."""
+    """Stop every live worker of `part`, or kill it with `force`."""
     for rank, worker in part.workers.items():
         if worker.live:
             site.out.append(StopWorker(part=part, rank=rank, force=force))
 
 
 def _do_nothing(_site: SiteState, _part: SitePart) -> None:
-    """Nothing happens on the way."""
+    """Do nothing."""
 
 
 def _start(site: SiteState, part: SitePart) -> None:
@@ -78,14 +78,14 @@ def _stop(site: SiteState, part: SitePart) -> None:
 
 
 def _clear(_site: SiteState, part: SitePart) -> None:
-    """Keep nothing but the name and the outcome."""
+    """Clear everything but the key and the outcome."""
     part.set_workers({})
     part.force_at_s, part.spec, part.plan = None, None, None
     part.victims, part.evict_at_s = (), None
 
 
 def _requeue(_site: SiteState, part: SitePart) -> None:
-    """Keep the position in the queue only; a preempted job starts from the beginning when it runs again."""
+    """Reset a local job for its next run; it keeps its queue position."""
     if part.requeue:
         part.num_preemptions += 1
     part.requeue, part.force_at_s, part.exit_status = False, None, None
@@ -101,7 +101,7 @@ _REPORTED: dict[SitePartState, PartState] = {
     **{state: state for state in get_args(PartState)},
     "evicting": "ready",
 }
-"""What the server is told of a state; for one that is missing here, what it was told before."""
+"""The state reported to the server; a state that is missing here leaves the reported one unchanged."""
 
 _TRANSITIONS: dict[tuple[SitePartState, SitePartState], Callable[[SiteState, SitePart], None]] = {
     ("new", "queued"): _do_nothing,

@@ -1,6 +1,6 @@
-"""`claim_for_pool`: the devices of a part of the pool, including those of the victims that its order names.
+"""`claim_for_pool`: claims devices for a part of the pool, including those of the victims in its order.
 
-The owner's policy has the last word on what an order asks. A claim stops no victim; `evictions` does.
+The owner's policy may reject any order. A claim stops no victim; `evictions` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.site.site_state import SiteState
 
 
 def claim_for_pool(site: SiteState, part: SitePart, victims: Sequence[PartKey]) -> str:
-    """Give `part` its devices, those of `victims` included; return "", or why it cannot have them."""
+    """Assign devices to `part`, including those of `victims`; return "" or the reason for the refusal."""
     refusal = _policy_refusal(site, part, victims) or _permanent_shortage(site, part)
     if refusal:
         return refusal
@@ -36,7 +36,7 @@ def claim_for_pool(site: SiteState, part: SitePart, victims: Sequence[PartKey]) 
 
 def _policy_refusal(site: SiteState, part: SitePart, victims: Iterable[PartKey]) -> str:
     if not site.is_open:
-        return f"{site.cluster}: the owner does not let the pool work at this hour"
+        return f"{site.cluster}: the owner does not admit the pool's jobs at this hour"
     for key in victims:
         victim = site.parts.get(key)
         if victim is None or not victim.local:
@@ -58,7 +58,7 @@ def _permanent_shortage(site: SiteState, part: SitePart) -> str:
     for group, num in part.wanted.items():
         where = f"{site.cluster}: node group '{group}': {num} devices wanted"
         if group not in inventory:
-            return f"{site.cluster}: no node group '{group}'; there is {', '.join(sorted(inventory))}"
+            return f"{site.cluster}: no node group '{group}'; available: {', '.join(sorted(inventory))}"
         if num > site.limit(group):
             return f"{where}, the owner lets the pool have {site.limit(group)}"
         first = next((other.job for other in waiting if group in other.wanted), None)
@@ -70,7 +70,7 @@ def _permanent_shortage(site: SiteState, part: SitePart) -> str:
 def _shortage(
     site: SiteState, part: SitePart, sources: Sequence[DeviceSource[PartKey]], room: dict[str, int]
 ) -> str:
-    """Return the first node group that has too few devices, and how many it has."""
+    """Return a message with the first node group that has too few devices."""
     free = site.devices.num_free(part)
     for group, num in part.wanted.items():
         from_victims = sum(source.num_devices.get(group, 0) for source in sources)
@@ -83,4 +83,4 @@ def _shortage(
         if room[group] < min(num, free[group] + from_victims):
             found += f", the owner lets the pool have {max(0, room[group])} more"
         return f"{site.cluster}: node group '{group}': {num} devices wanted, {found}"
-    return f"{site.cluster}: its devices cannot be had together"
+    return f"{site.cluster}: the wanted devices are not available together"

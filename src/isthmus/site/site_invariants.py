@@ -1,4 +1,4 @@
-"""What always holds for a site machine; checked after every step of every test."""
+"""Invariants of a site machine, checked after every step of every test."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LIVE = ("running", "failed", "stopping")
 
 
 class SiteInvariantError(Exception):
-    """An invariant of the site machine does not hold: a bug."""
+    """An invariant of the site machine is violated, which is a bug."""
 
 
 def check_site(machine: SiteMachine) -> None:
-    """Raise `SiteInvariantError` unless devices, parts and indexes agree.
+    """Raise `SiteInvariantError` unless devices, parts and indexes are consistent.
 
-    Every device has at most one holder and one claimer and none is lost; the pool has no more of a node group
-    than the owner allows; the indexes are what the parts say.
+    Every device has at most one holder and one claimer and is accounted for; the pool uses no more devices of
+    a node group than the owner allows; the indexes match the parts.
     """
     site = machine.site
     for part in site.parts.values():
@@ -71,7 +71,7 @@ def _check_indexes(site: SiteState) -> None:
     _require(site.queued_local.keys() | site.queued_pool.keys() == queued, "the queue index is wrong")
     _require(all(part.local for part in site.queued_local.values()), "a part of the pool is queued as local")
     due = {key for key, part in site.parts.items() if site.is_time_dependent(part)}
-    _require(site.time_dependent.keys() >= due, f"time passes unnoticed: {due - site.time_dependent.keys()}")
+    _require(site.time_dependent.keys() >= due, f"missing timers: {due - site.time_dependent.keys()}")
 
 
 def _name(part: SitePart) -> str:

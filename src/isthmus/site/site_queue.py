@@ -1,8 +1,8 @@
-"""The site's queue: local jobs by level and position, the pool's in the pool's order, merged by level.
+"""The site's queue: local jobs and the pool's jobs, merged by priority level.
 
-Jobs of the pool stand in the order that the server gives. Local jobs stand by level, and within a level as
-they arrived, or as somebody at the site has arranged them since. Where the two meet, the higher level goes
-first, and within a level the earlier arrival.
+The server orders the pool's jobs. Local jobs are ordered by level, and within a level by arrival or as the
+site's users have rearranged them. Between the two the higher level goes first, and within a level the
+earlier arrival.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from isthmus.site.parts import PartKey, SitePart
 from isthmus.site.site_state import SiteState
 
 _UNNAMED = 10**9
-"""Behind every position that the server gives."""
+"""Offset that puts jobs missing in the server's order behind all others."""
 
 
 def set_pool_order(site: SiteState, order: Sequence[str]) -> None:
-    """Give the pool's queued parts the positions of their jobs in the server's `order`; others go behind."""
+    """Order the pool's queued parts by the server's `order` of jobs; those not in it go last."""
     places = {job: place for place, job in enumerate(order)}
     for part in site.queued_pool.values():
         part.place = places.get(part.job, _UNNAMED + part.arrived)
 
 
 def queue_order(site: SiteState) -> list[SitePart]:
-    """Return what waits in the order in which it should start."""
+    """Return the queued parts in starting order."""
     local = sorted(site.queued_local.values(), key=lambda part: (site.rank(part), part.place))
     merged: list[SitePart] = []
     at = 0
@@ -40,7 +40,7 @@ def queue_order(site: SiteState) -> list[SitePart]:
 
 
 def local_jobs_ahead(site: SiteState, part: SitePart) -> list[SitePart]:
-    """Return the local jobs that stand, or would stand, before `part` of the pool in the queue."""
+    """Return the local jobs that are, or would be, ahead of the pool's `part` in the queue."""
     if part.state == "queued":
         before = takewhile(lambda other: other is not part, queue_order(site))
         return [other for other in before if other.local]
@@ -51,7 +51,7 @@ def local_jobs_ahead(site: SiteState, part: SitePart) -> list[SitePart]:
 
 
 def reconcile_queue(site: SiteState, observed: Sequence[PartKey]) -> None:
-    """Adopt how local jobs of a level were arranged at the site, and correct whatever else has drifted."""
+    """Adopt the observed order of local jobs within each level, and correct all other differences."""
     _adopt_arrangement(site, observed)
     wanted = [part.key for part in queue_order(site)]
     if list(observed) == wanted:
@@ -63,7 +63,7 @@ def reconcile_queue(site: SiteState, observed: Sequence[PartKey]) -> None:
 
 
 def _adopt_arrangement(site: SiteState, observed: Sequence[PartKey]) -> None:
-    """Let the local jobs of each level exchange their positions until they stand as observed."""
+    """Permute the positions of each level's local jobs to match the observed order."""
     levels: dict[str, list[SitePart]] = {}
     for key in observed:
         part = site.queued_local.get(key)

@@ -1,4 +1,4 @@
-"""What the server is told of a site's state."""
+"""A site's state as its agent reports it to the server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from isthmus.site.parts import SitePart
 from isthmus.site.site_state import SiteState
 
 UNSAVED_STEP_S = 10.0
-"""Unsaved work is reported in multiples of this, so that a site on which nothing else happens has no news."""
+"""Unsaved work is rounded down to multiples of this, so that an otherwise unchanged site sends no reports."""
 
 
 def observed_parts(site: SiteState) -> tuple[ObservedPart, ...]:
-    """Return every part of the pool: the same objects as long as nothing of them has changed."""
+    """Return every part of the pool; an unchanged part is returned as the same object."""
     parts = [part for part in site.parts.values() if not part.local]
     for part in parts:
         if part.observation is None:
@@ -21,9 +21,9 @@ def observed_parts(site: SiteState) -> tuple[ObservedPart, ...]:
 
 
 def free_chips(site: SiteState) -> dict[str, int]:
-    """Return the devices of each node group that a new part of the pool could have.
+    """Return the number of devices by node group available to a new part of the pool.
 
-    Those are the free ones less what local jobs queue for, and no more than the owner's policy allows.
+    These are the free devices minus the demand of queued local jobs, limited by the owner's policy.
     """
     if not site.is_open:
         return dict.fromkeys(site.devices.inventory, 0)
@@ -37,7 +37,7 @@ def free_chips(site: SiteState) -> dict[str, int]:
 
 
 def local_jobs(site: SiteState) -> tuple[LocalJobSeen, ...]:
-    """Return the site's own jobs that wait or run."""
+    """Return the local jobs that are queued or running."""
     return tuple(
         LocalJobSeen(
             name=part.job,
@@ -53,7 +53,7 @@ def local_jobs(site: SiteState) -> tuple[LocalJobSeen, ...]:
 
 
 def observe_part(part: SitePart) -> ObservedPart:
-    """Return what the server is told of a part."""
+    """Return a part as reported to the server."""
     return ObservedPart(
         job=part.job,
         attempt=part.attempt,
@@ -67,5 +67,5 @@ def observe_part(part: SitePart) -> ObservedPart:
 
 
 def reported_unsaved_s(unsaved_s: float) -> float:
-    """Return unsaved work as it is reported."""
+    """Return seconds of unsaved work, rounded down for the report."""
     return unsaved_s // UNSAVED_STEP_S * UNSAVED_STEP_S

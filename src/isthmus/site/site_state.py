@@ -1,4 +1,4 @@
-"""`SiteState`: the parts that one site holds, the rules it holds them by, and the indexes over them."""
+"""`SiteState`: a site's parts, its settings and its indexes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class SiteState:
     policy: OwnerPolicy
     # From SIGTERM to SIGKILL.
     stop_grace_s: float
-    # How long a worker may take to check in, and how long one that trains may write nothing.
+    # Longest time until a worker checks in, and longest time that a training one writes nothing.
     checkin_timeout_s: float
     silence_timeout_s: float
     parts: dict[PartKey, SitePart] = field(default_factory=dict)
-    # The highest fence that orders have come under, and the last one that was too low.
+    # The highest fencing token of all orders so far, and the last one rejected as too low.
     fence: int = 0
     rejected_fence: int | None = None
-    # Number of parts that have arrived so far.
+    # Number of parts added so far.
     arrivals: int = 0
-    # The owner lets the pool work at this hour.
+    # The owner admits the pool's jobs at this hour.
     is_open: bool = True
-    # The site has a storage of its own, to which files of jobs are copied.
+    # The site has its own storage, to which files of jobs are copied.
     fetches: bool = False
     # The agent is shutting down.
     ending: bool = False
     # Instructions of the present event.
     out: list[Instruction] = field(default_factory=list)
-    # Indexes: parts that wait, and parts that time or the end of another part may change.
+    # Indexes: queued parts, and parts that time or another part's end may change.
     queued_local: dict[PartKey, SitePart] = field(default_factory=dict)
     queued_pool: dict[PartKey, SitePart] = field(default_factory=dict)
     time_dependent: dict[PartKey, SitePart] = field(default_factory=dict)
-    # A local job that waits may be able to start now.
+    # A queued local job may be able to start now.
     may_start: bool = True
-    # Counts changes that the server has to hear of.
+    # Number of changes that must be reported to the server.
     num_changes: int = 0
 
     def rank(self, part: SitePart) -> int:
@@ -56,32 +56,32 @@ class SiteState:
         return levels.index(part.level) if part.level in levels else len(levels)
 
     def add(self, part: SitePart) -> None:
-        """Take a new part in, behind all that came before it."""
+        """Add a new part behind all earlier ones."""
         self.arrivals += 1
         part.arrived = part.place = self.arrivals
         self.parts[part.key] = part
 
     def limit(self, node_group: str) -> int:
-        """Return how many devices of `node_group` the owner lets the pool's jobs have, at its hours."""
+        """Return how many devices of `node_group` the owner lets the pool use, during its hours."""
         return self.policy.limit(node_group, self.devices.inventory.get(node_group, 0))
 
     def grace_s(self, part: SitePart) -> float:
-        """Return how long `part` has between SIGTERM and SIGKILL."""
+        """Return the seconds between SIGTERM and SIGKILL for `part`."""
         return self.policy.grace_s if part.requeue else self.stop_grace_s
 
     def is_leased(self, part: SitePart) -> bool:
-        """Tell whether `part` has devices under a lease of the pool."""
+        """Tell whether `part` holds or claims devices under a lease."""
         return part.state in LEASED and not part.local
 
     def update(self, part: SitePart) -> None:
-        """Record that `part` has changed in a way that the server or the queue has to hear of."""
+        """Record a change of `part` that concerns the server or the queue."""
         part.observation = None
         self.num_changes += 1
         self.may_start = True
         self.reindex(part)
 
     def reindex(self, part: SitePart) -> None:
-        """Bring the indexes up to date after `part` has changed."""
+        """Update the indexes after a change of `part`."""
         waiting = self.queued_local if part.local else self.queued_pool
         if part.state == "queued":
             waiting[part.key] = part
@@ -93,7 +93,7 @@ class SiteState:
             self.time_dependent.pop(part.key, None)
 
     def is_time_dependent(self, part: SitePart) -> bool:
-        """Tell whether time, or the end of another part, may change `part`."""
+        """Tell whether time or another part's end may change `part`."""
         if part.state in CLAIMING or part.state in ("prepared", "stopping"):
             return True
         if part.local:
@@ -101,7 +101,7 @@ class SiteState:
         return part.evicted or next(self.due_s(part), None) is not None
 
     def due_s(self, part: SitePart) -> Iterator[float]:
-        """Yield the times at which time alone changes `part`."""
+        """Yield the times in seconds at which timers of `part` expire."""
         if self.is_leased(part):
             yield min(part.since_s + part.lease_s, part.claimed_s + self.policy.hold_s)
         if part.force_at_s is not None:

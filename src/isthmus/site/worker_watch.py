@@ -1,4 +1,4 @@
-"""What is observed of workers, and what follows: success, failure with its cause, and timeouts."""
+"""Handles observations of workers: success, failure with its cause, and timeouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN_STATUS = 1
 
 
 def observe_worker(site: SiteState, seen: ObservedWorker, now_s: float) -> None:
-    """Take in one worker's state."""
+    """Apply the observation of one worker."""
     part = site.parts.get((seen.job, seen.attempt))
     worker = part.workers.get(seen.rank) if part else None
     if part is None or worker is None or not worker.live:
@@ -50,7 +50,7 @@ def lost_only_a_peer(seen: ObservedWorker) -> bool:
 
 
 def check_timeouts(site: SiteState, part: SitePart, now_s: float) -> None:
-    """Fail the part if a worker does not check in, or trains and writes nothing for far too long."""
+    """Fail the part if a worker does not check in or writes nothing within its timeout."""
     for rank, worker in part.workers.items():
         late = worker.address is None and now_s - part.since_s >= site.checkin_timeout_s
         silent = part.rank_map is not None and now_s - worker.last_write_s >= site.silence_timeout_s
@@ -62,7 +62,7 @@ def check_timeouts(site: SiteState, part: SitePart, now_s: float) -> None:
 
 
 def _observe_failure(site: SiteState, part: SitePart, seen: ObservedWorker, now_s: float) -> None:
-    """Fail the part; of several ranks that failed, the one whose failure explains most is reported."""
+    """Fail the part; of several failed ranks, report the one whose fault explains most."""
     fault = fault_of(seen.exit_status)
     words = f": {seen.last_words}" if seen.last_words else ""
     detail = f"rank {seen.rank} {describe_exit(seen.exit_status)}{words}"
@@ -74,12 +74,12 @@ def _observe_failure(site: SiteState, part: SitePart, seen: ObservedWorker, now_
 
 
 def _observe_absent(site: SiteState, part: SitePart, rank: int, now_s: float) -> None:
-    """Start a worker that the agent's last life was to start; make sure that any other never starts."""
+    """Start a worker that a previous agent process failed to start, or make sure that it never starts."""
     worker = part.workers[rank]
     if part.state == "running" and not worker.started:
         worker.started = True
         site.out.append(StartWorker(part=part, rank=rank))
         return
     if part.state == "running":
-        fail(site, part, "own", now_s, f"rank {rank} could not be started: its folder takes no files")
+        fail(site, part, "own", now_s, f"rank {rank} could not be started: its folder is not writable")
     site.out.append(StopWorker(part=part, rank=rank, force=True))

@@ -1,1 +1,1 @@
-"""The REST interface: the gate, the endpoints, the bodies, the event stream."""
+"""The REST interface: middleware, endpoints, request and response bodies, and the event stream."""

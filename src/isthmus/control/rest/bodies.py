@@ -1,4 +1,4 @@
-"""Bodies that only the REST interface has, and how its errors are documented."""
+"""Request and response bodies specific to the REST interface, and the documentation of its errors."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from isthmus.core.errors import AuthError, InputError, IsthmusError
 from isthmus.core.messages.api_views import Submission
 
 LARGEST_BULK = 1000
-"""Most jobs submitted by one request."""
+"""Largest number of jobs per request."""
 
 
 class Choice(Frozen):
-    """The candidate plan that a job shall run by."""
+    """The candidate plan chosen for a job."""
 
     plan: Name
 
 
 class Agreement(Frozen):
-    """The victims whose chips a job shall have: those that `offer` of its view names."""
+    """The victims whose chips a job takes, as listed in `offer` of its view."""
 
     victims: Annotated[tuple[VictimNamed, ...], Field(min_length=1, max_length=LARGEST_BULK)]
 
 
 class Bulk(Frozen):
-    """Many jobs to be taken in, with one flush for all."""
+    """Several jobs to submit in one batch."""
 
     submissions: Annotated[tuple[Submission, ...], Field(max_length=LARGEST_BULK)]
 
 
 class ErrorBody(Frozen):
-    """How every error is answered: its name in the tree of `isthmus.core.errors`, and what to do next."""
+    """The body of every error response: class name in `isthmus.core.errors`, message, and what to do next."""
 
     error: str
     message: str
@@ -43,7 +43,7 @@ class ErrorBody(Frozen):
 
 
 class Submitted(Frozen):
-    """What became of one of many submissions: its job's id, or why it was refused."""
+    """The result of one submission of a batch: the job's id or the error."""
 
     id: Name | None = None
     error: ErrorBody | None = None
@@ -53,15 +53,17 @@ OUTCOMES = TypeAdapter(list[Submitted])
 
 
 def submitted(outcome: str | IsthmusError) -> Submitted:
-    """Return how the outcome of one of many submissions is told."""
+    """Return the response for the outcome of one submission."""
     if isinstance(outcome, IsthmusError):
-        told = outcome.as_dict()
-        return Submitted(error=ErrorBody(error=told["error"], message=told["message"], hint=told["hint"]))
+        fields = outcome.as_dict()
+        return Submitted(
+            error=ErrorBody(error=fields["error"], message=fields["message"], hint=fields["hint"])
+        )
     return Submitted(id=outcome)
 
 
 def documented(*more: type[IsthmusError]) -> dict[int | str, dict[str, Any]]:
-    """Return what the schema says of `more` errors, beside those that every request may meet."""
+    """Return the OpenAPI responses for `more` errors and for those that every endpoint may return."""
     found: dict[int | str, dict[str, Any]] = {}
     errors: tuple[type[IsthmusError], ...] = (*more, UnknownCallerError, AuthError, InputError)
     for error in errors:

@@ -1,6 +1,6 @@
 """The REST interface as a FastAPI application: `create_app(shell)`.
 
-Every error, FastAPI's own included, is answered as `IsthmusError.as_dict()` with the error's HTTP status.
+Every error, including FastAPI's own, is answered as `IsthmusError.as_dict()` with the error's HTTP status.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from isthmus.core.errors import InputError, IsthmusError, NotFoundError, Protoco
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, parse_protocol
 
 MAX_BODY_BYTES = 16 * 2**20
-"""Largest body of a request."""
+"""Largest request body."""
 
 
 def create_app(shell: ControlShell) -> FastAPI:
-    """Return the application that answers for `shell` (whose life is the caller's business)."""
+    """Return the application that serves `shell`; the caller starts and closes `shell`."""
     app = FastAPI(title="Isthmus", version=isthmus.__version__, summary="The pool's control plane.")
     app.state.shell = shell
     app.state.streams = OpenStreams()
@@ -50,7 +50,7 @@ async def _answer_error(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Answer what pydantic refused: the first field that is wrong, or another protocol version."""
+    """Answer a validation error with the first invalid field, or with a protocol version mismatch."""
     if not isinstance(error, RequestValidationError):
         raise error
     try:
@@ -61,10 +61,10 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        ours = f"version {isthmus.__version__}, protocol {PROTOCOL_VERSION}"
+        server_version = f"version {isthmus.__version__}, protocol {PROTOCOL_VERSION}"
         unknown = InputError(
-            f"{where}: this server ({ours}) knows no such field",
-            hint="mend the name, or have client and server of one version",
+            f"{where}: unknown field on this server ({server_version})",
+            hint="fix the name, or use the same version of client and server",
         )
         return as_json(unknown, 422)
     return as_json(InputError(f"{where}: {first['msg']}", hint="/docs describes every body"), 422)
@@ -74,7 +74,7 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     kind = NotFoundError if error.status_code == 404 else InputError
-    unreadable = error.status_code == 400  # a body that is no JSON: a mistake like any other in it
+    unreadable = error.status_code == 400  # a body that is not JSON: report it like any other invalid body
     status = 422 if unreadable else error.status_code
     answer = as_json(kind(f"{request.method} {request.url.path}: {error.detail}"), status)
     answer.headers.update(error.headers or {})
@@ -82,6 +82,6 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_bug(request: Request, _error: Exception) -> JSONResponse:
-    """Answer what nobody foresaw without its inner words; the traceback goes to the server's log."""
-    what = f"{request.method} {request.url.path}: the server met a bug"
-    return as_json(IsthmusError(what, hint="the server's log has its story; please report it"), 500)
+    """Answer an unexpected exception without its details; the traceback goes to the server's log."""
+    what = f"{request.method} {request.url.path}: internal server error"
+    return as_json(IsthmusError(what, hint="please report the traceback in the server's log"), 500)

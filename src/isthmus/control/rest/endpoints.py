@@ -1,4 +1,4 @@
-"""The endpoints of the REST interface. Bodies are those of `isthmus.core`, and a few of `rest/bodies.py`."""
+"""The endpoints of the REST interface. Bodies are models of `isthmus.core` and of `rest/bodies.py`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from isthmus.core.plan import PlanSet
 
 
 async def caller_of(request: Request) -> Caller:
-    """Return who sent the request, as the gate found out."""
+    """Return the request's caller as authenticated by the middleware."""
     caller: Caller = request.state.caller
     return caller
 
 
 async def shell_of(request: Request) -> ControlShell:
-    """Return the shell that the application drives."""
+    """Return the service that the application exposes."""
     shell: ControlShell = request.app.state.shell
     return shell
 
@@ -55,7 +55,7 @@ async def streams_of(request: Request) -> OpenStreams:
 
 
 async def together_of(request: Request) -> Together:
-    """Return the way to the actor that spares threads and flushes."""
+    """Return the application's request batcher."""
     together: Together = request.app.state.together
     return together
 
@@ -65,12 +65,12 @@ AllTogether = Annotated[Together, Depends(together_of)]
 Streams = Annotated[OpenStreams, Depends(streams_of)]
 Shell = Annotated[ControlShell, Depends(shell_of)]
 LARGEST = 2**63 - 1
-"""Largest number that a store keeps."""
-After = Annotated[Index, Query(le=LARGEST, description="cursor: `next` of the page before")]
-Rank = Annotated[Index | None, Query(le=LARGEST, description="only this rank's")]
-JobQuery = Annotated[str | None, Query(description="only this job's")]
-LastEvent = Annotated[Index | None, Header(le=LARGEST, description="the last event that was seen")]
-Limit = Annotated[int, Query(ge=1, le=10_000, description="most entries of a page")]
+"""Largest integer that a store holds."""
+After = Annotated[Index, Query(le=LARGEST, description="cursor: `next` of the previous page")]
+Rank = Annotated[Index | None, Query(le=LARGEST, description="only this rank")]
+JobQuery = Annotated[str | None, Query(description="only this job")]
+LastEvent = Annotated[Index | None, Header(le=LARGEST, description="number of the last event received")]
+Limit = Annotated[int, Query(ge=1, le=10_000, description="largest number of entries per page")]
 
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
@@ -79,13 +79,13 @@ own_metrics = APIRouter(default_response_class=Response)
 
 @router.get("/health")
 def health() -> Health:
-    """Say that the server answers, and which protocol it speaks. Needs no token."""
+    """Return the server's version and protocol. Needs no token."""
     return Health(protocol=PROTOCOL_VERSION, version=isthmus.__version__)
 
 
 @router.post("/jobs", status_code=201, responses=documented(ConflictError))
 async def submit(submission: Submission, caller: By, shell: Shell, together: AllTogether) -> JobView:
-    """Submit a job; answered once it is on disk. The same key again returns the same job."""
+    """Submit a job; returns once it is on disk. Repeating the same key returns the same job."""
     auth.require(caller, "user")
     if submission.job.parallel == NOT_FIXED:
         asked = shell.intake.submission(caller.name, submission)
@@ -97,7 +97,7 @@ async def submit(submission: Submission, caller: By, shell: Shell, together: All
 
 @router.post("/jobs:bulk", response_model=list[Submitted], responses=documented())
 def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> Response:
-    """Submit many jobs, each as if it came alone; answered in their order once all are on disk."""
+    """Submit several jobs independently; returns their results in order once all are on disk."""
     auth.require(caller, "user")
     outcomes = [submitted(outcome) for outcome in shell.intake.submit_all(caller.name, bulk.submissions)]
     return Response(OUTCOMES.dump_json(outcomes), media_type="application/json")
@@ -105,7 +105,7 @@ def submit_bulk(bulk: Bulk, caller: By, shell: Shell) -> Response:
 
 @router.post("/jobs:dry-run", responses=documented(PlanError, ConflictError))
 def dry_run(submission: Submission, caller: By, shell: Shell) -> DryRun:
-    """Say what would become of a job: plans, place in the queue, expected start. Nothing is submitted."""
+    """Return a job's plans, queue position, expected start and victims without submitting it."""
     auth.require(caller, "user")
     return shell.dry_run(caller.name, submission)
 
@@ -114,10 +114,10 @@ def dry_run(submission: Submission, caller: By, shell: Shell) -> DryRun:
 def list_jobs(
     caller: By,
     shell: Shell,
-    after: Annotated[str | None, Query(description="The id of the last job of the page before.")] = None,
+    after: Annotated[str | None, Query(description="id of the last job of the previous page")] = None,
     limit: Limit = 1000,
 ) -> list[JobView]:
-    """List the caller's jobs (an admin: all), oldest first, without their plans: a page of them."""
+    """List one page of the caller's jobs (an admin: all jobs), oldest first, without their plans."""
     auth.require(caller, "user")
     if after is not None:
         _own_job(shell, caller, after)
@@ -138,10 +138,10 @@ def get_job(job_id: str, caller: By, shell: Shell) -> JobView:
 async def get_events(
     caller: By, shell: Shell, streams: Streams, job: JobQuery = None, last_event_id: LastEvent = None
 ) -> EventStream:
-    """Stream what changes of the caller's jobs (an admin's: of all) as server-sent events, newest state only.
+    """Stream changes of the caller's jobs (an admin: all jobs) as server-sent events, newest state only.
 
-    `job` narrows to one job, sent at once as it is, and adds a `lines` event when metrics or logs of it came.
-    `Last-Event-ID` resumes after that event; without it the stream begins now.
+    `job` restricts the stream to one job: its present state is sent first, and a `lines` event follows when
+    metrics or logs arrive. `Last-Event-ID` resumes after that event; without it the stream starts now.
     """
     auth.require(caller, "user")
     if job is not None:
@@ -152,34 +152,34 @@ async def get_events(
 
 @router.get("/jobs/{job_id}/plans", responses=documented(NotFoundError))
 def get_plans(job_id: str, caller: By, shell: Shell) -> PlanSet:
-    """Return a job's candidate plans, and why other combinations of clusters were refused."""
+    """Return a job's candidate plans, and why other combinations of clusters were rejected."""
     return _own_job(shell, caller, job_id).plans or PlanSet(plans=())
 
 
 @router.get("/jobs/{job_id}/queue", responses=documented(NotFoundError))
 def get_standing(job_id: str, caller: By, shell: Shell) -> Standing:
-    """Return why a job does not run yet: what it lacks where, who goes first, when it should start."""
+    """Return why a job waits: missing resources, jobs ahead of it, expected start."""
     _own_job(shell, caller, job_id)
     return shell.standing(job_id, None if caller.role == "admin" else caller.name)
 
 
 @router.get("/queue", responses=documented())
 def get_queue(caller: By, shell: Shell) -> list[Standing]:
-    """Return where the caller's jobs (an admin: all) stand that do not run yet, first to start first."""
+    """Return the queue status of the caller's waiting jobs (an admin: all), in expected starting order."""
     auth.require(caller, "user")
     return list(shell.queue(None if caller.role == "admin" else caller.name))
 
 
 @router.post("/jobs/{job_id}/choose", responses=documented(NotFoundError, ConflictError))
 def choose(job_id: str, choice: Choice, caller: By, shell: Shell) -> JobView:
-    """Let the job run by one of its candidate plans."""
+    """Choose one of the job's candidate plans."""
     _own_job(shell, caller, job_id)
     return shell.choose(job_id, choice.plan)
 
 
 @router.post("/jobs/{job_id}/preempt", responses=documented(NotFoundError, ConflictError))
 def preempt(job_id: str, agreement: Agreement, caller: By, shell: Shell) -> JobView:
-    """Let the job take the chips of the victims named: at all sites or none, once they are protected."""
+    """Preempt the named victims for the job: all or none, each after its checkpoint is verified."""
     _own_job(shell, caller, job_id)
     return shell.preempt(job_id, agreement.victims)
 
@@ -193,14 +193,14 @@ def cancel(job_id: str, caller: By, shell: Shell) -> JobView:
 
 @router.delete("/jobs/{job_id}", status_code=204, responses=documented(NotFoundError, ConflictError))
 def delete(job_id: str, caller: By, shell: Shell) -> None:
-    """Forget an ended job with its metrics and logs."""
+    """Delete an ended job with its metrics and logs."""
     _own_job(shell, caller, job_id)
     shell.delete(job_id)
 
 
 @router.get("/jobs/{job_id}/metrics", responses=documented(NotFoundError))
 def get_metrics(job_id: str, caller: By, shell: Shell, after: After = 0, limit: Limit = 1000) -> MetricsPage:
-    """Return step metrics of all ranks, in the order in which they arrived."""
+    """Return step metrics of all ranks in order of arrival."""
     _own_job(shell, caller, job_id)
     return shell.metrics(job_id, after, limit)
 
@@ -214,7 +214,7 @@ def get_logs(
     rank: Rank = None,
     limit: Limit = 1000,
 ) -> LogPage:
-    """Return the workers' output (of one rank), in the order in which it arrived."""
+    """Return the workers' log output (of one rank) in order of arrival."""
     _own_job(shell, caller, job_id)
     return shell.logs(job_id, after, rank, limit)
 
@@ -227,7 +227,7 @@ def get_pool(caller: By, shell: Shell) -> PoolView:
 
 @router.post("/agents/{cluster}/sync", responses=documented(ConflictError, ProtocolError))
 def sync(cluster: str, report: AgentReport, caller: By, shell: Shell) -> AgentOrders:
-    """One exchange with a site's agent: what it has, against what it should have."""
+    """Apply a report of a site's agent and return its orders."""
     check_protocol(report.protocol)
     auth.require_own_cluster(caller, cluster, report.cluster, shell.sites.owner_of(cluster))
     return shell.sites.sync(report)
@@ -235,14 +235,14 @@ def sync(cluster: str, report: AgentReport, caller: By, shell: Shell) -> AgentOr
 
 @router.post("/tokens", status_code=201, responses=documented())
 def make_token(request: TokenRequest, caller: By, shell: Shell) -> TokenView:
-    """Make a token of an owner, a user or an admin. It is shown this once."""
+    """Create a token for an owner, a user or an admin. Only this response contains it."""
     auth.require(caller)
     return auth.make_token(shell.store, request, shell.clock())
 
 
 @own_metrics.get(METRICS, responses=documented() | {200: {"content": {"text/plain": {}}}})
 def get_process_metrics(caller: By, shell: Shell) -> Response:
-    """Return the server's metrics in Prometheus' text format: an admin all, an owner its own clusters'."""
+    """Return metrics in Prometheus text format: for an admin all, for an owner those of its clusters."""
     auth.require(caller, "owner")
     seen = auth.visible_pool(caller, shell.pool())
     return Response(exposition(caller, shell.meters, seen, shell.gauges()), media_type=CONTENT_TYPE)
@@ -256,9 +256,9 @@ def _own_job(shell: ControlShell, caller: Caller, job_id: str) -> JobView:
 
 
 def check_protocol(theirs: int) -> None:
-    """Refuse an agent that speaks another protocol."""
+    """Raise `ProtocolError` for an agent with another protocol version."""
     if theirs != PROTOCOL_VERSION:
         raise ProtocolError(
             f"the agent speaks protocol {theirs}, this server {PROTOCOL_VERSION}",
-            hint="run agent and server of one release; running workers go on meanwhile",
+            hint="use the same release for agent and server; running workers continue meanwhile",
         )

@@ -1,4 +1,4 @@
-"""ASGI middleware, passed before a request is read: a valid token, and a body of bearable size."""
+"""ASGI middleware: checks the token and limits the body size before a request is parsed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from isthmus.control.service.auth import Caller
 from isthmus.core.errors import InputError, IsthmusError
 
 OPEN = ("/v1/health",)
-"""Paths below `/v1/` that need no token."""
+"""Paths under `/v1/` that need no token."""
 TRUST_S = 10.0
-"""A token taken out of the store is refused after at most so long."""
+"""How long a verified token is cached: a deleted token is rejected after at most this time."""
 MOST_TRUSTED = 10_000
-"""Tokens remembered at one time."""
+"""Largest number of cached tokens."""
 METRICS = "/metrics"
-"""The one path outside that needs one."""
+"""The only path outside `/v1/` that needs a token."""
 
 
 class TokenGate:
-    """Answers 401 before the body is read; who was let in is in the request's state as `caller`.
+    """Authenticates requests before the body is read: sets the request state's `caller`, or answers 401.
 
-    `identify` is given the `Authorization` header (None without) and raises `AuthError`. Who was let in is
-    believed for `TRUST_S`, by the hash of the header, so that a busy client costs the store nothing.
+    `identify` receives the `Authorization` header (None if missing) and raises `AuthError`. Its result is
+    cached for `TRUST_S` by the hash of the header, so that a busy client does not load the store.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TokenGate:
         self._trusted: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on once its token is known, or where it needs none."""
+        """Forward the request if its token is valid or not needed."""
         if scope["type"] == "http" and _needs_token(scope["path"]):
             header = dict(scope["headers"]).get(b"authorization")
             try:
@@ -74,14 +74,14 @@ def _needs_token(path: str) -> bool:
 
 
 class BodyLimit:
-    """ASGI middleware: answers 413 as soon as a body is, or says it will be, larger than `max_bytes`."""
+    """ASGI middleware: answers 413 if the declared or actual body size exceeds `max_bytes`."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
         self._too_large = f"the body is larger than {max_bytes} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting the bytes of its body."""
+        """Forward the request and count the bytes of its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -103,6 +103,6 @@ class BodyLimit:
 
 
 def as_json(error: IsthmusError, status: int) -> JSONResponse:
-    """Return the answer that an error is."""
+    """Return an error as a JSON response."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse(error.as_dict(), status_code=status, headers=headers)

@@ -1,7 +1,7 @@
-"""`JsonRoute`: a request's body is read once, from its bytes straight into its model.
+"""`JsonRoute`: parses a request body once, from bytes directly into its model.
 
-FastAPI makes dictionaries of the bytes and then a model of these, all in the event loop. Here pydantic reads
-the bytes itself, and a large body is read in a thread, so that nobody else waits for it.
+FastAPI parses bytes into dictionaries and these into a model, all in the event loop. Here pydantic parses the
+bytes itself, and a large body is parsed in a thread so that it does not block other requests.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 LARGE_BYTES = 64 * 1024
-"""From this size on a body is read in a thread: it takes about a millisecond."""
+"""Body size from which on a thread parses it; parsing this size takes about 1 ms."""
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, where it has one, is handed to FastAPI as the model that it is to be."""
+    """A route that passes its body to FastAPI as a parsed model."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, given requests that read their bodies themselves."""
+        """Return FastAPI's handler, wrapped so that requests parse their bodies themselves."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -42,7 +42,7 @@ class _ReadOnce(Request):
         self._model = model
 
     async def json(self) -> Any:
-        """Return the body as its model; where it is none, as plain data, of which FastAPI says why."""
+        """Return the body as its model, or as plain data if invalid, so that FastAPI reports the errors."""
         body = await self.body()
         if len(body) < LARGE_BYTES:
             return self._read(body)

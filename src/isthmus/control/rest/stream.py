@@ -1,8 +1,8 @@
-"""The event stream: server-sent events (the WHATWG HTML standard, 9.2) of what changes of jobs.
+"""The event stream: server-sent events (WHATWG HTML standard, 9.2) with changes of jobs.
 
-A follower is told the newest state of each changed job, not every step: one that reads slowly, or comes back
-late, costs no memory and misses no end. It is woken by a change, and looks at most `LOOKS_PER_S` times a
-second however much changes. One that reads nothing for `STALLED_S` is cut off.
+A subscriber receives the newest state of each changed job, not every change, so a slow or reconnecting one
+needs no buffer and never misses a final state. A change wakes it; it polls the feed at most `LOOKS_PER_S`
+times a second. A stream whose reader accepts no data for `STALLED_S` is closed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from isthmus.core.messages.api_views import JobView
 MEDIA_TYPE = "text/event-stream"
 LOOKS_PER_S = 10.0
 QUIET_S = 15.0
-"""After so long without an event a comment is sent, which finds out whether anybody is still there."""
+"""Interval without events after which a comment is sent, which detects a closed connection."""
 STALLED_S = 30.0
-"""A reader that takes nothing for so long is cut off."""
+"""A stream is closed if its reader accepts no data for this long."""
 MOST_STREAMS = 1000
-"""Streams open at one time."""
+"""Largest number of open streams."""
 PAGE = 500
 
 _log = logging.getLogger("isthmus.server")
 
 
 class Follower:
-    """What one stream is about: the jobs of `user` (None: all), or the one job `job_id`, after event `after`.
+    """One subscription: the jobs of `user` (None: all) or the job `job_id`, from changes after event `after`.
 
-    Without `after` it begins now. Iterating it gives the stream's text until the server ends.
+    Without `after` a stream of many jobs starts with the next change, that of one job with its present state.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Follower:
         self._woken = asyncio.Event()
 
     async def text(self) -> AsyncGenerator[str]:
-        """Yield the stream's text, event by event."""
+        """Yield the stream's text, event by event, until the server shuts down."""
         loop = asyncio.get_running_loop()
         changes = self._shell.changes
 
@@ -71,10 +71,10 @@ class Follower:
                     await asyncio.wait_for(self._woken.wait(), QUIET_S)
                     await asyncio.sleep(1 / LOOKS_PER_S)
                 except TimeoutError:
-                    yield ": nothing new\n\n"
+                    yield ": keep-alive\n\n"
 
     async def _look(self) -> list[str]:
-        """Return the events of what has changed since the last look."""
+        """Return the events since the last poll."""
         found = self._new_lines()
         while page := await run_in_threadpool(self._page):
             found += [_event(*one) for one in page]
@@ -104,22 +104,22 @@ def _event(change: Change, view: JobView | None) -> str:
 
 
 class OpenStreams:
-    """Counts an application's streams; raises `UnavailableError` beyond `MOST_STREAMS`."""
+    """Counts an application's open streams and limits them to `MOST_STREAMS`."""
 
     def __init__(self) -> None:
         self.num_open = 0
 
     def open(self, follower: Follower) -> EventStream:
-        """Return the response that streams to `follower`."""
+        """Return the response that streams to `follower`; raise `UnavailableError` beyond the limit."""
         if self.num_open >= MOST_STREAMS:
             raise UnavailableError(
-                f"{MOST_STREAMS} event streams are open already", hint="ask GET /v1/jobs now and then instead"
+                f"{MOST_STREAMS} event streams are already open", hint="poll GET /v1/jobs instead"
             )
         return EventStream(follower, self)
 
 
 class EventStream(StreamingResponse):
-    """The response to a follower; cut off where its reader takes nothing for `STALLED_S`."""
+    """The response to a subscription; closed if its reader accepts no data for `STALLED_S`."""
 
     media_type = MEDIA_TYPE
 
@@ -128,7 +128,7 @@ class EventStream(StreamingResponse):
         super().__init__(self._text, headers={"Cache-Control": "no-store"})
 
     async def stream_response(self, send: Send) -> None:
-        """Send the stream piece by piece."""
+        """Send the stream event by event."""
 
         async def in_time(message: Message) -> None:
             async with asyncio.timeout(STALLED_S):
@@ -138,7 +138,7 @@ class EventStream(StreamingResponse):
         try:
             await super().stream_response(in_time)
         except TimeoutError:
-            _log.info("an event stream was cut: its reader took nothing for %g s", STALLED_S)
+            _log.info("event stream closed: its reader accepted no data for %g s", STALLED_S)
         finally:
             self._streams.num_open -= 1
             await self._text.aclose()

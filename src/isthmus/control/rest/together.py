@@ -1,6 +1,6 @@
-"""`Together`: requests to the actor that the event loop has at one time are settled together, in one thread.
+"""`Together`: batches the event loop's actor requests and executes each batch in one worker thread.
 
-While a batch is flushed the next gathers, so that few flushes serve many clients, and none of them a thread.
+While a batch is flushed the next one collects, so few flushes serve many clients without a thread for each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.control.service.actor import Request
 
 
 class Together:
-    """Used from one event loop only; `settle` is the actor's."""
+    """Batches requests of one event loop; `settle` is the actor's method."""
 
     def __init__(self, settle: Callable[[Sequence[Request]], object]) -> None:
         self._settle = settle
@@ -25,7 +25,7 @@ class Together:
         self._one = CapacityLimiter(1)
 
     async def settle(self, requests: Sequence[Request]) -> None:
-        """Return when the requests are done, what they decided on disk."""
+        """Execute requests; return once they are done and their events are on disk."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((requests, done))
         if self._settling is None or self._settling.done():
@@ -33,7 +33,7 @@ class Together:
         await done
 
     async def value(self, request: Request) -> Any:
-        """Return a request's result, or raise its error, once it is done."""
+        """Execute a request; return its result or raise its error."""
         await self.settle([request])
         return request.value()
 
@@ -51,7 +51,7 @@ class Together:
 
 def _end(batch: list[tuple[Sequence[Request], asyncio.Future[None]]], error: Exception | None = None) -> None:
     for _, done in batch:
-        if done.done():  # its client went away
+        if done.done():  # the client has disconnected
             continue
         if error is None:
             done.set_result(None)

@@ -1,4 +1,4 @@
-"""`run_server`: the control plane as one process. State folder, store, shell, network, and clean ends."""
+"""`run_server`: the control plane as one process: state folder, store, service, network and shutdown."""
 
 from __future__ import annotations
 
@@ -37,34 +37,33 @@ __all__ = ["Listening", "ServerConfig", "create_app", "run_server"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """One control plane.
+    """Configuration of one server. On any host but loopback TLS is required."""
 
-    `port` 0 takes any free one. `pool` is the operator's file: links, owners, chips. `database` is a file
-    with the address of a PostgreSQL database, to be shared with other servers; None is a SQLite file in
-    `state`. Beyond loopback TLS is a must: `tls_cert` with `tls_key`, or `self_signed`. `rules` are the
-    coordinator's times.
-    """
-
+    # State folder.
     state: Path
     host: str = "127.0.0.1"
+    # 0 takes any free port.
     port: int = 8470
+    # The operator's pool file: links, owners and chip definitions.
     pool: Pool | None = None
+    # File with the address of a PostgreSQL database, which servers may share. None: SQLite in `state`.
     database: Path | None = None
+    # Certificate and key as PEM files, or `self_signed` to generate them.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     self_signed: bool = False
+    # Timeouts and intervals of the coordinator.
     rules: Rules | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
-    """What a server tells once it listens: its URL, its certificate, the file of the admin's token.
-
-    The token is None where another server on the same database has made it.
-    """
+    """A listening server: its URL, certificate and admin token file."""
 
     url: str
+    # None: plain HTTP.
     certificate: Certificate | None
+    # None if another server on the same database has created the token.
     admin_token: Path | None
 
 
@@ -79,8 +78,8 @@ def run_server(
     """Serve until SIGINT, SIGTERM or `stop`.
 
     `announce` is called once connections are accepted; `make_store` and `planner` replace the built-in ones.
-    Raises `UnavailableError` where the port, the state folder or the database cannot be had and `InputError`
-    where TLS or the database's address is missing or broken; nothing is left behind then.
+    Raises `UnavailableError` if the port, the state folder or the database is unavailable, and `InputError`
+    if TLS files or the database address are missing or invalid.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_bound(config.host, config.port))
@@ -101,7 +100,7 @@ def run_server(
         )
         stack.callback(shell.close)
         stack.callback(own.close)
-        spare_collector()  # what was folded stays
+        spare_collector()  # after the replay: its records are long-lived
         shell.start()
         token = config.state / ADMIN_FILE
         listening = Listening(
@@ -116,13 +115,13 @@ def run_server(
 
 
 def certificate_of(config: ServerConfig) -> Certificate | None:
-    """Return the certificate to serve with, None for plain HTTP on loopback; raise `InputError` otherwise."""
+    """Return the server's certificate, None for plain HTTP on loopback; raise `InputError` otherwise."""
     if config.tls_cert is not None and config.tls_key is not None:
         given = Certificate(cert=config.tls_cert, key=config.tls_key)
         given.check()
         return given
     if config.tls_cert is not None or config.tls_key is not None:
-        raise InputError("a certificate needs its key and a key its certificate", hint="give both files")
+        raise InputError("TLS needs both a certificate and its key", hint="give both files")
     if config.self_signed:
         hosts = dict.fromkeys((config.host, "localhost", "127.0.0.1", socket.gethostname()))
         everywhere = {"0.0.0.0", "::"}  # noqa: S104 - names of "every address", not bound here
@@ -130,14 +129,14 @@ def certificate_of(config: ServerConfig) -> Certificate | None:
         return self_signed(config.state / "tls", names, datetime.datetime.now(datetime.UTC))
     if not is_loopback(config.host):
         raise InputError(
-            f"{config.host} is reached from other machines, and there is no TLS",
-            hint="give a certificate and its key, ask for a self-signed one, or bind 127.0.0.1",
+            f"{config.host} is reachable from other machines and TLS is not configured",
+            hint="give a certificate and its key, use a self-signed one, or bind 127.0.0.1",
         )
     return None
 
 
 def open_store(config: ServerConfig) -> Store:
-    """Open the database that `config` names, or else the SQLite file in its state folder."""
+    """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder."""
     if config.database is None:
         return SqliteStore(config.state / "isthmus.db")
     from isthmus.control.store.postgres import PostgresStore
@@ -154,14 +153,14 @@ def _leadership(config: ServerConfig) -> Leadership | None:
 
 
 def database_address(file: Path) -> str:
-    """Return the address that a file holds: its one line. Raises `InputError` where it has none."""
+    """Return the database address in `file`, which is one line; raise `InputError` otherwise."""
     try:
         address = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the database's address cannot be read from {file}: {error}") from error
+        raise InputError(f"the database address cannot be read from {file}: {error}") from error
     if not address or "\n" in address:
         raise InputError(
-            f"{file} does not hold the address of a database",
+            f"{file} does not contain the address of a database",
             hint="one line, for example postgresql://isthmus:PASSWORD@db.example/isthmus",
         )
     return address
@@ -169,9 +168,9 @@ def database_address(file: Path) -> str:
 
 @contextlib.contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind a listening socket; raise `UnavailableError` where the address cannot be had."""
+    """Bind a listening socket; raise `UnavailableError` if the address is unavailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named so that asyncio turns off Nagle's algorithm: without, each answer waits 40 ms.
+    # With an explicit protocol asyncio disables Nagle's algorithm, which would delay each response by 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -179,7 +178,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         except (OSError, OverflowError) as error:
             raise UnavailableError(
                 f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
-                hint="bind an address of this machine that is free: --host, --port (0 takes any free port)",
+                hint="choose a free address of this machine: --host, --port (0 takes any free port)",
             ) from error
         yield listener
 
@@ -205,7 +204,7 @@ def _uvicorn_config(shell: ControlShell, certificate: Certificate | None) -> uvi
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that ends by returning, on SIGINT, SIGTERM or `stop`: what encloses it then cleans up."""
+    """A uvicorn server that returns on SIGINT, SIGTERM or `stop`, so that its caller can clean up."""
 
     when_ready: Callable[[], None]
     when_ending: Callable[[], None]
@@ -215,22 +214,22 @@ class _Server(uvicorn.Server):
         self._stop = stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept, then say so."""
+        """Start accepting connections, then call `when_ready`."""
         await super().startup(sockets=sockets)
         self.when_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let event streams come to their end, so that nobody is waited for."""
+        """End event streams first, so that shutdown does not wait for them."""
         self.when_ending()
         await super().shutdown(sockets=sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Look ten times a second whether to end."""
+        """Check the stop event; uvicorn calls this ten times a second."""
         return self._stop.is_set() or await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the server, and restore what they did before."""
+        """Stop the server on SIGINT and SIGTERM; restore the previous handlers afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

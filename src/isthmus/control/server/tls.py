@@ -1,4 +1,4 @@
-"""TLS for a server that others reach: the operator's certificate, or a self-signed one made on the spot."""
+"""TLS certificates of the server: the operator's, or a generated self-signed one."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _VALID_DAYS = 397
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """A certificate with its key, as PEM files."""
+    """A certificate and its key as PEM files."""
 
     cert: Path
     key: Path
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate, `AB:CD:...`: what its users compare."""
+        """SHA-256 fingerprint of the certificate, `AB:CD:...`."""
         digest = _load(self.cert).fingerprint(hashes.SHA256()).hex().upper()
         return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
 
     def check(self) -> None:
-        """Raise `InputError` where the two files are not a certificate and its key."""
+        """Raise `InputError` if the two files are not a certificate and its key."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
         except (OSError, ssl.SSLError) as error:
             raise InputError(
                 f"{self.cert} and {self.key} are not a certificate and its key: {error}",
-                hint="give PEM files that belong together and that the server may read",
+                hint="give PEM files that match and that the server may read",
             ) from error
 
 
 def self_signed(folder: Path, hosts: tuple[str, ...], now: datetime.datetime) -> Certificate:
-    """Return the self-signed certificate of `folder` for `hosts`, made anew where it is missing or outdated.
+    """Return the self-signed certificate in `folder`; replace it unless valid for all `hosts` and a day more.
 
-    The key is readable by its owner only. `now` is in UTC; a certificate holds for 397 days.
+    The key has mode 0600. `now` is in UTC; a new certificate is valid for 397 days.
     """
     certificate = Certificate(cert=folder / "cert.pem", key=folder / "key.pem")
     if _serves(certificate, hosts, now):
@@ -90,7 +90,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _serves(certificate: Certificate, hosts: tuple[str, ...], now: datetime.datetime) -> bool:
-    """Tell whether the files are there, hold for another day, and name every host."""
+    """Tell whether the files exist, remain valid for a day, and name every host."""
     try:
         found = _load(certificate.cert)
         certificate.check()
@@ -105,7 +105,7 @@ def _load(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no certificate in PEM form: {error}") from error
+        raise InputError(f"{path} is not a certificate in PEM format: {error}") from error
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

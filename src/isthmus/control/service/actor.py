@@ -1,15 +1,14 @@
-"""The actor: the coordinator and its log, kept in step. It decides, appends, and only then answers.
+"""`Actor`: serialises access to the coordinator and its log. It decides, appends, and then answers.
 
-Requests of many threads queue up; whoever gets the lock settles all that is there (no thread of its own):
+Threads queue requests; the thread that gets the lock executes the whole queue as one batch:
 
     1. each request proposes an event, which is admitted and handled: the state runs ahead of the disk,
-    2. the batch is appended with one flush,
-    3. only now is anything answered, and only now is anything done that the decisions ask for.
+    2. the events of the batch are appended with one flush,
+    3. requests are answered and instructions executed only after the append.
 
-Reads stand in the same queue, so nobody sees what is not yet durable. Where step 2 fails, or handling an
-event breaks, the coordinator is thrown away and folded anew from the log, and the requests not failed by it
-are decided again. On a log that other servers append to as well, a batch is one `turn`, and begins with what
-they appended.
+Reads share the queue, so they return durable state only. If step 2 fails or handling an event raises, the
+coordinator is discarded and rebuilt by replaying the log, and the requests not failed by it are decided
+again. On a log shared with other servers a batch runs inside one `turn` and first applies their events.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from isthmus.control.store.store import LogMovedError, Store
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 
 LARGEST_BATCH = 1000
-"""Most requests settled with one flush."""
+"""Largest number of requests per batch."""
 
 T = TypeVar("T")
 
 
 class Folded(NamedTuple):
-    """A durable event that was taken in, and what handling it asked for.
+    """A durable event that the coordinator has handled, and the instructions that it returned.
 
-    `live` is false for events replayed at the start, `own` says that this server appended it. `coordinator`
-    may be ahead of the event, never of the disk; it is to be read only, and only while this is looked at.
+    `live` is false for events replayed at the start; `own` is true if this server appended the event.
+    `coordinator` may be ahead of the event, never of the disk: read it only inside the observer.
     """
 
     number: int
@@ -48,14 +47,14 @@ class Folded(NamedTuple):
 
 
 Observe = Callable[[Folded], None]
-"""Is told of every event once it is durable, in order, each once. It must not raise, nor ask the actor."""
+"""Called once per durable event, in order. It must neither raise nor call the actor."""
 
 
 class Request:
-    """One visit to the coordinator: perhaps an event, then an answer. Either callable may be called again.
+    """One request to the coordinator: an optional event, then an answer. Both callables may run repeatedly.
 
-    `propose` returns the event to take in, None for none; `answer` is given the coordinator after it. Once
-    `done`, `error` is what either raised, or why it could not be made durable, else `result` is the answer.
+    `propose` returns the event to append or None; `answer` reads the coordinator after it. Once `done`,
+    `result` is the answer, unless `error` is set: what a callable raised, or why the append failed.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Request:
 
 
 class _BrokenError(Exception):
-    """Handling the event of `request` raised `error`: the coordinator cannot be used any more."""
+    """Handling the event of `request` raised `error`: the coordinator's state is invalid."""
 
     def __init__(self, request: Request, error: Exception) -> None:
         super().__init__(str(error))
@@ -84,7 +83,7 @@ class _BrokenError(Exception):
 
 
 class _Decided:
-    """What a batch came to: its events with what handling them asked for, and who proposed them."""
+    """The outcome of a batch: its events with their instructions, and the ids of the proposing requests."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -93,10 +92,10 @@ class _Decided:
 
 
 class Actor:
-    """The one way to the coordinator. Raises `IsthmusError` where the log cannot be folded.
+    """Executes all requests to the coordinator. Raises `IsthmusError` if the log cannot be replayed.
 
-    `flushed` is told of every append: the seconds until it was on disk, and its number of events. With
-    `snapshots` a fold begins behind the newest; `resumed` is told of one that the first fold began with.
+    `flushed` is called after each append with its duration in seconds and its number of events. With
+    `snapshots` a replay starts from the newest one; `resumed` is called with a snapshot that was loaded.
     """
 
     def __init__(
@@ -119,15 +118,15 @@ class Actor:
             self._current(live=False)
 
     def ask(self, question: Callable[[Coordinator], T]) -> T:
-        """Return the answer to a question about durable state."""
+        """Return the answer to a query on durable state."""
         return self.settle([Request(question)])[0].value()  # type: ignore[no-any-return]
 
     def take(self, propose: Callable[[Coordinator], Event | None], answer: Callable[[Coordinator], T]) -> T:
-        """Take an event in, durably, where it changes anything; return the answer."""
+        """Append the proposed event if it is admitted; return the answer once it is durable."""
         return self.settle([Request(answer, propose)])[0].value()  # type: ignore[no-any-return]
 
     def save(self) -> int:
-        """Keep a snapshot of the durable state, where there is a place; return its last event's number."""
+        """Save a snapshot of the durable state if configured; return the number of its last event."""
         with self._lock:
             coordinator, number = self._current(), self.number
             body = freeze(coordinator) if self._snapshots and number else b""
@@ -136,17 +135,17 @@ class Actor:
         return number
 
     def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Settle requests in their order, together with whatever else waits; return them done."""
+        """Execute requests in order, together with those already queued; return them done."""
         self.put(requests)
         return self.finish(requests)
 
     def put(self, requests: Sequence[Request]) -> None:
-        """Have requests wait: whoever settles next settles them too."""
+        """Queue requests; the next thread that executes a batch includes them."""
         with self._queue_lock:
             self._queue.extend(requests)
 
     def finish(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Settle what waits until all of `requests`, which were put there, are done; return them."""
+        """Execute batches until all of `requests`, which must be queued, are done; return them."""
         with self._lock:
             while not all(request.done for request in requests):
                 self._settle_batch()
@@ -159,20 +158,22 @@ class Actor:
             self._settle(batch)
         finally:
             for request in batch:
-                if not request.done:  # an exception that is no Exception went through: a signal's
+                if not request.done:  # interrupted by a BaseException, such as KeyboardInterrupt
                     self._coordinator = None
                     request.done, request.error = True, UnavailableError("the request was interrupted")
 
     def _settle(self, batch: Sequence[Request]) -> None:
-        """Bring every request of a batch to its end, whatever fails."""
+        """Decide, append and answer a batch; repeat with the requests that remain after a failure."""
         left = list(batch)
         while left:
             decided = _Decided()
             try:
                 writes = any(request.propose for request in left)
                 with self._store.turn() if writes else nullcontext():
+                    # Step 1: apply the events of other servers, then decide on the requests.
                     coordinator = self._current()
                     self._decide(coordinator, left, decided)
+                    # Step 2: append the events with one flush.
                     decided_s = time.perf_counter()
                     if decided.events:
                         self._store.append(decided.events, expected=self.number)
@@ -185,6 +186,7 @@ class Actor:
                 self._coordinator = None
                 self._fail(left, decided, error)
             else:
+                # Step 3: notify the observer and answer the requests.
                 if decided.events:
                     self._flushed(time.perf_counter() - decided_s, len(decided.events))
                 for event, asked in zip(decided.events, decided.asked, strict=True):
@@ -193,7 +195,7 @@ class Actor:
             left = [request for request in left if not request.done]
 
     def _decide(self, coordinator: Coordinator, requests: Iterable[Request], decided: _Decided) -> None:
-        """Admit and handle what the requests propose, and take their answers down."""
+        """Admit and handle the proposed events and record each request's answer."""
         for request in requests:
             request.error = None
             try:
@@ -215,9 +217,9 @@ class Actor:
             raise _BrokenError(request, error) from error
 
     def _fail(self, requests: list[Request], decided: _Decided, error: Exception) -> None:
-        """Fail those whose event could not be appended (all, where it did not come so far).
+        """Fail the requests whose events could not be appended, or all if none had been decided.
 
-        An error about somebody's data fails nobody else: then each is settled by itself.
+        An error in one request's data must not fail the others: each is then executed by itself.
         """
         writers = [request for request in requests if id(request) in decided.writers]
         if len(writers) > 1 and isinstance(error, InputError | ValueError):
@@ -231,7 +233,7 @@ class Actor:
             request.done, request.error = True, error or request.error
 
     def _current(self, *, live: bool = True) -> Coordinator:
-        """Return the coordinator with every durable event folded in."""
+        """Return the coordinator with every durable event applied."""
         if self._coordinator is None:
             fresh = self._newest()
             with without_collection():
@@ -242,7 +244,7 @@ class Actor:
         return self._coordinator
 
     def _newest(self) -> Coordinator:
-        """Return the coordinator to fold on: that of the newest snapshot, or an empty one."""
+        """Return the coordinator of the newest snapshot, or an empty one."""
         found = self._snapshots.load(self._store, self._rules or Rules()) if self._snapshots else None
         self.number, coordinator = found or (0, Coordinator(self._rules))
         if self.number > self._told:
@@ -257,7 +259,7 @@ class Actor:
             except Exception as error:
                 self._coordinator = None
                 raise IsthmusError(
-                    f"event {number} of the log, '{event.kind}', cannot be taken in again: "
+                    f"event {number} of the log, '{event.kind}', cannot be replayed: "
                     f"{type(error).__name__}: {error}",
                     hint="this is a bug: keep the state folder, start the version that wrote it, report this",
                 ) from error

@@ -1,4 +1,4 @@
-"""`SiteDesk`: what the agents of sites report and are told."""
+"""`SiteDesk`: applies the reports of site agents and answers them with orders."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from isthmus.core.pool import Cluster, Pool
 
 
 class SiteDesk:
-    """One report at a time is taken in and answered. `file` is the operator's pool, `clock` gives seconds.
+    """The server's side of agent sync. `file` is the operator's pool, `clock` returns seconds.
 
-    Lines of metrics and logs go to the `store`; `changes` and `progress` are told of them, and `leadership`
-    of who was heard.
+    Metrics and logs go to the `store` and are announced to `changes` and `progress`; `leadership` records
+    which clusters have reported.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class SiteDesk:
         self._incumbents = Incumbents(actor.ask(Coordinator.incarnations))
 
     def heard_elsewhere(self, event: AgentReported) -> None:
-        """Keep up with which process speaks for a site, by a report that another server took in."""
+        """Record the agent incarnation of a report that another server applied."""
         with self._incumbents_lock:
             self._incumbents.note(event.cluster.name, event.incarnation)
 
     def owner_of(self, cluster: str) -> str | None:
-        """Return the owner under whom the pool knows `cluster`: the operator's file, else its first agent."""
+        """Return the owner of `cluster` by the operator's file, else as its first agent named it."""
         if self._file is not None:
             for known in self._file.clusters:
                 if known.name == cluster:
@@ -57,11 +57,11 @@ class SiteDesk:
         return self._actor.ask(lambda coordinator: _first_owner(coordinator, cluster))
 
     def sync(self, report: AgentReport) -> AgentOrders:
-        """Take an agent's report in and answer with its orders.
+        """Apply an agent's report and return its orders.
 
-        Metrics and logs are on disk first, so that a job which has succeeded has all its lines. Raises
-        `InputError` for a chip or owner nobody knows, `ConflictError` for an agent that was replaced, and
-        `UnavailableError` for the first report of one that takes over.
+        Metrics and logs are stored first, so a job that has succeeded has all its output. Raises `InputError`
+        for an unknown chip or owner, `ConflictError` for an agent that was replaced, and `UnavailableError`
+        for the first report of an agent that takes over.
         """
         name = report.cluster.name
         check_cluster(report.cluster, self._file)
@@ -81,9 +81,9 @@ class SiteDesk:
         return orders
 
     def _store_lines(self, report: AgentReport) -> None:
-        """Keep the lines of jobs that have or had a part at the cluster; those of others are dropped.
+        """Store metrics and logs of jobs that have or had a part at the cluster.
 
-        So are those that still come of a job that has been deleted.
+        Output of other jobs and of deleted jobs is dropped.
         """
         named = {line.job for line in report.metrics} | {chunk.job for chunk in report.logs}
         if not named:
@@ -95,28 +95,28 @@ class SiteDesk:
             planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
             return planned | {job.id for job in jobs if (job.id, cluster) in self._seen_at}
 
-        ours = self._actor.ask(run_there)
-        if ours:
-            metrics = [line for line in report.metrics if line.job in ours]
+        accepted_jobs = self._actor.ask(run_there)
+        if accepted_jobs:
+            metrics = [line for line in report.metrics if line.job in accepted_jobs]
             self._store.append_metrics(metrics)
             self._progress.note(metrics)
-            self._store.append_logs([chunk for chunk in report.logs if chunk.job in ours])
-        for job_id in ours:
+            self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
+        for job_id in accepted_jobs:
             self._changes.note_lines(job_id)
 
 
 def _first_owner(coordinator: Coordinator, cluster: str) -> str | None:
-    """Return the owner that the agent of a cluster has named, None where none has joined."""
+    """Return the owner that the cluster's agent has named, None if the cluster has not joined."""
     record = coordinator.state.clusters.get(cluster)
     return record.cluster.owner if record else None
 
 
 def check_cluster(cluster: Cluster, file: Pool | None) -> None:
-    """Raise `InputError` where an agent's cluster has a chip or an owner that the pool does not know."""
+    """Raise `InputError` if an agent's cluster names a chip or an owner that the pool does not define."""
     try:
         Pool(clusters=(cluster,), chips=file.chips if file else (), owners=file.owners if file else ())
     except ValidationError as error:
         raise InputError(
             f"cluster '{cluster.name}' does not fit the pool: {error.errors()[0]['msg']}",
-            hint="mend the cluster's file, or add the chip or owner to the server's pool file",
+            hint="fix the cluster's file, or add the chip or owner to the server's pool file",
         ) from error

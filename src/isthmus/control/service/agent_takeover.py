@@ -1,4 +1,4 @@
-"""Which agent speaks for a cluster: one at a time, and never one that is long dead."""
+"""`Incumbents`: accepts one agent incarnation per cluster, and fences off replaced ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from isthmus.core.errors import ConflictError, UnavailableError
 
 
 class Incumbents:
-    """The incarnation that speaks for each cluster. A new one takes over with its second report.
+    """The active agent incarnation of each cluster. A new incarnation takes over with its second report.
 
-    An agent sends a report only once the one before was answered or given up, so a report that a dead agent
-    left on its way comes alone: it is refused, and nothing follows. A living agent repeats itself at once.
+    An agent sends a report only after the previous one was answered or timed out. So a delayed report of a
+    dead agent arrives alone and is rejected, whereas a live agent retries at once.
 
-    `known` are the incarnations of each cluster so far, the present one last.
+    `known` holds the incarnations of each cluster so far, the active one last.
     """
 
     def __init__(self, known: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -23,16 +23,16 @@ class Incumbents:
         self._candidates: dict[str, str] = {}
 
     def note(self, cluster: str, incarnation: str) -> None:
-        """Another server of the pool has taken a report of this agent in: it speaks for `cluster`."""
+        """Make `incarnation` active: another server has accepted its report."""
         present = self._present.get(cluster)
         if present is not None and present != incarnation:
             self._replaced.add((cluster, present))
         self._present[cluster] = incarnation
 
     def check(self, cluster: str, incarnation: str) -> None:
-        """Let the present agent of `cluster` pass.
+        """Accept a report of the active agent of `cluster`.
 
-        Raises `ConflictError` for one that was replaced, `UnavailableError` for the first report of another.
+        Raises `ConflictError` for a replaced incarnation, `UnavailableError` for a new one's first report.
         """
         if (cluster, incarnation) in self._replaced:
             raise ConflictError(
@@ -45,7 +45,7 @@ class Incumbents:
             if self._candidates.get(cluster) != incarnation:
                 self._candidates[cluster] = incarnation
                 raise UnavailableError(
-                    f"cluster '{cluster}' has an agent already; this one takes over with its next report",
+                    f"cluster '{cluster}' already has an agent; this one takes over with its next report",
                     hint="report again",
                 )
             self._replaced.add((cluster, present))

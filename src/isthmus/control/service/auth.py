@@ -1,7 +1,7 @@
-"""Who may do what: tokens (256 random bits, kept as SHA-256) and the three roles they speak for.
+"""Authentication and authorisation: tokens (256 random bits, stored as SHA-256) with one of three roles.
 
 `admin` may do everything; `owner` syncs the agents of its own clusters and sees only those; `user` submits
-jobs and sees only its own. What is not the caller's to see is answered as if it did not exist.
+jobs and sees only its own. Objects that a caller may not see are reported as not found.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from isthmus.core.state_folder import sync_path, unwritable
 
 Role = Literal["admin", "owner", "user"]
 ADMIN_FILE = "admin.token"
-"""File of the state folder that holds the first admin's token, readable by its owner only."""
+"""File in the state folder with the first admin token, mode 0600."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who sent a request."""
+    """The authenticated sender of a request."""
 
     role: Role
     name: str
 
 
 class UnknownCallerError(AuthError):
-    """No token, or one that nobody has: HTTP status 401 rather than 403."""
+    """Missing or unknown token: HTTP status 401 rather than 403."""
 
     http_status = 401
 
@@ -49,21 +49,21 @@ class UnknownCallerError(AuthError):
 
 
 def digest(token: str) -> str:
-    """Return what is kept of a token: its SHA-256, in hexadecimal."""
+    """Return the SHA-256 of a token in hexadecimal, the form in which it is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def make_token(store: Store, request: TokenRequest, now_s: float) -> TokenView:
-    """Make a token and keep its digest; the view is the only place where the token itself appears."""
+    """Create a token and store its digest. Only the returned view contains the token itself."""
     token = secrets.token_urlsafe(32)
     _keep(store, request.role, request.name, token, now_s)
     return TokenView(role=request.role, name=request.name, token=token)
 
 
 def ensure_admin(store: Store, state: Path, now_s: float) -> None:
-    """At the first start make the admin's token: in `<state>/admin.token` first, then in the store.
+    """Create the admin token on the first start: first in `<state>/admin.token`, then in the store.
 
-    A crash in between leaves a file whose token is not known; the next start takes it over.
+    A crash in between leaves a file with an unknown token; the next start replaces it.
     """
     if any(token.role == "admin" for token in store.tokens()):
         return
@@ -83,13 +83,13 @@ def ensure_admin(store: Store, state: Path, now_s: float) -> None:
 
 
 def identify(store: Store, authorization: str | None) -> Caller:
-    """Return who sent the header `Authorization: Bearer TOKEN`; raise `UnknownCallerError` otherwise."""
+    """Return the caller of the header `Authorization: Bearer TOKEN`; raise `UnknownCallerError` otherwise."""
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise UnknownCallerError
-    ours = digest(token.strip())
-    found = store.find_token(ours)
-    if found is None or not hmac.compare_digest(found.digest, ours):
+    token_hash = digest(token.strip())
+    found = store.find_token(token_hash)
+    if found is None or not hmac.compare_digest(found.digest, token_hash):
         raise UnknownCallerError
     return Caller(role=cast(Role, found.role), name=found.name)
 
@@ -104,31 +104,31 @@ def require(caller: Caller, *roles: Role) -> None:
 
 
 def require_own_job(caller: Caller, job: JobView) -> None:
-    """Raise `NotFoundError` where the job is another user's: its existence is nobody else's business."""
+    """Raise `NotFoundError` if the job belongs to another user, so that its existence stays hidden."""
     require(caller, "user")
     if caller.role != "admin" and job.user != caller.name:
         raise NotFoundError(f"no job '{job.id}'", hint="`isthmus jobs` lists them")
 
 
 def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered: str | None) -> None:
-    """Raise `AuthError` unless the caller's agent may speak for `cluster`.
+    """Raise `AuthError` unless the caller may report for `cluster`.
 
-    `named` is the cluster of the request's path, `registered` the owner under whom the pool knows it.
+    `named` is the cluster in the request path, `registered` its owner in the pool.
     """
     require(caller, "owner")
     if cluster.name != named:
-        raise AuthError(f"a report of cluster '{cluster.name}' was sent as cluster '{named}'")
+        raise AuthError(f"a report of cluster '{cluster.name}' was sent to the path of cluster '{named}'")
     if registered is not None and cluster.owner != registered:
         raise AuthError(f"cluster '{named}' does not belong to owner '{cluster.owner}'")
     if caller.role != "admin" and cluster.owner != caller.name:
         raise AuthError(
-            f"this token speaks for owner '{caller.name}', cluster '{named}' belongs to '{cluster.owner}'",
+            f"this token belongs to owner '{caller.name}', cluster '{named}' to owner '{cluster.owner}'",
             hint="give the agent a token of the cluster's owner",
         )
 
 
 def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
-    """Return what the caller may see of the pool: an owner its own clusters and the links at them."""
+    """Return what the caller may see of the pool; an owner sees its own clusters and their links."""
     if caller.role != "owner":
         return pool
     clusters = tuple(view for view in pool.clusters if view.cluster.owner == caller.name)

@@ -1,6 +1,6 @@
-"""`Unhurried`: requests to the actor for which nobody waits share a flush with those that come next.
+"""`Unhurried`: fire-and-forget actor requests, batched into the next log flush.
 
-Where none come they are settled after `COMPANY_S`. Whoever hands one in goes on at once.
+Without another flush they are executed after `COMPANY_S`. Callers never block.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from isthmus.control.service.actor import Actor, Request
 from isthmus.core.errors import IsthmusError
 
 COMPANY_S = 0.002
-"""So long others are waited for to share a flush with."""
+"""How long a request waits for others to share a flush with."""
 
 _log = logging.getLogger("isthmus.server")
 
 
 class Unhurried:
-    """May be used from any thread. What comes too late, or cannot be stored now, is logged."""
+    """Queues and executes requests in the background; thread-safe. Failures are logged."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -29,7 +29,7 @@ class Unhurried:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="unhurried")
 
     def put(self, what: str, request: Request) -> None:
-        """Have a request settled soon; `what` names it in the log where it fails."""
+        """Queue a request; `what` names it in the log if it fails."""
         self._actor.put([request])
         with self._lock:
             self._waiting.append((what, request))
@@ -38,7 +38,7 @@ class Unhurried:
             self._thread.submit(self._settle)
 
     def close(self) -> None:
-        """Settle what there is; nothing may be put in any more."""
+        """Execute all queued requests; `put` must not be called afterwards."""
         self._thread.shutdown(wait=True)
 
     def _settle(self) -> None:

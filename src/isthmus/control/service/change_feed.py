@@ -1,7 +1,7 @@
-"""`Changes`: which event last changed each job. Whoever follows the pool asks what changed after a number.
+"""`Changes`: the number of the event that last changed each job, for subscribers that poll by number.
 
-The newest state of a job is all that a follower is told, however often it changed meanwhile: a slow one costs
-nothing, and one that comes back needs no more than the number it last saw.
+Changes are coalesced per job: a subscriber reads the newest state only, so a slow one needs no buffer, and
+one that reconnects needs only the last number it has seen.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import islice
 from typing import NamedTuple
 
 DELETIONS_KEPT = 10_000
-"""Deleted jobs remembered; whoever was away for longer lists the jobs anew."""
+"""Number of deletions kept; a subscriber that missed more must list all jobs again."""
 
 
 class Change(NamedTuple):
-    """A job and the number of the event that last changed it; `deleted` where it is no more."""
+    """A job and the number of the event that last changed it; `deleted` is true once it was deleted."""
 
     number: int
     job_id: str
@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """May be called from any thread. Callbacks run in the thread that made the change, and must not wait."""
+    """Change numbers of all jobs; thread-safe. Callbacks run in the changing thread and must not block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,19 +38,19 @@ class Changes:
         self.ended = False
 
     def note_submitted(self, job_id: str, user: str) -> None:
-        """Take down whose job it is, before anything else of it is noted."""
+        """Record a job's user; must come before its other changes."""
         with self._lock:
             self._users[job_id] = user
 
     def note(self, job_id: str, number: int) -> None:
-        """Event `number` changed a job."""
+        """Record that event `number` changed a job."""
         with self._lock:
             self._numbers[job_id] = number
             self._numbers.move_to_end(job_id)
         self._wake()
 
     def note_deleted(self, job_id: str, number: int) -> None:
-        """Event `number` deleted a job."""
+        """Record that event `number` deleted a job."""
         with self._lock:
             self._numbers.pop(job_id, None)
             self._lines.pop(job_id, None)
@@ -58,13 +58,13 @@ class Changes:
         self._wake()
 
     def note_lines(self, job_id: str) -> None:
-        """New metrics or logs of a job were stored."""
+        """Record that new metrics or logs of a job were stored."""
         with self._lock:
             self._lines[job_id] = self._lines.get(job_id, 0) + 1
         self._wake()
 
     def end(self) -> None:
-        """Let everybody who follows come to an end."""
+        """Close the feed, so that all subscriptions end."""
         self.ended = True
         self._wake()
 
@@ -80,20 +80,20 @@ class Changes:
         return list(islice(sorted([*found, *gone]), limit))
 
     def latest(self, job_id: str) -> Change | None:
-        """Return a job's last change; None where nothing is known of it."""
+        """Return a job's last change, None if the feed has none."""
         with self._lock:
             if job_id in self._numbers:
                 return Change(self._numbers[job_id], job_id)
             return next((change for change, _ in reversed(self._deleted) if change.job_id == job_id), None)
 
     def num_lines(self, job_id: str) -> int:
-        """Return how often lines of a job came: it only grows."""
+        """Return how often metrics or logs of a job were stored; never decreases."""
         with self._lock:
             return self._lines.get(job_id, 0)
 
     @contextmanager
     def listening(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have `callback` called after every change."""
+        """Call `callback` after every change until the context exits."""
         with self._lock:
             self._listeners.add(callback)
         try:

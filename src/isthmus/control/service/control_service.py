@@ -1,6 +1,6 @@
-"""The server's shell around the coordinator: what is asked of it, in events and questions to the actor.
+"""`ControlShell`: the control plane without its network side. It turns calls into events and queries.
 
-Planning runs beside it, and its answer comes back as one more event. Metrics and logs never pass the actor.
+The planner runs in the background and returns its result as an event. Metrics and logs bypass the actor.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from isthmus.core.messages.queue_status import DryRun, Standing
 from isthmus.core.pool import Pool
 
 SNAPSHOT_EVERY = 20_000
-"""Events after which the state is kept for the next start: at least so many, and half as many as jobs."""
+"""Minimum number of events between two snapshots; half the number of jobs where that is more."""
 TICK_S = 0.5
-"""Between two looks at what time alone has brought about, and at what other servers have appended."""
+"""Interval between ticks: a tick fires expired timers and reads what other servers appended."""
 
 T = TypeVar("T")
 
 
 class ControlShell:
-    """The running control plane without its network side. `clock` gives seconds since the epoch.
+    """The running control plane without its network side. `clock` returns seconds since the Unix epoch.
 
-    `pool` is the operator's file: its links, its owners, its own chips, and the owners of the clusters it
-    names; clusters themselves come and go with their agents. Of the servers on one store the one that has
-    `leadership` plans and watches the time; users and agents may talk to any.
+    `pool` is the operator's pool file: links, owners, chip definitions and the owners of named clusters.
+    Clusters join and leave with their agents. Several servers may share one store: the one that holds
+    `leadership` plans jobs and fires timers; users and agents may connect to any of them.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class ControlShell:
         self._made = True
 
     def start(self) -> None:
-        """Take up what the last life left, and begin to tick."""
+        """Become leader if possible, resume pending planning requests, and start ticking."""
         self._leader.look()
         self._ticking.start()
 
     def close(self) -> None:
-        """Stop ticking and planning; every acknowledged event is on disk already."""
+        """Stop ticking and planning. Every acknowledged event is already on disk."""
         self.changes.end()
         self._ended.set()
         if self._ticking.is_alive():
@@ -110,22 +110,22 @@ class ControlShell:
         self._unhurried.close()
 
     def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Have requests done: what they decided is on disk then."""
+        """Execute requests; return once their events are on disk."""
         return self._actor.settle(requests)
 
     def jobs(self, user: str | None, after: str | None, limit: int) -> tuple[JobView, ...]:
-        """Return jobs (of one user), oldest first, without plans: `limit` of them behind job `after`.
+        """Return up to `limit` jobs (of one user) that follow job `after`, oldest first, without plans.
 
-        Raises `NotFoundError` where there is no job `after`.
+        Raises `NotFoundError` if job `after` does not exist.
         """
         return self._ask(lambda coordinator: coordinator.jobs(user, after=after, limit=limit))
 
     def job(self, job_id: str) -> JobView:
-        """Return a job; raise `NotFoundError` if there is none."""
+        """Return a job; raise `NotFoundError` if it does not exist."""
         return self._ask(lambda coordinator: coordinator.job(job_id))
 
     def as_now(self, changes: Sequence[Change]) -> list[tuple[Change, JobView | None]]:
-        """Return changed jobs as they are now, without their plans; None for those that are no more."""
+        """Return each change with the job's current view without plans, None for a deleted job."""
 
         def views(coordinator: Coordinator) -> list[tuple[Change, JobView | None]]:
             return [(change, _present(coordinator, change)) for change in changes]
@@ -133,16 +133,16 @@ class ControlShell:
         return self._ask(views) if changes else []
 
     def last_event(self) -> int:
-        """Return the number of the last event that this server knows."""
+        """Return the number of the last event applied on this server."""
         return self._actor.number
 
     def queue(self, user: str | None) -> tuple[Standing, ...]:
-        """Return where the jobs (of one user) stand that do not run yet, first to start first."""
+        """Return the queue status of waiting jobs (of one user), in expected starting order."""
         now_s, paces = self.clock(), self._progress.paces()
         return answer(self._ask(lambda coordinator: about_queue(coordinator.state, now_s, paces, user)))
 
     def standing(self, job_id: str, user: str | None) -> Standing:
-        """Return where a job stands, as its user may see it; None sees as an operator."""
+        """Return a job's queue status as `user` may see it; None stands for an operator."""
         now_s, paces = self.clock(), self._progress.paces()
 
         def ask(coordinator: Coordinator) -> Question:
@@ -151,10 +151,10 @@ class ControlShell:
         return answer(self._ask(ask))[0]
 
     def dry_run(self, user: str, submission: Submission) -> DryRun:
-        """Return what would become of a job if it were submitted now; changes nothing.
+        """Return the plans, queue status and preemption victims of a job without submitting it.
 
-        Raises as `submit` does, `PlanError` for a job that cannot be planned, `ConflictError` where the
-        planner has no time.
+        Raises the errors of a submission, `PlanError` if the job cannot be planned and `ConflictError` if the
+        planner is busy.
         """
         check_degrees(submission.job, submission.model)
 
@@ -168,12 +168,12 @@ class ControlShell:
         return DryRun(plans=plans, standing=answer(asked.question)[0], victims=asked.victims)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
-        """Let a job run by one of its candidate plans."""
+        """Choose one of a job's candidate plans."""
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
         return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
 
     def preempt(self, job_id: str, victims: tuple[VictimNamed, ...]) -> JobView:
-        """Let a job that waits take the chips of just these victims, all of them or none."""
+        """Give a waiting job the chips of exactly these victims, all or none."""
         event = PreemptionAgreed(now_s=self.clock(), job_id=job_id, victims=victims)
         return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
 
@@ -183,7 +183,7 @@ class ControlShell:
         return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
 
     def delete(self, job_id: str) -> None:
-        """Forget an ended job with its metrics and logs."""
+        """Delete an ended job with its metrics and logs."""
         self._take(JobDeleted(now_s=self.clock(), job_id=job_id))
 
     def metrics(self, job_id: str, after: int, limit: int) -> MetricsPage:
@@ -195,17 +195,17 @@ class ControlShell:
         return self.store.logs(job_id, after=after, rank=rank, limit=limit)
 
     def pool(self) -> PoolView:
-        """Return the pool as it stands."""
+        """Return the current state of the pool."""
         links = self.file.links if self.file else ()
         return self._ask(lambda coordinator: coordinator.pool(links))
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return how this server stands: by metric, what it is and its value."""
+        """Return this server's gauges: metric name to (help text, value)."""
         epoch = self._ask(lambda coordinator: coordinator.epoch)
         return {
-            "isthmus_leader": ("1 where this server plans and watches the time.", self._leader.leads),
-            "isthmus_epoch": ("Servers that have led so far.", epoch),
-            "isthmus_last_event": ("Number of the last event of the log.", self.last_event()),
+            "isthmus_leader": ("1 while this server is the leader.", self._leader.leads),
+            "isthmus_epoch": ("Number of leadership epochs so far.", epoch),
+            "isthmus_last_event": ("Number of the last event in the log.", self.last_event()),
         }
 
     def _ask(self, question: Callable[[Coordinator], T]) -> T:
@@ -218,16 +218,16 @@ class ControlShell:
         self._unhurried.put(event.kind, self._leader.request(event))
 
     def _resume(self, number: int, coordinator: Coordinator) -> None:
-        """Take over from a snapshot what observing its events would have told."""
+        """Restore from a snapshot what `_observe` derives from events."""
         for job in coordinator.state.jobs.values():
             self.changes.note_submitted(job.id, job.user)
             self.changes.note(job.id, number)
             self.meters.resume(job.id, job.state)
 
     def _observe(self, folded: Folded) -> None:
-        """Keep up with what is durable, and do what it asks for where that is this server's to do.
+        """Update change feed, logs and metrics from a durable event, and execute its instructions.
 
-        What another server appends while this one is being made is part of what it begins with.
+        Events applied during construction only initialise the state, even if another server appended them.
         """
         live = folded.live and self._made
         self.meters.look(folded)
@@ -262,12 +262,12 @@ class ControlShell:
             quietly("a tick", self.tick)
 
     def tick(self) -> None:
-        """Take in what time alone has brought about; a server that does not lead only keeps up."""
+        """Save a snapshot if due, read the log, and fire expired timers if this server leads."""
         self._save_now_and_then()
         self._leader.tick()
 
     def _save_now_and_then(self) -> None:
-        """Keep a snapshot, seldom enough that it costs little beside the events since the last."""
+        """Save a snapshot once enough events were applied since the last one."""
         since = self._actor.number - self._saved
         if (
             since >= SNAPSHOT_EVERY
@@ -277,7 +277,7 @@ class ControlShell:
 
 
 def _present(coordinator: Coordinator, change: Change) -> JobView | None:
-    """Return the job of a change as it is now, without its plans; None where it is no more."""
+    """Return the current view of a changed job without its plans, None if it was deleted."""
     try:
         return coordinator.job(change.job_id).model_copy(update={"plans": None})
     except NotFoundError:

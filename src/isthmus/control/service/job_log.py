@@ -1,4 +1,4 @@
-"""`JobLog`: a line for every step of a job and of its parts, with their ids as fields of the record."""
+"""`JobLog`: logs every state change of a job and its parts, with their ids as record fields."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _log = logging.getLogger("isthmus.server")
 
 
 class JobLog:
-    """Logs what has changed of a job since it was last looked at. Not for several threads at once."""
+    """Logs what changed in a job since its last call. Not thread-safe."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, tuple[str, str]] = {}
         self._parts: dict[str, dict[str, tuple[str, str]]] = {}
 
     def look(self, folded: Folded, job_id: str) -> None:
-        """Log what an event has changed of a job: state, reason, and what its sites say of its parts."""
+        """Log what an event changed in a job: its state and reason, and the states of its parts."""
         job = folded.coordinator.state.jobs.get(job_id)
         if job is None or not _log.isEnabledFor(logging.INFO):
             return
@@ -40,9 +40,11 @@ class JobLog:
             known[name] = seen
             more = {"part": name, "cluster": part.cluster, "attempt": part.attempt, "observed": part.state}
             detail = f" ({part.detail})" if part.detail else ""
-            _log.info("part %s: %s, wanted %s%s", name, part.state, part.desired, detail, extra=fields | more)
+            _log.info(
+                "part %s: %s, desired %s%s", name, part.state, part.desired, detail, extra=fields | more
+            )
 
     def forget(self, job_id: str) -> None:
-        """Drop what is known of a job."""
+        """Drop a job's last logged states."""
         self._jobs.pop(job_id, None)
         self._parts.pop(job_id, None)

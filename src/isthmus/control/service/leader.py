@@ -1,7 +1,7 @@
-"""`Leader`: whether this server leads the pool, what only a leader says, and what time alone brings about.
+"""`Leader`: this server's leadership, the events that only a leader may append, and expired timers.
 
-Of the servers on one store the one that has `Leadership` plans and watches the time. It begins with an epoch
-of its own; what it says later counts under that epoch alone.
+Of the servers on one store the one that holds `Leadership` plans jobs and fires timers. Each leader starts a
+new epoch; its later events are valid in that epoch only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _log = logging.getLogger("isthmus.server")
 
 
 class Leader:
-    """`file` is the operator's pool, `clock` gives seconds since the epoch.
+    """Leadership state and timers of this server.
 
-    `take_up` is given what a leader finds to be done when it begins: what the last one was doing is asked for
-    again.
+    `file` is the operator's pool, `clock` returns seconds since the Unix epoch. A new leader passes `take_up`
+    the instructions that its predecessor may have left unfinished.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Leader:
         self.leads = False
 
     def request(self, event: Event) -> Request:
-        """Return the request that takes in what is only a leader's to say: nothing, under a later epoch."""
+        """Return a request that appends `event` only while this leader's epoch is the current one."""
         epoch = self._epoch
         return Request(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
     def look(self) -> None:
-        """Begin an epoch where leadership was won; follow where it was lost."""
+        """Start an epoch if leadership was won; become a follower if it was lost."""
         if not self._leadership.holds():
             self.leads = False
         elif not self.leads:
@@ -61,7 +61,7 @@ class Leader:
             self._take_up(asked)
 
     def tick(self) -> None:
-        """Take in what time alone has brought about; a server that does not lead only keeps up."""
+        """Update leadership, apply agents' contact times, and append events of expired timers if leading."""
         self.look()
         now_s = self._clock()
         heard = self._leadership.heard()
@@ -80,13 +80,13 @@ class Leader:
                 quietly(event.kind, request.value)
 
     def _pool_set(self, now_s: float, coordinator: Coordinator) -> Event:
-        """Return what the operator now wants of links and queue."""
+        """Return the event with the operator's present links and queue settings."""
         rules, links = coordinator.state.rules, self._file.links if self._file else ()
         return PoolSet(now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s)
 
 
 def quietly(what: str, act: Callable[[], None]) -> None:
-    """Do what nobody waits for: where it came too late, or cannot be stored now, that is logged."""
+    """Run a background action; log an `IsthmusError` instead of raising it."""
     try:
         act()
     except IsthmusError as error:

@@ -1,8 +1,9 @@
-"""The planner in a process of its own, so that a long search delays no request and can be ended.
+"""`PlannerProcess`: the planner in a subprocess, so that a long search blocks no request and can be killed.
 
-`python -m isthmus.control.service.planner_process` answers a line of JSON on standard input, a request, by
-one on standard output: `{"plans": ...}`, or `{"error": ...}` where the job cannot be planned. It ends when
-its input does, in the middle of a search too, so it outlives no server. Its errors go to the server's log.
+`python -m isthmus.control.service.planner_process` reads one JSON request per line on standard input and
+writes one JSON reply per line on standard output: `{"plans": ...}`, or `{"error": ...}` if the job cannot be
+planned. It exits at end of input, even during a search, so it never outlives its server. Its standard error
+is the server's.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.plan import PlanSet
 
 PLANNING_LIMIT_S = 120.0
-"""How long one search may take; other jobs wait for it meanwhile."""
+"""Time limit of one search; other jobs wait meanwhile."""
 
 MEMORY_LIMIT_BYTES = 4 * 2**30
-"""How much address space one search may use."""
+"""Address space limit of the planner process."""
 
 COMMAND = (sys.executable, "-m", "isthmus.control.service.planner_process")
 _NICE = 5
 
 
 class Answer(Frozen):
-    """What it found, or why it could not work on the job."""
+    """The planner's reply: the plans, or the error that prevented them."""
 
     plans: PlanSet | None = None
     error: str = ""
 
 
 class PlanningEndedError(IsthmusError):
-    """The server is ending: there is no answer, and the next server asks again."""
+    """The server is shutting down; the next server repeats the request."""
 
 
 class PlannerProcess:
-    """`propose` with a process behind it, started at the first call; one search at a time.
+    """Runs `propose` in a subprocess that the first call starts; one search at a time.
 
-    Raises `PlanError` where the job cannot be planned, the search takes longer than `limit_s` or its process
-    dies; the next call then has a new one.
+    Raises `PlanError` if the job cannot be planned, the search exceeds `limit_s` or the process dies; the
+    next call then starts a new process.
     """
 
     def __init__(self, *, limit_s: float = PLANNING_LIMIT_S, command: Sequence[str] = COMMAND) -> None:
@@ -62,9 +63,9 @@ class PlannerProcess:
             if not line:
                 self._discard()
         if self._closed:
-            raise PlanningEndedError("the server is ending")
+            raise PlanningEndedError("the server is shutting down")
         if not line:
-            what = f"took longer than {self._limit_s:g} s" if late else "broke off: its process was ended"
+            what = f"took longer than {self._limit_s:g} s" if late else "failed: its process died"
             raise PlanError(
                 f"the search for plans {what}", hint="narrow the job's placement, or submit it again"
             )
@@ -74,7 +75,7 @@ class PlannerProcess:
         return answer.plans
 
     def close(self) -> None:
-        """End the process, in the middle of a search too; no call has an answer from then on."""
+        """Kill the process, even during a search; further calls raise `PlanningEndedError`."""
         self._closed = True
         self._discard()
 
@@ -85,7 +86,7 @@ class PlannerProcess:
             _end(child)
 
     def _ask(self, line: str) -> tuple[str, bool]:
-        """Return the process's answer, "" where it gave none, and whether it was too late."""
+        """Return the process's reply, "" if there was none, and whether the search timed out."""
         child = self._running()
         if child is None or child.stdin is None or child.stdout is None:
             return "", False
@@ -121,7 +122,7 @@ class PlannerProcess:
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
-                start_new_session=True,  # Ctrl-C is for the server, which ends its planner
+                start_new_session=True,  # Ctrl-C reaches the server only, which then kills its planner
             )
             return self._child
 
@@ -138,14 +139,14 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def answer_to(line: str) -> Answer:
-    """Return what `propose` says to a request; a bug of it is logged and told in one line."""
+    """Return the reply of `propose` to a request; an unexpected exception is logged and summarised."""
     try:
         return Answer(plans=propose(PlanRequest.model_validate_json(line)))
     except IsthmusError as error:
         return Answer(error=str(error))
     except Exception as error:
         traceback.print_exc()
-        return Answer(error=f"the planner broke: {type(error).__name__}: {error}")
+        return Answer(error=f"the planner failed: {type(error).__name__}: {error}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`PlanningDesk`: asks the planner in a thread of its own, and hands its answers in as events."""
+"""`PlanningDesk`: runs planning requests in a background thread and returns the results as events."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 
 Planner = Callable[[PlanRequest], PlanSet]
-"""What `isthmus.control.placement.propose` does: plans of a job on what is free."""
+"""Signature of `isthmus.control.placement.propose`: plans of a job on the free resources."""
 
 PATIENCE_S = 12.0
-"""How long an answer is waited for that somebody stands and waits for: twice fits a client's half minute."""
+"""Timeout of an interactive request; two of them fit into a client's timeout of 30 s."""
 
 MOST_ASKING = 4
-"""So many may stand and wait at once, so that enough threads are left for agents and for other users."""
+"""Largest number of waiting interactive requests, so that threads remain for agents and other users."""
 
 _log = logging.getLogger("isthmus.server")
 
 
 class PlanningDesk:
-    """One request for plans at a time, in the order of asking.
+    """Serves planning requests one at a time, first come first served.
 
-    `file` is the operator's pool, `clock` gives seconds since the epoch, `hand_in` takes the answers, which
-    may come too late; it must not raise.
+    `file` is the operator's pool, `clock` returns seconds since the Unix epoch. `hand_in` receives the result
+    events, which may be outdated; it must not raise.
     """
 
     def __init__(
@@ -48,21 +48,21 @@ class PlanningDesk:
         self._ended = False
 
     def ask(self, request: MakePlans) -> None:
-        """Have a request answered; after `close` nothing happens."""
+        """Queue a request; ignored after `close`."""
         if not self._ended:
             self._thread.submit(self._answer, request)
 
     def answer(self, request: MakePlans) -> PlanSet:
-        """Return plans at once, in turn with what was asked before; nothing is handed in.
+        """Wait for the plans of a request, queued behind earlier ones; no event results.
 
-        Raises `ConflictError` where that takes longer than `PATIENCE_S` or `MOST_ASKING` wait already, and
-        whatever the planner raises.
+        Raises `ConflictError` after `PATIENCE_S` or if `MOST_ASKING` requests already wait, and the planner's
+        errors.
         """
         if self._ended:
-            raise PlanningEndedError("the server is ending")
+            raise PlanningEndedError("the server is shutting down")
         if not self._asking.acquire(blocking=False):
             raise ConflictError(
-                f"{MOST_ASKING} questions wait for the planner already", hint="ask again in a moment"
+                f"the planner is busy: {MOST_ASKING} requests already wait", hint="retry in a moment"
             )
         try:
             future = self._thread.submit(self._plans, request)
@@ -70,14 +70,14 @@ class PlanningDesk:
         except TimeoutError as error:
             future.cancel()
             raise ConflictError(
-                f"the planner has not answered in {PATIENCE_S:g} s: others come first, or this job is long",
-                hint="ask again in a moment",
+                f"the planner has not answered within {PATIENCE_S:g} s: it is busy, or this search is long",
+                hint="retry in a moment",
             ) from error
         finally:
             self._asking.release()
 
     def close(self) -> None:
-        """Wait for the request in work, and drop the others: the next server asks them again."""
+        """Wait for the running request and drop the others; the next leader repeats them."""
         self._ended = True
         self._thread.shutdown(wait=True, cancel_futures=True)
 
@@ -93,7 +93,7 @@ class PlanningDesk:
             event = failed(now_s=self._clock(), reason=str(error))
         except Exception as error:
             _log.exception("planning job %s", request.job_id, extra={"job": request.job_id})
-            event = failed(now_s=self._clock(), reason=f"the planner broke: {error}")
+            event = failed(now_s=self._clock(), reason=f"the planner failed: {error}")
         self._hand_in(event)
 
     def _plans(self, request: MakePlans) -> PlanSet:
@@ -114,7 +114,7 @@ class PlanningDesk:
 
 
 def assemble(clusters: tuple[Cluster, ...], file: Pool | None) -> Pool:
-    """Return the pool of `clusters` with the operator's chips and the links between them."""
+    """Return the pool of `clusters` with the operator's chip definitions and the links between them."""
     names = {cluster.name for cluster in clusters}
     links = tuple(link for link in file.links if {link.source, link.target} <= names) if file else ()
     return Pool(clusters=clusters, chips=file.chips if file else (), links=links)

@@ -1,7 +1,7 @@
-"""`Progress`: how far running jobs are, from the metrics that pass this server. Not part of the log.
+"""`Progress`: steps done and seconds per step of running jobs, from metrics received by this server.
 
-A server that has just started, or through which a job's agents do not report, knows nothing of it: then what
-is left of a run is what its plan predicted, less the time it has run.
+It is not part of the log. For a job without metrics here (after a restart, or with agents that report to
+another server) the remaining time is the plan's prediction less the elapsed time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from isthmus.control.queries.expected_releases import Pace
 from isthmus.core.messages.agent_messages import StepMetrics
 
 _SHARE = 0.2
-"""Weight of the last step in the pace: a mean over about five."""
+"""Weight of the last step in the exponential moving average: it covers about five steps."""
 
 
 class Progress:
-    """The pace of every job seen; any thread may ask and tell."""
+    """Progress of every job seen; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._paces: dict[str, Pace] = {}
 
     def note(self, lines: Iterable[StepMetrics]) -> None:
-        """Take in lines of metrics, in any order; those of steps behind the last known change nothing."""
+        """Record metrics in any order; steps before the last known one are ignored."""
         with self._lock:
             for line in lines:
                 before = self._paces.get(line.job, Pace(0))
@@ -36,11 +36,11 @@ class Progress:
                 self._paces[line.job] = Pace(line.step + 1, mean_s)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job that has ended."""
+        """Remove an ended job."""
         with self._lock:
             self._paces.pop(job_id, None)
 
     def paces(self) -> dict[str, Pace]:
-        """Return the pace of each job as it is now."""
+        """Return the present progress of each job."""
         with self._lock:
             return dict(self._paces)

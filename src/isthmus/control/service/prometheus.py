@@ -1,6 +1,6 @@
-"""`Meters`: what the server counts of itself, as Prometheus metrics; `exposition` writes them as text.
+"""`Meters`: the server's Prometheus metrics; `exposition` renders them as text.
 
-Counters and histograms grow as durable events are observed; gauges are read when somebody asks.
+Counters and histograms grow with durable events; gauges are read at each scrape.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ BATCHES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Meters:
-    """The counts of one server. `look` and `flushed` are called by one thread at a time."""
+    """The metrics of one server. Only one thread at a time may call `look` and `flushed`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._states: dict[str, str] = {}
         self._by_state: Tally[str] = Tally()
         self._events = Counter(
-            "isthmus_events", "Events taken in and decided on.", ["kind"], registry=self.registry
+            "isthmus_events", "Events applied from the log.", ["kind"], registry=self.registry
         )
         self._steps = Counter(
-            "isthmus_job_steps", "Steps of jobs into a state.", ["state"], registry=self.registry
+            "isthmus_job_steps", "Job transitions into a state.", ["state"], registry=self.registry
         )
         self._waits = Histogram(
             "isthmus_queue_wait_seconds",
-            "From a job's submission until all its ranks first ran.",
+            "Time from a job's submission until all its ranks first ran.",
             buckets=WAITS_S,
             registry=self.registry,
         )
         self._appends = Histogram(
             "isthmus_append_seconds",
-            "From a batch's decision until it was on disk.",
+            "Time from a batch's decision until it was on disk.",
             buckets=APPENDS_S,
             registry=self.registry,
         )
         self._batches = Histogram(
-            "isthmus_append_events", "Events that shared a flush.", buckets=BATCHES, registry=self.registry
+            "isthmus_append_events", "Events per flush.", buckets=BATCHES, registry=self.registry
         )
-        # What `labels` looks up under a lock is looked up once.
+        # `labels` takes a lock at each call: cache its results.
         self._of_kind = functools.cache(self._events.labels)
         self._into_state = functools.cache(self._steps.labels)
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=self.registry)
 
     def flushed(self, seconds: float, num_events: int) -> None:
-        """Count an append: how long it took until it was on disk."""
+        """Record an append: seconds until it was on disk, and its number of events."""
         self._appends.observe(seconds)
         self._batches.observe(num_events)
 
     def resume(self, job_id: str, state: str) -> None:
-        """Take a job's state over from a snapshot."""
+        """Restore a job's state from a snapshot."""
         self._states[job_id] = state
         self._by_state[state] += 1
 
     def look(self, folded: Folded) -> None:
-        """Count what a durable event has changed; those replayed at the start only set the states."""
+        """Count the changes of a durable event; an event replayed at the start only sets job states."""
         if folded.live:
             self._of_kind(folded.event.kind).inc()
         for instruction in folded.asked:
@@ -78,7 +78,7 @@ class Meters:
                 self._look_at(folded, instruction.job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job that was deleted."""
+        """Remove a deleted job."""
         self._by_state[self._states.pop(job_id, "")] -= 1
 
     def _look_at(self, folded: Folded, job_id: str) -> None:
@@ -96,12 +96,12 @@ class Meters:
             self._waits.observe(folded.event.now_s - job.submitted_s)
 
     def jobs(self) -> dict[str, int]:
-        """Return how many jobs there are by state."""
+        """Return the number of jobs by state."""
         return {state: count for state, count in self._by_state.items() if state and count > 0}
 
 
 class _Now(Collector):
-    """The gauges of one moment."""
+    """Collects gauges at one scrape."""
 
     def __init__(self, pool: PoolView, plain: dict[str, tuple[str, float]], jobs: dict[str, int]) -> None:
         self._pool, self._plain, self._jobs = pool, plain, jobs
@@ -117,30 +117,30 @@ class _Now(Collector):
 
     def _clusters(self) -> Iterable[Metric]:
         where = ["cluster", "owner"]
-        up = GaugeMetricFamily("isthmus_cluster_connected", "1 while its agent reports.", labels=where)
-        heard = GaugeMetricFamily(
-            "isthmus_agent_last_report_timestamp_seconds", "When its agent last reported.", labels=where
+        up = GaugeMetricFamily("isthmus_cluster_connected", "1 while the agent reports.", labels=where)
+        last_report = GaugeMetricFamily(
+            "isthmus_agent_last_report_timestamp_seconds", "Time of the agent's last report.", labels=where
         )
-        chips = GaugeMetricFamily("isthmus_chips", "Chips there are.", labels=[*where, "node_group", "chip"])
+        chips = GaugeMetricFamily("isthmus_chips", "Installed chips.", labels=[*where, "node_group", "chip"])
         free = GaugeMetricFamily(
-            "isthmus_chips_free", "Chips that a job could have.", labels=[*where, "node_group", "chip"]
+            "isthmus_chips_free", "Chips available to jobs.", labels=[*where, "node_group", "chip"]
         )
         for view in self._pool.clusters:
-            here = [view.cluster.name, view.cluster.owner]
-            up.add_metric(here, view.connected)
+            label_values = [view.cluster.name, view.cluster.owner]
+            up.add_metric(label_values, view.connected)
             if view.last_report_s is not None:
-                heard.add_metric(here, view.last_report_s)
+                last_report.add_metric(label_values, view.last_report_s)
             for group in view.cluster.node_groups:
-                chips.add_metric([*here, group.name, group.chip], group.chips)
-                free.add_metric([*here, group.name, group.chip], view.free_chips.get(group.name, 0))
-        return up, heard, chips, free
+                chips.add_metric([*label_values, group.name, group.chip], group.chips)
+                free.add_metric([*label_values, group.name, group.chip], view.free_chips.get(group.name, 0))
+        return up, last_report, chips, free
 
 
 def exposition(caller: Caller, meters: Meters, pool: PoolView, plain: dict[str, tuple[str, float]]) -> bytes:
-    """Return what `caller` may see, in Prometheus' text format: an owner its own clusters, an admin all.
+    """Return the metrics in Prometheus text format: for an admin all, for an owner those of its clusters.
 
-    `pool` is already what the caller may see of it; `plain` are further gauges by name: what they are, and
-    their values.
+    `pool` is already restricted to what the caller may see; `plain` maps the names of further gauges to
+    (help text, value).
     """
     registry = CollectorRegistry()
     if caller.role == "admin":

@@ -1,4 +1,4 @@
-"""`Intake`: takes jobs in, each once however often it is sent, and refuses what the pool cannot know."""
+"""`Intake`: accepts job submissions, idempotent by key, and rejects those that name unknown resources."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from isthmus.core.messages.api_views import Submission
 from isthmus.core.pool import Pool
 
 ANYWHERE = Placement()
-"""What any pool satisfies."""
+"""Placement without constraints: any pool satisfies it."""
 
 
 class Intake:
-    """Submissions, one by one or many at once. `file` is the operator's pool, `clock` gives seconds."""
+    """Accepts submissions, single or in bulk. `file` is the operator's pool, `clock` returns seconds."""
 
     def __init__(self, actor: Actor, file: Pool | None, clock: Callable[[], float]) -> None:
         self._actor, self._file, self._clock = actor, file, clock
 
     def submission(self, user: str, submission: Submission) -> Request:
-        """Return the request that takes a job in; its result is the job, once it is settled.
+        """Return the request that submits a job; its result is the view of the job.
 
-        The same user and key again are answered with the job that is there. Its error is `InputError` where
-        the job's placement names what the pool does not know, and `PlanError` for degrees that cannot be.
+        A repeated user and key return the existing job. Its error is `InputError` if the placement names
+        something the pool does not have, and `PlanError` for impossible parallel degrees.
         """
         new = _draw_ids([submission])[0]
         return self._request(user, submission, new, lambda coordinator, job_id: coordinator.job(job_id))
 
     def submit_all(self, user: str, submissions: Sequence[Submission]) -> list[str | IsthmusError]:
-        """Take many jobs in with one flush, each as if it came alone: its id, or why it was refused."""
+        """Submit jobs independently of each other in one batch; return the id or the error of each."""
         done = self._actor.settle(
             [
                 self._request(user, one, new, lambda _, job_id: job_id)
@@ -46,7 +46,7 @@ class Intake:
     def _request(
         self, user: str, submission: Submission, job_id: str, show: Callable[[Coordinator, str], object]
     ) -> Request:
-        """Return the request that takes a job in; `show` makes the answer out of the id of the job."""
+        """Return the request that submits a job; `show` makes the answer from the job's id."""
         now_s, wrong = self._clock(), _wrong_degrees(submission)
 
         def propose(coordinator: Coordinator) -> Event | None:
@@ -61,7 +61,7 @@ class Intake:
             known = coordinator.job_of_key(user, submission.key) or job_id
             if known != job_id and coordinator.job(known).job != submission.job:
                 raise ConflictError(
-                    f"key '{submission.key}' already stands for another job, '{known}'",
+                    f"key '{submission.key}' already belongs to another job, '{known}'",
                     hint="use a new key for a new job",
                 )
             return show(coordinator, known)
@@ -69,7 +69,7 @@ class Intake:
         return Request(answer, propose)
 
     def check(self, coordinator: Coordinator, submission: Submission) -> None:
-        """Raise `InputError` where a job's placement names what the pool does not know, or nowhere at all."""
+        """Raise `InputError` if a placement names something the pool lacks, or excludes every cluster."""
         if submission.job.placement == ANYWHERE:
             return
         joined = tuple(record.cluster for record in coordinator.state.clusters.values())
@@ -78,13 +78,13 @@ class Intake:
 
 
 def _draw_ids(submissions: Sequence[Submission]) -> list[str]:
-    """Return a new id for each job, its name in front."""
+    """Return a new id for each job: its name, then eight random hexadecimal digits."""
     drawn = secrets.token_hex(4 * len(submissions))
     return [f"{one.job.name[:50]}-{drawn[8 * i : 8 * i + 8]}" for i, one in enumerate(submissions)]
 
 
 def _wrong_degrees(submission: Submission) -> IsthmusError | None:
-    """Return why the degrees that a job fixes cannot be kept; None where they can."""
+    """Return why the parallel degrees of a job are impossible, None if they are possible."""
     try:
         check_degrees(submission.job, submission.model)
     except IsthmusError as error:
@@ -93,7 +93,7 @@ def _wrong_degrees(submission: Submission) -> IsthmusError | None:
 
 
 def _outcome(request: Request) -> str | IsthmusError:
-    """Return what became of one of many submissions; raise what is nobody's mistake but ours."""
+    """Return the job id or the user's error of one submission; raise an internal error."""
     if request.error is not None and not isinstance(request.error, IsthmusError):
         raise request.error
     return request.error or request.result

@@ -1,1 +1,1 @@
-"""The pool simulator: the server's coordinator under a virtual clock, over simulated sites."""
+"""The pool simulator: the server's coordinator on a virtual clock, with simulated sites."""

@@ -1,7 +1,7 @@
-"""`AgentProcess`: the loop of a simulated site's agent, and the processes that it has started.
+"""`AgentProcess`: a simulated agent that drives a `SiteMachine`, and the processes of its site.
 
-It reports when there is news or when it is due to hear, obeys what it is answered, and sees what becomes of
-its processes. When it dies it loses its memory and keeps its table; processes outlive it.
+It reports when something has changed or a report is due, executes the orders that it receives, and observes
+its processes. A crash loses its memory but keeps the part table; processes survive it.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ from isthmus.site import (
 )
 
 _LATE_S = 1e-3
-"""So much after it is due is time looked at: sums of floats may fall short of each other."""
+"""Timers fire this much late, to be past the due time despite floating-point rounding."""
 
 _RENEW_S = 2.0
-"""Between two reports while cards are held under a lease and nothing else happens."""
+"""Interval of reports that renew leases on devices."""
 
 
 class AgentProcess:
-    """One agent. `local` is told of every local job that starts (None), is preempted (-1) or ended (status),
-    `processes` of everything that begins (True) and ends (False) to run here.
+    """A simulated agent. Unless it has `joined` the pool it sends no reports.
 
-    Unless it has `joined` the pool it talks to nobody. `lies` and `slow` say what its owner is like.
+    `local` is called with (site, job, status) when a local job starts (None), is preempted (-1) or ends (exit
+    status), `processes` with (site, part, started) when processes of a part start or end. `lies`: some
+    reports are false; `slow`: messages are delayed.
     """
 
     def __init__(
@@ -107,48 +108,48 @@ class AgentProcess:
 
     @property
     def parts(self) -> dict[PartKey, SitePart]:
-        """The parts that the site holds, by name."""
+        """The site's parts by key."""
         return self.machine.parts
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of the pool is left at the site."""
+        """Whether the site has no part of the pool."""
         return all(part.local for part in self.parts.values())
 
     @property
     def reachable(self) -> bool:
-        """Whether the server would hear it now."""
+        """Whether the agent is up and connected."""
         now_s = self._kernel.now
         return now_s >= self.dead_until_s and now_s >= self.cut_until_s
 
     def poke(self, pause_s: float) -> None:
-        """Have it report in `pause_s`, or earlier if it will anyway."""
+        """Schedule a report in `pause_s`, unless an earlier one is scheduled."""
         at_s = self._kernel.now + pause_s
         if self._joined and (self._visit_at_s is None or at_s < self._visit_at_s):
             self._visit_at_s = at_s
             self._kernel.call(at_s, self._visit, at_s)
 
     def submit(self, job: LocalJob) -> None:
-        """Take a job of the site's own users in."""
+        """Submit a local job."""
         self.handle(LocalJobSubmitted(now_s=self._kernel.now, job=job))
 
     def withdraw(self, name: str) -> None:
-        """Let go of a local job."""
+        """Withdraw a local job."""
         self.handle(LocalJobWithdrawn(now_s=self._kernel.now, name=name))
 
     def part_ended(self, key: PartKey, status: int) -> None:
-        """Processes of a part end by themselves."""
+        """End the processes of a part with an exit status."""
         if self._end(key, status):
             self._see(key)
 
     def part_saved(self, key: PartKey, checkpoint: Protection) -> None:
-        """Every rank of a part has verified a checkpoint."""
+        """Observe that every rank of a part has verified a checkpoint."""
         part = self.parts.get(key)
         if self._kernel.now >= self.dead_until_s and part is not None and part.live:
             self._observe(observe_saved(part, checkpoint, self._runs.unsaved_s(*key)))
 
     def die(self) -> None:
-        """Lose the process: its memory is gone, its table and its workers are not."""
+        """Crash: the agent's memory is lost, its table and workers remain; it restarts later."""
         self._life += 1
         self._talking = False
         self.dead_until_s = self._kernel.now + self._faults.between(0.5, 8.0)
@@ -198,7 +199,7 @@ class AgentProcess:
         self._send(report)
 
     def _send(self, report: AgentReport) -> None:
-        """Send a report; it may be lost, come twice, or come long after others."""
+        """Send a report, which may be lost, duplicated or delayed."""
         faults, travel_s = self._faults, self._travel_s()
         ticket = self._life, self._exchanges
         self._kernel.call(self._kernel.now + self._delays.retry_s + 2 * travel_s, self._give_up, ticket)
@@ -217,7 +218,7 @@ class AgentProcess:
         return self._delays.network_s * (self._faults.between(5, 60) if slow else 1.0)
 
     def _arrive_again(self, report: AgentReport) -> None:
-        """A report comes for the second time, or late: nobody waits for the answer."""
+        """Deliver a duplicate or delayed report; its answer is dropped."""
         if self._kernel.now >= self.cut_until_s:
             self._server.exchange(report)
 
@@ -230,7 +231,7 @@ class AgentProcess:
             self._kernel.call(self._kernel.now + travel_s, self._answered, (orders, ticket))
 
     def _give_up(self, ticket: tuple[int, int]) -> None:
-        """No answer came: try again."""
+        """Retry if the exchange is still unanswered."""
         if self._talking and ticket == (self._life, self._exchanges):
             self._talking = False
             self.poke(0.0)
@@ -255,14 +256,14 @@ class AgentProcess:
             self.poke(self._delays.beat_s)
 
     def handle(self, event: Event) -> None:
-        """Give the site machine an event, and carry out what it asks for."""
+        """Pass an event to the site machine and execute its instructions."""
         self._do(self.machine.handle(event))
 
     def _observe(self, workers: Iterable[ObservedWorker]) -> None:
         self.handle(WorkersObserved(now_s=self._kernel.now, workers=tuple(workers)))
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
-        """Carry instructions out; have the agent report if there is news, and look when time is due."""
+        """Execute instructions; schedule a report if anything changed, and the machine's next timer."""
         stopped: set[tuple[PartKey, bool]] = set()
         for instruction in instructions:
             match instruction:
@@ -298,7 +299,7 @@ class AgentProcess:
             self.handle(FetchObserved(now_s=self._kernel.now, job=job, words="copied", here=True))
 
     def _keep_hours(self) -> Steps:
-        """Look at the owner's hours whenever they may begin or end."""
+        """Observe the owner's hours whenever they may begin or end."""
         self._look_at_hours()
         while (at_s := next_change_s(self._policy, self._kernel.now)) is not None:
             yield at_s
@@ -321,7 +322,7 @@ class AgentProcess:
             self._kernel.call(check_in_s, self._see, key)
 
     def _stop(self, asked: tuple[Work, int]) -> None:
-        """End what was asked to end; of a name that was used again since, the new work goes on."""
+        """Stop a scheduler job, unless another one has taken its name since."""
         work, status = asked
         key = work.key
         if self.scheduler.find(key) is work:
@@ -336,13 +337,13 @@ class AgentProcess:
         return ended
 
     def fail(self, key: PartKey) -> None:
-        """A node that the part runs on fails."""
+        """Fail a part because of a node failure."""
         work = self.scheduler.find(key)
         if work is not None:
             self._stop((work, 1))
 
     def _see(self, key: PartKey) -> None:
-        """Observe the processes of a part, unless the agent is dead."""
+        """Observe the processes of a part, unless the agent is down."""
         part, work = self.parts.get(key), self.scheduler.find(key)
         if self._kernel.now < self.dead_until_s or part is None or not part.live:
             return

@@ -1,4 +1,4 @@
-"""`compare`: one trace, played in every scenario and under every objective asked for, side by side."""
+"""`compare`: simulates one trace in several scenarios and with several objectives."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from isthmus.control.simulation.world import PoolWorld, Scenario
 from isthmus.core.pool import Pool
 
 GoOn = Callable[[Scenario, float, int], bool]
-"""Is told the scenario, the virtual time in seconds and the number of jobs done; false ends the run."""
+"""Called with scenario, virtual time in seconds and number of jobs done; false ends the comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is to be compared. `node_mtbf_s` None means that no node fails; `until_s` ends each run."""
+    """The trace, pool, scenarios and objectives to compare."""
 
     trace: Trace
     pool: Pool
     scenarios: tuple[Scenario, ...] = ("alone", "home", "pool")
     objectives: tuple[Objective, ...] = ("arrival",)
+    # Mean time between failures of a node. None: nodes never fail.
     node_mtbf_s: float | None = None
     seed: int = 0
+    # Virtual time at which each run ends. None: when all jobs have ended.
     until_s: float | None = None
 
 
 def compare(asked: Comparison, go_on: GoOn | None = None) -> Iterator[PoolOutcome]:
-    """Yield the outcome of every run; the same question has the same answer.
+    """Yield the outcome of every run; deterministic for equal input.
 
-    After `go_on` has said no, the run in hand is told as far as it came, and none is begun.
+    Once `go_on` returns false, the outcome so far of the current run is the last one.
     """
     jobs, pool = settle(asked.trace, asked.pool)
     for scenario, objective in _runs(asked):
@@ -50,14 +52,14 @@ def compare(asked: Comparison, go_on: GoOn | None = None) -> Iterator[PoolOutcom
 
 
 def _runs(asked: Comparison) -> Iterator[tuple[Scenario, Objective]]:
-    """Yield every scenario under every objective; owners alone have no queue of the pool to order."""
+    """Yield every scenario with every objective; `alone` has no pool queue, so one objective suffices."""
     for scenario in asked.scenarios:
         for objective in asked.objectives[:1] if scenario == "alone" else asked.objectives:
             yield scenario, objective
 
 
 def _play(world: PoolWorld, scenario: Scenario, go_on: GoOn | None, until_s: float | None) -> bool:
-    """Play one run; return whether it was not broken off."""
+    """Run one simulation; return false if `go_on` ended it."""
     said = True
 
     def ask(now_s: float, done: int) -> bool:

@@ -1,4 +1,4 @@
-"""`Delays`: how long everything takes in a simulated pool, in seconds."""
+"""`Delays`: latencies and intervals of a simulated pool, in seconds."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Delays:
-    """Seconds that things take; the defaults are those of an agent and of a server some 40 ms apart.
+    """Latencies and intervals in seconds; the defaults assume a round trip of 40 ms to the server."""
 
-    A message travels for `network_s` each way. An agent looks again `quick_s` after something changed and
-    hears of new orders with its next report, `poll_s` after they were made; one whose exchange failed tries
-    again after `retry_s`. The planner answers after `planning_s`. Workers check in `check_in_s` after their
-    start, end `stop_s` after they were asked to, and lose a dead peer after `peer_s`. A checkpoint is written
-    every `checkpoint_every_s`; to write one and to read it back takes `checkpoint_s`, to go on from one
-    `restore_s`. The server looks for what is due every `tick_s`. Sites
-    share one storage unless `fetch_s` says how long a job's files take to a site that does not have them.
-
-    Reports without news change nothing and are left out, unless `beat_s` says how often they are sent.
-    """
-
+    # One way between an agent and the server.
     network_s: float = 0.02
+    # From a change at a site until its agent reports it.
     quick_s: float = 0.05
+    # From new orders until the report that fetches them.
     poll_s: float = 0.2
+    # From a failed exchange until the next attempt.
     retry_s: float = 1.0
+    # From a request for plans until the planner's answer.
     planning_s: float = 0.01
+    # From a worker's start until it checks in.
     check_in_s: float = 2.0
+    # From SIGTERM until a worker has ended.
     stop_s: float = 1.0
+    # From a part's end until its peers fail.
     peer_s: float = 10.0
+    # Between two periodic checkpoints.
     checkpoint_every_s: float = 1800.0
+    # To write and verify a requested checkpoint, and to restore from one.
     checkpoint_s: float = 10.0
     restore_s: float = 20.0
+    # Between two ticks of the server.
     tick_s: float = 1.0
+    # To copy a job's files to a site; 0: all sites share one storage.
     fetch_s: float = 0.0
+    # Between two reports without changes; infinite: such reports are omitted.
     beat_s: float = math.inf

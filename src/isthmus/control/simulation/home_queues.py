@@ -1,4 +1,4 @@
-"""`Home`: owners' jobs in their owners' own queues, and their siblings in the pool's."""
+"""`Home`: jobs in their owners' own queues, and their siblings in the pool's queue."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from isthmus.site import LocalJob
 
 OWN = OWN_LEVELS[-1]
 PATIENCE_S = 30.0
-"""A job that has not started at home by then is submitted to the pool too."""
+"""How long a job waits in its owner's queue before a sibling is submitted to the pool."""
 
 
 @dataclass(slots=True, eq=False)
 class _AtHome:
-    """A job in its owner's own queue: its `place` there, its present `run` and when it began."""
+    """A job in its owner's own queue."""
 
     site: str
+    # Node group.
     group: str
+    # Position in the queue that it had before it left it.
     place: int = 0
+    # Number of times it has started here, and when it did last; None while it does not run here.
     run: int = 0
     since_s: float | None = None
+    # A sibling was submitted to the pool.
     sibling: bool = False
 
 
 class World(Protocol):
-    """What the owners' queues see of the pool around them, and tell it (`PoolWorld`)."""
+    """What `Home` uses of `PoolWorld`."""
 
     kernel: Kernel
     delays: Delays
@@ -47,30 +51,30 @@ class World(Protocol):
 
     @property
     def has_siblings(self) -> bool:
-        """Whether a job that waits at home stands in the pool's queue too."""
+        """Whether a job that waits in its owner's queue is queued in the pool too."""
 
     def submit(self, job: TraceJob) -> None:
-        """Have its user submit a job to the pool."""
+        """Submit a job to the pool on behalf of its user."""
 
     def cancel(self, job: str) -> None:
-        """Have its user cancel a job of the pool."""
+        """Cancel a job of the pool on behalf of its user."""
 
     def started(self, job: str, *, away: bool) -> None:
-        """Note that a job trains."""
+        """Record that a job trains."""
 
     def ended(self, job: str) -> None:
-        """Note that a job has ended."""
+        """Record that a job has ended."""
 
 
 class Home:
-    """The owners' own queues of a pool."""
+    """The owners' own queues in a pool."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._jobs: dict[str, _AtHome] = {}
 
     def place_of(self, job: TraceJob) -> tuple[str, str] | None:
-        """Return the owner's own site and node group for a job: of those large enough the least asked for."""
+        """Return the owner's site and node group with the least demand of those that fit a job, if any."""
         found: list[tuple[float, str, str]] = []
         for name, agent in self._world.agents.items():
             cluster = agent.cluster
@@ -83,7 +87,7 @@ class Home:
         return min(found)[1:] if found else None
 
     def arrive(self, job: TraceJob) -> None:
-        """Queue a job at home, and in the pool too if it does not start soon."""
+        """Queue a job at its owner's site, and in the pool too if it does not start within `PATIENCE_S`."""
         place = self.place_of(job)
         if place is None:
             return
@@ -93,22 +97,22 @@ class Home:
             self._world.kernel.call(self._world.kernel.now + PATIENCE_S, self._lose_patience, job)
 
     def local_changed(self, site: str, name: str, status: int | None) -> None:
-        """A local job has started (None), was preempted (-1), or has ended with `status`."""
-        world, mine = self._world, self._jobs.get(name)
-        if mine is None:
+        """Handle the start (None), the preemption (-1) or the end (exit status) of a local job."""
+        world, home_job = self._world, self._jobs.get(name)
+        if home_job is None:
             return
         progress = world.runs.progress[name]
         if status is None:
-            mine.run, mine.since_s = mine.run + 1, world.kernel.now
+            home_job.run, home_job.since_s = home_job.run + 1, world.kernel.now
             world.started(name, away=False)
             left_s = progress.needs_s - progress.saved_s
-            world.kernel.call(world.kernel.now + left_s, self._finish, (name, mine.run))
-            if mine.sibling:
+            world.kernel.call(world.kernel.now + left_s, self._finish, (name, home_job.run))
+            if home_job.sibling:
                 world.cancel(name)
-        elif mine.since_s is not None and status != 0:
+        elif home_job.since_s is not None and status != 0:
             every_s = world.delays.checkpoint_every_s if status > 0 else 1.0
-            progress.saved_s += (world.kernel.now - mine.since_s) // every_s * every_s
-            mine.since_s = None
+            progress.saved_s += (world.kernel.now - home_job.since_s) // every_s * every_s
+            home_job.since_s = None
             world.fates[name].stopped += 1
             if status == 1:
                 world.failures += 1
@@ -118,45 +122,47 @@ class Home:
             world.kernel.call(world.kernel.now, lambda _: world.agents[site].withdraw(name))
 
     def taken(self, name: str) -> None:
-        """The pool's sibling of a job trains: the job leaves its owner's queue."""
-        mine = self._jobs.get(name)
-        part = self._world.agents[mine.site].parts.get((name, 0)) if mine else None
-        if mine is not None and part is not None:
-            mine.place = part.place
-            self._world.agents[mine.site].withdraw(name)
+        """Remove a job from its owner's queue, since its sibling in the pool trains."""
+        home_job = self._jobs.get(name)
+        part = self._world.agents[home_job.site].parts.get((name, 0)) if home_job else None
+        if home_job is not None and part is not None:
+            home_job.place = part.place
+            self._world.agents[home_job.site].withdraw(name)
 
     def given_back(self, name: str) -> None:
-        """The pool's sibling had to stop: the job has its place in its owner's queue again."""
-        mine = self._jobs.get(name)
-        if mine is not None and mine.since_s is None:
+        """Queue a job at its old position in its owner's queue, since its sibling in the pool has stopped."""
+        home_job = self._jobs.get(name)
+        if home_job is not None and home_job.since_s is None:
             self._submit(self._world.fates[name].job)
-            part = self._world.agents[mine.site].parts.get((name, 0))
-            if part is not None and mine.place:
-                part.place = mine.place
+            part = self._world.agents[home_job.site].parts.get((name, 0))
+            if part is not None and home_job.place:
+                part.place = home_job.place
 
     def _submit_again(self, name: str) -> None:
-        """A job whose node failed goes to its old place in the queue."""
-        mine = self._jobs[name]
-        agent = self._world.agents[mine.site]
-        mine.place = agent.parts[name, 0].place
+        """Queue a job whose node failed at its old position."""
+        home_job = self._jobs[name]
+        agent = self._world.agents[home_job.site]
+        home_job.place = agent.parts[name, 0].place
         agent.withdraw(name)
         self.given_back(name)
 
     def _submit(self, job: TraceJob) -> None:
-        mine = self._jobs[job.name]
-        agent = self._world.agents[mine.site]
+        home_job = self._jobs[job.name]
+        agent = self._world.agents[home_job.site]
         levels = agent.cluster.priorities.levels
         level = OWN if OWN in levels else levels[0]
-        agent.submit(LocalJob(name=job.name, command=(), node_group=mine.group, chips=job.chips, level=level))
+        agent.submit(
+            LocalJob(name=job.name, command=(), node_group=home_job.group, chips=job.chips, level=level)
+        )
 
     def _lose_patience(self, job: TraceJob) -> None:
-        mine = self._jobs[job.name]
-        if mine.since_s is None and self._world.fates[job.name].ended_s is None:
-            mine.sibling = True
+        home_job = self._jobs[job.name]
+        if home_job.since_s is None and self._world.fates[job.name].ended_s is None:
+            home_job.sibling = True
             self._world.submit(job)
 
     def _finish(self, ended: tuple[str, int]) -> None:
         name, run = ended
-        mine = self._jobs[name]
-        if mine.run == run and mine.since_s is not None:
-            self._world.agents[mine.site].part_ended((name, 0), 0)
+        home_job = self._jobs[name]
+        if home_job.run == run and home_job.since_s is not None:
+            self._world.agents[home_job.site].part_ended((name, 0), 0)

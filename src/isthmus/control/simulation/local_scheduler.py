@@ -1,7 +1,7 @@
-"""`LocalScheduler`: a simulated site's own scheduler. It knows work by ids of its own, which it uses again.
+"""`LocalScheduler`: the batch scheduler of a simulated site. It assigns job ids and reuses them.
 
-An agent finds its work by the name that it gave it, never by the id alone: an answer with an id may get lost,
-and an id may by now be somebody else's.
+An agent identifies its jobs by name, never by id alone: a reply with an id may be lost, and an id may have
+been reused for another job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.site import PartKey
 
 @dataclass(eq=False)
 class Work:
-    """What runs, or ran, under the name `key`. `checked_in_s` is when its workers can be reached."""
+    """A scheduler job named `key`. Its workers check in at `checked_in_s`."""
 
     key: PartKey
     state: Literal["running", "exited"] = "running"
@@ -24,7 +24,7 @@ class Work:
 
 
 class LocalScheduler:
-    """Work by local id. `starts` counts how often each name was started: once, or something is wrong."""
+    """Scheduler jobs by id. `starts` counts the starts of each name; more than one is an error."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -35,7 +35,7 @@ class LocalScheduler:
         self.starts: dict[PartKey, int] = {}
 
     def start(self, key: PartKey, checked_in_s: float) -> bool:
-        """Start work under a name that nothing was started under; tell whether it was started now."""
+        """Start a job unless its name is already taken; return whether it was started."""
         if self.find(key) is not None:
             return False
         self._enter(Work(key, checked_in_s=checked_in_s))
@@ -43,7 +43,7 @@ class LocalScheduler:
         return True
 
     def bar(self, key: PartKey) -> Work:
-        """See to it that nothing will ever start under a name that nothing was started under."""
+        """Record an unused name as exited, so that it can never start."""
         return self._enter(Work(key, state="exited", status=143))
 
     def _enter(self, work: Work) -> Work:
@@ -54,7 +54,7 @@ class LocalScheduler:
         return work
 
     def find(self, key: PartKey) -> Work | None:
-        """Return the work of a name: by its id where that is still its own, else by its name."""
+        """Return the job of a name: by the remembered id if that is still its own, else by name."""
         work = self._table.get(self._ids.get(key, 0))
         if work is not None and work.key == key:
             return work
@@ -65,7 +65,7 @@ class LocalScheduler:
         return self._table[number]
 
     def end(self, key: PartKey, status: int) -> bool:
-        """End running work; tell whether there was any."""
+        """End a running job; return whether there was one."""
         work = self.find(key)
         if work is None or work.state == "exited":
             return False
@@ -73,13 +73,13 @@ class LocalScheduler:
         return True
 
     def forget(self, key: PartKey) -> None:
-        """Drop what is known of ended work; its id is free."""
+        """Remove an ended job; its id becomes free."""
         number = self._names.pop(key, None)
         if number is not None:
             del self._table[number]
 
     def forget_all(self) -> None:
-        """Lose every id: the agent that knew them is dead."""
+        """Forget all remembered ids, as a crashed agent does."""
         self._ids.clear()
 
     def _number(self) -> int:

@@ -1,4 +1,4 @@
-"""What an agent observes of simulated processes: one observation per worker, all workers of a part alike."""
+"""Observations of simulated workers: one per worker, the same for all workers of a part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from isthmus.site import ObservedWorker, SitePart
 
 
 def observe_running(part: SitePart, cluster: str, unsaved_s: float = 0.0) -> tuple[ObservedWorker, ...]:
-    """Return that every worker of `part` runs and has checked in."""
+    """Return observations that every worker of `part` runs and has checked in."""
     return tuple(
         ObservedWorker(
             job=part.job,
@@ -22,7 +22,7 @@ def observe_running(part: SitePart, cluster: str, unsaved_s: float = 0.0) -> tup
 
 
 def observe_saved(part: SitePart, checkpoint: Protection, unsaved_s: float) -> tuple[ObservedWorker, ...]:
-    """Return that every worker of `part` has verified its share of a checkpoint."""
+    """Return observations that every worker of `part` has verified its share of a checkpoint."""
     share = checkpoint.model_copy(update={"num_bytes": checkpoint.num_bytes // len(part.workers)})
     return tuple(
         ObservedWorker(
@@ -38,7 +38,7 @@ def observe_saved(part: SitePart, checkpoint: Protection, unsaved_s: float) -> t
 
 
 def observe_exited(part: SitePart, exit_status: int) -> tuple[ObservedWorker, ...]:
-    """Return that every worker of `part` has ended."""
+    """Return observations that every worker of `part` has exited."""
     return tuple(
         ObservedWorker(job=part.job, attempt=part.attempt, rank=rank, state="exited", exit_status=exit_status)
         for rank in part.workers
@@ -46,7 +46,7 @@ def observe_exited(part: SitePart, exit_status: int) -> tuple[ObservedWorker, ..
 
 
 def observe_absent(part: SitePart) -> tuple[ObservedWorker, ...]:
-    """Return that nothing was ever started for any worker of `part`."""
+    """Return observations that no worker of `part` was ever started."""
     return tuple(
         ObservedWorker(job=part.job, attempt=part.attempt, rank=rank, state="absent") for rank in part.workers
     )

@@ -1,4 +1,4 @@
-"""What a simulated pool came to: how long whose jobs waited, what the chips did, what the decisions cost."""
+"""`PoolOutcome`: waiting times per owner, utilisation, preemptions and decision cost of a simulated pool."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from typing import Any
 from isthmus.control.simulation.traces.trace import TraceJob
 
 LARGER = "larger than their owner"
-"""In place of an owner's name: jobs that no site of their owner could hold."""
+"""Stands for the owner of jobs that are too large for every site of their owner."""
 
 
 @dataclass(slots=True, eq=False)
 class JobFate:
-    """What became of one job. Times are seconds of the simulated clock; `away` says that the pool ran it."""
+    """The outcome of one job, in seconds of simulated time."""
 
     job: TraceJob
+    # First start of training, and end of the job; None if not reached.
     started_s: float | None = None
     ended_s: float | None = None
+    # Number of interruptions of its training, by preemption or failure.
     stopped: int = 0
+    # Whether the pool ran it last, rather than its owner's queue.
     away: bool = False
 
     @property
     def waited_s(self) -> float | None:
-        """Seconds from the submission to the first step of training; None where it never began."""
+        """Seconds from submission to the start of training, None if it never started."""
         return None if self.started_s is None else max(0.0, self.started_s - self.job.submit_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Waiting times of some jobs: `num_jobs` asked, `started` began and `done` ended."""
+    """Waiting times of an owner's jobs: of `num_jobs` submitted, `started` began and `done` ended."""
 
     owner: str
     num_jobs: int
@@ -43,7 +46,7 @@ class Waits:
 
     @classmethod
     def of(cls, owner: str, fates: Sequence[JobFate]) -> Waits:
-        """Return the waits of the jobs that have begun."""
+        """Return the waiting times of the jobs that have started."""
         waits = sorted(fate.waited_s for fate in fates if fate.waited_s is not None)
         return cls(
             owner=owner,
@@ -58,45 +61,48 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOutcome:
-    """One simulated run. `utilisation` is the training of jobs done over all chips until `ended_s`.
-
-    `preemptions` counts how often a job that trained had to make way, `failures` how often one lost a node;
-    `events` are those that the coordinator took in, in `cpu_s`, planning apart. (Both are the CPU of all the
-    run, shared out by the wall clock: to ask for CPU time costs more than many a decision.) `whole` says that
-    every job that fits has ended.
-    """
+    """The outcome of one simulated run. Field names are keys of the JSON output."""
 
     scenario: str
+    # Objective of the pool's queue, "" without one.
     objective: str
+    # Waiting times of all jobs, and by owner.
     pool: Waits
     owners: tuple[Waits, ...]
+    # Chip seconds of completed jobs over those of all chips until `ended_s`.
     utilisation: float
     ended_s: float
+    # Interruptions of training by preemption and by node failure.
     preemptions: int
     failures: int
+    # Jobs that fit nowhere in this scenario.
     too_large: int
+    # Events appended by the coordinator.
     events: int
+    # CPU time of the coordinator and of planning: the run's CPU time, divided by wall-clock shares, since
+    # measuring CPU time for each event would cost more than the event.
     cpu_s: float
     planning_cpu_s: float
+    # Every job that fits has ended.
     whole: bool
 
     @property
     def events_per_cpu_s(self) -> float:
-        """Events decided per second of CPU."""
+        """Events per CPU second of the coordinator."""
         return self.events / self.cpu_s if self.cpu_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the JSON output."""
         return {**asdict(self), "events_per_cpu_s": self.events_per_cpu_s}
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Return the smallest value that at least `part` of the ordered values do not exceed; 0 of none."""
+    """Return the nearest-rank percentile of sorted values for the fraction `part`; 0 without values."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
 def waits_by_owner(fates: Iterable[JobFate], fits: Callable[[TraceJob], bool]) -> tuple[Waits, ...]:
-    """Return the waits of every owner, by name; jobs that do not fit at their owner's as `LARGER`."""
+    """Return the waiting times of each owner, by name; jobs that their owner cannot run count as `LARGER`."""
     found: dict[str, list[JobFate]] = {}
     for fate in fates:
         found.setdefault(fate.job.owner if fits(fate.job) else LARGER, []).append(fate)

@@ -1,4 +1,4 @@
-"""`next_change_s`: when the hours that an owner gives the pool may next begin or end, in simulated time."""
+"""An owner's pool hours in simulated time: `is_open_at` and `next_change_s`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from datetime import datetime, timedelta
 from isthmus.core.policy import OwnerPolicy
 
 START = datetime(2024, 1, 1)  # noqa: DTZ001 - local time of every simulated site
-"""Second 0 of simulated time: a Monday at midnight, by the clock of every site."""
+"""Simulated time 0: a Monday at midnight, local time of every site."""
 
 
 def is_open_at(policy: OwnerPolicy, now_s: float) -> bool:
-    """Tell whether the owner lets the pool work at `now_s`."""
+    """Tell whether the owner admits the pool's jobs at `now_s`."""
     return policy.is_open(START + timedelta(seconds=now_s))
 
 
 def next_change_s(policy: OwnerPolicy, now_s: float) -> float | None:
-    """Return the next time of day at which some of the owner's hours begin or end, None without hours."""
+    """Return the next time in seconds at which the owner's hours may begin or end, None without hours."""
     day_s = 86_400.0
     times = {time for hours in policy.hours for time in (hours.begin, hours.end)}
     seconds = [3600.0 * int(time[:2]) + 60.0 * int(time[3:]) for time in times]

@@ -1,8 +1,7 @@
-"""`Runs`: how far every job of the pool has computed, over all its sites, and what it has saved.
+"""`Runs`: training progress and checkpoints of the pool's jobs across all their sites.
 
-A run computes once every part of its attempt has the rank map, and ends everywhere at once. It is broken
-when a process of it ends earlier: what was done since the last checkpoint is lost, and the other parts lose
-a peer.
+A run trains once every part of its attempt has the rank map, and all its parts end together. If a part ends
+earlier, the run is interrupted: work since the last checkpoint is lost and the other parts fail as peers.
 """
 
 from __future__ import annotations
@@ -16,37 +15,44 @@ from isthmus.core.messages.agent_messages import Protection
 from isthmus.sim.kernel import Kernel
 
 CHECKPOINT_BYTES = 10**9
-"""Said of every checkpoint."""
+"""Reported size of every checkpoint."""
 
 
 @dataclass(eq=False)
 class Progress:
-    """One job: the seconds of computation that it `needs_s`, and those that are `saved_s`."""
+    """Progress of one job in seconds of training."""
 
+    # Training time of the complete job, and the part of it that checkpoints have saved.
     needs_s: float
     saved_s: float = 0.0
+    # Step of the last requested checkpoint.
     step: int = 0
 
 
 @dataclass(eq=False)
 class Run:
-    """One attempt at `sites`: those in `ready` have the rank map, `since_s` is when it began to compute."""
+    """One attempt of a job."""
 
     job: str
     attempt: int
     sites: frozenset[str]
+    # Saved training time that it resumed from.
     base_s: float
+    # Sites that have the rank map.
     ready: set[str] = field(default_factory=set)
+    # When it started to train, None before.
     since_s: float | None = None
     over: bool = False
+    # Sites that have requested the next checkpoint.
     protect: set[str] = field(default_factory=set)
 
 
 class Runs:
-    """The runs of all jobs. `end` is told of a part whose processes end: (site, job, attempt, status).
+    """The runs of all jobs.
 
-    `save` is told of a part's verified checkpoint, `computes` and `broke` of a job that begins and that stops
-    before its end.
+    Callbacks: `end(site, job, attempt, status)` ends a part's processes, `save(site, job, attempt,
+    checkpoint)` reports a verified checkpoint, `computes(job)` and `broke(job)` report the start and the
+    interruption of training.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class Runs:
         self._runs: dict[tuple[str, int], Run] = {}
 
     def ready(self, site: str, job: str, attempt: int, sites: Iterable[str]) -> None:
-        """A part has the rank map."""
+        """Record that a part has the rank map; start training once all parts do."""
         run = self._runs.get((job, attempt))
         if run is None:
             progress = self.progress[job]
@@ -85,7 +91,7 @@ class Runs:
                 self._kernel.call(run.since_s + self._delays.checkpoint_s, self._protected, run)
 
     def protect(self, site: str, job: str, attempt: int) -> None:
-        """A part is asked for a checkpoint; several sites that ask get the same one."""
+        """Request a checkpoint for a part; concurrent requests of several sites share one checkpoint."""
         run = self._runs.get((job, attempt))
         if run is None or run.over:
             return
@@ -95,7 +101,7 @@ class Runs:
             self._kernel.call(self._kernel.now + self._delays.checkpoint_s, self._protected, run)
 
     def lost(self, site: str, job: str, attempt: int) -> None:
-        """The processes of one part have ended before the run did."""
+        """Interrupt the run, since the processes of one part have ended early."""
         run = self._runs.get((job, attempt))
         if run is None:
             return
@@ -104,7 +110,7 @@ class Runs:
             self._kernel.call(self._kernel.now + self._delays.peer_s, self._lose_peers, (run, site))
 
     def unsaved_s(self, job: str, attempt: int) -> float:
-        """Return the work that would be lost now, in seconds."""
+        """Return the seconds of work since the last checkpoint."""
         run = self._runs.get((job, attempt))
         if run is None or run.over or run.since_s is None:
             return 0.0
@@ -115,7 +121,7 @@ class Runs:
         return run.base_s + max(0.0, self._kernel.now - since_s)
 
     def _saved_s(self, run: Run) -> float:
-        """Return what periodic checkpoints and those asked for have kept."""
+        """Return the training time saved by periodic and requested checkpoints."""
         every_s = self._delays.checkpoint_every_s
         done_s = self._reached_s(run) - run.base_s
         return max(self.progress[run.job].saved_s, run.base_s + done_s // every_s * every_s)

@@ -1,8 +1,8 @@
-"""`SimulatedServer`: the coordinator under a virtual clock, with a log that outlives it and a planner.
+"""`SimulatedServer`: the coordinator on a virtual clock, with a durable log and a planner.
 
-It does what the server's shell does: admit, append, decide, and only then answer. (The shell decides before
-it appends, a batch at a time; a death between the two leaves the same behind.) Whoever dies in the middle is
-rebuilt from the log.
+Like the real server it admits an event, appends it, handles it and only then answers. (The real server
+handles a batch before it appends it; a crash between the two leaves the same log.) After a crash the
+coordinator is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ from isthmus.sim.kernel import Kernel
 
 
 class EventLog(Protocol):
-    """What the server keeps when its process dies."""
+    """The server's log, which survives crashes."""
 
     def append(self, events: Sequence[Event]) -> None:
-        """Keep events; they are on disk when this returns."""
+        """Append events; they are on disk when this returns."""
 
     def tear(self, events: Sequence[Event], rng: random.Random) -> None:
-        """Die in the middle of an append: what is kept of it may be all or nothing."""
+        """Simulate a crash during an append: all events are stored or none."""
 
     def events(self) -> Iterable[Event]:
-        """Return what was kept, in order."""
+        """Return the stored events in order."""
 
 
 class ListLog:
-    """A log in memory; an interrupted append is there or it is not."""
+    """A log in memory."""
 
     def __init__(self) -> None:
         self.kept: list[Event] = []
 
     def append(self, events: Sequence[Event]) -> None:
-        """Keep events; see `EventLog`."""
+        """Append events; see `EventLog`."""
         self.kept.extend(events)
 
     def tear(self, events: Sequence[Event], rng: random.Random) -> None:
-        """Keep all or nothing; see `EventLog`."""
+        """Store all events or none; see `EventLog`."""
         self.kept.extend(events if rng.random() < 0.5 else ())
 
     def events(self) -> Iterable[Event]:
-        """Return what was kept; see `EventLog`."""
+        """Return the stored events; see `EventLog`."""
         return tuple(self.kept)
 
 
-class _Died(Exception):  # noqa: N818 - it is what happens, not an error
-    """The server's process is gone."""
+class _Died(Exception):  # noqa: N818 - control flow, not an error
+    """The server's process has crashed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueRules:
-    """The operator's links, and by what the queue is ordered; see `PoolSet`."""
+    """The operator's links and queue settings; see `PoolSet`."""
 
     links: tuple[Link, ...] = ()
     objective: Objective = "arrival"
@@ -81,12 +81,12 @@ class QueueRules:
 
 
 class SimulatedServer:
-    """The server on `kernel`'s clock, with `queue` for its operator's will.
+    """The server on `kernel`'s clock, with the operator's settings `queue`.
 
-    `plan` answers requests for plans, `planning_s` after they are made. `log` None keeps nothing, for runs in
-    which nobody dies. `observe` is told of every job that has changed, `check` of the coordinator after every
-    event. `up_s` is when it last came up, `deciding_s` and `planning_s` are seconds of the wall clock that
-    decisions and plans took, `counts` counts events.
+    `plan` answers planning requests, `planning_s` after they are made. Without a `log` the server never
+    crashes. `observe` is called with the id of every changed job, `check` with the server and its time after
+    every event. `up_s` is when it last started, the attributes `deciding_s` and `planning_s` are wall-clock
+    seconds spent in the coordinator and in the planner, `counts` counts events by kind.
     """
 
     def __init__(
@@ -113,18 +113,18 @@ class SimulatedServer:
 
     @property
     def clock_s(self) -> float:
-        """What the server's own clock shows: it may be wrong."""
+        """The time by the server's clock, which may be skewed."""
         return self._kernel.now + self._skew_s
 
     @property
     def down(self) -> bool:
-        """Whether there is no server now."""
+        """Whether the server is down."""
         return self._kernel.now < self.down_until_s
 
     def tell(self, event: Callable[[float], Event]) -> None:
-        """Let a user's event in, made with the server's time.
+        """Append a user's event, made with the server's time.
 
-        Raises `UnavailableError` where there is no answer: it may have been taken in, or not.
+        Raises `UnavailableError` if the server does not answer; the event may be appended or not.
         """
         if self.down:
             raise UnavailableError("no answer from the server")
@@ -135,7 +135,7 @@ class SimulatedServer:
             raise UnavailableError("no answer from the server") from None
 
     def exchange(self, report: AgentReport) -> AgentOrders | None:
-        """Take a report in and answer with orders; None where there is no answer."""
+        """Apply an agent's report and return its orders, None if the server does not answer."""
         if self.down:
             return None
         name = report.cluster.name
@@ -153,7 +153,7 @@ class SimulatedServer:
         return orders
 
     def tick(self, reachable: Iterable[str]) -> None:
-        """Hear the sites that can be reached, and take in what time has brought about."""
+        """Record contact with the `reachable` sites and append the events that are due."""
         if self.down:
             return
         now_s = self.clock_s
@@ -169,11 +169,13 @@ class SimulatedServer:
             return
 
     def _commit(self, event: Event) -> None:
+        # Step 1: admit the event.
         began_s = time.perf_counter()
         admitted = self.coordinator.admit(event)
         self.deciding_s += time.perf_counter() - began_s
         if not admitted:
             return
+        # Step 2: append it.
         self.counts[event.kind] += 1
         self._maybe_die("server dies before the append")
         if self._log is not None:
@@ -182,6 +184,7 @@ class SimulatedServer:
                 self._die()
             self._log.append([event])
         self._maybe_die("server dies between append and handle")
+        # Step 3: handle it and execute the instructions.
         began_s = time.perf_counter()
         instructions = self.coordinator.handle(event)
         self.deciding_s += time.perf_counter() - began_s
@@ -215,7 +218,7 @@ class SimulatedServer:
             self._die()
 
     def _die(self) -> None:
-        """Lose everything but the log; another process comes up soon, perhaps with another clock."""
+        """Crash: lose everything but the log, and restart later, possibly with a skewed clock."""
         self._life += 1
         self.down_until_s = self._kernel.now + self._faults.between(0.5, 5.0)
         if self._faults.strikes("clock skew"):
@@ -224,14 +227,14 @@ class SimulatedServer:
         raise _Died
 
     def _boot(self, _: None) -> None:
-        """Come up again, and know what the log says."""
+        """Restart: rebuild the coordinator from the log."""
         if self._log is not None:
             self.up_s = self._kernel.now
             self.coordinator = Coordinator.replay(self._log.events(), self._rules)
             self._begin(None)
 
     def _begin(self, _: None) -> None:
-        """Speak for the pool, as its operator wants the queue; ask again what was being asked."""
+        """Start an epoch, apply the operator's settings, and repeat pending planning requests."""
         now_s, queue = self.clock_s, self._queue
         try:
             self._commit(EpochBegan(now_s=now_s, epoch=self.coordinator.epoch + 1))

@@ -1,11 +1,11 @@
 """`PoolWorld`: a coordinator, the sites of several owners and their users on one virtual clock.
 
-Where a job may run is the scenario:
+The scenario determines where a job may run:
 
-    alone   in its owner's own queue, and nowhere else
-    pool    submitted to the pool, which has one queue for all
-    home    in its owner's own queue, and while it waits there in the pool's too: where it starts first it
-            runs, and its place in the other queue is given up (as federated Slurm clusters do with siblings)
+    alone   only in its owner's queue
+    pool    only in the pool's queue
+    home    in its owner's queue and, while it waits, as a sibling in the pool's queue too: the first to start
+            runs and the other is cancelled (like sibling jobs of federated Slurm clusters)
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _USER = "user"
 
 
 class PoolWorld:
-    """The jobs of a trace in a pool; `run` plays them. Owners of the trace are owners of the pool's clusters.
+    """Simulates the jobs of a trace in a pool. Owners of the trace must own clusters of the pool.
 
-    `policies` by cluster; `placement` says where the pool may run a job. `log` and `check` are for runs in
-    which the server dies (`SimulatedServer`), `processes` is told of everything that begins or ends to run.
+    `policies` is keyed by cluster; `placement` returns a job's constraints in the pool. `log` and `check` are
+    those of `SimulatedServer`; `processes` is called with (site, part, started) for each start and end.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PoolWorld:
         )
 
     def run(self, go_on: Callable[[float, int], bool] | None = None, until_s: float | None = None) -> None:
-        """Play until all jobs that fit have ended, until `until_s`, or until `go_on(now_s, done)` says no."""
+        """Run until all jobs that fit have ended, until `until_s`, or until `go_on(now_s, done)` is false."""
         last_s = max((fate.job.submit_s for fate in self.fates.values()), default=0.0)
         slice_s = max(10.0, last_s / _SLICES)
         began = time.perf_counter(), time.process_time()
@@ -139,7 +139,7 @@ class PoolWorld:
                 return
 
     def outcome(self) -> PoolOutcome:
-        """Return what it has come to so far."""
+        """Return the outcome so far."""
         fates = list(self.fates.values())
         ended_s = self._ended_s if not self._open else self.kernel.now
         done = sum(fate.job.chips * fate.job.run_s for fate in fates if fate.ended_s is not None)
@@ -161,11 +161,11 @@ class PoolWorld:
 
     @property
     def has_siblings(self) -> bool:
-        """Whether a job that waits at home stands in the pool's queue too."""
+        """Whether a job that waits in its owner's queue is queued in the pool too."""
         return self.scenario == "home"
 
     def submit(self, job: TraceJob) -> None:
-        """Have its user submit a job to the pool, again and again until the server says that it has it."""
+        """Submit a job to the pool on behalf of its user; retry until the server acknowledges it."""
         self._tell(
             lambda now_s: JobSubmitted(
                 now_s=now_s, job_id=job.name, user=_USER, submission=submission_of(job, self._placement(job))
@@ -174,29 +174,29 @@ class PoolWorld:
         )
 
     def cancel(self, job: str) -> None:
-        """Have its user cancel a job of the pool."""
+        """Cancel a job of the pool on behalf of its user."""
         self._tell(lambda now_s: JobCancelled(now_s=now_s, job_id=job), lambda: None)
 
     def fail(self, site: str, key: PartKey) -> None:
-        """A node of a site fails, and takes a part along."""
+        """Fail a part of a site because of a node failure."""
         self._hit.add(key[0])
         self.agents[site].fail(key)
 
     def started(self, job: str, *, away: bool) -> None:
-        """Note that a job trains."""
+        """Record that a job trains; `away` is true if the pool runs it."""
         fate = self.fates[job]
         fate.away = away
         if fate.started_s is None:
             fate.started_s = self.kernel.now
 
     def ended(self, job: str) -> None:
-        """Note that a job has ended, whatever how."""
+        """Record that a job has ended."""
         if job in self._open:
             self._open.remove(job)
             self.fates[job].ended_s = self._ended_s = self.kernel.now
 
     def _fits(self, job: TraceJob) -> bool:
-        """Tell whether the job can run at all in this scenario."""
+        """Tell whether the job is small enough to run in this scenario."""
         if self.scenario == "alone":
             return self.home.place_of(job) is not None
         return job.chips <= self.num_chips
@@ -231,7 +231,7 @@ class PoolWorld:
         self.kernel.call(self.kernel.now + self.delays.network_s, attempt)
 
     def _changed(self, job_id: str) -> None:
-        """A job has changed: its sites hear of it with their next report."""
+        """Schedule a report of each site of a changed job, since its orders may have changed."""
         record = self.server.coordinator.state.jobs.get(job_id)
         if record is None:
             return

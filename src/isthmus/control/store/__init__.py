@@ -1,1 +1,1 @@
-"""What the control plane must not forget: the log, behind one seam; and which server leads on it."""
+"""Durable storage of the control plane behind one interface, `Store`, and leader election on it."""

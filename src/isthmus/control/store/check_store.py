@@ -1,4 +1,4 @@
-"""`check_store`: the contract of the store seam, as code that any implementation can be put through."""
+"""`check_store`: conformance tests for implementations of `Store`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ Reopen = Callable[[Store], Store]
 
 
 def check_store(store: Store, reopen: Reopen | None = None) -> Store:
-    """Put an empty `store` through the contract; raise `AssertionError` naming the rule that it breaks.
+    """Check an empty `store`; raise `AssertionError` with the first rule that it breaks.
 
-    `reopen` closes a store and opens it again, for stores that outlive their process. Returns the store
-    last opened, for the caller to close.
+    `reopen` closes and reopens a persistent store. Returns the store last opened; the caller closes it.
     """
     _check_events(store)
     _check_threads(store)
@@ -27,8 +26,8 @@ def check_store(store: Store, reopen: Reopen | None = None) -> Store:
         before = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
         store = reopen(store)
         after = (list(store.events()), store.metrics("a"), store.logs("a"), store.tokens())
-        _expect(before == after, "what was stored is there after a reopen")
-        _expect(store.append([_event("z")]) == len(before[0]) + 1, "numbering goes on after a reopen")
+        _expect(before == after, "stored data is unchanged after a reopen")
+        _expect(store.append([_event("z")]) == len(before[0]) + 1, "numbering continues after a reopen")
     _check_forget(store)
     return store
 
@@ -49,7 +48,7 @@ def _check_events(store: Store) -> None:
     _expect(store.append([_event("c")]) == 3, "numbers rise by one")
     _expect(
         list(store.events()) == [(1, _event("a")), (2, _event("b")), (3, _event("c"))],
-        "events come back whole and in order",
+        "events are returned complete and in order",
     )
     _expect([number for number, _ in store.events(after=2)] == [3], "`after` is exclusive")
     _expect(store.append([_event("d")], expected=3) == 4, "an append that expects the log's end succeeds")
@@ -58,12 +57,12 @@ def _check_events(store: Store) -> None:
             store.append([_event("e")], expected=wrong)
         except LogMovedError:
             continue
-        _expect(False, "an append that expects another end of the log is refused")
-    _expect([number for number, _ in store.events(after=3)] == [4], "a refused append leaves nothing")
+        _expect(False, "an append that expects another end of the log is rejected")
+    _expect([number for number, _ in store.events(after=3)] == [4], "a rejected append stores nothing")
     with store.turn():
-        _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the log whole")
+        _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the complete log")
         store.append([_event("f")], expected=4)
-    _expect([number for number, _ in store.events(after=3)] == [4, 5], "what a turn appends stays")
+    _expect([number for number, _ in store.events(after=3)] == [4, 5], "events appended in a turn persist")
 
 
 def _check_threads(store: Store) -> None:
@@ -76,7 +75,9 @@ def _check_threads(store: Store) -> None:
     _expect(ends == list(range(first + 2, first + 60, 3)), "appends of several threads do not interleave")
     found = [event for _, event in store.events(after=first - 1)]
     in_order = [found[i : i + 3] for i in range(0, 60, 3)]
-    _expect(sorted(map(str, in_order)) == sorted(map(str, batches)), "each append is kept together")
+    _expect(
+        sorted(map(str, in_order)) == sorted(map(str, batches)), "the events of one append are contiguous"
+    )
 
 
 def _check_metrics(store: Store) -> None:
@@ -88,13 +89,13 @@ def _check_metrics(store: Store) -> None:
     page = store.metrics("a")
     _expect(
         page.metrics == (row("a", 0, 5.5), row("a", 1, 5.0), row("a", 1, 4.5, attempt=2)),
-        "metrics come back in order, and the first of a (job, attempt, rank, step) stays",
+        "metrics are returned in order, and the first of a (job, attempt, rank, step) is kept",
     )
     first = store.metrics("a", limit=1)
     _expect(len(first.metrics) == 1, "`limit` bounds a page")
     rest = store.metrics("a", after=first.next)
-    _expect((*first.metrics, *rest.metrics) == page.metrics, "pages join without gap or repeat")
-    _expect(store.metrics("a", after=page.next).next == page.next, "the cursor of an empty page stays")
+    _expect((*first.metrics, *rest.metrics) == page.metrics, "pages have no gap and no repetition")
+    _expect(store.metrics("a", after=page.next).next == page.next, "an empty page keeps the cursor")
 
 
 def _check_logs(store: Store) -> None:
@@ -104,12 +105,12 @@ def _check_logs(store: Store) -> None:
     store.append_logs([chunk(0, "añ"), chunk(0, "other", rank=1)])
     store.append_logs([chunk(0, "añ"), chunk(0, "añb"), chunk(3, "bc")])
     page = store.logs("a", rank=0)
-    _expect("".join(one.text for one in page.chunks) == "añbc", "bytes sent again are kept once")
+    _expect("".join(one.text for one in page.chunks) == "añbc", "bytes sent twice are stored once")
     _expect([one.offset for one in page.chunks] == [0, 3, 4], "offsets count bytes of UTF-8")
-    _expect(len(store.logs("a").chunks) == 4, "without a rank, the log of every rank is given")
+    _expect(len(store.logs("a").chunks) == 4, "without a rank, the logs of all ranks are returned")
     first = store.logs("a", limit=2)
     rest = store.logs("a", after=first.next)
-    _expect((*first.chunks, *rest.chunks) == store.logs("a").chunks, "pages join without gap or repeat")
+    _expect((*first.chunks, *rest.chunks) == store.logs("a").chunks, "pages have no gap and no repetition")
 
 
 def _check_tokens(store: Store) -> None:
@@ -125,5 +126,7 @@ def _check_tokens(store: Store) -> None:
 
 def _check_forget(store: Store) -> None:
     store.forget("a")
-    _expect(not store.metrics("a").metrics and not store.logs("a").chunks, "a forgotten job leaves nothing")
+    _expect(
+        not store.metrics("a").metrics and not store.logs("a").chunks, "`forget` deletes all output of a job"
+    )
     _expect(len(store.metrics("b").metrics) == 1, "other jobs keep their metrics")

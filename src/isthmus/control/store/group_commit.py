@@ -1,6 +1,6 @@
-"""Group commit: writes that wait together share one transaction and one flush.
+"""`GroupCommit`: concurrent writes share one transaction and one flush.
 
-Whoever gets the lock commits all that has queued up meanwhile. No thread of its own, so nothing to stop.
+The thread that gets the lock commits all queued writes; there is no background thread to stop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Session = TypeVar("Session")
 
 
 class _Ticket(Generic[Session]):
-    """One queued write and, once done, its result or error."""
+    """A queued write and, once done, its result or error."""
 
     def __init__(self, write: Callable[[Session], Any]) -> None:
         self.write, self.done = write, False
@@ -24,10 +24,10 @@ class _Ticket(Generic[Session]):
 
 
 class GroupCommit(Generic[Session]):
-    """Writes of many threads, committed in batches.
+    """Commits writes of many threads in batches.
 
-    `commit` runs writes in one transaction and returns their results, or raises and keeps none of them.
-    An error of a kind in `own` is about one write's data: those committed with it are then tried one by one.
+    `commit` runs writes in one transaction and returns their results, or raises and rolls back. An error of a
+    type in `own` concerns one write's data: the writes of that batch are then retried one by one.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GroupCommit(Generic[Session]):
         self._queue_lock = threading.Lock()
 
     def write(self, write: Callable[[Session], Any]) -> Any:
-        """Queue `write`, see it committed by whoever holds the lock, return its result or raise its error."""
+        """Queue `write`, wait until it is committed, and return its result or raise its error."""
         ticket = _Ticket(write)
         with self._queue_lock:
             self.queue.append(ticket)
@@ -61,7 +61,7 @@ class GroupCommit(Generic[Session]):
                 self._commit([ticket])
 
     def _commit(self, batch: list[_Ticket[Session]]) -> None:
-        """Commit writes in one transaction; a failure fails them all."""
+        """Commit writes in one transaction; an error fails all of them."""
         outcome: Exception | None = UnavailableError("a write to the store was interrupted")
         try:
             for ticket, result in zip(batch, self._commit_all([one.write for one in batch]), strict=True):

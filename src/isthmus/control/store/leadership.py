@@ -1,7 +1,7 @@
-"""Which of the servers on one store plans and watches the time: `Alone`, and the rule in general.
+"""`Leadership`: the interface of leader election among servers on one store, and `Alone` for one server.
 
-Leadership is about work being done once and about time, never about safety: whatever a server wrongly thinks,
-it appends only to the end of the log as it is.
+The leader plans jobs and fires timers. Leadership avoids duplicate work; safety does not depend on it, since
+every append is checked against the actual end of the log.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from typing import Protocol
 
 
 class Leadership(Protocol):
-    """This server's part in it. All calls may come from any thread."""
+    """Leader election as one server sees it; thread-safe."""
 
     def holds(self) -> bool:
-        """Tell whether this server leads, trying to where nobody does; never waits for another server."""
+        """Tell whether this server leads; try to become leader if there is none. Never blocks on another."""
 
     def hear(self, cluster: str) -> None:
-        """Let the others know that a cluster's agent has reported here just now."""
+        """Publish to the other servers that a cluster's agent has just reported here."""
 
     def heard(self) -> Mapping[str, float]:
-        """Return how many seconds ago any of the others last heard each cluster, as far as that is known."""
+        """Return for each known cluster the seconds since its last report to any server."""
 
     def give_up(self) -> None:
-        """Let another server lead; may be called twice."""
+        """Give up leadership; may be called twice."""
 
 
 class Alone:
-    """The server on a store that no other server can open."""
+    """The leadership of a server whose store is exclusive to it."""
 
     def holds(self) -> bool:
-        """Lead always."""
+        """Return true: the only server always leads."""
         return True
 
     def hear(self, cluster: str) -> None:
-        """Tell nobody."""
+        """Do nothing: there are no other servers."""
 
     def heard(self) -> Mapping[str, float]:
-        """Hear of nothing."""
+        """Return nothing: there are no other servers."""
         return {}
 
     def give_up(self) -> None:
-        """Leave nobody waiting."""
+        """Do nothing: there are no other servers."""

@@ -1,9 +1,9 @@
-"""The store that several servers share: a PostgreSQL database, reached through psycopg 3.
+"""`PostgresStore`: a store that several servers share, a PostgreSQL database accessed through psycopg 3.
 
-The log has one writer at a time: a `turn` takes an advisory lock for one transaction, so a server that dies
-in its turn gives it up at once, and one that hangs loses it after `TURN_S`. Every append also names the
-number it expects, so that even a server that wrongly thinks it is its turn appends nothing. Connections are
-made anew after they were lost. The address may hold a password: it is in no message, log or process list.
+The log has one writer at a time: a `turn` holds an advisory lock for one transaction, so the lock of a
+server that dies is released at once, and that of one that hangs after `TURN_S`. Every append also checks the
+expected event number, so a server that has lost its lock cannot append. Lost connections are reopened. The
+address may contain a password; it never appears in messages, logs or the process list.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 LOG_LOCK = 0x15_7468_6D75_7301
-"""The advisory lock of whose turn it is to append."""
+"""Advisory lock for appending events."""
 LINES_LOCK = 0x15_7468_6D75_7302
-"""The advisory lock under which lines are written: they become visible in the order of their numbers."""
+"""Advisory lock for writing metrics and logs: rows become visible in the order of their numbers."""
 TURN_S = 10
-"""After this long without a word the database takes a server's turn away, in seconds."""
+"""Seconds after which the database ends an idle transaction, and with it a server's turn."""
 PAGE = 1000
 Db = psycopg.Connection[Any]
 
 
 class Session:
-    """One connection to the database at `address`, opened at its first use and again after it was lost."""
+    """One connection to the database at `address`, opened at first use and reopened after a loss."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -46,7 +46,7 @@ class Session:
 
     @contextmanager
     def use(self) -> Iterator[Db]:
-        """Have the connection to oneself; psycopg's errors become `UnavailableError` and `InputError`."""
+        """Lock the connection; psycopg's errors become `UnavailableError` and `InputError`."""
         with self.lock:
             try:
                 yield self._open()
@@ -57,11 +57,11 @@ class Session:
                     self.close()
                 raise UnavailableError(
                     f"the PostgreSQL database cannot be used: {str(error).strip()}",
-                    hint="check that it runs, and the file with its address",
+                    hint="check that the database runs and that the file with its address is correct",
                 ) from error
 
     def close(self) -> None:
-        """Let go of the connection; may be called twice."""
+        """Close the connection; may be called twice."""
         with self.lock:
             if self._db is not None:
                 with suppress(psycopg.Error):
@@ -75,10 +75,10 @@ class Session:
 
 
 def connect(address: str, name: str = "isthmus") -> Db:
-    """Open a connection, shown by the database as `name`, on which a commit means that the disk has it.
+    """Open a connection with application name `name` whose commits are synchronous.
 
-    A peer that is silent is given up after some 10 s. Raises `InputError` for an address that cannot be read
-    (without repeating it) and psycopg's errors.
+    A silent server is given up after about 10 s. Raises `InputError` for a malformed address (without
+    repeating it) and psycopg's errors.
     """
     try:
         psycopg.conninfo.conninfo_to_dict(address)
@@ -106,10 +106,10 @@ def connect(address: str, name: str = "isthmus") -> Db:
 
 
 class PostgresStore:
-    """A `Store` in the database at `address`, a psycopg connection string; tables are made at the start.
+    """A `Store` in the database at `address`, a psycopg connection string; creates its tables.
 
-    Raises `InputError` for an address that cannot be read, `UnavailableError` where the database cannot be
-    reached or written, `ProtocolError` where a newer version of isthmus has changed its tables.
+    Raises `InputError` for a malformed address, `UnavailableError` if the database cannot be reached or
+    written, and `ProtocolError` if a newer version of isthmus has migrated it.
     """
 
     shared = True
@@ -127,7 +127,7 @@ class PostgresStore:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the log to oneself; see `Store`."""
+        """Lock the log; see `Store`."""
         with self._log.use() as db, db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", (LOG_LOCK,))
             self._mine.turn = True
@@ -149,7 +149,7 @@ class PostgresStore:
                 raise LogMovedError(expected, last)
             if bodies:
                 numbers = list(range(last + 1, last + len(bodies) + 1))
-                # Binary arrays: in their text form each quote is escaped, at a hundred times the price.
+                # Binary arrays: the text form escapes each quote, which is about 100 times slower.
                 db.execute(
                     "INSERT INTO events SELECT * FROM unnest(%b::bigint[], %b::text[])", (numbers, bodies)
                 )
@@ -167,7 +167,7 @@ class PostgresStore:
             after = rows[-1][0]
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Take over metrics; see `Store`."""
+        """Store metrics; see `Store`."""
         rows = [(one.job, one.attempt, one.rank, one.step, one.model_dump_json()) for one in metrics]
         sql = (
             "INSERT INTO metrics (job, attempt, rank, step, body) VALUES (%s, %s, %s, %s, %s) "
@@ -188,7 +188,7 @@ class PostgresStore:
         return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:
-        """Take over log text; see `Store`."""
+        """Store log text; see `Store`."""
 
         def write(db: Db) -> None:
             for chunk in chunks:
@@ -220,7 +220,7 @@ class PostgresStore:
         return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job's metrics and logs; see `Store`."""
+        """Delete a job's metrics and logs; see `Store`."""
 
         def write(db: Db) -> None:
             db.execute("DELETE FROM metrics WHERE job = %s", (job_id,))
@@ -229,7 +229,7 @@ class PostgresStore:
         self._group.write(write)
 
     def put_token(self, token: StoredToken) -> None:
-        """Keep a token; see `Store`."""
+        """Store a token; see `Store`."""
         sql = (
             "INSERT INTO tokens (digest, role, name, created_s) VALUES (%s, %s, %s, %s) "
             "ON CONFLICT (digest) DO UPDATE "
@@ -258,7 +258,7 @@ class PostgresStore:
             return db.execute(sql, values).fetchall()
 
     def _commit(self, writes: Sequence[Any]) -> list[Any]:
-        """Run writes in one transaction; where one fails, none is kept."""
+        """Run writes in one transaction; if one fails, roll back all."""
         with self._lines.use() as db, db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s)", (LINES_LOCK,))
             return [write(db) for write in writes]

@@ -1,7 +1,7 @@
-"""`PostgresLeadership`: of the servers on one PostgreSQL, the one that holds an advisory lock leads.
+"""`PostgresLeadership`: leader election by a session-level advisory lock in PostgreSQL.
 
-The lock is its session's: where a server dies, its session ends and the next to ask leads at once. One that
-hangs keeps its session; whoever sees that it has not beaten for `SILENCE_S` ends that session.
+When the leader dies its session ends, and the next server that tries becomes leader. A leader that hangs
+keeps its session; another server terminates it once its heartbeat is older than `SILENCE_S`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from isthmus.control.store.postgres import connect
 from isthmus.core.errors import IsthmusError
 
 LEADER_LOCK = 0x15_7468_6D75_7303
-"""The advisory lock that the leader's session holds."""
+"""Advisory lock held by the leader's session."""
 SILENCE_S = 5.0
-"""A leader that has not beaten for so long may be deposed; it beats with every tick."""
+"""Heartbeat age at which a leader's session is terminated; the leader sends one with every tick."""
 HEAR_EVERY_S = 1.0
-"""A cluster's reports are passed on to the other servers at most this often."""
+"""Minimum interval at which reports of a cluster are published to the other servers."""
 
 _log = logging.getLogger("isthmus.server")
 
 
 class PostgresLeadership:
-    """A `Leadership` among the servers on the database at `address`. Where that is away, nobody leads."""
+    """A `Leadership` among the servers on the database at `address`; without the database none leads."""
 
     def __init__(self, address: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._address, self._clock = address, clock
@@ -50,7 +50,7 @@ class PostgresLeadership:
             return self._leads
 
     def hear(self, cluster: str) -> None:
-        """Let the others know; see `Leadership`."""
+        """Publish a report to the other servers; see `Leadership`."""
         with self._lock:
             now_s = self._clock()
             if now_s - self._told_s.get(cluster, -HEAR_EVERY_S) < HEAR_EVERY_S:
@@ -63,18 +63,18 @@ class PostgresLeadership:
                 self._told_s[cluster] = now_s
 
     def heard(self) -> Mapping[str, float]:
-        """Return how long ago clusters were heard; see `Leadership`."""
+        """Return the seconds since each cluster's last report; see `Leadership`."""
         sql = "SELECT cluster, greatest(extract(epoch FROM clock_timestamp()) - at_s, 0)::float8 FROM heard"
         with self._lock:
             return dict(self._with_session(lambda db: db.execute(sql).fetchall()) or ())
 
     def give_up(self) -> None:
-        """End the session, and the lock with it; see `Leadership`."""
+        """Close the session, which releases the lock; see `Leadership`."""
         with self._lock:
             self._end_session()
 
     def _with_session(self, use: Callable[[psycopg.Connection[Any]], Any]) -> Any:
-        """Use the session; None where the database cannot be had. A lost session is a lost leadership."""
+        """Run `use` on the session; None if the database is unavailable. A lost session loses leadership."""
         try:
             if self._db is None or self._db.closed:
                 self._leads, self._db = False, connect(self._address, self._session_name())
@@ -85,7 +85,7 @@ class PostgresLeadership:
             return None
 
     def _session_name(self) -> str:
-        """Return what the database shows of this session: which server it is, for its operator to see."""
+        """Return the session's application name, which tells the database operator which server it is."""
         return f"isthmus lead {socket.gethostname()[:32]}:{os.getpid()}"
 
     def _end_session(self) -> None:
@@ -108,7 +108,7 @@ class PostgresLeadership:
         return True
 
     def _depose_if_silent(self, db: psycopg.Connection[Any]) -> None:
-        """End the session of a leader that hangs: the lock is free at the next look."""
+        """Terminate the session of a leader that hangs, so that a later attempt gets the lock."""
         ended = db.execute(
             "SELECT pg_terminate_backend(l.pid) FROM pg_locks l, leader "
             "WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
@@ -118,4 +118,4 @@ class PostgresLeadership:
             (LEADER_LOCK, SILENCE_S),
         ).fetchall()
         if ended:
-            _log.warning("the leader has not been heard for %g s: its session was ended", SILENCE_S)
+            _log.warning("the leader sent no heartbeat for %g s: its session was terminated", SILENCE_S)

@@ -1,4 +1,4 @@
-"""The tables of `PostgresStore` and how they came to be: one migration per version, applied once."""
+"""The schema of `PostgresStore`: one migration per version, applied once."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ MIGRATIONS = (
     );
     """,
 )
-"""What takes a database from each schema version to the next; version 1 is the first."""
+"""Migrations from each schema version to the next; the first one creates version 1."""
 
 SCHEMA_LOCK = 0x15_7468_6D75_7300
-"""The advisory lock under which one server at a time changes the schema."""
+"""Advisory lock for schema migrations."""
 
 
 def migrate(db: psycopg.Connection[Any]) -> None:
-    """Bring the schema up to date, inside the caller's transaction.
+    """Migrate the schema to the newest version, inside the caller's transaction.
 
-    Raises `ProtocolError` where it is newer than this version knows, psycopg's errors otherwise.
+    Raises `ProtocolError` if the schema is newer than this version of isthmus supports, and psycopg's errors.
     """
     db.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
     db.execute(
@@ -55,7 +55,7 @@ def migrate(db: psycopg.Connection[Any]) -> None:
     present = int(found[0]) if found else 0
     if present > len(MIGRATIONS):
         raise ProtocolError(
-            f"the store has schema version {present}; this server knows versions up to {len(MIGRATIONS)}",
+            f"the store has schema version {present}; this server supports versions up to {len(MIGRATIONS)}",
             hint="start the version of isthmus that wrote it, or a newer one",
         )
     for version, script in enumerate(MIGRATIONS[present:], start=present + 1):

@@ -1,8 +1,8 @@
-"""`Snapshots`: the state after some event of the log, kept in a file: a start folds only what follows.
+"""`Snapshots`: a file with the state after some event of the log, so that a start replays only later events.
 
-A snapshot is a cache, never the truth: one of other code, other rules, another log, or that does not read
-whole, is passed over, and the log folded from its beginning. Its body is a pickle, read by an unpickler that
-makes nothing but the data classes of `isthmus` and plain containers.
+A snapshot is only a cache: one from other code, other rules or another log, or that is damaged, is ignored,
+and the log is replayed from its beginning. The body is a pickle; the unpickler admits only data classes of
+`isthmus` and plain containers.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _log = logging.getLogger("isthmus.server")
 
 
 class Snapshots:
-    """The newest snapshot of one server, in `folder`."""
+    """The newest snapshot of one server, a file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE
 
     def save(self, store: Store, number: int, body: bytes) -> None:
-        """Keep `body`, what `freeze` made of the state after event `number`. A full disk is only logged."""
+        """Save `body`, the state after event `number` as returned by `freeze`. I/O errors are only logged."""
         head = {"code": _code(), "event": _digest(store, number), "number": number}
         head |= {"sha256": hashlib.sha256(body).hexdigest()}
         try:
             _write(self.file, json.dumps(head).encode() + b"\n" + body)
         except OSError as error:
-            _log.warning("no snapshot could be written to %s: %s", self.file, error)
+            _log.warning("could not write snapshot %s: %s", self.file, error)
 
     def load(self, store: Store, rules: Rules) -> tuple[int, Coordinator] | None:
-        """Return the state of the newest snapshot and the number of its last event; None without one."""
+        """Return the number of the snapshot's last event and its state, None without a valid snapshot."""
         try:
             line, _, body = self.file.read_bytes().partition(b"\n")
             head = json.loads(line)
@@ -82,7 +82,7 @@ class Snapshots:
             EOFError,
             pickle.PickleError,
         ) as error:
-            _log.warning("the snapshot %s is passed over: %s", self.file, error)
+            _log.warning("ignoring snapshot %s: %s", self.file, error)
             return None
         if not isinstance(state, State) or state.rules != rules:
             return None
@@ -92,12 +92,12 @@ class Snapshots:
 
 
 def freeze(coordinator: Coordinator) -> bytes:
-    """Return the state as `Snapshots.save` takes it."""
+    """Return the pickled state, as `Snapshots.save` expects it."""
     return pickle.dumps(coordinator.state, protocol=5)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file for its owner only, so that a reader sees it whole or not at all."""
+    """Write a file atomically with mode 0600."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -111,7 +111,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Let the collector of cycles rest while very many objects are made: it would walk them all, often."""
+    """Disable the cyclic garbage collector while many objects are created, which it would scan repeatedly."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -129,11 +129,11 @@ class _DataOnly(pickle.Unpickler):
             found = super().find_class(module, name)
             if isinstance(found, type):
                 return found
-        raise pickle.UnpicklingError(f"a snapshot holds no {module}.{name}")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a snapshot")
 
 
 def _digest(store: Store, number: int) -> str:
-    """Return what tells the log's event `number` from that of any other log; "" where there is none."""
+    """Return the SHA-256 of event `number` of the log, "" if there is no such event."""
     for found, event in store.events(number - 1):
         return hashlib.sha256(encode(event).encode()).hexdigest() if found == number else ""
     return ""
@@ -141,7 +141,7 @@ def _digest(store: Store, number: int) -> str:
 
 @functools.cache
 def _code() -> str:
-    """Return what changes with the code that makes a state, and with what it is written by."""
+    """Return a hash of the code of `control` and `core` and the versions of isthmus, Python and pydantic."""
     versions = [isthmus.__version__, platform.python_version(), pydantic.VERSION]
     found = hashlib.sha256(" ".join(versions).encode())
     package = Path(isthmus.__file__).parent

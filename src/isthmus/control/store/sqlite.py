@@ -1,7 +1,6 @@
-"""The embedded store: one SQLite file in WAL mode, flushed to disk before anything is acknowledged.
+"""`SqliteStore`: the embedded store, one SQLite file in WAL mode, flushed before each acknowledgement.
 
-Writes that wait together share a flush (`group_commit`). A second server on the same file is turned away by
-a lock on `FILE.lock`.
+Concurrent writes share a flush (`group_commit`). A lock on `FILE.lock` keeps other servers out.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ MIGRATIONS = (
     );
     """,
 )
-"""What takes a database from each schema version to the next; version 1 is the first."""
+"""Migrations from each schema version to the next; the first one creates version 1."""
 
 PAGE = 1000
 Write = Callable[[sqlite3.Connection], Any]
 
 
 class SqliteStore:
-    """A `Store` in one file; `path` is made, with mode 0600, where it is not there.
+    """A `Store` in the file `path`, created with mode 0600 if missing.
 
-    `busy_s` is how long a write waits for another program that has locked the file.
+    `busy_s` is how long a write waits while another program locks the file.
 
-    Raises `UnavailableError` where the file cannot be had or written, `ProtocolError` where a newer
-    version of isthmus has changed its schema.
+    Raises `UnavailableError` if the file cannot be locked or written, and `ProtocolError` if a newer version
+    of isthmus has migrated it.
     """
 
     shared = False
@@ -91,7 +90,7 @@ class SqliteStore:
         return int(self._write(write))
 
     def turn(self) -> AbstractContextManager[None]:
-        """Do nothing: the claim on the file keeps others away."""
+        """Do nothing: the lock on the file excludes other servers."""
         return nullcontext()
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
@@ -107,7 +106,7 @@ class SqliteStore:
             after = rows[-1][0]
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Take over metrics; see `Store`."""
+        """Store metrics; see `Store`."""
         rows = [(one.job, one.attempt, one.rank, one.step, one.model_dump_json()) for one in metrics]
         sql = "INSERT OR IGNORE INTO metrics (job, attempt, rank, step, body) VALUES (?, ?, ?, ?, ?)"
         self._write(lambda db: db.executemany(sql, rows))
@@ -120,7 +119,7 @@ class SqliteStore:
         return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:
-        """Take over log text; see `Store`."""
+        """Store log text; see `Store`."""
 
         def write(db: sqlite3.Connection) -> None:
             for chunk in chunks:
@@ -148,7 +147,7 @@ class SqliteStore:
         return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job's metrics and logs; see `Store`."""
+        """Delete a job's metrics and logs; see `Store`."""
 
         def write(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM metrics WHERE job = ?", (job_id,))
@@ -157,7 +156,7 @@ class SqliteStore:
         self._write(write)
 
     def put_token(self, token: StoredToken) -> None:
-        """Keep a token; see `Store`."""
+        """Store a token; see `Store`."""
         row = (token.digest, token.role, token.name, token.created_s)
         sql = "INSERT OR REPLACE INTO tokens (digest, role, name, created_s) VALUES (?, ?, ?, ?)"
         self._write(lambda db: db.execute(sql, row))
@@ -173,14 +172,14 @@ class SqliteStore:
         return tuple(_token(row) for row in rows)
 
     def close(self) -> None:
-        """Close the file and give up the claim on it; see `Store`."""
+        """Close the file and release its lock; see `Store`."""
         with self._group.lock, self._read_lock:
             for connection in self._connections:
                 connection.close()
             self._lock_file.close()
 
     def _claim(self) -> Any:
-        """Take the lock that makes this the only server on the file."""
+        """Lock the file for this server."""
         lock = self.path.with_name(self.path.name + ".lock")
         try:
             file = os.fdopen(os.open(lock, os.O_CREAT | os.O_RDWR, 0o600), "w")
@@ -191,7 +190,7 @@ class SqliteStore:
         except OSError as error:
             file.close()
             raise UnavailableError(
-                f"{self.path} is in use by another server", hint="stop it, or give this one another store"
+                f"{self.path} is in use by another server", hint="stop that server, or use another store"
             ) from error
         return file
 
@@ -211,7 +210,7 @@ class SqliteStore:
             return self._group.write(write)
 
     def _commit(self, writes: Sequence[Write]) -> list[Any]:
-        """Run writes in one transaction; where one fails, none is kept."""
+        """Run writes in one transaction; if one fails, roll back all."""
         self._writer.execute("BEGIN IMMEDIATE")
         try:
             results = [write(self._writer) for write in writes]
@@ -224,7 +223,7 @@ class SqliteStore:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Turn what SQLite and the system raise into an error that names the file."""
+        """Turn errors of SQLite and the operating system into an error that names the file."""
         try:
             yield
         except (sqlite3.Error, OSError, OverflowError) as error:
@@ -240,7 +239,7 @@ class SqliteStore:
 
 
 def _migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema up to date; raise `ProtocolError` where it is newer than this version knows."""
+    """Migrate the schema; raise `ProtocolError` if it is newer than this version of isthmus supports."""
     db.execute(
         "CREATE TABLE IF NOT EXISTS migrations "
         "(version INTEGER PRIMARY KEY, applied TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP)"
@@ -248,7 +247,7 @@ def _migrate(db: sqlite3.Connection) -> None:
     present = db.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]
     if present > len(MIGRATIONS):
         raise ProtocolError(
-            f"the store has schema version {present}; this server knows versions up to {len(MIGRATIONS)}",
+            f"the store has schema version {present}; this server supports versions up to {len(MIGRATIONS)}",
             hint="start the version of isthmus that wrote it, or a newer one",
         )
     for version, script in enumerate(MIGRATIONS[present:], start=present + 1):

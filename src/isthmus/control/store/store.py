@@ -1,4 +1,4 @@
-"""The store: what the control plane must not forget, behind one seam, `Store`; and the one for tests."""
+"""`Store`: the interface to the control plane's durable storage, and `MemoryStore` for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 
 class StoredToken(Frozen):
-    """A token as it is kept: who it speaks for, and its hash, never itself."""
+    """A token as it is stored: role, name and SHA-256 digest, never the token itself."""
 
     role: str
     name: Name
@@ -24,68 +24,68 @@ class StoredToken(Frozen):
 
 
 class LogMovedError(ConflictError):
-    """The log has grown behind the back of whoever wanted to append to it."""
+    """The log does not end where the appending server expected."""
 
     def __init__(self, expected: int, found: int | None = None) -> None:
         now = "another number" if found is None else f"number {found}"
         super().__init__(
             f"the log was expected to end with event {expected} and ends with {now}",
-            hint="read the new events, decide again",
+            hint="read the new events and decide again",
         )
 
 
 class Store(Protocol):
-    """What any store of the control plane does; `conformance.check_store` is its contract in code.
+    """Interface of the control plane's stores; `check_store` tests an implementation.
 
-    Every call that changes something returns when it is on disk; all may be called from any thread.
-    `shared` says that other processes append to the same log.
+    Every write returns once it is on disk; all methods are thread-safe. `shared` is true if other processes
+    append to the same log.
     """
 
     shared: bool
 
     def append(self, events: Sequence[Event], expected: int | None = None) -> int:
-        """Append events, all or none, in order; return the number of the last one (the first ever is 1).
+        """Append events in order, all or none; return the number of the last event (the first ever is 1).
 
-        Raises `LogMovedError`, and appends nothing, where the log does not end with event `expected`. Within
-        a `turn` they are on disk when that has ended, and nothing else is done in it afterwards.
+        Raises `LogMovedError` and appends nothing if the log does not end with event `expected`. Inside a
+        `turn` the append must be the last operation; it is on disk when the turn ends.
         """
 
     def turn(self) -> AbstractContextManager[None]:
-        """Have the log to oneself: nobody else appends before the turn has ended."""
+        """Lock the log for this process until the context exits."""
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield the events numbered above `after`, in order, each with its number."""
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Take over metrics; one of a (job, attempt, rank, step) already stored is dropped."""
+        """Store metrics; duplicates of a stored (job, attempt, rank, step) are dropped."""
 
     def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
-        """Return at most `limit` metrics of a job behind the cursor `after`, in order of arrival."""
+        """Return at most `limit` metrics of a job after the cursor `after`, in order of arrival."""
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:
-        """Take over log text; bytes already stored of a (job, attempt, rank) are dropped."""
+        """Store log text; bytes already stored for a (job, attempt, rank) are dropped."""
 
     def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
-        """Return at most `limit` chunks of a job (of one rank) behind the cursor `after`, as they arrived."""
+        """Return at most `limit` chunks of a job (of one rank) after the cursor `after`, in arrival order."""
 
     def forget(self, job_id: str) -> None:
-        """Drop a job's metrics and logs."""
+        """Delete a job's metrics and logs."""
 
     def put_token(self, token: StoredToken) -> None:
-        """Keep a token; the same digest again replaces it."""
+        """Store a token; it replaces one with the same digest."""
 
     def find_token(self, digest: str) -> StoredToken | None:
-        """Return the token of a digest, if it is known."""
+        """Return the token of a digest, None if unknown."""
 
     def tokens(self) -> tuple[StoredToken, ...]:
         """Return every token, oldest first."""
 
     def close(self) -> None:
-        """Let go of files and threads; may be called twice."""
+        """Release files and connections; may be called twice."""
 
 
 class MemoryStore:
-    """A store that forgets everything with its process: for tests. Events are kept in their written form."""
+    """A `Store` in memory, for tests. Events are kept in encoded form."""
 
     shared = False
 
@@ -106,7 +106,7 @@ class MemoryStore:
             return len(self._events)
 
     def turn(self) -> AbstractContextManager[None]:
-        """Do nothing: the log is this process's own."""
+        """Do nothing: the log belongs to this process."""
         return nullcontext()
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
@@ -115,7 +115,7 @@ class MemoryStore:
             yield number, decode(text)
 
     def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Take over metrics; see `Store`."""
+        """Store metrics; see `Store`."""
         with self._lock:
             for one in metrics:
                 self._arrivals += 1
@@ -127,7 +127,7 @@ class MemoryStore:
         return MetricsPage(metrics=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
 
     def append_logs(self, chunks: Sequence[LogChunk]) -> None:
-        """Take over log text; see `Store`."""
+        """Store log text; see `Store`."""
         with self._lock:
             for chunk in chunks:
                 same = (one for _, one in self._logs if _stream(one) == _stream(chunk))
@@ -146,13 +146,13 @@ class MemoryStore:
         return LogPage(chunks=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job's metrics and logs; see `Store`."""
+        """Delete a job's metrics and logs; see `Store`."""
         with self._lock:
             self._metrics = {key: one for key, one in self._metrics.items() if key[0] != job_id}
             self._logs = [(at, one) for at, one in self._logs if one.job != job_id]
 
     def put_token(self, token: StoredToken) -> None:
-        """Keep a token; see `Store`."""
+        """Store a token; see `Store`."""
         with self._lock:
             self._tokens[token.digest] = token
 
@@ -165,7 +165,7 @@ class MemoryStore:
         return tuple(sorted(self._tokens.values(), key=lambda token: token.created_s))
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 def _stream(chunk: LogChunk) -> tuple[str, int, int]:
@@ -173,12 +173,12 @@ def _stream(chunk: LogChunk) -> tuple[str, int, int]:
 
 
 def log_end(chunk: LogChunk) -> int:
-    """Return the offset, in bytes of UTF-8, behind a chunk's last byte."""
+    """Return the offset after a chunk's last byte, in bytes of UTF-8."""
     return chunk.offset + len(chunk.text.encode("utf-8"))
 
 
 def cut_overlap(chunk: LogChunk, stored_bytes: int) -> LogChunk | None:
-    """Return what of `chunk` lies behind the `stored_bytes` already kept of its log; None if nothing does."""
+    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty."""
     if chunk.offset >= stored_bytes:
         return chunk if chunk.text else None
     rest = chunk.text.encode("utf-8")[stored_bytes - chunk.offset :]

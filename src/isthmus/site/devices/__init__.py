@@ -1,1 +1,1 @@
-"""Which devices of a site are free, held or claimed, and which ones a claim takes."""
+"""Allocation of a site's devices: free, held and claimed ones."""

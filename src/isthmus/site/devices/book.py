@@ -1,9 +1,9 @@
-"""`DeviceBook`: which part holds and which has claimed how many of a site's devices.
+"""`DeviceBook`: the interface of device allocators, which record the parts that hold or claim devices.
 
 A part that is `ready` or `evicting` has *claimed* its devices: they are reserved for it, although a victim
 may still hold some. From `prepared` on a part *holds* them. A device has at most one holder and one claimer.
-The site machine keeps one of two books: agents assign devices by id (`DeviceIds`), the pool simulator counts
-them (`DeviceCounts`). `tests/site/test_device_books.py` holds both to the same answers.
+Agents assign devices by id (`DeviceIds`), the pool simulator counts them (`DeviceCounts`);
+`tests/site/test_device_books.py` checks that both agree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.site.devices.claim import Claim, DeviceSource, claim
 from isthmus.site.parts import PartKey, SitePart, SitePartState
 
 Counts = dict[str, int]
-"""Numbers of devices by node group."""
+"""Number of devices by node group."""
 
 
 class DeviceBook(ABC):
@@ -25,23 +25,23 @@ class DeviceBook(ABC):
 
     @abstractmethod
     def change(self, part: SitePart, before: SitePartState, after: SitePartState) -> None:
-        """Record that `part` went from state `before` to `after`."""
+        """Record the transition of `part` from state `before` to `after`."""
 
     @abstractmethod
     def assign(self, part: SitePart, taken: Claim[PartKey]) -> None:
-        """Give `part` the devices that it claims. It holds or has claimed none of others."""
+        """Assign to `part` the devices that it claims; it must not hold or have claimed any others."""
 
     @abstractmethod
     def num_free(self, part: SitePart | None = None) -> Counts:
-        """Return the devices that no part, or none but `part`, has claimed, and that no part holds."""
+        """Return the number of devices that no part holds and that no part other than `part` has claimed."""
 
     @abstractmethod
     def used_by_pool(self, without: SitePart | None = None) -> Counts:
-        """Return the devices that parts of the pool, except `without`, hold or have claimed."""
+        """Return the number of devices that parts of the pool, except `without`, hold or have claimed."""
 
     @abstractmethod
     def obtainable(self, victim: SitePart, part: SitePart) -> Counts:
-        """Return the devices that `part` could have if all were taken from `victim`."""
+        """Return the number of devices that `part` could take from `victim`."""
 
     @abstractmethod
     def occupants(self, part: SitePart) -> list[PartKey]:
@@ -50,5 +50,5 @@ class DeviceBook(ABC):
     def claim(
         self, part: SitePart, victims: Sequence[DeviceSource[PartKey]], room: Mapping[str, int]
     ) -> Claim[PartKey] | None:
-        """Return what `part` takes of which victims, or None if its devices cannot be had (see `claim`)."""
+        """Return the devices that `part` takes, or None if too few are available; see `claim`."""
         return claim(part.wanted, self.num_free(part), victims, room)

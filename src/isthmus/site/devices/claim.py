@@ -1,4 +1,4 @@
-"""`claim`: how many devices a job takes from what is free and from each of its victims."""
+"""`claim`: how many free devices a job takes, and how many from each of its victims."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ VictimKey = TypeVar("VictimKey", bound=Hashable)
 
 @dataclass(frozen=True)
 class DeviceSource(Generic[VictimKey]):
-    """Devices by node group that one victim would give up.
+    """Number of devices by node group that one victim would release.
 
-    `counted` devices are the pool's already, and so do not count against what the owner lets it have.
+    `counted`: the pool already uses these devices, so taking them does not count against the owner's limit.
     """
 
     key: VictimKey
@@ -23,7 +23,7 @@ class DeviceSource(Generic[VictimKey]):
 
 @dataclass(frozen=True)
 class Claim(Generic[VictimKey]):
-    """Devices by node group that a claim takes: from those that are free, and from each victim."""
+    """Number of devices by node group that a claim takes: of the free ones, and of each victim."""
 
     free: Mapping[str, int]
     victims: Mapping[VictimKey, Mapping[str, int]]
@@ -35,11 +35,11 @@ def claim(
     victims: Sequence[DeviceSource[VictimKey]],
     room: Mapping[str, int],
 ) -> Claim[VictimKey] | None:
-    """Return what to take, or None if there are too few devices.
+    """Return the devices to take, or None if too few are available.
 
-    `wanted` and `free` are numbers of devices by node group. `room` limits how many devices that are not
-    `counted` may be taken of a group; groups that it does not name are unlimited. Free devices are taken
-    first, then those of `victims` in their order. No victim can be left out: the last ones are tried first.
+    `wanted` and `free` are numbers of devices by node group. `room` limits the devices of a group that are
+    taken without being `counted`; groups missing in it are unlimited. Free devices are taken first, then
+    those of `victims` in order. The set of victims is minimal: each is dropped if possible, last first.
     """
     chosen = list(victims)
     taken = _take(wanted, free, chosen, room)

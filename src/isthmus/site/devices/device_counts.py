@@ -1,6 +1,6 @@
-"""`DeviceCounts`: the device book of the pool simulator. Devices are counted, not named.
+"""`DeviceCounts`: the device allocator of the pool simulator, which counts devices without ids.
 
-Sums are kept up to date as parts change their state, so a query does not depend on the number of parts.
+Sums are updated at each transition, so the cost of a query does not depend on the number of parts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SitePartSta
 
 
 class DeviceCounts(DeviceBook):
-    """The book of a site with `inventory` devices by node group."""
+    """Allocator of a site with `inventory` devices by node group."""
 
     def __init__(self, inventory: Mapping[str, int]) -> None:
         self.inventory = dict(inventory)
@@ -24,7 +24,7 @@ class DeviceCounts(DeviceBook):
         self._taken_from: dict[PartKey, dict[PartKey, Mapping[str, int]]] = {}
 
     def change(self, part: SitePart, before: SitePartState, after: SitePartState) -> None:
-        """Record that `part` went from state `before` to `after`."""
+        """Record the transition of `part` from state `before` to `after`."""
         if (after in HOLDING) != (before in HOLDING):
             self._hold(part, after in HOLDING)
         if after in CLAIMING:
@@ -51,7 +51,7 @@ class DeviceCounts(DeviceBook):
         self._taken_from[part.key] = {key: num for key, num in taken.victims.items() if key in self._holders}
 
     def num_free(self, part: SitePart | None = None) -> Counts:
-        """Return the devices that no part, or none but `part`, has claimed, and that no part holds."""
+        """Return the number of devices that no part holds and that no part other than `part` has claimed."""
         free = {group: num - self.held[group] for group, num in self.inventory.items()}
         for claimer in self._claimers.values():
             if claimer is not part:
@@ -60,7 +60,7 @@ class DeviceCounts(DeviceBook):
         return free
 
     def used_by_pool(self, without: SitePart | None = None) -> Counts:
-        """Return the devices that parts of the pool, except `without`, hold or have claimed."""
+        """Return the number of devices that parts of the pool, except `without`, hold or have claimed."""
         used = dict(self._held_by_pool)
         if without is not None and not without.local:
             for group, num in self._holders.get(without.key, {}).items():
@@ -71,13 +71,13 @@ class DeviceCounts(DeviceBook):
             for group, num in claimer.wanted.items():
                 used[group] += num
             for key, taken in self._taken_from.get(claimer.key, {}).items():
-                if key[1]:  # counted already, as held by another part of the pool
+                if key[1]:  # already counted as held by another part of the pool
                     for group, num in taken.items():
                         used[group] -= num
         return used
 
     def obtainable(self, victim: SitePart, part: SitePart) -> Counts:
-        """Return the devices that `part` could have if all were taken from `victim`."""
+        """Return the number of devices that `part` could take from `victim`."""
         if victim.state in CLAIMING:
             return self._claimed_only(victim)
         devices = dict(self._holders.get(victim.key, {}))
@@ -92,7 +92,7 @@ class DeviceCounts(DeviceBook):
         return sorted(self._taken_from.get(part.key, ()))
 
     def _claimed_only(self, part: SitePart) -> Counts:
-        """Return the devices that `part` has claimed and no other part holds."""
+        """Return the number of devices that `part` has claimed and no other part holds."""
         devices = dict(part.wanted)
         for taken in self._taken_from.get(part.key, {}).values():
             for group, num in taken.items():

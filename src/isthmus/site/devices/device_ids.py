@@ -1,4 +1,4 @@
-"""`DeviceIds`: the device book of an agent. Every device has an id, and each worker is assigned its own."""
+"""`DeviceIds`: the device allocator of an agent, which assigns devices to workers by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.site.parts import CLAIMING, HOLDING, PartKey, SitePart, SitePartSta
 
 
 class DeviceIds(DeviceBook):
-    """The book of a site whose node groups have the devices `ids`, neighbours side by side."""
+    """Allocator of a site with device `ids` by node group, ordered so that neighbours are adjacent."""
 
     def __init__(self, ids: Mapping[str, Sequence[str]]) -> None:
         self.ids = {group: tuple(devices) for group, devices in ids.items()}
@@ -20,7 +20,7 @@ class DeviceIds(DeviceBook):
         self._claimer: dict[str, PartKey] = {}
 
     def change(self, part: SitePart, before: SitePartState, after: SitePartState) -> None:
-        """Record that `part` went from state `before` to `after`."""
+        """Record the transition of `part` from state `before` to `after`."""
         for states, owner in ((HOLDING, self._holder), (CLAIMING, self._claimer)):
             if after in states:
                 self._record(owner, part)
@@ -28,36 +28,36 @@ class DeviceIds(DeviceBook):
                 _erase(owner, part)
 
     def assign(self, part: SitePart, taken: Claim[PartKey]) -> None:
-        """Give each worker of `part` its share of the devices that are taken, neighbours together."""
+        """Assign each worker of `part` its devices, neighbours together."""
         ids: dict[str, list[str]] = {}
         for group, num in taken.free.items():
             ids[group] = [device for device in self.ids[group] if self._is_free(device, part)][:num]
         for key, devices in taken.victims.items():
             for group, num in devices.items():
                 ids[group] += self._obtainable(key, part)[group][:num]
-        hands = {group: iter(sorted(devices, key=self._place)) for group, devices in ids.items()}
+        unassigned = {group: iter(sorted(devices, key=self._place)) for group, devices in ids.items()}
         for worker in part.workers.values():
-            hand = hands[worker.node_group]
-            worker.devices = tuple(next(hand) for _ in range(worker.chips))
+            group_ids = unassigned[worker.node_group]
+            worker.devices = tuple(next(group_ids) for _ in range(worker.chips))
         if part.state in CLAIMING:
             self._record(self._claimer, part)
 
     def num_free(self, part: SitePart | None = None) -> Counts:
-        """Return the devices that no part, or none but `part`, has claimed, and that no part holds."""
+        """Return the number of devices that no part holds and that no part other than `part` has claimed."""
         return {
             group: sum(self._is_free(device, part) for device in devices)
             for group, devices in self.ids.items()
         }
 
     def used_by_pool(self, without: SitePart | None = None) -> Counts:
-        """Return the devices that parts of the pool, except `without`, hold or have claimed."""
+        """Return the number of devices that parts of the pool, except `without`, hold or have claimed."""
         return {
             group: sum(self._is_pools(device, without) for device in devices)
             for group, devices in self.ids.items()
         }
 
     def obtainable(self, victim: SitePart, part: SitePart) -> Counts:
-        """Return the devices that `part` could have if all were taken from `victim`."""
+        """Return the number of devices that `part` could take from `victim`."""
         return {group: len(devices) for group, devices in self._obtainable(victim.key, part).items()}
 
     def occupants(self, part: SitePart) -> list[PartKey]:

@@ -1,1 +1,1 @@
-"""Seeded runs with every fault at once, and what must hold in them."""
+"""Seeded chaos runs with all kinds of faults, and the invariants that they check."""

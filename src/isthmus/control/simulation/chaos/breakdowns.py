@@ -1,4 +1,4 @@
-"""`break_down`: nodes of a simulated site fail by chance, take what runs on them along, and are repaired."""
+"""`break_down`: random failures and repairs of a simulated site's nodes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from isthmus.sim.kernel import Kernel, Steps
 from isthmus.site import LocalJob, SitePart
 
 REPAIR_S = 4 * 3600.0
-"""How long a failed node is away."""
+"""Repair time of a node."""
 
 
 def break_down(world: PoolWorld, agent: AgentProcess, mtbf_s: float, rng: random.Random) -> Steps:
-    """Let each node of a site fail about every `mtbf_s` seconds: a process of the world's kernel.
+    """Fail each node of a site every `mtbf_s` seconds on average; a process of the simulation kernel.
 
-    What a node ran is drawn by the chips that each part has. A node under repair is a job of its site's
-    highest level, so the pool is told that it is not free.
+    A failure hits a part with probability proportional to its chips. A node under repair is a local job of
+    the site's highest level, so its chips are reported as not free.
     """
     kernel, groups = world.kernel, agent.cluster.node_groups
     nodes, number = sum(group.nodes for group in groups), 0
@@ -37,7 +37,7 @@ def break_down(world: PoolWorld, agent: AgentProcess, mtbf_s: float, rng: random
 
 
 def _hit(agent: AgentProcess, group: str, at: int) -> SitePart | None:
-    """Return the part that has the card number `at` of a node group, if any runs there."""
+    """Return the part that holds device number `at` of a node group, if any."""
     for part in agent.parts.values():
         if part.live and not part.job.startswith("repair-"):
             at -= part.wanted.get(group, 0)

@@ -1,8 +1,11 @@
-"""`run_chaos`: one seeded run in which everything goes wrong for a while, and what must be true nonetheless.
+"""`run_chaos`: one seeded run with injected faults, and checks of its invariants.
 
-The script: (1) a few owners, each with a site, whose users submit 70 jobs; (2) for the first minutes faults
-of every kind strike (`faults.RATES`), nodes fail, owners take cards back, users cancel and preempt; (3) then
-the world is kind, and everything must come to its end. Invariants are checked after every event.
+    1. Three to five owners with one site each; their users submit 70 jobs.
+    2. For the first 90 s all kinds of faults are injected (`RATES`), nodes fail, owners take devices back,
+       and users cancel and preempt jobs.
+    3. Without further faults, every job must then end.
+
+Invariants are checked after every event.
 """
 
 from __future__ import annotations
@@ -61,33 +64,37 @@ PRIORITIES: tuple[Priority, ...] = ("low", "middle", "middle", "high")
 
 @dataclass(kw_only=True)
 class ChaosRun:
-    """What a run came to: its faults by kind, its events, and its `problems`: none is good.
-
-    `preemptions` counts those that users agreed to, `history` says when which fault struck, `longest_leak_s`
-    how long a card was kept that nobody wanted.
-    """
+    """The result of a chaos run; it passed if `problems` is empty."""
 
     seed: int
+    # Number of injected faults by kind.
     struck: Counter[str]
     owners: int
     jobs: int
+    # Events appended to the log.
     events: int
+    # Submissions that the server acknowledged.
     acknowledged: int
+    # Preemptions that users agreed to.
     preemptions: int
+    # Longest time that devices were held for a part no longer wanted.
     longest_leak_s: float
     problems: list[str] = field(default_factory=list)
+    # Time and kind of each fault.
     history: list[str] = field(default_factory=list)
 
 
 def run_chaos(seed: int, log: EventLog | None = None, rates: Mapping[str, float] = RATES) -> ChaosRun:
-    """Play the script from `seed` on `log` (in memory, without one); `rates` leave kinds of fault out."""
+    """Run the scenario of `seed` on `log` (default: in memory); `rates` may omit kinds of faults."""
     rng = random.Random(seed)
     pool, jobs = _script(rng)
     truth, faults, kept = Truth(), Faults(seed + 1, rates), log or ListLog()
     problems: list[str] = []
 
     def check(server: SimulatedServer, now_s: float) -> None:
-        fresh = world.kernel.now - server.up_s < DELAYS.tick_s  # with another clock, and nothing due yet
+        fresh = (
+            world.kernel.now - server.up_s < DELAYS.tick_s
+        )  # its clock may have jumped before a first tick
         grace_s = SKEW_S if fresh else 2 * DELAYS.tick_s
         found = violations(server.coordinator.state, now_s, grace_s=grace_s, job_ids=world.acknowledged)
         problems.extend(f"{world.kernel.now:.2f} s: {one}" for one in found if len(problems) < 20)
@@ -127,7 +134,7 @@ def run_chaos(seed: int, log: EventLog | None = None, rates: Mapping[str, float]
 
 
 def _script(rng: random.Random) -> tuple[Pool, tuple[TraceJob, ...]]:
-    """Return the owners' sites and the jobs of their users."""
+    """Return the pool of the owners' sites and the jobs of their users."""
     names = [f"owner-{number}" for number in range(rng.randint(3, 5))]
     clusters = tuple(
         Cluster(
@@ -160,7 +167,7 @@ def _script(rng: random.Random) -> tuple[Pool, tuple[TraceJob, ...]]:
 
 
 def _misfortunes(world: PoolWorld, faults: Faults, rng: random.Random) -> Steps:
-    """Nodes fail, agents die out of the blue, and owners take cards back, while faults are on."""
+    """Fail nodes and submit owners' jobs that evict parts of the pool, while faults are on."""
     number = 0
     while faults.on:
         yield world.kernel.now + rng.expovariate(1 / 1.5)
@@ -192,7 +199,7 @@ def _cancels(world: PoolWorld, names: list[str], rng: random.Random) -> Steps:
 
 
 def _agreements(world: PoolWorld, faults: Faults, rng: random.Random) -> Steps:
-    """Users of jobs that wait take the chips they are offered, while faults are on."""
+    """Agree to preemption offers of waiting jobs, while faults are on."""
     while faults.on:
         yield world.kernel.now + rng.expovariate(1 / 3.0)
         coordinator = world.server.coordinator
@@ -229,26 +236,26 @@ def _over(world: PoolWorld) -> bool:
 
 
 def _end(world: PoolWorld, cancelled: set[str]) -> list[str]:
-    """Return what is wrong once everything should have come to its end."""
+    """Return what is wrong at the end, when all jobs should have ended."""
     jobs = world.server.coordinator.state.jobs
-    found = [f"{name} was acknowledged and is lost" for name in sorted(world.acknowledged - jobs.keys())]
+    found = [f"{name} was acknowledged but is lost" for name in sorted(world.acknowledged - jobs.keys())]
     for name, job in jobs.items():
         if job.state != "succeeded" and not (job.state == "cancelled" and name in cancelled):
             found.append(f"{name} is {job.state} at the end: {list(job.story or ())[-6:]}")
     for name, agent in world.agents.items():
-        whole = {group.name: group.chips for group in agent.cluster.node_groups}
-        if agent.machine.free_chips() != whole:
-            found.append(f"{name} has {agent.machine.free_chips()} of {whole} free at the end")
-    found += [f"{name} was never taken in" for name in world.fates.keys() - world.acknowledged]
+        installed = {group.name: group.chips for group in agent.cluster.node_groups}
+        if agent.machine.free_chips() != installed:
+            found.append(f"{name} has {agent.machine.free_chips()} of {installed} free at the end")
+    found += [f"{name} was never acknowledged" for name in world.fates.keys() - world.acknowledged]
     return found
 
 
 def _fold(world: PoolWorld, log: EventLog) -> list[str]:
-    """The state is the fold of the log."""
+    """Check that replaying the log gives the server's state; return the problem found."""
     again = Coordinator.replay(log.events(), RULES)
     for state in (again.state, world.server.coordinator.state):
         for record in state.clusters.values():
             record.heard_s = None
         state.touched.clear()
     same = again.state == world.server.coordinator.state
-    return [] if same else ["the state is not the fold of the log"]
+    return [] if same else ["replaying the log gives another state"]

@@ -1,7 +1,7 @@
-"""`Truth`: what really runs in a simulated pool, whatever anybody believes, and what must never be seen.
+"""`Truth`: checks safety properties of a simulated pool against the processes that actually run.
 
-No job runs in two attempts at once, no site runs more than it has, and no card is kept for a part that nobody
-wants any more for longer than `LEAK_S`.
+No job runs in two attempts at once, no part starts twice, no site uses more devices than it has, and no
+device is held longer than `LEAK_S` for a part that is no longer wanted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from isthmus.sim.kernel import Steps
 from isthmus.site import CLAIMING, HOLDING, PartKey
 
 LEAK_S = 60.0
+"""Longest time that devices may be held for a part that is no longer wanted."""
 LOOK_S = 2.0
-"""Between two looks at the cards."""
+"""Interval of the leak check."""
 
 
 class Truth:
-    """Watches a world from outside; `problems` are sentences, none is good."""
+    """Observes a simulation; `problems` lists violations."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -27,23 +28,23 @@ class Truth:
         self._world: PoolWorld | None = None
 
     def watch(self, world: PoolWorld) -> None:
-        """Begin to look at the cards of `world`."""
+        """Start to check `world` for leaked devices."""
         self._world = world
         world.kernel.start(self._look(world))
 
     def processes(self, site: str, key: PartKey, begins: bool) -> None:
-        """Something begins or ends to run."""
+        """Record that processes of a part have started (`begins`) or ended."""
         job, attempt = key
         if not attempt or self._world is None:
             return
-        there = self._running.setdefault(job, {})
+        running_parts = self._running.setdefault(job, {})
         if not begins:
-            there.pop((site, attempt), None)
+            running_parts.pop((site, attempt), None)
             return
-        other = next((one for one in there if one[1] != attempt), None)
+        other = next((one for one in running_parts if one[1] != attempt), None)
         if other is not None:
             self._found(f"{job}: attempt {attempt} at {site} runs beside attempt {other[1]} at {other[0]}")
-        there[site, attempt] = 1
+        running_parts[site, attempt] = 1
         if self._world.agents[site].scheduler.starts[key] > 1:
             self._found(f"{job}: attempt {attempt} was started twice at {site}")
         devices = self._world.agents[site].devices
@@ -68,7 +69,7 @@ class Truth:
                 kept_s = world.kernel.now - since_s
                 self.longest_leak_s = max(self.longest_leak_s, kept_s)
                 if LEAK_S < kept_s <= LEAK_S + LOOK_S:
-                    self._found(f"{site} keeps cards of {key[0]}/{key[1]}, unwanted for {kept_s:.0f} s")
+                    self._found(f"{site} holds devices of {key[0]}/{key[1]}, unwanted for {kept_s:.0f} s")
 
 
 def _wanted(world: PoolWorld, site: str, key: PartKey) -> bool:

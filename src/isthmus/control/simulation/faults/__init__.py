@@ -1,1 +1,1 @@
-"""Faults that a simulated pool injects."""
+"""Fault injection for the pool simulator."""

@@ -1,4 +1,4 @@
-"""`Faults`: what goes wrong in a simulated pool, and how often, all from one seed; counted by kind."""
+"""`Faults`: injects faults into a simulated pool at random from one seed, and counts them by kind."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RATES: Mapping[str, float] = {
     "owner's eviction": 0.1,
     "clock skew": 0.5,
 }
-"""Every kind of fault, and how often it strikes of the times when it could."""
+"""Probability of each kind of fault per opportunity."""
 
 
 class Faults:
-    """Draws from `seed`; a kind without a rate never strikes, and nothing does while `on` is false.
+    """Draws faults from `seed`. Kinds without a rate never occur, and none does while `on` is false.
 
-    `struck` counts how often each kind did, `history` says when, by `clock`.
+    `struck` counts faults by kind; `history` holds the time, by `clock`, and kind of each.
     """
 
     def __init__(self, seed: int = 0, rates: Mapping[str, float] | None = None) -> None:
@@ -44,7 +44,7 @@ class Faults:
         self.history: list[tuple[float, str]] = []
 
     def strikes(self, kind: str) -> bool:
-        """Tell whether a fault of this kind happens now, and count it."""
+        """Decide whether a fault of this kind occurs now, and record it."""
         rate = self.rates.get(kind, 0.0) if self.on else 0.0
         if not rate or self.rng.random() >= rate:
             return False
@@ -52,10 +52,10 @@ class Faults:
         return True
 
     def note(self, kind: str) -> None:
-        """Count a fault that somebody else has decided on."""
+        """Record a fault that the caller injects."""
         self.struck[kind] += 1
         self.history.append((self.clock(), kind))
 
     def between(self, least: float, most: float) -> float:
-        """Return a number between the two."""
+        """Draw a number uniformly from [least, most]."""
         return self.rng.uniform(least, most)

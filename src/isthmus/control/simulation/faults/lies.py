@@ -1,4 +1,4 @@
-"""`lie`: what an owner reports who does not say what is. Only the report is false, not what the site does."""
+"""`lie`: false reports of a site. Only the report is false; the site itself behaves correctly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from isthmus.core.messages.agent_messages import AgentReport, ObservedPart, Part
 
 _STATES: tuple[PartState, ...] = ("queued", "ready", "prepared", "refused", "running", "failed", "released")
 OFTEN = 0.1
-"""Part of its reports that a lying owner makes up."""
+"""Fraction of false reports."""
 
 
 def lie(report: AgentReport, faults: Faults) -> AgentReport:
-    """Return `report`, or one that claims more or fewer free chips, other states, or parts nobody ordered."""
+    """Return `report`, or one with false free chips, a false part state or a part that was never ordered."""
     rng = faults.rng
     if rng.random() >= OFTEN:
         return report
@@ -21,9 +21,9 @@ def lie(report: AgentReport, faults: Faults) -> AgentReport:
         return report.model_copy(update={"free_chips": free})
     if what == 1 and report.parts:
         at = rng.randrange(len(report.parts))
-        # Of what has run it never says that nothing is left: that would be a lie about its own cards alone.
+        # Never report a part that may run as released: that would harm only the site's own devices.
         states = [s for s in _STATES if s != "released" or report.parts[at].state == "queued"]
         changed = report.parts[at].model_copy(update={"state": rng.choice(states)})
         return report.model_copy(update={"parts": (*report.parts[:at], changed, *report.parts[at + 1 :])})
-    strange = ObservedPart(job=f"nobody-{rng.randrange(9)}", attempt=1, state=rng.choice(_STATES))
+    strange = ObservedPart(job=f"unknown-{rng.randrange(9)}", attempt=1, state=rng.choice(_STATES))
     return report.model_copy(update={"parts": (*report.parts, strange)})

@@ -1,4 +1,4 @@
-"""`SqliteLog`: the real store under a simulated server, torn where that dies between write and flush."""
+"""`SqliteLog`: the SQLite store as the simulated server's log, with torn writes on crashes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from isthmus.control.store.sqlite import SqliteStore
 
 
 class SqliteLog:
-    """A store in `folder`; an interrupted append leaves its write-ahead log cut behind the last flush."""
+    """A store in `folder`; an interrupted append truncates the write-ahead log after the flushed bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._copies = folder, 0
         self._store = SqliteStore(folder / "0.db")
 
     def append(self, events: Sequence[Event]) -> None:
-        """Keep events; see `EventLog`."""
+        """Append events; see `EventLog`."""
         self._store.append(events)
 
     def tear(self, events: Sequence[Event], rng: random.Random) -> None:
-        """Go on with a copy of the file whose write-ahead log ends at any byte behind what was flushed."""
+        """Continue on a copy whose write-ahead log ends at a random byte after the flushed ones."""
         wal = Path(f"{self._store.path}-wal")
         flushed_bytes = wal.stat().st_size
         self._store.append(events)
@@ -37,12 +37,12 @@ class SqliteLog:
         self._store = SqliteStore(copy)
 
     def events(self) -> Iterable[Event]:
-        """Return what was kept, as a new process reads it; see `EventLog`."""
+        """Return the stored events as a new process reads them; see `EventLog`."""
         path = self._store.path
         self._store.close()
         self._store = SqliteStore(path)
         return [event for _, event in self._store.events()]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._store.close()

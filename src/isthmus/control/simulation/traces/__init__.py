@@ -1,1 +1,1 @@
-"""Traces of jobs: read, generated, and turned into submissions."""
+"""Job traces: reading, generating, and turning them into submissions and plans."""

@@ -1,8 +1,8 @@
-"""`generate_trace`: a trace in the shape of public ones, from a seed.
+"""`generate_trace`: a seeded random trace with the statistics of published ones.
 
-Arrivals are a Poisson process whose rate swings by day and night; gangs are powers of two with a heavy tail;
-run times are lognormal. Acme's and Helios' published traces look so: most jobs small and short, most chip
-hours in few large ones (Hu et al., NSDI 2024 and SC 2021).
+Arrivals are a Poisson process with a daily cycle, gang sizes are powers of two with a heavy tail, run times
+are lognormal. As in the traces of Acme and Helios, most jobs are small and short and a few large ones take
+most chip hours (Hu et al., NSDI 2024 and SC 2021).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.core.priority import Priority
 
 DAY_S = 86_400.0
 SWING = 0.6
-"""The rate rises and falls by this part of its mean in the course of a day."""
+"""Amplitude of the arrival rate's daily cycle, relative to its mean."""
 
 MEDIAN_RUN_S, RUN_SIGMA = 1_800.0, 1.2
 PRIORITIES: Mapping[Priority, float] = {"low": 0.2, "middle": 0.7, "high": 0.1}
@@ -25,7 +25,7 @@ PRIORITIES: Mapping[Priority, float] = {"low": 0.2, "middle": 0.7, "high": 0.1}
 def generate_trace(
     chips: Mapping[str, int], *, seed: int, num_jobs: int, load: float = 0.8, chips_per_worker: int = 8
 ) -> Trace:
-    """Return `num_jobs` jobs of owners with so many `chips` each, asking for `load` of what all could give.
+    """Return a trace of `num_jobs` jobs with offered load `load`, a fraction of all `chips` (by owner).
 
     Owners submit in proportion to their chips; no gang is larger than half of all chips. The same seed gives
     the same trace.
@@ -54,12 +54,12 @@ def generate_trace(
 
 
 def _sizes(most: int) -> dict[int, float]:
-    """Return the weight of each number of workers: twice as large, half as frequent."""
+    """Return the weight of each gang size: twice the size, half the frequency."""
     return {2**power: 0.5**power for power in range(most.bit_length()) if 2**power <= most}
 
 
 def _pause_s(rng: random.Random, rate: float, now_s: float) -> float:
-    """Return the time to the next arrival, by thinning a process of the highest rate."""
+    """Return the seconds to the next arrival, by thinning a Poisson process of the peak rate."""
     at_s = now_s
     while True:
         at_s += rng.expovariate(rate * (1 + SWING))

@@ -1,7 +1,7 @@
-"""`Trace`: who asked for what, when, and how long it ran. Read from a file, or generated.
+"""`Trace`: jobs with owner, size, submission time and run time; `read_trace` reads one from a file.
 
-Two forms of files are read: what Slurm's accounting prints (`sacct -a -X -P`), and the CSV of Alibaba's GPU
-traces of 2026 (`organization,gpu_model,gpu_request,worker_num,submit_time,duration,job_type`).
+Two formats are supported: Slurm accounting (`sacct -a -X -P`), and the CSV of Alibaba's GPU traces of 2026
+(`organization,gpu_model,gpu_request,worker_num,submit_time,duration,job_type`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ _ELAPSED = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceJob:
-    """A gang of `workers` with `chips_per_worker` chips each, which `owner`'s users asked for at `submit_s`.
-
-    It runs for `run_s` seconds once all have started. `chip` is empty where any will do.
-    """
+    """A job of a trace: a gang of `workers` with `chips_per_worker` chips each."""
 
     name: str
     owner: str
+    # Submission time, and run time once all workers have started.
     submit_s: float
     run_s: float
     workers: int = 1
     chips_per_worker: int = 1
+    # Chip model; "": any.
     chip: str = ""
     priority: Priority = "middle"
 
@@ -47,22 +46,22 @@ class TraceJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Jobs by the time of their submission, the first at 0; `skipped` counts rows left out, by reason."""
+    """Jobs ordered by submission time, the first at 0; `skipped` counts skipped rows by reason."""
 
     jobs: tuple[TraceJob, ...]
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """All owners, by name."""
+        """All owners, sorted by name."""
         return tuple(sorted({job.owner for job in self.jobs}))
 
 
 def read_trace(path: Path, limit: int | None = None) -> Trace:
-    """Return the first `limit` jobs (all, without it) of a file; its header says what it is.
+    """Return the first `limit` jobs (None: all) of a file; the header determines its format.
 
-    Rows without chips or without a run are left out and counted. Raises `InputError` for a file that cannot
-    be read, is of neither form, or has a value that is no number, with its line.
+    Rows without chips or with a run time of 0 are skipped and counted. Raises `InputError` for a file that
+    cannot be read or has an unknown format, and for an invalid value, with its line.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -74,7 +73,7 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
             rows = csv.DictReader(file, fieldnames=names, delimiter=separator)
             return _trace(_jobs(path, rows, form.read), limit)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read: {error}", hint="name a trace file") from error
+        raise InputError(f"{path} cannot be read: {error}", hint="give the path of a trace file") from error
 
 
 def _trace(found: Iterable[TraceJob | str], limit: int | None) -> Trace:
@@ -96,15 +95,15 @@ def _jobs(path: Path, rows: Iterable[Row], read: Callable[[Row], TraceJob | str]
         try:
             yield read({name: value or "" for name, value in row.items() if name})
         except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}", hint="mend or remove the line") from error
+            raise InputError(f"{path}, line {number}: {error}", hint="fix or remove the line") from error
 
 
 def _require_columns(path: Path, names: list[str], needed: tuple[str, ...]) -> None:
-    lacking = [name for name in needed if name not in names]
-    if lacking:
+    missing = [name for name in needed if name not in names]
+    if missing:
         raise InputError(
-            f"{path} has no column {', '.join(lacking)}",
-            hint="print it with `sacct -a -X -P -o JobID,Account,Submit,Elapsed,NNodes,ReqTRES,QOS`, or take "
+            f"{path} has no column {', '.join(missing)}",
+            hint="export it with `sacct -a -X -P -o JobID,Account,Submit,Elapsed,NNodes,ReqTRES,QOS`, or use "
             "a CSV with organization,gpu_model,gpu_request,worker_num,submit_time,duration,job_type",
         )
 
@@ -132,7 +131,7 @@ def _sacct_job(row: Row) -> TraceJob | str:
 
 
 def _named_priority(name: str) -> Priority:
-    """Return `high` or `low` where a quality of service says so in its name."""
+    """Return the priority that the name of a Slurm QOS suggests, `middle` by default."""
     lower = name.lower()
     if any(word in lower for word in ("high", "urgent")):
         return "high"
@@ -142,7 +141,7 @@ def _named_priority(name: str) -> Priority:
 def _elapsed_s(text: str) -> float:
     found = _ELAPSED.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"'{text}' is no elapsed time like 1-02:03:04")
+        raise ValueError(f"'{text}' is not an elapsed time such as 1-02:03:04")
     days, hours, minutes, seconds = (
         int(found[name] or 0) for name in ("days", "hours", "minutes", "seconds")
     )
@@ -152,7 +151,7 @@ def _elapsed_s(text: str) -> float:
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"'{text}' is no number")
+        raise ValueError(f"'{text}' is not a finite number")
     return value
 
 

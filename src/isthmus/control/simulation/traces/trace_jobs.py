@@ -1,8 +1,8 @@
-"""Jobs of a trace as the pool knows them: what is submitted, and the plans that the planner would answer.
+"""`TracePlanner`: plans for the jobs of a trace, in place of the planner; `submission_of` makes submissions.
 
-Their pipelines are planned already: a gang of W workers is S stages of W / S equal pipelines (S at most
-`MOST_STAGES`), and the three stages of co-scheduling only look for a place (`placement.place_all`). A gang
-that any chips will do for, and that no one kind has room for, is cut in two gangs of unlike pipelines.
+Pipelines are fixed in advance: a gang of W workers becomes W / S equal pipelines of S stages (S at most
+`MOST_STAGES`), and only their placement is searched (`placement.place_all`). A gang that accepts any chip
+model and fits no single one is split into two gangs with heterogeneous pipelines.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage
 from isthmus.core.pool import Cluster, Pool
 
 MOST_STAGES = 4
-"""A gang is cut into so many pipeline stages at most: so many sites can share it."""
+"""Largest number of pipeline stages of a gang, and so of sites that share it."""
 
 GBPS = 0.5
-"""What one pipeline sends across the WAN, in Gbit/s; its schedule tolerates a delay of `DELAY_S`.
-
-Unlike pipelines at two clusters send each other as much in gradients.
-"""
+"""WAN traffic of one pipeline in Gbit/s; heterogeneous pipelines exchange gradients at the same rate."""
 
 DELAY_S = 0.05
+"""WAN delay that a pipeline's schedule tolerates."""
 
 _LAYERS = MOST_STAGES
 _GRADIENTS = Gradients(
@@ -60,13 +58,13 @@ _JOB = Job(
 
 
 def submission_of(job: TraceJob, placement: Placement) -> Submission:
-    """Return what the owner's user submits; its key is the job's name."""
+    """Return the submission of a trace job; its key is the job's name."""
     changes = {"name": job.name, "priority": job.priority, "placement": placement}
     return Submission(job=_JOB.model_copy(update=changes), model=_MODEL, key=job.name)
 
 
 class TracePlanner:
-    """Answers requests for plans of `jobs`, by name, on the clusters and links of `pool`."""
+    """Answers planning requests for `jobs` on the clusters and links of `pool`."""
 
     def __init__(self, jobs: Iterable[TraceJob], pool: Pool) -> None:
         self.jobs = {job.name: job for job in jobs}
@@ -76,7 +74,7 @@ class TracePlanner:
         self._needs: dict[tuple[int, int, str], Requirement] = {}
 
     def __call__(self, request: MakePlans) -> PlanSet:
-        """Return the best place for the job's pipelines, or why there is none."""
+        """Return a plan with the best placement of the job's pipelines, or the refusals."""
         job = self.jobs[request.submission.job.name]
         free = request.free_chips
         most = sum(sum(groups.values()) for groups in free.values())
@@ -98,7 +96,7 @@ class TracePlanner:
         return PlanSet(plans=(), refused=tuple(refused))
 
     def _unlike(self, job: TraceJob, resources: Resources) -> Iterator[Demand]:
-        """Yield ways to cut a gang for two kinds of chip: what the first has room for, and the rest."""
+        """Yield splits of a gang over two chip models: the first takes as many workers as fit."""
         if job.chip in self._kinds:
             return
         for first, second in itertools.permutations(self._kinds, 2):
@@ -113,7 +111,7 @@ class TracePlanner:
                 )
 
     def _left(self, free_gbps: Mapping[str, float]) -> dict[Ends, FreeLink]:
-        """Return what links have left: most have all."""
+        """Return the links with their free bandwidth."""
         links = dict(self._links)
         for name, ends in self._ends.items():
             gbps = free_gbps.get(name)
@@ -122,7 +120,7 @@ class TracePlanner:
         return links
 
     def requirement(self, gang: int, chips_per_worker: int, chip: str) -> Requirement:
-        """Return what a gang's pipelines need of nodes of `chip`; a worker larger than a node is cut."""
+        """Return the requirement of a gang's pipelines on `chip`; workers larger than a node are split."""
         key = gang, chips_per_worker, chip
         if key not in self._needs:
             node = self._kinds[chip]
@@ -165,7 +163,7 @@ class TracePlanner:
 
 
 def _stages(replica: int, needed: Requirement, where: Sequence[str], taken: Taken) -> list[Stage]:
-    """Return the stages of equal pipelines, side by side in one, a layer each."""
+    """Return the stages of equal pipelines merged into one: a layer per stage, pipelines as `cp`."""
     found: list[Stage] = []
     for cluster, need, groups in zip(where, needed.stages, taken, strict=True):
         for group, pipelines in groups:
@@ -184,7 +182,7 @@ def _stages(replica: int, needed: Requirement, where: Sequence[str], taken: Take
 
 
 def _demand(*needed: Requirement) -> Demand:
-    """Return pipelines of one or several kinds, whose gradients are `GBPS` on any link between them."""
+    """Return the demand of one or several kinds of pipelines that exchange `GBPS` of gradients per link."""
     kinds = []
     for number, one in enumerate(needed):
         spans = tuple((i, _LAYERS if i + 1 == one.num_stages else i + 1) for i in range(one.num_stages))

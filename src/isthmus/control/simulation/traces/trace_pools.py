@@ -1,4 +1,4 @@
-"""Pools for traces: `pool_for` makes one, `settle` gives the jobs of a trace to the owners of a pool."""
+"""Pools for traces: `pool_for` makes a pool, `settle` assigns a trace's jobs to the owners of a pool."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from isthmus.core.priority import PriorityMap
 CHIP, CHIPS_PER_NODE = "H20", 8
 BANDWIDTH_GBPS, DELAY_MS = 100.0, 10.0
 OWN_LEVELS = ("repair", "own")
-"""Levels of a simulated site above the pool's: nodes under repair, and its owner's own jobs."""
+"""Priority levels of a simulated site above the pool's: node repairs and its owner's jobs."""
 
 
 def pool_for(trace: Trace, load: float, owners: int) -> Pool:
-    """Return a pool in which each of the `owners` that ask for most has chips for `load` of what it asks for.
+    """Return a fully connected pool for the `owners` with the highest demand, sized for offered load `load`.
 
-    Each has one cluster of equal nodes; all are joined to all.
+    Each owner has one cluster of equal nodes.
     """
     asked = _asked(trace.jobs)
     names = sorted(asked, key=lambda owner: (-asked[owner], owner))[:owners]
@@ -48,10 +48,10 @@ def pool_for(trace: Trace, load: float, owners: int) -> Pool:
 
 
 def settle(trace: Trace, pool: Pool) -> tuple[tuple[TraceJob, ...], Pool]:
-    """Return the jobs as those of the pool's owners, and the pool with levels of the owners' own.
+    """Return the jobs reassigned to the pool's owners, and the pool with `OWN_LEVELS` added.
 
-    Owners of the trace that the pool does not know are given to its owners, those that ask for most first, to
-    whoever then is asked for the least of what it has. Kinds of chip that the pool lacks become any kind.
+    Unknown owners of the trace, in order of decreasing demand, map to the pool owner with the least demand
+    per chip. Chip models that the pool lacks become any model.
     """
     chips: dict[str, int] = {}
     for one in pool.clusters:
@@ -71,7 +71,7 @@ def settle(trace: Trace, pool: Pool) -> tuple[tuple[TraceJob, ...], Pool]:
 
 
 def _asked(jobs: Sequence[TraceJob]) -> dict[str, float]:
-    """Return the chip seconds that each owner asks for."""
+    """Return each owner's demand in chip seconds."""
     asked: dict[str, float] = {}
     for job in jobs:
         asked[job.owner] = asked.get(job.owner, 0.0) + job.chips * job.run_s
@@ -85,6 +85,6 @@ def _with_own(cluster: Cluster) -> PriorityMap:
 
 
 def _name(owner: str) -> str:
-    """Return an owner of a trace as a name of the pool."""
+    """Return an owner of a trace as a valid name in the pool."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in owner)[:48]
     return kept if kept[:1].isalnum() else f"owner-{kept}"
