@@ -1,7 +1,7 @@
-"""`may_end`: could a replica of a decided chance end so many micro-batches in time, its stages in some order?
+"""`may_end`: can a pipeline within a relaxation finish its micro-batches in time, in some order of the slots?
 
-It looks at the chance stage by stage (`layers_within`), with what each may hold in memory, its wires and its
-all-reduce, and never says no to a chain that could.
+Checks the stages in turn (`layers_within`) with their memory limits, links and all-reduce. Errs on one side
+only: it returns True for every pipeline that can finish.
 """
 
 from __future__ import annotations
@@ -20,28 +20,26 @@ from isthmus.plan.search.costs.stage_costs import Seat
 
 @dataclass(frozen=True)
 class Look:
-    """What is asked of a replica: to end `micro_batches` within `time_s`.
-
-    `in_step` replicas do the same at the same time and send at once, the others have one micro-batch less.
-    `ahead` is the forwards a stage may be ahead for each stage after it (0: any number).
-    """
+    """Can a replica finish `micro_batches` within `time_s`?"""
 
     micro_batches: int
     time_s: float
+    # Replicas that run in step and send at once; all others have one micro-batch less.
     in_step: int
+    # Forwards that a stage may run ahead, per stage after it; 0: unlimited.
     ahead: int
 
 
 Block = tuple[Spot, Seat, int]
-"""A spot in a chain, its seat, and the most stages there."""
+"""A slot of a pipeline, its cost table, and the most stages there."""
 
 
 def may_end(
     chances: Chances, chance: Chance, spots: Sequence[Spot], tail: Tail, look: Look
 ) -> tuple[bool, int]:
-    """Return whether some order of the spots may do it, and the number of stages that were looked at.
+    """Return whether some order of the slots may finish in time, and the number of stages checked.
 
-    Of layers that differ a stage takes those that suit it best.
+    Where layers differ, each stage is charged its cheapest ones.
     """
     spent, returns = 0, chances.returns(spots)
     blocks = [(spot, *one[0]) for spot, one in zip(spots, chance.choices, strict=True)]
@@ -66,9 +64,9 @@ def may_end(
 def _may_return(
     chances: Chances, order: Sequence[Block], chance: Chance, tail: Tail, look: Look
 ) -> tuple[bool, int]:
-    """Return whether it may be done with some stages of the first spot at the end, and what was looked at.
+    """Return whether a pipeline that returns to its first slot may finish, and the stages checked.
 
-    From `low` to `high` of its stages at the end are looked at together, and apart where that may be done.
+    Bisects over the number of stages at the end: a range is checked as one, and split where it may finish.
     """
     spot, seat, count = order[0]
     todo, spent = [(1, count - 1)] if count > 1 else [], 0
@@ -97,9 +95,9 @@ def _in_time(
 def _stages(
     chances: Chances, blocks: Sequence[Block], chance: Chance, tail: Tail, look: Look
 ) -> list[StageLimit]:
-    """Return the stages of a chain; where several spots have some, any of them may stay empty.
+    """Return the limits of each stage; where a slot has several stages, each of them may stay empty.
 
-    What crosses between clusters where a spot is a pool is left out: not all replicas are in step there.
+    Pooled slots are charged no transfers between clusters: their replicas are not all in step.
     """
     dp, pooled = chance.dp, any(spot.members for spot, _, _ in blocks)
     alone, found, micro_batches = len(blocks) == 1, list[StageLimit](), look.micro_batches
@@ -130,7 +128,7 @@ def _stages(
 
 
 def _steady(chances: Chances, blocks: Sequence[Block]) -> bool:
-    """Say whether no wire of a chain has jitter: only then do equal replicas stay in step."""
+    """Return whether no link of a pipeline has jitter; only then do equal replicas stay in step."""
     names = [spot.cluster for spot, _, _ in blocks]
     ways = [
         chances.space.ways.way(*ends)
@@ -144,7 +142,7 @@ def _steady(chances: Chances, blocks: Sequence[Block]) -> bool:
 def _hop(
     chances: Chances, spots: tuple[Spot, Spot], seat: Seat, dp: int, look: Look, steady: bool
 ) -> tuple[float, float]:
-    """Return the least seconds of a message between two spots, and those of all, one way."""
+    """Return, for one direction between two slots, the least seconds of a message and of all messages."""
     ends = (spots[0].cluster, spots[1].cluster)
     there, back = chances.space.ways.way(*ends), chances.space.ways.way(*ends[::-1])
     if there is None or back is None:

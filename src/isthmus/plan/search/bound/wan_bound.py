@@ -1,4 +1,4 @@
-"""`crossing_of`: the least that a chain over several clusters spends on messages, in whatever order."""
+"""`crossing_of`: a lower bound on a pipeline's transfer time between clusters, for any order of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from isthmus.plan.search.costs.routes import Ways
 
 @dataclass(frozen=True)
 class Crossing:
-    """Seconds that a micro-batch is between clusters, both ways, and that its message occupies a wire."""
+    """Lower bounds on transfers between clusters."""
 
+    # Seconds that a micro-batch spends between clusters, both ways.
     hops_s: float = 0.0
+    # Seconds for which its message occupies a link.
     wire_s: float = 0.0
 
 
 def crossing_of(clusters: Sequence[str], ways: Ways, num_bytes: float) -> Crossing:
-    """Return the least of a chain that passes each cluster in one go; infinite where no order is joined.
+    """Return the least over pipelines that pass each cluster once; infinite where no order is linked.
 
-    A message of `num_bytes` may come early, once, where a way has jitter.
+    A message has `num_bytes`. A route with jitter may deliver one message early, so its delay counts as 0.
     """
     hops_s, wires_s = {}, []
     for a, b in itertools.permutations(clusters, 2):

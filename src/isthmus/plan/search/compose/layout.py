@@ -1,4 +1,4 @@
-"""`Layout`: an answer of the search before it is written down: chains and their micro-batches."""
+"""`Layout`: a result of the search before it is written as a plan: pipelines and their micro-batches."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batch
 
 @dataclass(frozen=True)
 class Row:
-    """The replicas of one chain, and the micro-batches that each of them takes in a step."""
+    """The replicas of one pipeline."""
 
     shape: Shape
     chain: Chain
+    # Micro-batches of each replica in a step, shape [dp].
     counts: tuple[int, ...]
 
     @cached_property
     def cuts(self) -> tuple[StageCut, ...]:
-        """Every stage, with what it recomputes."""
+        """Every stage with its recomputed layers."""
         return self.shape.stage_cuts(self.chain.layers, max(self.counts)) or ()
 
     @property
     def end_s(self) -> float:
-        """Seconds until the last replica has ended, gradients reduced inside its clusters."""
+        """Seconds until the last replica finishes, gradients reduced inside its clusters."""
         cost = self.chain.cost
         return cost.first_s + (max(self.counts) - 1) * cost.pace_s
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Chains side by side. `estimate_s` is the closed form that the search compares by.
-
-    `micro_batch_size` is the largest, where chains have unlike ones.
-    """
+    """Pipelines side by side."""
 
     rows: tuple[Row, ...]
+    # Samples of a micro-batch; the largest where pipelines have mixed sizes.
     micro_batch_size: int
     schedule: str
+    # Seconds of the gradient ring between clusters.
     ring_s: float
 
     @cached_property
     def estimate_s(self) -> float:
-        """Seconds of an iteration in closed form."""
+        """Closed-form seconds of an iteration, by which the search compares layouts."""
         return max(row.end_s for row in self.rows) + self.ring_s
 
     @property
     def link_bound(self) -> bool:
-        """Whether gradients between clusters take longer than all micro-batches."""
+        """Whether the gradient ring between clusters takes longer than all micro-batches."""
         return self.ring_s > max(row.end_s for row in self.rows)
 
     @property
     def unlike_sizes(self) -> bool:
-        """Whether chains have micro-batches of several sizes."""
+        """Whether pipelines have different micro-batch sizes."""
         return any(row.shape.micro_batch_size != self.micro_batch_size for row in self.rows)
 
     @property
     def local_steps(self) -> int:
-        """Steps that groups of replicas take between two averages; 1: all reduce their gradients."""
+        """Steps between two parameter averages of groups of replicas; 1: every step reduces gradients."""
         return self.rows[0].shape.task.local_steps
 
     @property
@@ -76,14 +76,14 @@ class Layout:
 
     @cached_property
     def clusters(self) -> tuple[str, ...]:
-        """Clusters it uses, sorted by name."""
+        """The clusters it uses, sorted by name."""
         return tuple(
             sorted({spot.cluster for row in self.rows for spot in (s.spot for s in row.shape.segments)})
         )
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others, whatever the order in which it was found."""
+        """An identity that is independent of the order in which layouts are found."""
         return (
             self.micro_batch_size,
             self.schedule,
@@ -117,9 +117,9 @@ def deal(
     ring_s: float,
     even: bool = False,
 ) -> Layout | None:
-    """Return the layout of cut shapes with the micro-batches dealt, None with too few to go round.
+    """Return the layout of split pipelines with the micro-batches distributed; None with too few of them.
 
-    They are dealt by speed, or `even`ly.
+    Distributes by speed, or equally with `even`.
     """
     chosen = placed(chosen)
     paces = [Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp) for shape, chain in chosen]
@@ -131,5 +131,5 @@ def deal(
 
 
 def placed(chosen: Sequence[tuple[Shape, Chain]]) -> list[tuple[Shape, Chain]]:
-    """Return cut shapes with those at pooled spots as what they are at the spots themselves."""
+    """Return split pipelines, pooled ones expanded into one per distinct set of stage locations."""
     return [one for shape, chain in chosen for one in chain.parts or ((shape, chain),)]

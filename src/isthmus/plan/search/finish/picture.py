@@ -1,4 +1,4 @@
-"""`plan_picture`: a plan as a drawing (SVG): a line of boxes per kind of replica, coloured by cluster."""
+"""`plan_picture`: an SVG drawing of a plan: a row of boxes per kind of replica, coloured by cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ BOX, HEIGHT, GAP, LEFT, TOP = 96, 58, 26, 12, 34
 
 
 def plan_picture(plan: Plan) -> str:
-    """Return the drawing. Equal replicas are drawn once; wide gaps are links between clusters."""
+    """Return the SVG drawing of a plan. Equal replicas are drawn once; dashed red arrows are links between
+    clusters.
+    """
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(plan.clusters)}
     kinds: dict[tuple[object, ...], list[int]] = {}
     for replica in range(plan.dp):

@@ -1,4 +1,4 @@
-"""`write_plan`: write a layout down as a `Plan`, and `predicted`: with what the simulator found and why."""
+"""`write_plan`: a layout as a `Plan`; `predicted` adds the simulated prediction and its explanation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.sim import TrainingRun
 
 @dataclass(frozen=True)
 class Scored:
-    """A layout, the plan it was written as, and what the simulator found."""
+    """A layout, its plan and its simulation result."""
 
     layout: Layout
     plan: Plan
@@ -39,12 +39,12 @@ class Scored:
 
     @property
     def energy_j(self) -> float:
-        """Joules of an iteration: chips at their rated power."""
+        """Joules of an iteration, with chips at their rated power."""
         return self.layout.rate("power") * self.time_s
 
 
 def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Plan:
-    """Return the plan of a layout, without a prediction. Equal layouts get the same id, wherever made."""
+    """Return the plan of a layout, without a prediction. Equal layouts get the same id."""
     stages: list[Stage] = []
     counts: list[int] = []
     for row in layout.rows:
@@ -75,7 +75,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
 
 
 def _sizes(layout: Layout) -> tuple[int, ...]:
-    """Return the micro-batch size of every replica, nothing where all have one."""
+    """Return the micro-batch size of every replica, empty if all are equal."""
     if not layout.unlike_sizes:
         return ()
     return tuple(row.shape.micro_batch_size for row in layout.rows for _ in row.counts)
@@ -102,7 +102,7 @@ def _stages(row: Row) -> Sequence[Stage]:
 
 
 def _warm_up(layout: Layout) -> tuple[int, ...]:
-    """Return the warm-up of an overlapped schedule, within what the stages were checked to hold."""
+    """Return the warm-up of an overlapped schedule, within the memory that was checked for the stages."""
     if layout.schedule != "overlapped":
         return ()
     row = max(layout.rows, key=lambda one: one.end_s)
@@ -112,7 +112,7 @@ def _warm_up(layout: Layout) -> tuple[int, ...]:
 
 
 def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
-    """Name a plan by what it is: the same stages have the same id, whenever and wherever it is made."""
+    """Return an id that is a hash of the plan's content."""
     text = ";".join(
         f"{s.cluster}/{s.node_group}/{s.layers}/{s.tp}/{s.cp}/{s.ep}/{s.recompute}/{s.recompute_layers}"
         for s in stages
@@ -125,7 +125,7 @@ def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
 
 
 def predicted(one: Scored, task: Task) -> Plan:
-    """Return the plan with its prediction and the reasons for it."""
+    """Return the plan with its prediction and explanation."""
     plan, layout, run = one.plan, one.layout, one.run
     cards = sum(
         row.shape.dp * seat.num_chips / seat.chip.chips_per_card
@@ -155,12 +155,12 @@ def predicted(one: Scored, task: Task) -> Plan:
 
 
 def _update_s(row: Row, seat: Seat, cut: StageCut) -> float:
-    """Return the seconds that a stage's reduction of gradients inside its cluster and its update take."""
+    """Return the seconds of a stage's gradient reduction inside its cluster and of its update."""
     return seat.last_s(seat.parameters(cut.first, cut.last), row.shape.dp, row.shape.zero)
 
 
 def _peaks(layout: Layout) -> Sequence[int]:
-    """Return the bytes of every stage at its fullest."""
+    """Return the peak bytes of every stage."""
     found: list[int] = []
     for row in layout.rows:
         shape, most = row.shape, max(row.counts)
@@ -194,7 +194,7 @@ def _assumptions(layout: Layout, task: Task) -> tuple[str, ...]:
 
 
 def why(one: Scored) -> str:
-    """Say in words what bounds the plan, and what the next faster one would need."""
+    """Return what bounds the plan, and what the next faster one would need, as text."""
     layout, run = one.layout, one.run
     number = max(range(len(run.stages)), key=lambda i: run.stages[i].busy_s)
     slowest = run.stages[number]
@@ -202,7 +202,7 @@ def why(one: Scored) -> str:
     cut, spot = row.cuts[slowest.stage], row.shape.spots[slowest.stage]
     text = (
         f"stage {slowest.stage} on {spot.cluster} ({spot.chip.name}) is the slowest: "
-        f"{format_seconds(cut.total_s)} a micro-batch, "
+        f"{format_seconds(cut.total_s)} per micro-batch, "
         f"busy {slowest.busy_s / run.iteration_s:.0%} of the step"
     )
     if layout.dp > 1:
@@ -226,28 +226,28 @@ def why(one: Scored) -> str:
 
 
 def averages(layout: Layout) -> str:
-    """Say which groups of replicas average how often, what that saves, and that it is not the same."""
+    """Return text on local steps: how often clusters average, the time it takes, and the effects."""
     steps = layout.local_steps
     each_s = layout.ring_s * steps
     return (
         f"clusters average their parameters every {steps} steps, {format_seconds(each_s)} each time "
-        f"({format_seconds(layout.ring_s)} a step), instead of reducing gradients every step: "
-        f"that changes what is learned, and holds {OUTER_BYTES} bytes more a parameter"
+        f"({format_seconds(layout.ring_s)} per step), instead of reducing gradients every step: "
+        f"this changes the training result, and takes {OUTER_BYTES} more bytes per parameter"
     )
 
 
 def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:
-    """Say what the next faster plan would need: memory, a better link, more micro-batches."""
+    """Return what the next faster plan would need: memory, a better link, more micro-batches."""
     found = []
     again_s = max(_recomputed_s(row) for row in layout.rows)
     again = sum(cut.recomputed for row in layout.rows for cut in row.cuts)
     if again:
         found.append(
-            f"memory for the {again} recomputed layers would save up to {format_seconds(again_s)} a step"
+            f"memory for the {again} recomputed layers would save up to {format_seconds(again_s)} per step"
         )
     exposed_s = max(stage.exposed_communication_s for stage in run.stages)
     if exposed_s > 0.02 * run.iteration_s:
-        found.append(f"computing waits up to {format_seconds(exposed_s)} a step for messages and gradients")
+        found.append(f"computation waits up to {format_seconds(exposed_s)} per step for communication")
     bubble_s = max(stage.bubble_s for stage in run.stages)
     if bubble_s > 0.05 * run.iteration_s:
         found.append(
@@ -266,13 +266,13 @@ def _recomputed_s(row: Row) -> float:
 
 
 def _row_of(layout: Layout, replica: int) -> Row:
-    """Return the row of a replica as the simulator numbers them: one per kind."""
+    """Return the pipeline of a simulated replica; the simulator has one replica per kind."""
     kinds = [row for row in layout.rows for _ in sorted(set(row.counts), reverse=True)]
     return kinds[min(replica, len(kinds) - 1)]
 
 
 def _counts(layout: Layout) -> str:
-    """Return `8 x 11 and 4 x 10 micro-batches of 1`: replicas, their micro-batches, and the size of these."""
+    """Return replicas, micro-batches and their size as text: `8 x 11 and 4 x 10 micro-batches of 1`."""
     parts: dict[int, list[str]] = {}
     for row in layout.rows:
         for count in sorted(set(row.counts), reverse=True):

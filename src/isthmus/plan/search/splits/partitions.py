@@ -1,15 +1,16 @@
-"""Which node groups train together: set partitions for few, nested islands by link speed for many."""
+"""Partitions of node groups: all set partitions for few, nested clusterings by link speed for many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 Partition = tuple[tuple[int, ...], ...]
-"""Islands of places (indices), each in ascending order; every place is in exactly one island."""
+"""Groups of ascending indices; every index is in exactly one group."""
 
 
 def all_partitions(count: int) -> Iterator[Partition]:
-    """Yield every partition of `range(count)`, one island first (Bell numbers: 1, 2, 5, 15, 52, ...)."""
+    """Yield every partition of `range(count)`, the single group first (Bell numbers: 1, 2, 5, 15, 52, ...).
+    """
     if count == 0:
         yield ()
         return
@@ -20,10 +21,9 @@ def all_partitions(count: int) -> Iterator[Partition]:
 
 
 def nested_partitions(count: int, rate: Callable[[int, int], float]) -> tuple[Partition, ...]:
-    """Return the partitions that appear as islands are joined along ever slower links, all alone first.
+    """Return the partitions of single-linkage clustering, all indices alone first; at most `count`.
 
-    `rate(i, j)` is how fast places `i` and `j` are joined (0: not at all). At most `count` partitions: those
-    of single-linkage clustering. The islands of equal chips of the largest pools are found in this way.
+    `rate(i, j)` is the link speed between indices `i` and `j` (0: not linked).
     """
     islands = [[place] for place in range(count)]
     pairs = sorted(
