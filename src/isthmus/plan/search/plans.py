@@ -136,18 +136,18 @@ def search_plans(question: Question) -> Answer:
     # Step 1: collect the free slots that the placement admits.
     task = _task(question)
     clusters = sorted(eligible_clusters(question.pool, placement), key=lambda one: one.name)
-    spots = {one.name: spots_of(question.pool, one, placement, question.free) for one in clusters}
-    every = [spot for one in spots.values() for spot in one]
-    effort = SMALL if sum(spot.chips for spot in every) <= SMALL_POOL else LARGE
+    slots = {one.name: spots_of(question.pool, one, placement, question.free) for one in clusters}
+    every = [slot for one in slots.values() for slot in one]
+    effort = SMALL if sum(slot.chips for slot in every) <= SMALL_POOL else LARGE
     # Step 2: search by the closed-form estimate, then simulate the best layouts.
-    explorers = _searched(question, task, spots, effort)
+    explorers = _searched(question, task, slots, effort)
     explorer, tally = explorers[0], explorers[0].tally
     scored = sorted((one for some in explorers for one in _finals(question, some, task, effort)), key=by_time)
     # Step 3: explain refusals and select by the objective.
     refused: tuple[Refusal, ...] = ()
     if question.explain:
         total = job.training.global_batch_size // job.training.micro_batch_size
-        refused = refusals(explorer, clusters, spots, placement, total)
+        refused = refusals(explorer, clusters, slots, placement, total)
     steps, deadline_s, budget = job.training.steps, question.deadline_s, question.budget
     chosen = choose(scored, question.objective, steps, deadline_s, budget, question.keep)
     if scored and not chosen:
@@ -214,7 +214,7 @@ def _task(question: Question) -> Task:
 
 def _owner_groups(spots: dict[str, tuple[Spot, ...]], several_owners: bool) -> list[list[Spot]]:
     """Return the slots that one plan may combine: all, or those of each owner."""
-    every = [spot for one in spots.values() for spot in one]
+    every = [slot for one in spots.values() for slot in one]
     if several_owners:
         return [every]
     return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]

@@ -42,9 +42,9 @@ def may_end(
     Where layers differ, each stage is charged its cheapest ones.
     """
     spent, returns = 0, chances.returns(spots)
-    blocks = [(spot, *one[0]) for spot, one in zip(spots, chance.choices, strict=True)]
+    blocks = [(slot, *one[0]) for slot, one in zip(spots, chance.choices, strict=True)]
     for order in itertools.permutations(blocks):
-        names = [spot.cluster for spot, _, _ in order]
+        names = [slot.cluster for slot, _, _ in order]
         first, last = order[0][0], order[-1][0]
         if len(list(itertools.groupby(names))) > len(set(names)) or not first.reads_data:
             continue
@@ -68,11 +68,11 @@ def _may_return(
 
     Bisects over the number of stages at the end: a range is checked as one, and split where it may finish.
     """
-    spot, seat, count = order[0]
+    slot, cost_table, count = order[0]
     todo, spent = [(1, count - 1)] if count > 1 else [], 0
     while todo:
         low, high = todo.pop()
-        blocks = [(spot, seat, count - low), *order[1:], (spot, seat, high)]
+        blocks = [(slot, cost_table, count - low), *order[1:], (slot, cost_table, high)]
         found, seen = _in_time(chances, blocks, chance, tail, look)
         spent += seen
         if found and low == high:
@@ -99,18 +99,18 @@ def _stages(
 
     Pooled slots are charged no transfers between clusters: their replicas are not all in step.
     """
-    dp, pooled = chance.dp, any(spot.members for spot, _, _ in blocks)
+    dp, pooled = chance.dp, any(slot.members for slot, _, _ in blocks)
     alone, found, micro_batches = len(blocks) == 1, list[StageLimit](), look.micro_batches
     steady = _steady(chances, blocks)
     after, before = sum(stages for _, _, stages in blocks), None
-    for spot, seat, count in blocks:
+    for slot, cost_table, count in blocks:
         hop_s = wire_s = 0.0
-        if before is not None and before.cluster != spot.cluster and not pooled:
-            hop_s, wire_s = _hop(chances, (before, spot), seat, dp, look, steady)
-        before = spot
-        least, most = seat.forward_share
-        reduce_s, layer_s = chances.reduce_s(seat, chance.reducing, tail), seat.shortest_layer_s
-        tables = chances.tables(seat, dp, min(count, micro_batches))
+        if before is not None and before.cluster != slot.cluster and not pooled:
+            hop_s, wire_s = _hop(chances, (before, slot), cost_table, dp, look, steady)
+        before = slot
+        least, most = cost_table.forward_share
+        reduce_s, layer_s = chances.reduce_s(cost_table, chance.reducing, tail), cost_table.shortest_layer_s
+        tables = chances.tables(cost_table, dp, min(count, micro_batches))
         for own in range(count, 0, -1):
             after -= 1
             ahead = look.ahead * after if look.ahead else micro_batches
@@ -118,8 +118,8 @@ def _stages(
             seconds, rest_s = tables[in_flight - 1], 0.0
             ends = (alone and own == count, after == 0)
             if any(ends):
-                seconds = chances.seconds(seat, ends, in_flight, dp)
-                rest_s = chances.end_s(seat, chance.reducing, tail, is_first=False) if ends[1] else 0.0
+                seconds = chances.seconds(cost_table, ends, in_flight, dp)
+                rest_s = chances.end_s(cost_table, chance.reducing, tail, is_first=False) if ends[1] else 0.0
             found.append(
                 StageLimit(seconds, layer_s, least, most, ahead, reduce_s, rest_s, hop_s, wire_s, int(alone))
             )
@@ -129,14 +129,14 @@ def _stages(
 
 def _steady(chances: Chances, blocks: Sequence[Block]) -> bool:
     """Return whether no link of a pipeline has jitter; only then do equal replicas stay in step."""
-    names = [spot.cluster for spot, _, _ in blocks]
-    ways = [
+    names = [slot.cluster for slot, _, _ in blocks]
+    routes = [
         chances.space.ways.way(*ends)
         for a, b in itertools.pairwise(names)
         if a != b
         for ends in ((a, b), (b, a))
     ]
-    return all(way.steady for way in ways if way)
+    return all(route.steady for route in routes if route)
 
 
 def _hop(
@@ -151,6 +151,7 @@ def _hop(
     messages = dp * (look.micro_batches - 1) + look.in_step
     crowd = look.in_step if steady else 1
     hop_s = min(
-        (way.delay_s if way.steady else 0.0) + num_bytes * crowd / way.bytes_per_s for way in (there, back)
+        (route.delay_s if route.steady else 0.0) + num_bytes * crowd / route.bytes_per_s
+        for route in (there, back)
     )
     return hop_s, messages * num_bytes / min(there.bytes_per_s, back.bytes_per_s)

@@ -80,8 +80,7 @@ def _narrow(
     low: Sequence[int],
     high: list[int],
 ) -> bool:
-    """Lower the upper bounds `high` in place; return False if a stage, or all together, hold too few layers.
-    """
+    """Lower the upper bounds `high` in place; False if the stages hold too few layers."""
     limit_s = time_s * EXACT
     passes_s = [one.seconds[n - 1] if n else 0.0 for one, n in zip(stages, low, strict=True)]
     fastest_after = [*itertools.accumulate((one.layer_s for one in reversed(stages)), min)][::-1]
@@ -136,8 +135,7 @@ def _most(one: StageLimit, most: int, micro_batches: int, each_s: float, own_s: 
 
 
 def _pass_s(one: StageLimit, micro_batches: int, left_s: float, rest_s: float) -> float:
-    """Return the longest pass of a stage with `left_s` for all passes and `rest_s` for the stages after it.
-    """
+    """Return the longest pass of a stage with `left_s` for all passes and `rest_s` for later stages."""
     ahead = one.ahead if one.ahead < micro_batches else micro_batches - 1
     each_s = left_s / micro_batches
     idle_s = (left_s - rest_s) / (micro_batches - ahead * one.forward_most)

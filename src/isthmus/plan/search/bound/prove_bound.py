@@ -34,7 +34,7 @@ CLOSE = 0.01
 """Relative gap at which the bisection stops."""
 
 STEP = 0.03
-"""Relative distance of the first target below the best plan; tripled after each target that stands."""
+"""Relative distance of the first target below the best plan; tripled while targets are not refuted."""
 
 FILLING = 4
 """Effort charged for one closed-form pipeline bound, in stages."""
@@ -100,10 +100,12 @@ def prove_bound(
     sizes = [
         Chances(space, spots, size, samples // size) for size in space.micro_batch_sizes(asked_size, samples)
     ]
+    # Step 1: start from chips that never wait.
     cases = _cases(space, sizes)
     low_s = min((_free_s(some, spots, samples) for some, _ in cases), default=math.inf)
     if len(spots) > MOST_SPOTS or not best_s < math.inf or not effort:
         return min(low_s, best_s)
+    # Step 2: try targets between that and the best plan; refute each case, weakest bound first.
     high_s, step_s = best_s, STEP * best_s
     proven_s, whole = [low_s] * len(cases), effort
     for _ in range(ATTEMPTS):
@@ -129,8 +131,7 @@ def prove_bound(
 
 
 def _cases(space: Space, sizes: Sequence[Chances]) -> list[tuple[Sequence[Chances], range]]:
-    """Return what to refute: micro-batch sizes that may occur together, and the possible numbers of groups.
-    """
+    """Return what to refute: micro-batch sizes that may be mixed, and the numbers of groups."""
     any_number = range(1, MOST_SPOTS + 1)
     if space.limits.even_batches or len(sizes) < 2:
         return [([one], any_number) for one in sizes]
@@ -140,13 +141,12 @@ def _cases(space: Space, sizes: Sequence[Chances]) -> list[tuple[Sequence[Chance
 def _free_s(sizes: Sequence[Chances], spots: Sequence[Spot], samples: int) -> float:
     """Return the seconds of all chips at their best rate over `sizes`, without any waiting."""
     rest_s = min(one.rest_s for one in sizes)
-    rate = sum(max(samples / (one.free_s([spot]) - one.rest_s) for one in sizes) for spot in spots)
+    rate = sum(max(samples / (one.free_s([slot]) - one.rest_s) for one in sizes) for slot in spots)
     return rest_s + samples / rate if rate else math.inf
 
 
 class Refutation:
-    """An attempt to refute a target time for some micro-batch sizes, checking about `effort` stages at most.
-    """
+    """An attempt to refute a target time for some micro-batch sizes, within about `effort` checked stages."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Refutation:
         """Return whether no partition of any set of slots reaches the batch within the time."""
         limits = self.sizes[0].space.limits
         for chosen in self._sets():
-            if not limits.mixed_chips and len({spot.group.chip for spot in chosen}) > 1:
+            if not limits.mixed_chips and len({slot.group.chip for slot in chosen}) > 1:
                 continue
             partitions = all_partitions(len(chosen))
             for partition in sorted(partitions, key=len, reverse=True):  # cheap partitions first
@@ -188,16 +188,16 @@ class Refutation:
 
     def _reached(self, parts: Sequence[tuple[Spot, ...]]) -> bool:
         """Return whether replica groups may reach the batch; checks their best options as far as needed."""
-        chances, alone = self.sizes[0], len(parts) == 1
+        relaxations, alone = self.sizes[0], len(parts) == 1
         tail = NO_TAIL
-        if not alone and chances.space.task.local_steps == 1:
-            tail = tail_of(parts, chances.space.ways, chances.gradient_bytes)
-        several = len({spot.cluster for part in parts for spot in flat(part)}) > 1
-        islands = [self._island(part, tail, alone, several) for part in parts]
-        while sum(one.value for one in islands) >= self.samples:
+        if not alone and relaxations.space.task.local_steps == 1:
+            tail = tail_of(parts, relaxations.space.ways, relaxations.gradient_bytes)
+        several = len({slot.cluster for part in parts for slot in flat(part)}) > 1
+        relaxed = [self._island(part, tail, alone, several) for part in parts]
+        while sum(one.value for one in relaxed) >= self.samples:
             moved = False
-            for one in islands:
-                needed = self.samples - sum(other.value for other in islands) + one.value
+            for one in relaxed:
+                needed = self.samples - sum(other.value for other in relaxed) + one.value
                 moved = self._lower(one, needed) or moved
             if not moved:
                 return True
@@ -206,14 +206,14 @@ class Refutation:
     def _island(self, spots: tuple[Spot, ...], tail: Tail, alone: bool, several: bool) -> Island:
         key = (*map(id, spots), tail, alone, several)
         if key not in self._islands:
-            island = self._islands[key] = Island(spots, tail, alone, several)
-            for chances in self.sizes:
-                for chance in chances.of(spots):
-                    option = Option(chances, chance, chances.free(chance, tail, self.time_s))
+            replica_group = self._islands[key] = Island(spots, tail, alone, several)
+            for relaxations in self.sizes:
+                for relaxation in relaxations.of(spots):
+                    option = Option(relaxations, relaxation, relaxations.free(relaxation, tail, self.time_s))
                     if option.most > 0:
-                        island.heap.append(island.item(option))
-            self.effort -= len(island.heap)
-            heapify(island.heap)
+                        replica_group.heap.append(replica_group.item(option))
+            self.effort -= len(replica_group.heap)
+            heapify(replica_group.heap)
         return self._islands[key]
 
     def _lower(self, island: Island, needed: int) -> bool:
@@ -247,21 +247,20 @@ class Refutation:
     def _expand(self, island: Island, option: Option) -> None:
         """Replace the best option by one per combination of degrees."""
         heappop(island.heap)
-        for chance in option.chance.decide():
-            most = min(option.most, option.chances.free(chance, island.tail, self.time_s))
+        for relaxation in option.chance.decide():
+            most = min(option.most, option.chances.free(relaxation, island.tail, self.time_s))
             self.effort -= 1
             if most > 0:
-                heappush(island.heap, island.item(Option(option.chances, chance, most)))
+                heappush(island.heap, island.item(Option(option.chances, relaxation, most)))
 
     def _look(self, island: Island, option: Option, needed: int) -> None:
-        """Check stage by stage whether a replica may finish `needed` micro-batches, and if so, how many more.
-        """
+        """Check stage by stage whether a replica may finish `needed` micro-batches, then more."""
         asked = needed if option.stands < needed else (option.stands + option.most + 1) // 2
-        chances, in_step = option.chances, 1
+        relaxations, in_step = option.chances, 1
         if island.alone:  # these replicas take one micro-batch more
-            in_step = max(1, chances.total - option.chance.dp * (asked - 1))
-        look = Look(asked, self.time_s, in_step, chances.ahead(island.several))
-        found, spent = may_end(chances, option.chance, island.spots, island.tail, look)
+            in_step = max(1, relaxations.total - option.chance.dp * (asked - 1))
+        look = Look(asked, self.time_s, in_step, relaxations.ahead(island.several))
+        found, spent = may_end(relaxations, option.chance, island.spots, island.tail, look)
         self.effort -= spent
         if found:
             option.stands = asked

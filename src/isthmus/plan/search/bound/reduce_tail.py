@@ -31,19 +31,21 @@ def tail_of(parts: Sequence[Sequence[Spot]], ways: Ways, gradient_bytes: float) 
     the fastest of all. A pipeline over several clusters may use a different next cluster per layer, so a
     stage's bytes may leave over all links of its cluster.
     """
-    sets = [frozenset(spot.cluster for spot in flat(part)) for part in parts]
+    sets = [frozenset(slot.cluster for slot in flat(part)) for part in parts]
     pairs = [not a & b for a, b in itertools.combinations(sets, 2)]
     members = len(sets) if all(pairs) else 2 if any(pairs) else 1
     if members < 2:
         return NO_TAIL
     names = sorted(frozenset.union(*sets))
-    joined = {(a, b): way for a in names for b in names if (way := ways.way(a, b))}
+    joined = {(a, b): route for a in names for b in names if (route := ways.way(a, b))}
     if not joined:
         return Tail(fixed_s=math.inf)
-    rate = max(way.bytes_per_s for way in joined.values())
+    rate = max(route.bytes_per_s for route in joined.values())
     if not all(pairs) or any(len(one) > 1 for one in sets):
-        rate = max(sum(way.bytes_per_s for ends, way in joined.items() if ends[0] == name) for name in names)
+        rate = max(
+            sum(route.bytes_per_s for ends, route in joined.items() if ends[0] == name) for name in names
+        )
     steps = 2 * (members - 1)
-    unsure = not all(way.steady for way in joined.values())  # jitter may deliver one message early
-    delay_s = (steps - unsure) * min(way.delay_s for way in joined.values())
+    unsure = not all(route.steady for route in joined.values())  # jitter may deliver one message early
+    delay_s = (steps - unsure) * min(route.delay_s for route in joined.values())
     return Tail(steps / members * gradient_bytes / rate, delay_s)

@@ -60,17 +60,19 @@ class Chances:
         self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._reduced: dict[tuple[int, int], float] = {}
         self._crossings: dict[tuple[str, ...], Crossing] = {}
-        self._rooms = {spot: self._room(spot) for spot in spots}
-        seats = [seat for room in self._rooms.values() for seat, _ in room]
-        self.rest_s = min((seat.rest_s for seat in seats), default=0.0)
-        self._first = seats[0] if seats else None
-        self._message_bytes = seats[0].message_bytes if seats else 0.0
+        self._rooms = {slot: self._room(slot) for slot in spots}
+        cost_tables = [cost_table for room in self._rooms.values() for cost_table, _ in room]
+        self.rest_s = min((cost_table.rest_s for cost_table in cost_tables), default=0.0)
+        self._first = cost_tables[0] if cost_tables else None
+        self._message_bytes = cost_tables[0].message_bytes if cost_tables else 0.0
 
     def free_s(self, spots: Sequence[Spot]) -> float:
         """Return the seconds of all chips at their best rate, without any waiting."""
         rate = 0.0
-        for spot in spots:
-            rate += max((room / self.layer_s(seat) for seat, room in self._rooms_of(spot)), default=0.0)
+        for slot in spots:
+            rate += max(
+                (room / self.layer_s(cost_table) for cost_table, room in self._rooms_of(slot)), default=0.0
+            )
         return self.rest_s + self.total * self.layers / rate if rate else math.inf
 
     # --- enumeration ---
@@ -83,9 +85,7 @@ class Chances:
         return self._known[key]
 
     def ahead(self, several: bool) -> int:
-        """Return the forwards a stage may run ahead per stage after it; `several`: several clusters take
-        part.
-        """
+        """Return the forwards a stage may run ahead per stage after it; `several`: over several clusters."""
         limits = self.space.limits
         if limits.schedule:
             usual = limits.schedule
@@ -103,26 +103,26 @@ class Chances:
         """Yield every relaxation of one slot."""
         if not spot.reads_data:
             return
-        for seat, room in self._rooms_of(spot):
+        for cost_table, room in self._rooms_of(spot):
             for stages in range(1, min(room, self.layers) + 1):
                 for dp in self.space.numbers.replicas(room // stages, self.total):
-                    yield Chance(dp, (((seat, stages),),), 1 if spot.members else dp)
+                    yield Chance(dp, (((cost_table, stages),),), 1 if spot.members else dp)
 
     def _together(self, spots: tuple[Spot, ...]) -> Iterator[Chance]:
         """Yield the relaxations of several slots by number of replicas, with degrees left open."""
-        if sum(spot.reads_data for spot in spots) < (1 if self.returns(spots) else 2):
+        if sum(slot.reads_data for slot in spots) < (1 if self.returns(spots) else 2):
             return
-        rooms, numbers = [self._rooms_of(spot) for spot in spots], set[int]()
-        for _, room in itertools.chain(*rooms):
+        capacities, numbers = [self._rooms_of(slot) for slot in spots], set[int]()
+        for _, room in itertools.chain(*capacities):
             for stages in range(1, min(room, self.layers) + 1):
                 numbers.update(self.space.numbers.replicas(room // stages, self.total))
         for dp in sorted(numbers):
             choices = tuple(
-                tuple((seat, min(room // dp, self.layers)) for seat, room in one if room >= dp)
-                for one in rooms
+                tuple((cost_table, min(room // dp, self.layers)) for cost_table, room in one if room >= dp)
+                for one in capacities
             )
             if all(choices):
-                yield Chance(dp, choices, 1 if any(spot.members for spot in spots) else dp)
+                yield Chance(dp, choices, 1 if any(slot.members for slot in spots) else dp)
 
     def _rooms_of(self, spot: Spot) -> list[tuple[Seat, int]]:
         if spot not in self._rooms:
@@ -133,9 +133,9 @@ class Chances:
         """Return each cost table of a slot with the number of stages that fit."""
         most, found = self.space.limits.max_chips, []
         for cut in self.space.cuts(spot):
-            seat = self.space.seat(spot, cut, self.size)
-            room = spot.places(seat.num_chips)
-            found.append((seat, min(room, most // seat.num_chips) if most else room))
+            cost_table = self.space.seat(spot, cut, self.size)
+            room = spot.places(cost_table.num_chips)
+            found.append((cost_table, min(room, most // cost_table.num_chips) if most else room))
         return [one for one in found if one[1]]
 
     # --- bounds ---
@@ -144,7 +144,7 @@ class Chances:
         """Return the most micro-batches of a replica whose stages never wait."""
         rate = 0.0
         for choices in chance.choices:
-            rate += max(stages / self.layer_s(seat) for seat, stages in choices)
+            rate += max(stages / self.layer_s(cost_table) for cost_table, stages in choices)
         most = (time_s - tail.fixed_s - self.rest_s) * rate / self.layers * (1 + 1e-9)
         return min(math.floor(most), -(-self.total // chance.dp)) if most >= 1 else 0
 
@@ -154,18 +154,20 @@ class Chances:
         """Return the most micro-batches of a replica, counting pipeline fill and drain and its messages."""
         left_s, crossing = time_s - tail.fixed_s - self.rest_s, self._crossing(spots)
         if crossing.wire_s:  # one micro-batch's passes precede the first message and follow the last
-            passes_s = self.layers * min(self.layer_s(seat) for one in chance.choices for seat, _ in one)
+            passes_s = self.layers * min(
+                self.layer_s(cost_table) for one in chance.choices for cost_table, _ in one
+            )
             messages = (left_s - passes_s) / crossing.wire_s * EXACT
             at_most = min(at_most, 1 + math.floor((messages - 1) / chance.dp)) if messages >= 1 else 0
         parts = [
             [
                 Part(
                     stages,
-                    self.layer_s(seat),
-                    self.reduce_s(seat, chance.reducing, tail) if self.space.task.equal_layers else 0.0,
-                    seat.forward_share[1],
+                    self.layer_s(cost_table),
+                    self.reduce_s(cost_table, chance.reducing, tail) if self.space.task.equal_layers else 0.0,
+                    cost_table.forward_share[1],
                 )
-                for seat, stages in one
+                for cost_table, stages in one
             ]
             for one in chance.choices
         ]
@@ -176,17 +178,15 @@ class Chances:
 
     def _crossing(self, spots: tuple[Spot, ...]) -> Crossing:
         """Return a lower bound on a pipeline's transfers between clusters; zero for pooled slots."""
-        if any(spot.members for spot in spots):
+        if any(slot.members for slot in spots):
             return Crossing()
-        names = tuple(dict.fromkeys(spot.cluster for spot in spots))
+        names = tuple(dict.fromkeys(slot.cluster for slot in spots))
         if names not in self._crossings:
             self._crossings[names] = crossing_of(names, self.space.ways, self._message_bytes)
         return self._crossings[names]
 
     def layer_s(self, seat: Seat) -> float:
-        """Return the least seconds of a layer, both passes; unequal layers are weighted as on a reference
-        chip.
-        """
+        """Return the least seconds of a layer, both passes, weighted as on a reference chip."""
         return seat.layer_s(self._first or seat)
 
     def reduce_s(self, seat: Seat, dp: int, tail: Tail) -> float:

@@ -29,8 +29,8 @@ def crossing_of(clusters: Sequence[str], ways: Ways, num_bytes: float) -> Crossi
     for a, b in itertools.permutations(clusters, 2):
         there, back = ways.way(a, b), ways.way(b, a)
         if there and back:
-            each_s = [num_bytes / way.bytes_per_s for way in (there, back)]
-            delays_s = [way.delay_s if way.steady else 0.0 for way in (there, back)]
+            each_s = [num_bytes / route.bytes_per_s for route in (there, back)]
+            delays_s = [route.delay_s if route.steady else 0.0 for route in (there, back)]
             hops_s[a, b] = min(map(sum, zip(delays_s, each_s, strict=True)))
             wires_s.append(max(each_s))
     orders = map(itertools.pairwise, itertools.permutations(clusters))

@@ -94,9 +94,7 @@ class Numbers:
             yield from ((dp, stages) for stages in itertools.islice(fillings, 1 if coarse else None))
 
     def _splits(self, pp: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield ways to distribute `pp` stages over slots, at least one each; evenly sampled if there are
-        many.
-        """
+        """Yield ways to distribute `pp` stages over slots, at least one each; sampled evenly where many."""
         count = math.comb(pp - 1, len(most) - 1)
         step = max(1, count // WHOLE)
         self.thinned = self.thinned or step > 1

@@ -52,9 +52,7 @@ class Order:
     wire_s: float
 
     def beside_s(self, seats: Sequence[Seat], dp: int) -> float:
-        """Return the seconds of a micro-batch beside its layers: embedding, head and hops with all replicas
-        at once.
-        """
+        """Return the seconds of a micro-batch beside its layers: embedding, head and hops of all replicas."""
         first, last = seats[self.places[0]], seats[self.places[-1]]
         end_s = last.end_s
         if self.back:
@@ -78,13 +76,11 @@ class Chains:
     shape: Callable[[Sequence[Segment], int, str], Shape]
 
     def by_end(self, limit_s: float = math.inf) -> Ranking:
-        """Return the pipelines by a lower bound on finishing the batch alone; those above `limit_s` may be
-        skipped.
-        """
+        """Return the pipelines by a lower bound on the batch's end alone; may omit those above `limit_s`."""
         total = self.micro_batches
 
-        def end_s(dp: int, first_s: float, pace_s: float) -> float:
-            return first_s + (-(-total // dp) - 1) * pace_s
+        def end_s(dp: int, first_s: float, interval_s: float) -> float:
+            return first_s + (-(-total // dp) - 1) * interval_s
 
         return Ranking(self._all(limit_s), end_s, limit_s, alone=True)
 
@@ -95,20 +91,18 @@ class Chains:
     def every(self) -> Iterator[Bounded]:
         """Yield all pipelines, order by order."""
         for order in self.orders:
-            for family in replace(self, orders=[order])._all(math.inf):
-                yield from family.chains
+            for group in replace(self, orders=[order])._all(math.inf):
+                yield from group.chains
 
     def _all(self, limit_s: float) -> list[Family]:
-        """Return the pipelines of each choice of degrees by number of replicas, unless all chips together
-        take too long.
-        """
+        """Return the pipelines by degrees and number of replicas, if these can meet `limit_s`."""
         if not self.orders or self.micro_batches * min(one.wire_s for one in self.orders) >= limit_s:
             return []
         return [one for cut in self._cuts if cut.least_s < limit_s for one in cut.families]
 
     @cached_property
     def _cuts(self) -> list[_Cut]:
-        return [_Cut(self, seats) for seats in self.cuts]
+        return [_Cut(self, cost_tables) for cost_tables in self.cuts]
 
     def by_number(self, seats: tuple[Seat, ...], layer_s: tuple[float, ...], kin: Kin) -> list[Family]:
         """Return one group per number of stages for one choice of degrees and number of replicas.
@@ -118,18 +112,21 @@ class Chains:
         most, dp = self.numbers.limits.max_chips, kin.dp
         task, least_s, count, found = seats[0].task, min(layer_s), len(self.orders), []
         layers = task.profile.num_layers
-        rates, chips = [1 / (layers * each_s) for each_s in layer_s], [dp * seat.num_chips for seat in seats]
-        beside_s = min(order.beside_s(seats, dp) for order in self.orders)
+        rates, chips = (
+            [1 / (layers * each_s) for each_s in layer_s],
+            [dp * cost_table.num_chips for cost_table in seats],
+        )
+        overhead_s = min(order.beside_s(seats, dp) for order in self.orders)
         wire_s = dp * min(order.wire_s for order in self.orders)
         for stages in kin.stages:
             if most and sum(map(mul, stages, chips)) > most:
                 continue
-            first_s = layers * least_s + beside_s
+            first_s = layers * least_s + overhead_s
             if task.equal_layers:  # one layer per stage, the others on the fastest chips
                 first_s += sum(map(mul, stages, layer_s)) - sum(stages) * least_s
-            pace_s = max(1 / sum(map(mul, stages, rates)), wire_s)
-            parts = partial(self._closer, seats, layer_s, dp, stages, first_s, beside_s, wire_s)
-            found.append(Family(dp, first_s, pace_s, count, parts))
+            interval_s = max(1 / sum(map(mul, stages, rates)), wire_s)
+            parts = partial(self._closer, seats, layer_s, dp, stages, first_s, overhead_s, wire_s)
+            found.append(Family(dp, first_s, interval_s, count, parts))
         return found
 
     def _closer(
@@ -146,37 +143,39 @@ class Chains:
         one = Numbered(seats, dp, stages)
         task, layers = seats[0].task, seats[0].task.profile.num_layers
         kinds, last_s = list(zip(stages, layer_s, strict=True)), 0.0
-        if not any(spot.members for spot in self.island):
+        if not any(slot.members for slot in self.island):
             largest, zero = -(-layers // sum(stages)), self.numbers.limits.zero
-            last_s = min(seat.least_last_s(largest, dp, zero) for seat in seats)
+            last_s = min(cost_table.least_last_s(largest, dp, zero) for cost_table in seats)
         if task.equal_layers:
-            pace_s = least_pace_s(layers, kinds)
+            interval_s = least_pace_s(layers, kinds)
         else:
-            pace_s = layers / sum(count / each_s for count, each_s in kinds)
-        paced_s = max(pace_s, wire_s)
+            interval_s = layers / sum(count / each_s for count, each_s in kinds)
+        wire_interval_s = max(interval_s, wire_s)
 
         def alone() -> float:
             repeats = -(-self.micro_batches // dp) - 1
-            return least_end_s(layers, kinds, repeats, paced_s) + last_s + beside_s
+            return least_end_s(layers, kinds, repeats, wire_interval_s) + last_s + beside_s
 
-        parts = partial(self._by_order, one, first_s - beside_s + last_s, pace_s)
+        parts = partial(self._by_order, one, first_s - beside_s + last_s, interval_s)
         weighed = alone if task.equal_layers else None
-        return [Family(dp, first_s + last_s, paced_s, len(self.orders), parts, weighed)]
+        return [Family(dp, first_s + last_s, wire_interval_s, len(self.orders), parts, weighed)]
 
     def _by_order(self, one: Numbered, first_s: float, pace_s: float) -> list[Bounded]:
         found = []
         for order in self.orders:
             if order.once or one.stages[order.places[0]] > 1:
-                paced_s = max(pace_s, one.dp * order.wire_s)
+                wire_interval_s = max(pace_s, one.dp * order.wire_s)
                 made = partial(self.made, one, order)
-                found.append(Bounded(one.dp, first_s + order.beside_s(one.seats, one.dp), paced_s, made))
+                found.append(
+                    Bounded(one.dp, first_s + order.beside_s(one.seats, one.dp), wire_interval_s, made)
+                )
         return found
 
     def made(self, one: Numbered, order: Order, schedule: str) -> Shape:
         """Return the pipeline for a schedule."""
         segments = [
-            Segment(spot, one.seats[i], one.stages[i])
-            for spot, i in zip(order.spots, order.places, strict=True)
+            Segment(slot, one.seats[i], one.stages[i])
+            for slot, i in zip(order.spots, order.places, strict=True)
         ]
         shape = self.shape(segments, one.dp, schedule)
         if order.back:
@@ -190,9 +189,9 @@ class _Cut:
     def __init__(self, chains: Chains, seats: tuple[Seat, ...]) -> None:
         self._chains, self._seats = chains, seats
         self._layers = seats[0].task.profile.num_layers
-        self._layer_s = tuple(seat.layer_s(seats[0]) for seat in seats)
-        spots = zip(chains.island, seats, strict=True)
-        self._room = [spot.places(seat.num_chips) for spot, seat in spots]
+        self._layer_s = tuple(cost_table.layer_s(seats[0]) for cost_table in seats)
+        slots = zip(chains.island, seats, strict=True)
+        self._room = [slot.places(cost_table.num_chips) for slot, cost_table in slots]
         rate = self._rate(self._room)
         self.least_s = chains.micro_batches / rate if rate else math.inf
 
@@ -204,9 +203,9 @@ class _Cut:
     def families(self) -> list[Family]:
         """The pipelines by number of replicas."""
         chains, found = self._chains, list[Family]()
-        for kin in chains.numbers.of(self._room, chains.micro_batches, chains.coarse):
-            first_s, pace_s = self._layers * min(self._layer_s), 1 / self._rate(kin.most)
-            count = len(kin.stages) * len(chains.orders)
-            parts = partial(chains.by_number, self._seats, self._layer_s, kin)
-            found.append(Family(kin.dp, first_s, pace_s, count, parts))
+        for count_group in chains.numbers.of(self._room, chains.micro_batches, chains.coarse):
+            first_s, interval_s = self._layers * min(self._layer_s), 1 / self._rate(count_group.most)
+            count = len(count_group.stages) * len(chains.orders)
+            parts = partial(chains.by_number, self._seats, self._layer_s, count_group)
+            found.append(Family(count_group.dp, first_s, interval_s, count, parts))
         return found

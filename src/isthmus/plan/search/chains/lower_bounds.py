@@ -10,21 +10,19 @@ Kinds = Sequence[tuple[int, float]]
 
 
 def least_pace_s(layers: int, kinds: Kinds) -> float:
-    """Return the least time of the slowest stage if all stages, each of one or more whole layers, hold all
-    layers.
-    """
+    """Return the least time of the slowest stage if each stage holds one or more whole layers."""
     slowest_s = max(layer_s for _, layer_s in kinds)
-    pace_s = max(slowest_s, layers / sum(count / layer_s for count, layer_s in kinds))
+    interval_s = max(slowest_s, layers / sum(count / layer_s for count, layer_s in kinds))
     while True:
         room, next_s = 0, math.inf
         for count, layer_s in kinds:
-            held = int(pace_s / layer_s + 1e-9)
+            held = int(interval_s / layer_s + 1e-9)
             room += count * held
             if (held + 1) * layer_s < next_s:
                 next_s = (held + 1) * layer_s
         if room >= layers:
-            return pace_s
-        pace_s = next_s
+            return interval_s
+        interval_s = next_s
 
 
 def least_end_s(layers: int, kinds: Kinds, repeats: int, pace_s: float) -> float:

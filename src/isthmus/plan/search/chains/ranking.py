@@ -83,10 +83,10 @@ class Ranking(Iterator[tuple[float, Bounded]]):
 
     def _entry(self, one: Family | Bounded, least: float) -> tuple[float, bool, int, Family | Bounded]:
         """Return a heap entry; at equal rank pipelines come first, then the group opened last."""
-        family = isinstance(one, Family)
+        group = isinstance(one, Family)
         self._number += 1
-        number = -self._number if family else self._number
-        return max(least, self._worth(one.dp, one.first_s, one.pace_s)), family, number, one
+        number = -self._number if group else self._number
+        return max(least, self._worth(one.dp, one.first_s, one.pace_s)), group, number, one
 
     def __next__(self) -> tuple[float, Bounded]:
         """Return the next pipeline."""

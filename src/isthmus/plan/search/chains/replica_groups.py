@@ -59,7 +59,7 @@ def _many(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
             yield _islands(chosen, partition)
     for size in range(2, FEW_IN_CHAIN + 1):
         for chosen in itertools.combinations(spots, size):
-            if sum(spot.chips for spot in chosen) <= MODEST:
+            if sum(slot.chips for slot in chosen) <= MODEST:
                 yield (chosen,)
 
 
@@ -75,20 +75,20 @@ def _partitioned(chosen: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
 
 def _large_pools(spots: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
     """Yield pools of two slots of a kind, then of each whole kind, alone and with another kind."""
-    kinds = {spot.kind: [one for one in spots if one.kind == spot.kind] for spot in spots}
-    kinds = {kind: some for kind, some in kinds.items() if sum(spot.chips for spot in some) <= MODEST}
-    for alike in kinds.values():
-        if len(alike) > 2:
-            yield from (((pool_of(pair),),) for pair in itertools.combinations(alike, 2))
-    whole = [pool_of(alike) if len(alike) > 1 else alike[0] for alike in kinds.values()]
+    kinds = {slot.kind: [one for one in spots if one.kind == slot.kind] for slot in spots}
+    kinds = {kind: some for kind, some in kinds.items() if sum(slot.chips for slot in some) <= MODEST}
+    for same_kind in kinds.values():
+        if len(same_kind) > 2:
+            yield from (((pool_of(pair),),) for pair in itertools.combinations(same_kind, 2))
+    whole = [pool_of(same_kind) if len(same_kind) > 1 else same_kind[0] for same_kind in kinds.values()]
     for size in (1, 2):
         for chosen in itertools.combinations(whole, size):
-            if any(spot.members for spot in chosen):
+            if any(slot.members for slot in chosen):
                 yield from _partitioned(chosen)
 
 
 def _islands(chosen: Sequence[Spot], partition: Partition) -> tuple[Island, ...]:
-    return tuple(tuple(chosen[place] for place in island) for island in partition)
+    return tuple(tuple(chosen[place] for place in replica_group) for replica_group in partition)
 
 
 def _rate(space: Space, a: Spot, b: Spot) -> float:
@@ -101,6 +101,6 @@ def _large_sets(spots: Sequence[Spot]) -> list[tuple[Spot, ...]]:
     """Return sets of slots: all, the fastest ones, those of each cluster, single ones."""
     speed = sorted(spots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
     prefixes = [tuple(s for s in spots if s in speed[:count]) for count in range(len(spots), 1, -1)]
-    clusters = dict.fromkeys(spot.cluster for spot in spots)
-    each = [tuple(spot for spot in spots if spot.cluster == name) for name in clusters]
-    return list(dict.fromkeys([*prefixes, *each, *((spot,) for spot in spots)]))
+    clusters = dict.fromkeys(slot.cluster for slot in spots)
+    each = [tuple(slot for slot in spots if slot.cluster == name) for name in clusters]
+    return list(dict.fromkeys([*prefixes, *each, *((slot,) for slot in spots)]))

@@ -1,5 +1,4 @@
-"""`orders`: the orders in which a pipeline may visit the slots of a replica group, with or without a return.
-"""
+"""`orders`: orders in which a pipeline may visit the slots of a replica group."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ def returns(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
 
 def may_return(island: Sequence[Spot]) -> bool:
     """Return whether a pipeline may return to the slot where it began."""
-    return 1 < len(island) <= MAX_ORDERED and not any(spot.members for spot in island)
+    return 1 < len(island) <= MAX_ORDERED and not any(slot.members for slot in island)
 
 
 def _joined(order: Sequence[Spot], ways: Ways) -> bool:
     """Return whether consecutive clusters are linked and no cluster is visited twice."""
-    clusters = [name for name, _ in itertools.groupby(spot.cluster for spot in flat(order))]
+    clusters = [name for name, _ in itertools.groupby(slot.cluster for slot in flat(order))]
     if len(clusters) > len(set(clusters)):
         return False
     return not any(ways.missing(a, b) for a, b in itertools.pairwise(clusters))
@@ -67,13 +66,13 @@ def _filled(spot: Spot) -> list[Spot]:
 
 
 def _near_orders(island: Sequence[Spot], ways: Ways) -> Iterator[tuple[Spot, ...]]:
-    clusters = list(dict.fromkeys(spot.cluster for spot in island))
+    clusters = list(dict.fromkeys(slot.cluster for slot in island))
     inside = {
         name: sorted((s for s in island if s.cluster == name), key=lambda s: -s.chip.memory_bytes)
         for name in clusters
     }
     for chain in dict.fromkeys(_near_chain(clusters, start, ways) for start in clusters):
-        yield tuple(spot for name in chain for spot in inside[name])
+        yield tuple(slot for name in chain for slot in inside[name])
 
 
 def _near_chain(clusters: Sequence[str], start: str, ways: Ways) -> tuple[str, ...]:

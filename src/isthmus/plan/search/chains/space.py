@@ -75,15 +75,13 @@ class Space:
         if self.limits.schedule:
             kept = self.limits.overlap or self.limits.schedule != "overlapped"
             return (self.limits.schedule,) if kept else ()
-        several = len({spot.cluster for spot in flat(spots)}) > 1
+        several = len({slot.cluster for slot in flat(spots)}) > 1
         if several and self.limits.overlap:
             return ("1f1b", "overlapped")
         return ("1f1b",)
 
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
-        """Return the tensor, context and expert parallel degrees to try at a slot: a stage stays within a
-        node.
-        """
+        """Return the tensor, context and expert parallel degrees to try at a slot, within a node."""
         limits, profile = self.limits, self.task.profile
         node = min(spot.group.chips_per_node, spot.chips)
         layer = profile.layers[0]
@@ -104,8 +102,9 @@ class Space:
         return tuple(found)
 
     def _shares(self, node: int, heads: int) -> tuple[Degrees, ...]:
-        """Return the degrees that the Isthmus runtime supports on `node` chips: whole key and value heads per
-        chip.
+        """Return the degrees that the Isthmus runtime supports on `node` chips.
+
+        Each chip takes whole key and value heads.
         """
         tps = [self.limits.tp] if self.limits.tp else [1 << i for i in range(node.bit_length())]
         fitting = [tp for tp in tps if tp <= node and heads % tp == 0]
@@ -128,15 +127,16 @@ class Space:
 
     def alike(self, island: Sequence[Spot]) -> tuple[object, ...]:
         """Return a key that is equal for replica groups with the same pipelines, slots in this order."""
-        if any(spot.members for spot in island):
+        if any(slot.members for slot in island):
             return tuple(map(id, island))
-        names = [spot.cluster for spot in island]
-        spots = ((spot.kind, spot.chips, spot.reads_data, names.index(spot.cluster)) for spot in island)
-        return (*spots, *(self.ways.way(*ends) for ends in itertools.permutations(dict.fromkeys(names), 2)))
+        names = [slot.cluster for slot in island]
+        slots = ((slot.kind, slot.chips, slot.reads_data, names.index(slot.cluster)) for slot in island)
+        return (*slots, *(self.ways.way(*ends) for ends in itertools.permutations(dict.fromkeys(names), 2)))
 
     def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
-        """Return a pipeline shape. A space with its own costs overrides `seat`, `alike`, `shape` and
-        `ring_s`.
+        """Return a pipeline shape.
+
+        A space with its own costs overrides `seat`, `alike`, `shape` and `ring_s`.
         """
         return Shape(self.task, segments, dp, schedule, self.limits.zero, self.ways)
 
@@ -146,7 +146,7 @@ class Space:
         Infinite where they are not linked or, with local steps, form one group.
         """
 
-        islands = [flat(island) for island in islands]
+        islands = [flat(replica_group) for replica_group in islands]
 
         def reduce_s(some: Sequence[Sequence[Spot]]) -> float:
             return ring_s(self.task, self.ways, some, self.limits.zero)
@@ -167,12 +167,12 @@ class Space:
         replicas and stages further, and skips returns.
         """
         orders, cuts = list[Order](), list[tuple[Seat, ...]]()
-        mixed = len({spot.group.chip for spot in island}) > 1
-        if (self.limits.mixed_chips or not mixed) and all(self.cuts(spot) for spot in island):
+        mixed = len({slot.group.chip for slot in island}) > 1
+        if (self.limits.mixed_chips or not mixed) and all(self.cuts(slot) for slot in island):
             self.thinned = self.thinned or len(island) > MAX_ORDERED
             for chosen in self._cut_choices(island):
-                seats = zip(island, chosen, strict=True)
-                cuts.append(tuple(self.seat(spot, cut, micro_batch_size) for spot, cut in seats))
+                cost_tables = zip(island, chosen, strict=True)
+                cuts.append(tuple(self.seat(slot, cut, micro_batch_size) for slot, cut in cost_tables))
             orders = [
                 self._order(island, *one, cuts[0][0].message_bytes) for one in self._orders(island, coarse)
             ]
@@ -181,11 +181,11 @@ class Space:
     def _order(
         self, island: Sequence[Spot], spots: tuple[Spot, ...], once: bool, back: bool, num_bytes: float
     ) -> Order:
-        places = {(spot.cluster, spot.group.name): place for place, spot in enumerate(island)}
-        along = self.ways.along(tuple(spot.cluster for spot in spots))
+        places = {(slot.cluster, slot.group.name): place for place, slot in enumerate(island)}
+        along = self.ways.along(tuple(slot.cluster for slot in spots))
         return Order(
             spots,
-            tuple(places[spot.cluster, spot.group.name] for spot in spots),
+            tuple(places[slot.cluster, slot.group.name] for slot in spots),
             once,
             back,
             along.delay_s,
@@ -214,17 +214,17 @@ class Space:
 
     def _cut_choices(self, island: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
         """Yield degrees per slot; in larger groups per kind of slot, in the largest the same everywhere."""
-        each = [self.cuts(spot) for spot in island]
-        few = len(island) <= 2 or sum(spot.chips for spot in island) <= MANY_CHIPS
+        each = [self.cuts(slot) for slot in island]
+        few = len(island) <= 2 or sum(slot.chips for slot in island) <= MANY_CHIPS
         if few and math.prod(len(one) for one in each) <= MANY_CUTS:
             yield from itertools.product(*each)
             return
         self.thinned = True
-        of_kind = {spot.kind: cuts for spot, cuts in zip(island, each, strict=True)}
+        of_kind = {slot.kind: cuts for slot, cuts in zip(island, each, strict=True)}
         if few and math.prod(len(one) for one in of_kind.values()) <= MANY_CUTS:
             for chosen in itertools.product(*of_kind.values()):
                 cut = dict(zip(of_kind, chosen, strict=True))
-                yield tuple(cut[spot.kind] for spot in island)
+                yield tuple(cut[slot.kind] for slot in island)
             return
         for base in dict.fromkeys(itertools.chain(*each)):
             yield tuple(base if base in options else options[-1] for options in each)

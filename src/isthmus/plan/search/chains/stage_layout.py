@@ -76,9 +76,9 @@ class Line:
         kinds = Counter(zip(*map(self._filled, self.segments), strict=True))
         found = []
         for row, count in kinds.items():
-            stages = [(spot, one.seat) for one, part in zip(self.segments, row, strict=True) for spot in part]
+            stages = [(slot, one.seat) for one, part in zip(self.segments, row, strict=True) for slot in part]
             runs = [(key, len(list(some))) for key, some in itertools.groupby(stages)]
-            segments = [Segment(spot, seat, number) for (spot, seat), number in runs]
+            segments = [Segment(slot, cost_table, number) for (slot, cost_table), number in runs]
             found.append(type(self)(self.task, segments, count, self.schedule, self.asked_zero, self.ways))
         return tuple(found)
 
@@ -128,14 +128,18 @@ class Line:
         """Seconds of an exchange at each stage boundary, shape [num_stages - 1]."""
         found = []
         for i in range(self.num_stages - 1):
-            a, b, seat = self.spots[i], self.spots[i + 1], self.seats[i]
+            a, b, cost_table = self.spots[i], self.spots[i + 1], self.seats[i]
             if a.cluster != b.cluster:
                 found.append(self.ways.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
-            elif seat.virtual:
+            elif cost_table.virtual:
                 found.append(0.0)
             else:
-                near = 2 * seat.num_chips * self.dp <= a.group.chips_per_node
-                found.append(send_s(seat.host.topology, self.message_bytes / seat.num_chips, same_node=near))
+                near = 2 * cost_table.num_chips * self.dp <= a.group.chips_per_node
+                found.append(
+                    send_s(
+                        cost_table.host.topology, self.message_bytes / cost_table.num_chips, same_node=near
+                    )
+                )
         return tuple(found)
 
     def in_flight(self, stage: int) -> int:

@@ -10,8 +10,7 @@ from isthmus.plan.search.compose.layout import Layout
 
 @dataclass(frozen=True)
 class Branch:
-    """Replica groups, micro-batch size (0: mixed sizes) and schedule, with the ring time and a lower bound.
-    """
+    """Replica groups, micro-batch size (0: mixed sizes) and schedule, with ring time and lower bound."""
 
     islands: tuple[Island, ...]
     micro_batch_size: int
@@ -26,8 +25,8 @@ BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]
 
 def branch_of(layout: Layout) -> BranchKey:
     """Return the branch that a layout belongs to."""
-    islands = (
+    replica_groups = (
         frozenset((one.spot.cluster, one.spot.group.name) for one in row.shape.segments)
         for row in layout.rows
     )
-    return frozenset(islands), 0 if layout.unlike_sizes else layout.micro_batch_size, layout.schedule
+    return frozenset(replica_groups), 0 if layout.unlike_sizes else layout.micro_batch_size, layout.schedule

@@ -125,10 +125,12 @@ def settle(
         if time_s >= give_up_s:
             return time_s
         chosen = [max(options, key=lambda one: one.taken(time_s)) for options in islands]
-        loose = {id(one): (one, options) for one, options in zip(chosen, islands, strict=True) if not one.cut}
-        if not loose:
+        inexact = {
+            id(one): (one, options) for one, options in zip(chosen, islands, strict=True) if not one.cut
+        }
+        if not inexact:
             return time_s, tuple(chosen)
-        for one, options in loose.values():
+        for one, options in inexact.values():
             if not cut(one, time_s):
                 lose(options, one)
     return math.inf
@@ -166,9 +168,9 @@ def earliest_s(
         left = total
         for weight, rows in islands:
             most = 0
-            for each, first_s, pace_s in rows:
+            for each, first_s, interval_s in rows:
                 if time_s >= first_s:  # as `Option.taken`
-                    most = max(most, each * (1 + int((time_s - first_s) / pace_s + 1e-9)))
+                    most = max(most, each * (1 + int((time_s - first_s) / interval_s + 1e-9)))
             left -= weight * most
         return left <= 0
 

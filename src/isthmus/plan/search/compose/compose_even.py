@@ -28,23 +28,23 @@ def compose_even(
         return math.inf
     most = sum(max(one.shape.dp for one in options) for options in islands)
     numbers = {-(-total // replicas) for replicas in range(1, most + 1)}
-    promised = sorted((_least(islands, total, m)[0], m) for m in numbers)
+    bounds = sorted((_least(islands, total, m)[0], m) for m in numbers)
     best, end_s = None, give_up_s
-    for promise_s, m in promised:
-        if promise_s >= end_s:
+    for bound_s, m in bounds:
+        if bound_s >= end_s:
             break
         while True:
             time_s, chosen = _least(islands, total, m)
-            loose = {id(one): (one, options) for one, options in chosen if not one.cut}
+            inexact = {id(one): (one, options) for one, options in chosen if not one.cut}
             if time_s >= end_s:
                 break
-            if not loose:
+            if not inexact:
                 best, end_s = tuple(one for one, _ in chosen), time_s
                 break
-            for one, options in loose.values():
+            for one, options in inexact.values():
                 if not cut(one, m):
                     options.lose(one)
-    return promised[0][0] if best is None else (end_s, best)
+    return bounds[0][0] if best is None else (end_s, best)
 
 
 def deal_evenly(paces: Sequence[Pace], total: int) -> tuple[tuple[int, ...], ...] | None:
@@ -67,8 +67,8 @@ def deal_evenly(paces: Sequence[Pace], total: int) -> tuple[tuple[int, ...], ...
 def _least(
     islands: Sequence[Options], total: int, each: int
 ) -> tuple[float, tuple[tuple[Option, Options], ...]]:
-    """Return the least end of replicas with `each` micro-batches that together take `total`, and their
-    options.
+    """Return the least end, and its options, of replicas with `each` micro-batches that together take
+    `total`.
     """
     if not all(islands):
         return math.inf, ()

@@ -19,13 +19,13 @@ def island_options(chains: Chains, schedule: str, time_s: float) -> Options:
     """
     if time_s == math.inf:
         total = chains.micro_batches
-        alone = chains.ranked(lambda dp, first_s, pace_s: first_s + total / dp * pace_s)
+        alone = chains.ranked(lambda dp, first_s, interval_s: first_s + total / dp * interval_s)
         time_s, _ = next(alone, (0.0, None))
 
-    def worth(dp: int, first_s: float, pace_s: float) -> float:
+    def worth(dp: int, first_s: float, interval_s: float) -> float:
         if time_s < first_s:
             return first_s - time_s
-        more = (time_s - first_s) / pace_s
+        more = (time_s - first_s) / interval_s
         whole = math.floor(more + 1e-9)
         return -(dp * (1 + whole) + (more - whole) / 2)
 

@@ -47,17 +47,17 @@ class Layout:
     @cached_property
     def estimate_s(self) -> float:
         """Closed-form seconds of an iteration, by which the search compares layouts."""
-        return max(row.end_s for row in self.rows) + self.ring_s
+        return max(pipeline.end_s for pipeline in self.rows) + self.ring_s
 
     @property
     def link_bound(self) -> bool:
         """Whether the gradient ring between clusters takes longer than all micro-batches."""
-        return self.ring_s > max(row.end_s for row in self.rows)
+        return self.ring_s > max(pipeline.end_s for pipeline in self.rows)
 
     @property
     def unlike_sizes(self) -> bool:
         """Whether pipelines have different micro-batch sizes."""
-        return any(row.shape.micro_batch_size != self.micro_batch_size for row in self.rows)
+        return any(pipeline.shape.micro_batch_size != self.micro_batch_size for pipeline in self.rows)
 
     @property
     def local_steps(self) -> int:
@@ -67,18 +67,20 @@ class Layout:
     @property
     def dp(self) -> int:
         """Number of replicas."""
-        return sum(row.shape.dp for row in self.rows)
+        return sum(pipeline.shape.dp for pipeline in self.rows)
 
     @cached_property
     def num_chips(self) -> int:
         """Chips of all stages."""
-        return sum(row.shape.num_chips for row in self.rows)
+        return sum(pipeline.shape.num_chips for pipeline in self.rows)
 
     @cached_property
     def clusters(self) -> tuple[str, ...]:
         """The clusters it uses, sorted by name."""
         return tuple(
-            sorted({spot.cluster for row in self.rows for spot in (s.spot for s in row.shape.segments)})
+            sorted(
+                {slot.cluster for pipeline in self.rows for slot in (s.spot for s in pipeline.shape.segments)}
+            )
         )
 
     @property
@@ -90,23 +92,23 @@ class Layout:
             self.local_steps,
             tuple(
                 (
-                    row.counts,
-                    row.shape.micro_batch_size,
-                    tuple((s.cluster, s.group.name) for s in row.shape.spots),
-                    row.chain.layers,
-                    tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in row.shape.seats),
+                    pipeline.counts,
+                    pipeline.shape.micro_batch_size,
+                    tuple((s.cluster, s.group.name) for s in pipeline.shape.spots),
+                    pipeline.chain.layers,
+                    tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in pipeline.shape.seats),
                 )
-                for row in self.rows
+                for pipeline in self.rows
             ),
         )
 
     def rate(self, each: str) -> float:
         """Return the sum over chips of `price` (per second) or `power` (watts)."""
         total = 0.0
-        for row in self.rows:
-            for spot, seat in zip(row.shape.spots, row.shape.seats, strict=True):
-                value = spot.group.price_per_chip_hour / 3600 if each == "price" else spot.chip.power_w
-                total += row.shape.dp * seat.num_chips * value
+        for pipeline in self.rows:
+            for slot, cost_table in zip(pipeline.shape.spots, pipeline.shape.seats, strict=True):
+                value = slot.group.price_per_chip_hour / 3600 if each == "price" else slot.chip.power_w
+                total += pipeline.shape.dp * cost_table.num_chips * value
         return total
 
 
@@ -126,8 +128,10 @@ def deal(
     counts = deal_evenly(paces, total) if even else deal_micro_batches(paces, total)
     if counts is None:
         return None
-    rows = tuple(Row(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
-    return Layout(rows, micro_batch_size, chosen[0][0].schedule, ring_s)
+    pipelines = tuple(
+        Row(shape, chain, pipeline) for (shape, chain), pipeline in zip(chosen, counts, strict=True)
+    )
+    return Layout(pipelines, micro_batch_size, chosen[0][0].schedule, ring_s)
 
 
 def placed(chosen: Sequence[tuple[Shape, Chain]]) -> list[tuple[Shape, Chain]]:

@@ -14,7 +14,7 @@ def ring_s(task: Task, ways: Ways, spots: Sequence[Sequence[Spot]], zero: int) -
 
     Same model as the simulator: clusters in order of first use, the parts of all members on the same links.
     """
-    names = list(dict.fromkeys(spot.cluster for island in spots for spot in island))
+    names = list(dict.fromkeys(slot.cluster for replica_group in spots for slot in replica_group))
     if len(spots) < 2 or len(names) < 2:
         return 0.0
     num_bytes = 4.0 * task.profile.num_parameters * (0.75 if zero else 1.0)

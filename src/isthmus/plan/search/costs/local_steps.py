@@ -28,7 +28,7 @@ def local_ring_s(
 
     `reduce_s(islands)` is the ring that reduces gradients, `average_s` the one that averages parameters.
     """
-    groups = group_by_cluster([{spot.cluster for spot in island} for island in islands])
+    groups = group_by_cluster([{slot.cluster for slot in replica_group} for replica_group in islands])
     if len(set(groups)) < 2:
         return math.inf
     parts = [[one for one, group in zip(islands, groups, strict=True) if group == n] for n in set(groups)]

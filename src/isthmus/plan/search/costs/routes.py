@@ -74,7 +74,7 @@ class Ways:
             delay_s=delay_s,
             s_per_byte=sum(self.exchange_s(*ends, 1.0) for ends in pairs) - delay_s,
             slowest_s_per_byte=max(
-                (count / way.bytes_per_s for ends, count in loads.items() if (way := self.way(*ends))),
+                (count / route.bytes_per_s for ends, count in loads.items() if (route := self.way(*ends))),
                 default=0.0,
             ),
         )
@@ -83,11 +83,11 @@ class Ways:
         """Return the seconds of a ring all-reduce over clusters in this order (infinite: not linked)."""
         steps, slowest_s, delay_s = 2 * (len(clusters) - 1), 0.0, 0.0
         for a, b in itertools.pairwise([*clusters, clusters[0]] if steps else []):
-            way = self.way(a, b)
-            if way is None:
+            route = self.way(a, b)
+            if route is None:
                 return math.inf
-            slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / way.bytes_per_s)
-            delay_s = max(delay_s, way.delay_s)
+            slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / route.bytes_per_s)
+            delay_s = max(delay_s, route.delay_s)
         return slowest_s + steps * delay_s
 
     def missing(self, a: str, b: str) -> tuple[str, str] | None:
@@ -104,5 +104,5 @@ class Ways:
 
     def exchange_s(self, a: str, b: str, num_bytes: float) -> float:
         """Return the seconds of one message between linked clusters, mean of both directions."""
-        both = [way for way in (self.way(a, b), self.way(b, a)) if way]
-        return sum(way.delay_s + num_bytes / way.bytes_per_s for way in both) / 2
+        both = [route for route in (self.way(a, b), self.way(b, a)) if route]
+        return sum(route.delay_s + num_bytes / route.bytes_per_s for route in both) / 2

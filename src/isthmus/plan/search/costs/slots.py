@@ -83,7 +83,7 @@ def spots_of(pool: Pool, cluster: Cluster, placement: Placement, free: FreeChips
                     chips=count, reads_data=reads,
                 )
             )  # fmt: skip
-    return tuple(sorted(found, key=lambda spot: -spot.chip.flop_per_s("bf16")))
+    return tuple(sorted(found, key=lambda slot: -slot.chip.flop_per_s("bf16")))
 
 
 def pool_of(members: Sequence[Spot]) -> Spot:
@@ -102,13 +102,13 @@ def pool_of(members: Sequence[Spot]) -> Spot:
 
 def flat(spots: Iterable[Spot]) -> tuple[Spot, ...]:
     """Return slots with pools replaced by their members."""
-    return tuple(member for spot in spots for member in spot.members or (spot,))
+    return tuple(member for slot in spots for member in slot.members or (slot,))
 
 
 def pooled_lists(spots: Sequence[Spot]) -> Iterator[tuple[Spot, ...]]:
     """Yield the slots with one pool of two or more of one kind, for every such pool."""
-    kinds = {spot.kind: [one for one in spots if one.kind == spot.kind] for spot in spots}
-    for alike in kinds.values():
-        for count in range(2, len(alike) + 1):
-            for members in itertools.combinations(alike, count):
-                yield (pool_of(members), *(spot for spot in spots if spot not in members))
+    kinds = {slot.kind: [one for one in spots if one.kind == slot.kind] for slot in spots}
+    for same_kind in kinds.values():
+        for count in range(2, len(same_kind) + 1):
+            for members in itertools.combinations(same_kind, count):
+                yield (pool_of(members), *(slot for slot in spots if slot not in members))

@@ -47,12 +47,12 @@ class SeatBytes(SeatSeconds):
         rows: dict[int, tuple[float, float, float, float]] = {}
         for layer in self.task.kinds:
             shard = self.degrees.sharding(layer)
-            plain, again = (held_layer(layer, mode, shard, self._load) for mode in _MODES)
+            plain, recomputed = (held_layer(layer, mode, shard, self._load) for mode in _MODES)
             rows[id(layer)] = (
                 plain.dense_parameters,
                 plain.expert_parameters,
                 plain.kept_bytes,
-                plain.kept_bytes - again.kept_bytes,
+                plain.kept_bytes - recomputed.kept_bytes,
             )
         each = [rows[id(layer)] for layer in self.task.profile.layers]
         dense, expert, kept, saved = ([0.0, *itertools.accumulate(e[i] for e in each)] for i in range(4))
@@ -65,17 +65,17 @@ class SeatBytes(SeatSeconds):
         dense, expert, kept, saved = self._held
         per_parameter = sum(STATIC_BYTES[task.stored])
         indices = {id(layer): index for index, layer in enumerate(task.profile.layers)}.values()
-        for is_first, is_last, again in itertools.product((False, True), repeat=3):
+        for is_first, is_last, recomputed in itertools.product((False, True), repeat=3):
             answers = []
             for i in indices:
                 memory = stage_memory(
                     task.profile, (i, i + 1), is_first=is_first, is_last=is_last, in_flight=1,
                     micro_batch_size=self.batch.micro_batch_size, sequence_length=task.sequence_length,
                     precision=task.stored, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sp=degrees.sp,
-                    recompute="full" if again else "none",
+                    recompute="full" if recomputed else "none",
                 )  # fmt: skip
                 own = dense[i + 1] - dense[i] + expert[i + 1] - expert[i]
-                here = kept[i + 1] - kept[i] - (saved[i + 1] - saved[i] if again else 0.0)
+                here = kept[i + 1] - kept[i] - (saved[i + 1] - saved[i] if recomputed else 0.0)
                 answers.append(
                     (
                         memory.static_bytes / per_parameter - own,
@@ -83,7 +83,7 @@ class SeatBytes(SeatSeconds):
                         memory.buffers_bytes,
                     )
                 )
-            found[is_first, is_last, again] = (
+            found[is_first, is_last, recomputed] = (
                 max(a[0] for a in answers),
                 max(a[1] for a in answers),
                 max(a[2] for a in answers),

@@ -65,17 +65,16 @@ class Seat(SeatBytes):
         limit = self.chip.memory_bytes * MEMORY_FRACTION
         count = last - first
 
-        def needs(again: int) -> float:
-            return self.stage_bytes(first, last, in_flight, again, dp, zero)
+        def needs(recomputed: int) -> float:
+            return self.stage_bytes(first, last, in_flight, recomputed, dp, zero)
 
-        again = fewest_recomputed(count, needs, limit)
-        if again is None:
+        recomputed = fewest_recomputed(count, needs, limit)
+        if recomputed is None:
             return None
-        return self.timed(first, last, again)
+        return self.timed(first, last, recomputed)
 
     def timed(self, first: int, last: int, again: int) -> StageCut:
-        """Return the stage of layers `[first, last)` with `again` of them recomputed, without a memory check.
-        """
+        """Return the stage of layers `[first, last)` with `again` of them recomputed, memory unchecked."""
         forward, backward, more = self._sums
         forward_s = forward[last] - forward[first]
         backward_s = backward[last] - backward[first] + more[first + again] - more[first]
@@ -106,35 +105,35 @@ class Seat(SeatBytes):
         each, each_expert = self._static(dp, zero)
         layer_bytes = dense[1] * each + expert[1] * each_expert + in_flight * kept[1]
         limit = self.chip.memory_bytes * MEMORY_FRACTION / RESERVE
-        plain, again = self._rest[is_first, is_last, False], self._rest[is_first, is_last, True]
+        plain, recomputed = self._rest[is_first, is_last, False], self._rest[is_first, is_last, True]
         return (
             limit - plain[0] * each - in_flight * plain[1] - plain[2],
-            limit - again[0] * each - in_flight * again[1] - again[2],
+            limit - recomputed[0] * each - in_flight * recomputed[1] - recomputed[2],
             layer_bytes,
         )
 
     def most_layers(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> int:
         """Return how many equal layers fit if all may be recomputed."""
-        plain, again, layer_bytes = self._room(is_first, is_last, in_flight, dp, zero)
+        plain, recomputed, layer_bytes = self._room(is_first, is_last, in_flight, dp, zero)
         least_bytes = layer_bytes - in_flight * self._held[3][1]
-        return max(0, math.floor(plain / layer_bytes), math.floor(again / least_bytes))
+        return max(0, math.floor(plain / layer_bytes), math.floor(recomputed / least_bytes))
 
     def _seconds(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> Iterator[float]:
         """Yield the seconds of 1, 2, ... equal layers as far as they fit."""
         plain, recomputing, layer_bytes = self._room(is_first, is_last, in_flight, dp, zero)
         saved = in_flight * self._held[3][1]
-        layer_s, again_s = self._layers[0][0] + self._layers[0][1], self._layers[0][2]
+        layer_s, recompute_s = self._layers[0][0] + self._layers[0][1], self._layers[0][2]
         end_s = sum(self._ends[0]) * is_first + sum(self._ends[1]) * is_last
         layers = self.task.profile.num_layers
         easy = next((n for n in range(layers, 0, -1) if n * layer_bytes <= plain), 0)
         yield from (end_s + count * layer_s for count in range(1, easy + 1))
         for count in range(easy + 1, layers + 1):
-            again = (
+            recomputed = (
                 max(1, math.ceil((count * layer_bytes - recomputing) / saved - 1e-9)) if saved else count + 1
             )
-            if again > count:
+            if recomputed > count:
                 return
-            yield end_s + count * layer_s + again * again_s
+            yield end_s + count * layer_s + recomputed * recompute_s
 
     def ranges(self, is_first: bool, is_last: bool, in_flight: int, dp: int, zero: Zero) -> RangeTimes:
         """Return a stage's seconds by its range of unequal layers."""
@@ -157,13 +156,13 @@ class Seat(SeatBytes):
         room = self.chip.memory_bytes * MEMORY_FRACTION / RESERVE - 1.0  # one byte for rounding
         for last in lasts:
             is_last = last == self.task.profile.num_layers
-            plain, again = (self._rest[first == 0, is_last, one] for one in (False, True))
+            plain, recomputed = (self._rest[first == 0, is_last, one] for one in (False, True))
             held = (dense[last] - dense[first]) * each + (expert[last] - expert[first]) * each_expert
             held += in_flight * (kept[last] - kept[first])
             seconds = forward[last] - forward[first] + backward[last] - backward[first]
             seconds += sum(self._ends[0]) * (first == 0) + sum(self._ends[1]) * is_last
             if held + plain[0] * each + in_flight * plain[1] + plain[2] > room:
-                over = held + again[0] * each + in_flight * again[1] + again[2] - room
+                over = held + recomputed[0] * each + in_flight * recomputed[1] + recomputed[2] - room
                 end = bisect_left(saved, saved[first] + over / in_flight, first + 1)
                 if end > last:
                     return

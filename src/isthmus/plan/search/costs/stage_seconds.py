@@ -1,6 +1,4 @@
-"""`SeatSeconds`: a stage's seconds at a slot, computed from sums over its layers; equals
-`plan.time.stage_time`.
-"""
+"""`SeatSeconds`: a stage's seconds at a slot, from sums over its layers; as `plan.time.stage_time`."""
 
 from __future__ import annotations
 
@@ -48,8 +46,8 @@ class SeatSeconds:
             return forward_s, 2 * forward_s, forward_s
         work = layer_work(layer, batch.share(self.degrees))
         plain = pass_time(self.host, work, task.precision)
-        again = pass_time(self.host, work, task.precision, "full")
-        return plain.forward_s, plain.backward_s, again.backward_s - plain.backward_s
+        recomputed = pass_time(self.host, work, task.precision, "full")
+        return plain.forward_s, plain.backward_s, recomputed.backward_s - plain.backward_s
 
     @property
     def _paced(self) -> float:
@@ -77,8 +75,8 @@ class SeatSeconds:
     def _sums(self) -> tuple[list[float], list[float], list[float]]:
         """Prefix sums over layers, shape [num_layers + 1] each: forward, backward, recomputation."""
         columns = ([one[i] for one in self._layers] for i in range(3))
-        forward, backward, again = ([0.0, *itertools.accumulate(column)] for column in columns)
-        return forward, backward, again
+        forward, backward, recomputed = ([0.0, *itertools.accumulate(column)] for column in columns)
+        return forward, backward, recomputed
 
     @cached_property
     def message_bytes(self) -> float:
@@ -145,14 +143,11 @@ class SeatSeconds:
         return self.host.rates.step_s + update_s(self.host, own, each)
 
     def reduce_s(self, parameters: float, dp: int, zero: Zero) -> float:
-        """Return the seconds of the all-reduce of `parameters` gradients per chip over `dp` replicas in the
-        cluster.
-        """
+        """Return the seconds to all-reduce `parameters` gradients per chip over `dp` local replicas."""
         num_bytes = 4 * parameters * (0.75 if zero else 1.0)
         return all_reduce_s(self.host.topology, num_bytes, dp, self.num_chips)
 
     def last_s(self, parameters: float, dp: int, zero: Zero) -> float:
-        """Return the seconds of a stage's all-reduce and update for `parameters` per chip and `dp` replicas.
-        """
+        """Return the seconds of a stage's all-reduce and update for `parameters` per chip."""
         own_s = self.update_s(parameters, dp if zero else 1)
         return own_s + (self.reduce_s(parameters, dp, zero) if dp > 1 else 0.0)

@@ -42,8 +42,7 @@ class Task:
 
     @cached_property
     def start(self) -> tuple[int, ...]:
-        """For each layer the first one, from 1 on, that is followed by the same layers, shape [num_layers].
-        """
+        """By layer: the first one, from 1 on, that is followed by the same layers, shape [num_layers]."""
         layers = [id(layer) for layer in self.profile.layers]
         count = len(layers)
         return tuple(

@@ -71,8 +71,8 @@ class Explorer:
         Sets of single-slot groups come first: they are few, and their layouts prune the longer pipelines.
         """
         sets = list(island_sets(spots, self.space))
-        singles = [one for one in sets if all(len(island) == 1 for island in one)]
-        chains = [one for one in sets if any(len(island) > 1 for island in one)]
+        singles = [one for one in sets if all(len(replica_group) == 1 for replica_group in one)]
+        chains = [one for one in sets if any(len(replica_group) > 1 for replica_group in one)]
         for some in (singles, chains):
             self._better_at = self.tally.evaluated
             for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
@@ -94,39 +94,41 @@ class Explorer:
 
     def _ends(self) -> bool:
         """Return whether the search was stopped or has gone too long without a better layout."""
-        tired = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
-        return self.tally.stopped or tired
+        exhausted = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
+        return self.tally.stopped or exhausted
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
-        for islands, schedule, ring in self._parted(sets):
+        for replica_groups, schedule, ring in self._parted(sets):
             for size in self.space.micro_batch_sizes(self.asked_size, self.samples):
-                if self._left_out(islands, size, schedule):
+                if self._left_out(replica_groups, size, schedule):
                     continue
-                promise_s = self._promise_s(islands, size, schedule, ring)
-                if promise_s < self.found.limit_s:
-                    yield Branch(islands, size, schedule, ring, promise_s)
-                elif promise_s < math.inf:
+                bound_s = self._promise_s(replica_groups, size, schedule, ring)
+                if bound_s < self.found.limit_s:
+                    yield Branch(replica_groups, size, schedule, ring, bound_s)
+                elif bound_s < math.inf:
                     self.tally.pruned += 1
 
     def _parted(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[tuple[tuple[Island, ...], str, float]]:
         """Yield feasible sets of replica groups with each schedule and the seconds of their ring."""
         space = self.space
-        for islands in sets:
-            ring = space.ring_s(islands)
-            if ring == math.inf or (len(islands) > 1 and space.limits.dp):
+        for replica_groups in sets:
+            ring = space.ring_s(replica_groups)
+            if ring == math.inf or (len(replica_groups) > 1 and space.limits.dp):
                 continue  # a fixed dp applies to one pipeline
             if ring >= self.found.limit_s:
                 self.tally.pruned += 1
                 continue
-            all_spots = list(itertools.chain(*islands))
+            all_spots = list(itertools.chain(*replica_groups))
             if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
                 continue
             for schedule in space.schedules(all_spots):
-                yield islands, schedule, ring
+                yield replica_groups, schedule, ring
 
     def _left_out(self, islands: Sequence[Island], size: int, schedule: str) -> bool:
         """Return whether a warm start excludes a branch."""
-        names = frozenset(frozenset((s.cluster, s.group.name) for s in flat(island)) for island in islands)
+        names = frozenset(
+            frozenset((s.cluster, s.group.name) for s in flat(replica_group)) for replica_group in islands
+        )
         return self.near is not None and (names, size, schedule) not in self.near
 
     def _promise_s(self, islands: Sequence[Island], size: int, schedule: str, ring_s: float) -> float:
@@ -156,9 +158,9 @@ class Explorer:
     def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
         """Return the options of each of several replica groups."""
         found = []
-        for island in islands:
-            coarse = len(island) > 1 and sum(spot.chips for spot in island) > MANY_CHIPS
-            chains = self._chains_of(island, size, coarse)
+        for replica_group in islands:
+            coarse = len(replica_group) > 1 and sum(slot.chips for slot in replica_group) > MANY_CHIPS
+            chains = self._chains_of(replica_group, size, coarse)
             key = (id(chains), schedule)
             if key not in self._options:
                 best_s = math.inf if self.found.best is None else self.found.best.estimate_s
@@ -181,18 +183,16 @@ class Explorer:
             self.tally.pruned += 1
             return
         chosen = []
-        for option, island in zip(answer[1], branch.islands, strict=True):
+        for option, replica_group in zip(answer[1], branch.islands, strict=True):
             if option.chain is not None:
-                chosen.append((self._placed(option, island), option.chain))
+                chosen.append((self._placed(option, replica_group), option.chain))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
             return  # all replicas of a plan share one warm-up
         even = self.space.limits.even_batches
         self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s, even))
 
     def _visit_single(self, branch: Branch) -> None:
-        """Split the pipelines of one replica group in the order of their bounds until none can beat the best
-        layouts.
-        """
+        """Split the pipelines of one replica group in the order of their bounds, until none can improve."""
         chains = self._chains_of(branch.islands[0], branch.micro_batch_size)
         total, ranking = chains.micro_batches, chains.by_end(self.found.limit_s)
         for least_s, one in ranking:
@@ -260,9 +260,7 @@ class Explorer:
         return True
 
     def _keep(self, layout: Layout | None) -> None:
-        """Keep a layout, unless it exceeds the allowed chips or is link-bound where links may not set the
-        pace.
-        """
+        """Keep a layout, unless it exceeds the allowed chips or violates `link_bound`."""
         most = self.space.limits.max_chips
         if layout is None or (most and layout.num_chips > most):
             return
@@ -275,4 +273,4 @@ class Explorer:
 
 def _sorted(island: Island) -> Island:
     """Return the slots of a replica group by kind, so that equal groups match."""
-    return tuple(sorted(island, key=lambda spot: repr(spot.kind)))
+    return tuple(sorted(island, key=lambda slot: repr(slot.kind)))

@@ -50,21 +50,19 @@ class UnlikeSizes(Explorer):
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
         sizes = self._sizes()
-        for islands, schedule, ring_s in self._parted(sets):
-            if len(islands) < 2 or len(sizes) < 2 or self._left_out(islands, 0, schedule):
+        for replica_groups, schedule, ring_s in self._parted(sets):
+            if len(replica_groups) < 2 or len(sizes) < 2 or self._left_out(replica_groups, 0, schedule):
                 continue
-            options, promise_s = self._sized(islands, schedule), math.inf
+            options, bound_s = self._sized(replica_groups, schedule), math.inf
             if all(options):
-                promise_s = ring_s + soonest_s(options, self.samples, 0.0, self.found.limit_s - ring_s)
-            if promise_s < self.found.limit_s:
-                yield Branch(islands, 0, schedule, ring_s, promise_s)
+                bound_s = ring_s + soonest_s(options, self.samples, 0.0, self.found.limit_s - ring_s)
+            if bound_s < self.found.limit_s:
+                yield Branch(replica_groups, 0, schedule, ring_s, bound_s)
             else:
                 self.tally.pruned += 1
 
     def _sizes(self) -> tuple[int, ...]:
-        """Return the sizes that may be mixed: powers of two; none if all replicas take equally many
-        micro-batches.
-        """
+        """Return the sizes that may be mixed: powers of two; none with `even_batches`."""
         if self.space.limits.even_batches:
             return ()
         sizes = self.space.micro_batch_sizes(self.asked_size, self.samples)
@@ -93,8 +91,8 @@ class UnlikeSizes(Explorer):
             self.tally.pruned += 1
             return
         chosen = [
-            (self._placed(one.option, island), one.option.chain)
-            for one, island in zip(answer, branch.islands, strict=True)
+            (self._placed(one.option, replica_group), one.option.chain)
+            for one, replica_group in zip(answer, branch.islands, strict=True)
             if one.option.chain is not None
         ]
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
@@ -128,9 +126,7 @@ def compose_samples(
 def soonest_s(
     islands: Sequence[Sequence[SizedOption]], samples: int, from_s: float, give_up_s: float
 ) -> float:
-    """Return the least time, from `from_s` on, in which the best options finish `samples`; at most
-    `give_up_s`.
-    """
+    """Return the least time, in [from_s, give_up_s], in which the best options finish `samples`."""
     rows = []
     for options in islands:
         costs = ((one.size * one.option.shape.dp, one.option.cost) for one in options)
@@ -139,9 +135,7 @@ def soonest_s(
 
 
 def deal_unlike(chosen: Sequence[tuple[Shape, Chain]], samples: int, ring_s: float) -> Layout | None:
-    """Return the layout of pipelines with mixed micro-batch sizes; None if all sizes are equal or no mix
-    fits.
-    """
+    """Return the layout of pipelines with mixed micro-batch sizes; None if sizes are equal or none fit."""
     chosen = placed(chosen)
     kinds = [
         Sized(Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp), shape.micro_batch_size)

@@ -40,8 +40,7 @@ def choose(
 
 
 def _varied(ordered: Sequence[Scored], keep: int) -> list[Scored]:
-    """Return `keep` plans in the same order, preferring the best of each set of clusters and of local steps.
-    """
+    """Return `keep` plans in the same order, preferring the best of each set of clusters and local steps."""
     first: dict[tuple[tuple[str, ...], int], Scored] = {}
     for one in ordered:
         first.setdefault((one.layout.clusters, one.layout.local_steps), one)

@@ -61,7 +61,7 @@ def _reason(
     names = [cluster.name for cluster in chosen]
     space = explorer.space
     layers = space.task.profile.num_layers
-    here = [spot for name in names for spot in spots[name]]
+    here = [slot for name in names for slot in spots[name]]
     if len({cluster.owner for cluster in chosen}) > 1 and not placement.several_owners:
         return "the job does not allow several owners (placement.several_owners)"
     empty = [name for name in names if not spots[name]]
@@ -73,19 +73,19 @@ def _reason(
         most = placement.max_chips
         return f"at most {most} chips may be used, fewer than one for each of {len(names)} clusters"
     if not placement.mixed_chips and all(
-        len({spot.group.chip for spot in one}) > 1 for one in itertools.product(*(spots[n] for n in names))
+        len({slot.group.chip for slot in one}) > 1 for one in itertools.product(*(spots[n] for n in names))
     ):
         return "the job does not allow mixed chips (placement.mixed_chips)"
-    if not any(spot.reads_data for spot in here):
+    if not any(slot.reads_data for slot in here):
         return "none of its clusters may read the training data (placement.data_owners, data_regions)"
     return _unjoined(explorer, names) or _infeasible(explorer, here, total)
 
 
 def _unjoined(explorer: Explorer, names: Sequence[str]) -> str:
     """Return which link is missing, if no order of the clusters is linked."""
-    ways, first = explorer.space.ways, None
+    routes, first = explorer.space.ways, None
     for order in itertools.islice(itertools.permutations(names), 24):
-        missing = [ends for a, b in itertools.pairwise(order) if (ends := ways.missing(a, b))]
+        missing = [ends for a, b in itertools.pairwise(order) if (ends := routes.missing(a, b))]
         if not missing:
             return ""
         first = first or missing[0]
@@ -116,27 +116,29 @@ def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
 
 def _by_cluster(spots: Sequence[Spot]) -> list[list[Spot]]:
     found: dict[str, list[Spot]] = {}
-    for spot in spots:
-        found.setdefault(spot.cluster, []).append(spot)
+    for slot in spots:
+        found.setdefault(slot.cluster, []).append(slot)
     return list(found.values())
 
 
 def _memory(shape: Shape) -> float:
     """Return the memory in bytes of one replica's chips."""
-    return sum(float(seat.chip.memory_bytes * seat.num_chips) for seat in shape.seats)
+    return sum(float(cost_table.chip.memory_bytes * cost_table.num_chips) for cost_table in shape.seats)
 
 
 def _too_little(shape: Shape) -> str:
     layers, count = shape.task.profile.num_layers, shape.num_stages
     needed = 0.0
-    for stage, seat in enumerate(shape.seats):
+    for stage, cost_table in enumerate(shape.seats):
         part = (layers * stage // count, layers * (stage + 1) // count)
-        alive = shape.in_flight(stage)
-        needed += seat.num_chips * seat.stage_bytes(*part, alive, part[1] - part[0], shape.dp, shape.zero)
+        in_flight = shape.in_flight(stage)
+        needed += cost_table.num_chips * cost_table.stage_bytes(
+            *part, in_flight, part[1] - part[0], shape.dp, shape.zero
+        )
     whole = needed <= MEMORY_FRACTION * _memory(shape)
     return (
         f"too little memory: with all layers recomputed the model needs about {format_bytes(needed)} on "
-        f"{sum(seat.num_chips for seat in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
+        f"{sum(one.num_chips for one in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
         f"{MEMORY_FRACTION:.0%} of it usable"
         + ("; enough in total, but no split into whole layers fits every chip" if whole else "")
     )
@@ -144,14 +146,16 @@ def _too_little(shape: Shape) -> str:
 
 def _narrow(shape: Shape) -> str:
     """Return which link cannot keep up with the chips at its ends."""
-    pace_s = max(shape.task.profile.num_layers / sum(1 / seat.least_layer_s for seat in shape.seats), 1e-12)
-    demand_gbps = shape.dp * shape.message_bytes * 8 / 1e9 / pace_s
+    interval_s = max(
+        shape.task.profile.num_layers / sum(1 / cost_table.least_layer_s for cost_table in shape.seats), 1e-12
+    )
+    demand_gbps = shape.dp * shape.message_bytes * 8 / 1e9 / interval_s
     worst = None
     for a, b in itertools.pairwise(shape.segments):
         for ends in ((a.spot.cluster, b.spot.cluster), (b.spot.cluster, a.spot.cluster)):
-            way = shape.ways.way(*ends)
-            if way is not None and (worst is None or way.bytes_per_s < worst[0]):
-                worst = (way.bytes_per_s, ends)
+            route = shape.ways.way(*ends)
+            if route is not None and (worst is None or route.bytes_per_s < worst[0]):
+                worst = (route.bytes_per_s, ends)
     if worst is None:
         return "no link between them"
     return (

@@ -22,7 +22,7 @@ Score = Callable[[Layout], Scored]
 
 def cells(layout: Layout) -> int:
     """Return the (stage, micro-batch) pairs that a simulation of a layout computes: its cost."""
-    return sum(row.shape.num_stages * sum(set(row.counts)) for row in layout.rows)
+    return sum(pipeline.shape.num_stages * sum(set(pipeline.counts)) for pipeline in layout.rows)
 
 
 def refine(best: Scored, score: Score, moves: int) -> Scored:
@@ -43,9 +43,9 @@ def refine(best: Scored, score: Score, moves: int) -> Scored:
 
 def _neighbours(layout: Layout) -> Iterator[Layout]:
     """Yield the feasible layouts that differ by one layer across one stage boundary; with few splits, all."""
-    for index, row in enumerate(layout.rows):
-        for moved in _every(row) if _few(row) else _steps(row):
-            if moved is not None and moved.chain.layers != row.chain.layers:
+    for index, pipeline in enumerate(layout.rows):
+        for moved in _every(pipeline) if _few(pipeline) else _steps(pipeline):
+            if moved is not None and moved.chain.layers != pipeline.chain.layers:
                 yield replace(layout, rows=(*layout.rows[:index], moved, *layout.rows[index + 1 :]))
 
 

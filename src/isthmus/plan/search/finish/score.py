@@ -64,10 +64,10 @@ def _load(plan: Plan, pool: Pool, task: Task, cost: StageCost) -> StageLoad:
     group = cluster.group(cost.stage.node_group)
     if group.virtual is None:
         return cost.load
-    spot = Spot(
+    slot = Spot(
         cluster=cluster.name, owner=cluster.owner, group=group, chip=pool.chip(group), chips=group.chips
     )
-    seat = Seat(task, spot, Degrees(), plan.micro_batch_size_of(cost.stage.replica))
-    again = 0 if cost.stage.recompute == "none" else cost.stage.recompute_layers
-    timed = seat.timed(*cost.stage.layers, cost.stage.num_layers if again is None else again)
+    cost_table = Seat(task, slot, Degrees(), plan.micro_batch_size_of(cost.stage.replica))
+    recomputed = 0 if cost.stage.recompute == "none" else cost.stage.recompute_layers
+    timed = cost_table.timed(*cost.stage.layers, cost.stage.num_layers if recomputed is None else recomputed)
     return replace(cost.load, forward_s=timed.forward_s, backward_s=timed.backward_s, update_s=0.0, hop_s=0.0)

@@ -47,9 +47,9 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
     """Return the plan of a layout, without a prediction. Equal layouts get the same id."""
     stages: list[Stage] = []
     counts: list[int] = []
-    for row in layout.rows:
-        pattern = list(_stages(row))
-        for count in row.counts:
+    for pipeline in layout.rows:
+        pattern = list(_stages(pipeline))
+        for count in pipeline.counts:
             replica = len(counts)
             counts.append(count)
             stages += [one.model_copy(update={"replica": replica}) for one in pattern]
@@ -63,7 +63,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         sequence_length=task.sequence_length,
         schedule=layout.schedule,
         local_steps=layout.local_steps,
-        zero=max(row.shape.zero for row in layout.rows),
+        zero=max(pipeline.shape.zero for pipeline in layout.rows),
         optimizer_on_host=task.optimizer_on_host,
         replica_micro_batches=tuple(counts) if uneven else (),
         replica_micro_batch_sizes=_sizes(layout),
@@ -78,22 +78,22 @@ def _sizes(layout: Layout) -> tuple[int, ...]:
     """Return the micro-batch size of every replica, empty if all are equal."""
     if not layout.unlike_sizes:
         return ()
-    return tuple(row.shape.micro_batch_size for row in layout.rows for _ in row.counts)
+    return tuple(pipeline.shape.micro_batch_size for pipeline in layout.rows for _ in pipeline.counts)
 
 
 def _stages(row: Row) -> Sequence[Stage]:
     found = []
-    for spot, seat, cut in zip(row.shape.spots, row.shape.seats, row.cuts, strict=True):
+    for slot, cost_table, cut in zip(row.shape.spots, row.shape.seats, row.cuts, strict=True):
         some = 0 < cut.recomputed < cut.last - cut.first
         found.append(
             Stage(
-                cluster=spot.cluster,
-                node_group=spot.group.name,
+                cluster=slot.cluster,
+                node_group=slot.group.name,
                 layers=(cut.first, cut.last),
-                tp=seat.degrees.tp,
-                cp=seat.degrees.cp,
-                ep=seat.degrees.ep,
-                sp=seat.degrees.sp,
+                tp=cost_table.degrees.tp,
+                cp=cost_table.degrees.cp,
+                ep=cost_table.degrees.ep,
+                sp=cost_table.degrees.sp,
                 recompute="full" if cut.recomputed else "none",
                 recompute_layers=cut.recomputed if some else None,
             )
@@ -105,10 +105,10 @@ def _warm_up(layout: Layout) -> tuple[int, ...]:
     """Return the warm-up of an overlapped schedule, within the memory that was checked for the stages."""
     if layout.schedule != "overlapped":
         return ()
-    row = max(layout.rows, key=lambda one: one.end_s)
-    shape, most = row.shape, max(row.counts)
+    pipeline = max(layout.rows, key=lambda one: one.end_s)
+    shape, most = pipeline.shape, max(pipeline.counts)
     limits = [min(shape.in_flight(stage), most) for stage in range(shape.num_stages)]
-    return warm_up_counts([cut.total_s for cut in row.cuts], shape.hops_s, most, limits)
+    return warm_up_counts([cut.total_s for cut in pipeline.cuts], shape.hops_s, most, limits)
 
 
 def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
@@ -117,7 +117,7 @@ def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
         f"{s.cluster}/{s.node_group}/{s.layers}/{s.tp}/{s.cp}/{s.ep}/{s.recompute}/{s.recompute_layers}"
         for s in stages
     )
-    counts = ",".join(str(count) for row in layout.rows for count in row.counts)
+    counts = ",".join(str(count) for pipeline in layout.rows for count in pipeline.counts)
     text += f"|{layout.micro_batch_size}|{layout.schedule}|{counts}"
     text += f"|{_sizes(layout)}" if layout.unlike_sizes else ""
     text += f"|{layout.local_steps} local steps" if layout.local_steps > 1 else ""
@@ -128,15 +128,15 @@ def predicted(one: Scored, task: Task) -> Plan:
     """Return the plan with its prediction and explanation."""
     plan, layout, run = one.plan, one.layout, one.run
     cards = sum(
-        row.shape.dp * seat.num_chips / seat.chip.chips_per_card
-        for row in layout.rows
-        for seat in row.shape.seats
+        pipeline.shape.dp * cost_table.num_chips / cost_table.chip.chips_per_card
+        for pipeline in layout.rows
+        for cost_table in pipeline.shape.seats
     )
     placed = [
-        (row, seat, cut)
-        for row in layout.rows
-        for _ in row.counts
-        for seat, cut in zip(row.shape.seats, row.cuts, strict=True)
+        (pipeline, cost_table, cut)
+        for pipeline in layout.rows
+        for _ in pipeline.counts
+        for cost_table, cut in zip(pipeline.shape.seats, pipeline.cuts, strict=True)
     ]
     prediction = Prediction(
         iteration_s=run.iteration_s,
@@ -146,8 +146,12 @@ def predicted(one: Scored, task: Task) -> Plan:
         wan_gbps=_wan_gbps(layout, run.iteration_s),
         cost_per_iteration=one.cost,
         stage_times=tuple(
-            StageTime(forward_s=cut.forward_s, backward_s=cut.backward_s, update_s=_update_s(row, seat, cut))
-            for row, seat, cut in placed
+            StageTime(
+                forward_s=cut.forward_s,
+                backward_s=cut.backward_s,
+                update_s=_update_s(pipeline, cost_table, cut),
+            )
+            for pipeline, cost_table, cut in placed
         ),
         assumptions=_assumptions(layout, task),
     )
@@ -162,31 +166,35 @@ def _update_s(row: Row, seat: Seat, cut: StageCut) -> float:
 def _peaks(layout: Layout) -> Sequence[int]:
     """Return the peak bytes of every stage."""
     found: list[int] = []
-    for row in layout.rows:
-        shape, most = row.shape, max(row.counts)
+    for pipeline in layout.rows:
+        shape, most = pipeline.shape, max(pipeline.counts)
         each = []
-        for stage, (seat, cut) in enumerate(zip(shape.seats, row.cuts, strict=True)):
-            alive = min(shape.in_flight(stage), most)
-            num_bytes = seat.stage_bytes(cut.first, cut.last, alive, cut.recomputed, shape.dp, shape.zero)
+        for stage, (cost_table, cut) in enumerate(zip(shape.seats, pipeline.cuts, strict=True)):
+            in_flight = min(shape.in_flight(stage), most)
+            num_bytes = cost_table.stage_bytes(
+                cut.first, cut.last, in_flight, cut.recomputed, shape.dp, shape.zero
+            )
             each.append(round(num_bytes))
-        found += each * len(row.counts)
+        found += each * len(pipeline.counts)
     return found
 
 
 def _wan_gbps(layout: Layout, iteration_s: float) -> tuple[float, ...]:
     """Return the mean rate that each hop of each replica needs, in plan order."""
     found: list[float] = []
-    for row in layout.rows:
-        hops = sum(1 for a, b in itertools.pairwise(row.shape.segments) if a.spot.cluster != b.spot.cluster)
-        for count in row.counts:
-            found += [count * row.shape.message_bytes * 8 / 1e9 / iteration_s] * hops
+    for pipeline in layout.rows:
+        hops = sum(
+            1 for a, b in itertools.pairwise(pipeline.shape.segments) if a.spot.cluster != b.spot.cluster
+        )
+        for count in pipeline.counts:
+            found += [count * pipeline.shape.message_bytes * 8 / 1e9 / iteration_s] * hops
     return tuple(found)
 
 
 def _assumptions(layout: Layout, task: Task) -> tuple[str, ...]:
     calibration = task.calibration
     notes = [f"calibration '{calibration.name}': {calibration.source}", "links otherwise idle"]
-    if any(seat.virtual for row in layout.rows for seat in row.shape.seats):
+    if any(cost_table.virtual for pipeline in layout.rows for cost_table in pipeline.shape.seats):
         notes.append("virtual chips: computation is padded to the predicted time")
     if task.optimizer_on_host:
         notes.append(host_update_note())
@@ -198,10 +206,10 @@ def why(one: Scored) -> str:
     layout, run = one.layout, one.run
     number = max(range(len(run.stages)), key=lambda i: run.stages[i].busy_s)
     slowest = run.stages[number]
-    row = _row_of(layout, slowest.replica)
-    cut, spot = row.cuts[slowest.stage], row.shape.spots[slowest.stage]
+    pipeline = _row_of(layout, slowest.replica)
+    cut, slot = pipeline.cuts[slowest.stage], pipeline.shape.spots[slowest.stage]
     text = (
-        f"stage {slowest.stage} on {spot.cluster} ({spot.chip.name}) is the slowest: "
+        f"stage {slowest.stage} on {slot.cluster} ({slot.chip.name}) is the slowest: "
         f"{format_seconds(cut.total_s)} per micro-batch, "
         f"busy {slowest.busy_s / run.iteration_s:.0%} of the step"
     )
@@ -217,8 +225,8 @@ def why(one: Scored) -> str:
                 continue
             seen.add(ends)
             gbps = sum(each.counts) * each.shape.message_bytes * 8 / 1e9 / run.iteration_s
-            way = each.shape.ways.way(*ends)
-            offered = way.bytes_per_s * 8 / 1e9 if way else 0.0
+            route = each.shape.ways.way(*ends)
+            offered = route.bytes_per_s * 8 / 1e9 if route else 0.0
             round_trip = 2e3 * each.shape.ways.exchange_s(*ends, 0.0)
             text += f"; {ends[0]} to {ends[1]} carries {gbps:.3g} of {offered:.3g} Gbit/s"
             text += f" at {round_trip:g} ms round trip"
@@ -239,11 +247,11 @@ def averages(layout: Layout) -> str:
 def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:
     """Return what the next faster plan would need: memory, a better link, more micro-batches."""
     found = []
-    again_s = max(_recomputed_s(row) for row in layout.rows)
-    again = sum(cut.recomputed for row in layout.rows for cut in row.cuts)
-    if again:
+    recompute_s = max(_recomputed_s(pipeline) for pipeline in layout.rows)
+    count = sum(cut.recomputed for pipeline in layout.rows for cut in pipeline.cuts)
+    if count:
         found.append(
-            f"memory for the {again} recomputed layers would save up to {format_seconds(again_s)} per step"
+            f"memory for {count} recomputed layers would save up to {format_seconds(recompute_s)} per step"
         )
     exposed_s = max(stage.exposed_communication_s for stage in run.stages)
     if exposed_s > 0.02 * run.iteration_s:
@@ -259,22 +267,24 @@ def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:
 
 def _recomputed_s(row: Row) -> float:
     each = [
-        cut.total_s - seat.timed(cut.first, cut.last, 0).total_s
-        for seat, cut in zip(row.shape.seats, row.cuts, strict=True)
+        cut.total_s - cost_table.timed(cut.first, cut.last, 0).total_s
+        for cost_table, cut in zip(row.shape.seats, row.cuts, strict=True)
     ]
     return max(row.counts) * max(each)
 
 
 def _row_of(layout: Layout, replica: int) -> Row:
     """Return the pipeline of a simulated replica; the simulator has one replica per kind."""
-    kinds = [row for row in layout.rows for _ in sorted(set(row.counts), reverse=True)]
+    kinds = [pipeline for pipeline in layout.rows for _ in sorted(set(pipeline.counts), reverse=True)]
     return kinds[min(replica, len(kinds) - 1)]
 
 
 def _counts(layout: Layout) -> str:
     """Return replicas, micro-batches and their size as text: `8 x 11 and 4 x 10 micro-batches of 1`."""
     parts: dict[int, list[str]] = {}
-    for row in layout.rows:
-        for count in sorted(set(row.counts), reverse=True):
-            parts.setdefault(row.shape.micro_batch_size, []).append(f"{row.counts.count(count)} x {count}")
+    for pipeline in layout.rows:
+        for count in sorted(set(pipeline.counts), reverse=True):
+            parts.setdefault(pipeline.shape.micro_batch_size, []).append(
+                f"{pipeline.counts.count(count)} x {count}"
+            )
     return ", ".join(f"{' and '.join(each)} micro-batches of {size}" for size, each in parts.items())

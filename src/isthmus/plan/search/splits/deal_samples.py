@@ -44,9 +44,7 @@ def deal_samples(kinds: Sequence[Sized], samples: int) -> tuple[tuple[int, ...],
 
 
 def _earliest_s(kinds: Sequence[Sized], rest: int) -> float:
-    """Return the least time within which every replica finishes a micro-batch, and all together finish the
-    rest.
-    """
+    """Return the least time in which each replica finishes a micro-batch, and all together `rest`."""
     low_s = max(one.pace.first_s for one in kinds)
     if _coins(kinds, rest, low_s) is not None:
         return low_s

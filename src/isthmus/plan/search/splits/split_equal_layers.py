@@ -144,11 +144,11 @@ def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -
 
     A tight bound leaves little unused capacity, which makes this fast.
     """
-    rooms = [min(bisect_right(one.seconds, bound_s), num_layers) for one in stages]
-    spare = sum(rooms) - num_layers
+    capacities = [min(bisect_right(one.seconds, bound_s), num_layers) for one in stages]
+    spare = sum(capacities) - num_layers
     least = [0.0] + [math.inf] * spare
     left: list[list[int]] = []
-    for one, room in zip(stages, rooms, strict=True):
+    for one, room in zip(stages, capacities, strict=True):
         here, choice = [math.inf] * (spare + 1), [0] * (spare + 1)
         for before, sum_s in enumerate(least):
             if sum_s == math.inf:
@@ -160,7 +160,7 @@ def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -
         least = here
         left.append(choice)
     counts, rest = [], spare
-    for choice, room in zip(reversed(left), reversed(rooms), strict=True):
+    for choice, room in zip(reversed(left), reversed(capacities), strict=True):
         counts.append(room - choice[rest])
         rest -= choice[rest]
     return _share(stages, counts[::-1])
