@@ -171,8 +171,8 @@ class Space:
         if (self.limits.mixed_chips or not mixed) and all(self.cuts(slot) for slot in island):
             self.thinned = self.thinned or len(island) > MAX_ORDERED
             for chosen in self._cut_choices(island):
-                cost_tables = zip(island, chosen, strict=True)
-                cuts.append(tuple(self.seat(slot, cut, micro_batch_size) for slot, cut in cost_tables))
+                pairs = zip(island, chosen, strict=True)
+                cuts.append(tuple(self.seat(slot, cut, micro_batch_size) for slot, cut in pairs))
             orders = [
                 self._order(island, *one, cuts[0][0].message_bytes) for one in self._orders(island, coarse)
             ]

@@ -85,7 +85,7 @@ class Options(list[Option]):
 
 
 Cutter = Callable[[Option, int], bool]
-"""Evaluate an option exactly for so many micro-batches per replica; False if it is infeasible."""
+"""(option, micro-batches per replica) -> False if infeasible; makes the option's cost exact."""
 
 
 def compose(

@@ -2,7 +2,7 @@
 
 The tree: sets of slots > partitions into replica groups > micro-batch size > schedule > a pipeline per group
 (order, degrees, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in
-the order of their lower bounds (`compose` on bounds), each completely; a branch whose bound is no better than
+the order of their lower bounds (`compose` on bounds), each completely; a branch whose bound does not beat
 the best layouts so far is pruned with everything below it.
 """
 
