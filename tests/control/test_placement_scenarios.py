@@ -174,4 +174,5 @@ def test_task_11_unlike_chips_where_the_job_allows_them_and_overlap_where_it_doe
     assert "overlapped" not in {plan.schedule for plan in plain.plans}
     alike = answer(where, free, tp=8, overlap=True, **switches | {"mixed_chips": False})
     assert alike.plans == ()
-    assert "the job may not mix chips (placement.mixed_chips)" in {one.reason for one in alike.refused}
+    reasons = {one.reason for one in alike.refused}
+    assert "the job does not allow mixed chips (placement.mixed_chips)" in reasons

@@ -1,1 +1,1 @@
-"""From a job and a pool to candidate plans, with reasons."""
+"""Search: from a job and a pool to simulated candidate plans with reasons."""

@@ -1,4 +1,4 @@
-"""`search_plans` and `make_plans`: candidate plans for a job on a pool, best first, with their reasons."""
+"""`search_plans` and `make_plans`: candidate plans for a job on a pool, best first, with reasons."""
 
 from __future__ import annotations
 
@@ -31,60 +31,64 @@ from isthmus.plan.search.finish.simulate_finalists import LARGE, SMALL, Effort, 
 from isthmus.plan.search.finish.write_plan import Scored, predicted
 
 SMALL_POOL = 32
-"""Pools of at most so many chips are cheap to simulate: there the simulator sees more."""
+"""Pools of at most this many chips get the larger simulation effort: their plans are cheap to simulate."""
 
 PROOF = 800_000
-"""Stages that the proof of `bound_s` looks at, at most."""
+"""Upper limit on the stages checked while proving `bound_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked: a job on a pool, by which objective, within which limits.
-
-    `free` maps cluster and node group to free chips (None: all). `deadline_s` bounds the seconds of the whole
-    job, `budget` its price; within either the objective decides. `go_on(tally, best)` is asked at every chain
-    that is cut and ends the search by returning False: the best so far is the answer. `near` plans again
-    after a small change: only the islands, micro-batches and schedules of these layouts are searched.
-    """
+    """A plan search request: a job on a pool, an objective and limits."""
 
     job: Job
     model: Model | ModelProfile
     pool: Pool
+    # Free chips by cluster and node group; None: all chips are free.
     free: FreeChips | None = None
     objective: Objective = "time"
+    # Longest time of the whole job; the objective decides among plans within it.
     deadline_s: float | None = None
+    # Highest price of the whole job.
     budget: float | None = None
     limits: Limits = field(default_factory=Limits)
+    # Most plans to return.
     keep: int = 5
+    # Whether to explain the refused combinations of clusters.
     explain: bool = True
+    # Layouts of an earlier search: only their replica groups, micro-batch sizes and schedules are searched.
     near: tuple[Layout, ...] = ()
+    # Called with (stats, best layout) after each evaluated option; False stops the search with the best plans
+    # so far.
     go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Plans, best first, and what the search did.
-
-    `bound_s` is below the iteration of every plan of the space, thinned nowhere. `optimal`: no dimension of
-    the space was thinned or left out, or the bound meets the fastest plan.
-    """
+    """Plans, best first, with statistics of the search."""
 
     plans: tuple[Plan, ...]
+    # Combinations of clusters without a plan, and why.
     refused: tuple[Refusal, ...]
+    # Pipelines whose layers were split.
     evaluated: int
+    # Pipelines and branches that a bound excluded.
     pruned: int
+    # The search thinned and skipped nothing, or `bound_s` meets the fastest plan.
     optimal: bool
+    # A proven lower bound on iteration time over the complete search space.
     bound_s: float
+    # Closed-form iteration time of the best layout.
     estimate_s: float
     scored: tuple[Scored, ...] = ()
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layouts of the plans: what to plan `near` after a small change."""
+        """The layouts of the plans: pass them as `near` to replan after a small change."""
         return tuple(one.layout for one in self.scored)
 
     def as_dict(self, seconds: float) -> dict[str, Any]:
-        """Return the answer as `isthmus plan --json` prints it; `seconds` is what the search took."""
+        """Return the result as `isthmus plan --json` prints it; `seconds` is the duration of the search."""
         return {
             "plans": [plan.model_dump(mode="json") for plan in self.plans],
             "refused": [one.model_dump(mode="json") for one in self.refused],
@@ -109,9 +113,11 @@ def make_plans(
 ) -> PlanSet:
     """Return up to `keep` plans for `job`, predicted fastest first, and the refused cluster combinations.
 
-    `free` maps cluster and node group to free chips; None plans on an empty pool. A job without any plan gets
-    an empty list and the reasons. `executable` keeps to what our runtime runs. Raises `ModelError` for a
-    model that cannot be profiled, `PlanError` for degrees (`job.parallel`) that no pool could keep.
+    `free` maps cluster and node group to free chips; None means an empty pool. A job without any plan gets an
+    empty list and the reasons. `executable` restricts the search to plans that the Isthmus runtime supports.
+
+    Raises `ModelError` for a model that cannot be profiled, and `PlanError` for degrees (`job.parallel`) that
+    no pool can satisfy.
     """
     question = Question(
         job=job, model=model, pool=pool, free=free, keep=keep, limits=Limits(executable=executable)
@@ -121,28 +127,32 @@ def make_plans(
 
 
 def search_plans(question: Question) -> Answer:
-    """Return the best plans for a question, simulated.
+    """Return the best plans for a request, simulated.
 
-    Raises `ModelError` for a model without a profile, `PlanError` for degrees that no pool could keep. The
-    same question has the same answer, whatever the order of clusters in the pool.
+    The result is deterministic and independent of the order of clusters in the pool. Raises `ModelError` for
+    a model without a profile, and `PlanError` for degrees that no pool can satisfy.
     """
     job, placement = question.job, question.job.placement
+    # Step 1: collect the free slots that the placement admits.
     task = _task(question)
     clusters = sorted(eligible_clusters(question.pool, placement), key=lambda one: one.name)
-    spots = {one.name: spots_of(question.pool, one, placement, question.free) for one in clusters}
-    every = [spot for one in spots.values() for spot in one]
-    effort = SMALL if sum(spot.chips for spot in every) <= SMALL_POOL else LARGE
-    explorers = _searched(question, task, spots, effort)
+    slots = {one.name: spots_of(question.pool, one, placement, question.free) for one in clusters}
+    every = [slot for one in slots.values() for slot in one]
+    effort = SMALL if sum(slot.chips for slot in every) <= SMALL_POOL else LARGE
+    # Step 2: search by the closed-form estimate, then simulate the best layouts.
+    explorers = _searched(question, task, slots, effort)
     explorer, tally = explorers[0], explorers[0].tally
     scored = sorted((one for some in explorers for one in _finals(question, some, task, effort)), key=by_time)
+    # Step 3: explain refusals and select by the objective.
     refused: tuple[Refusal, ...] = ()
     if question.explain:
         total = job.training.global_batch_size // job.training.micro_batch_size
-        refused = refusals(explorer, clusters, spots, placement, total)
+        refused = refusals(explorer, clusters, slots, placement, total)
     steps, deadline_s, budget = job.training.steps, question.deadline_s, question.budget
     chosen = choose(scored, question.objective, steps, deadline_s, budget, question.keep)
     if scored and not chosen:
         refused += (unmet(scored, steps),)
+    # Step 4: prove the lower bound; `whole` is True where the search was exhaustive.
     best_s = min((one.time_s for one in scored), default=math.inf)
     partial = tally.stopped or bool(question.near)
     proof = 0 if partial else PROOF
@@ -166,7 +176,7 @@ def search_plans(question: Question) -> Answer:
 def _searched(
     question: Question, task: Task, spots: dict[str, tuple[Spot, ...]], effort: Effort
 ) -> list[Explorer]:
-    """Return the search of the space, and that of the space with local steps where the job admits them."""
+    """Search the space and, where the job allows local steps, a second space that uses them."""
     job = question.job
     training, placement, limits = job.training, job.placement, pinned(question.limits, job, task)
     thrifty = question.objective != "time" or question.deadline_s is not None or question.budget is not None
@@ -203,15 +213,15 @@ def _task(question: Question) -> Task:
 
 
 def _owner_groups(spots: dict[str, tuple[Spot, ...]], several_owners: bool) -> list[list[Spot]]:
-    """Return the spots that may be used together: all, or those of each owner."""
-    every = [spot for one in spots.values() for spot in one]
+    """Return the slots that one plan may combine: all, or those of each owner."""
+    every = [slot for one in spots.values() for slot in one]
     if several_owners:
         return [every]
     return [[s for s in every if s.owner == owner] for owner in sorted({s.owner for s in every})]
 
 
 def _explored(explorer: Explorer, groups: Sequence[Sequence[Spot]]) -> Explorer:
-    """Search with one micro-batch size for all islands, then with unlike ones; return what found all."""
+    """Search with one micro-batch size, then with mixed sizes; return the search with the layouts of both."""
     for group in groups:
         explorer.run(group)
     unlike = UnlikeSizes.after(explorer)
@@ -222,13 +232,13 @@ def _explored(explorer: Explorer, groups: Sequence[Sequence[Spot]]) -> Explorer:
 
 
 def _near(question: Question, local_steps: int) -> frozenset[BranchKey] | None:
-    """Return the branches of the old layouts with so many local steps, None where all are searched."""
+    """Return the branches of the warm-start layouts with `local_steps`; None: search all branches."""
     if not question.near:
         return None
     return frozenset(branch_of(one) for one in question.near if one.local_steps == local_steps)
 
 
 def _finals(question: Question, explorer: Explorer, task: Task, effort: Effort) -> list[Scored]:
-    """Return the plans of one search by simulated time."""
+    """Return the simulated plans of one search."""
     layouts, executable = explorer.found.layouts, question.limits.executable
     return finals(layouts, question.job, question.pool, task, effort, question.keep, executable=executable)

@@ -1,7 +1,7 @@
-"""`may_end`: could a replica of a decided chance end so many micro-batches in time, its stages in some order?
+"""`may_end`: can a pipeline within a relaxation finish its micro-batches in time, in some order of the slots?
 
-It looks at the chance stage by stage (`layers_within`), with what each may hold in memory, its wires and its
-all-reduce, and never says no to a chain that could.
+Checks the stages in turn (`layers_within`) with their memory limits, links and all-reduce. Errs on one side
+only: it returns True for every pipeline that can finish.
 """
 
 from __future__ import annotations
@@ -20,33 +20,31 @@ from isthmus.plan.search.costs.stage_costs import Seat
 
 @dataclass(frozen=True)
 class Look:
-    """What is asked of a replica: to end `micro_batches` within `time_s`.
-
-    `in_step` replicas do the same at the same time and send at once, the others have one micro-batch less.
-    `ahead` is the forwards a stage may be ahead for each stage after it (0: any number).
-    """
+    """Can a replica finish `micro_batches` within `time_s`?"""
 
     micro_batches: int
     time_s: float
+    # Replicas that run in step and send at once; all others have one micro-batch less.
     in_step: int
+    # Forwards that a stage may run ahead, per stage after it; 0: unlimited.
     ahead: int
 
 
 Block = tuple[Spot, Seat, int]
-"""A spot in a chain, its seat, and the most stages there."""
+"""A slot of a pipeline, its cost table, and the most stages there."""
 
 
 def may_end(
     chances: Chances, chance: Chance, spots: Sequence[Spot], tail: Tail, look: Look
 ) -> tuple[bool, int]:
-    """Return whether some order of the spots may do it, and the number of stages that were looked at.
+    """Return whether some order of the slots may finish in time, and the number of stages checked.
 
-    Of layers that differ a stage takes those that suit it best.
+    Where layers differ, each stage is charged its cheapest ones.
     """
     spent, returns = 0, chances.returns(spots)
-    blocks = [(spot, *one[0]) for spot, one in zip(spots, chance.choices, strict=True)]
+    blocks = [(slot, *one[0]) for slot, one in zip(spots, chance.choices, strict=True)]
     for order in itertools.permutations(blocks):
-        names = [spot.cluster for spot, _, _ in order]
+        names = [slot.cluster for slot, _, _ in order]
         first, last = order[0][0], order[-1][0]
         if len(list(itertools.groupby(names))) > len(set(names)) or not first.reads_data:
             continue
@@ -66,15 +64,15 @@ def may_end(
 def _may_return(
     chances: Chances, order: Sequence[Block], chance: Chance, tail: Tail, look: Look
 ) -> tuple[bool, int]:
-    """Return whether it may be done with some stages of the first spot at the end, and what was looked at.
+    """Return whether a pipeline that returns to its first slot may finish, and the stages checked.
 
-    From `low` to `high` of its stages at the end are looked at together, and apart where that may be done.
+    Bisects over the number of stages at the end: a range is checked as one, and split where it may finish.
     """
-    spot, seat, count = order[0]
+    slot, cost_table, count = order[0]
     todo, spent = [(1, count - 1)] if count > 1 else [], 0
     while todo:
         low, high = todo.pop()
-        blocks = [(spot, seat, count - low), *order[1:], (spot, seat, high)]
+        blocks = [(slot, cost_table, count - low), *order[1:], (slot, cost_table, high)]
         found, seen = _in_time(chances, blocks, chance, tail, look)
         spent += seen
         if found and low == high:
@@ -97,22 +95,22 @@ def _in_time(
 def _stages(
     chances: Chances, blocks: Sequence[Block], chance: Chance, tail: Tail, look: Look
 ) -> list[StageLimit]:
-    """Return the stages of a chain; where several spots have some, any of them may stay empty.
+    """Return the limits of each stage; where a slot has several stages, each of them may stay empty.
 
-    What crosses between clusters where a spot is a pool is left out: not all replicas are in step there.
+    Pooled slots are charged no transfers between clusters: their replicas are not all in step.
     """
-    dp, pooled = chance.dp, any(spot.members for spot, _, _ in blocks)
+    dp, pooled = chance.dp, any(slot.members for slot, _, _ in blocks)
     alone, found, micro_batches = len(blocks) == 1, list[StageLimit](), look.micro_batches
     steady = _steady(chances, blocks)
     after, before = sum(stages for _, _, stages in blocks), None
-    for spot, seat, count in blocks:
+    for slot, cost_table, count in blocks:
         hop_s = wire_s = 0.0
-        if before is not None and before.cluster != spot.cluster and not pooled:
-            hop_s, wire_s = _hop(chances, (before, spot), seat, dp, look, steady)
-        before = spot
-        least, most = seat.forward_share
-        reduce_s, layer_s = chances.reduce_s(seat, chance.reducing, tail), seat.shortest_layer_s
-        tables = chances.tables(seat, dp, min(count, micro_batches))
+        if before is not None and before.cluster != slot.cluster and not pooled:
+            hop_s, wire_s = _hop(chances, (before, slot), cost_table, dp, look, steady)
+        before = slot
+        least, most = cost_table.forward_share
+        reduce_s, layer_s = chances.reduce_s(cost_table, chance.reducing, tail), cost_table.shortest_layer_s
+        tables = chances.tables(cost_table, dp, min(count, micro_batches))
         for own in range(count, 0, -1):
             after -= 1
             ahead = look.ahead * after if look.ahead else micro_batches
@@ -120,8 +118,8 @@ def _stages(
             seconds, rest_s = tables[in_flight - 1], 0.0
             ends = (alone and own == count, after == 0)
             if any(ends):
-                seconds = chances.seconds(seat, ends, in_flight, dp)
-                rest_s = chances.end_s(seat, chance.reducing, tail, is_first=False) if ends[1] else 0.0
+                seconds = chances.seconds(cost_table, ends, in_flight, dp)
+                rest_s = chances.end_s(cost_table, chance.reducing, tail, is_first=False) if ends[1] else 0.0
             found.append(
                 StageLimit(seconds, layer_s, least, most, ahead, reduce_s, rest_s, hop_s, wire_s, int(alone))
             )
@@ -130,21 +128,21 @@ def _stages(
 
 
 def _steady(chances: Chances, blocks: Sequence[Block]) -> bool:
-    """Say whether no wire of a chain has jitter: only then do equal replicas stay in step."""
-    names = [spot.cluster for spot, _, _ in blocks]
-    ways = [
+    """Return whether no link of a pipeline has jitter; only then do equal replicas stay in step."""
+    names = [slot.cluster for slot, _, _ in blocks]
+    routes = [
         chances.space.ways.way(*ends)
         for a, b in itertools.pairwise(names)
         if a != b
         for ends in ((a, b), (b, a))
     ]
-    return all(way.steady for way in ways if way)
+    return all(route.steady for route in routes if route)
 
 
 def _hop(
     chances: Chances, spots: tuple[Spot, Spot], seat: Seat, dp: int, look: Look, steady: bool
 ) -> tuple[float, float]:
-    """Return the least seconds of a message between two spots, and those of all, one way."""
+    """Return, for one direction between two slots, the least seconds of a message and of all messages."""
     ends = (spots[0].cluster, spots[1].cluster)
     there, back = chances.space.ways.way(*ends), chances.space.ways.way(*ends[::-1])
     if there is None or back is None:
@@ -153,6 +151,7 @@ def _hop(
     messages = dp * (look.micro_batches - 1) + look.in_step
     crowd = look.in_step if steady else 1
     hop_s = min(
-        (way.delay_s if way.steady else 0.0) + num_bytes * crowd / way.bytes_per_s for way in (there, back)
+        (route.delay_s if route.steady else 0.0) + num_bytes * crowd / route.bytes_per_s
+        for route in (there, back)
     )
     return hop_s, messages * num_bytes / min(there.bytes_per_s, back.bytes_per_s)

@@ -1,13 +1,13 @@
-"""`layers_within`: could a chain of stages hold all layers and end its micro-batches within a time?
+"""`layers_within`: can a chain of stages hold all layers and finish its micro-batches within a time?
 
-It never says no to a chain that could. For every stage a lowest and a highest number of layers is known; each
-narrows the others until nothing moves. What a stage may take follows from what must pass before its first
-pass and after its last, whatever the split:
+It returns True for every chain that can. Each stage has a lower and an upper bound on its number of layers;
+each bound tightens the others until they settle. What a stage may take follows from what must happen before
+its first pass and after its last, whatever the split:
 
-- the first micro-batch comes through all stages before it, and the last one goes back through them;
-- its own passes, all of them; then its gradients are reduced, and those of the first stage after everything;
-- while its first micro-batch goes to the end and back it has at most `ahead` forwards to do, and while its
-  last one does, at most `ahead` backwards: for the rest of that time it idles.
+- the first micro-batch passes all earlier stages, and the last one returns through them;
+- the stage runs all its own passes and reduces its gradients; the first stage reduces last;
+- while its first micro-batch goes to the end and back, a stage runs at most `ahead` forwards, and while its
+  last one does, at most `ahead` backwards: it idles for the rest of that time.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 ROUNDS = 6
-"""Rounds of narrowing, at most."""
+"""Upper limit on tightening rounds."""
 
 EXACT = 1 + 1e-9
-"""Room for rounding: what is refuted is refuted by more than this."""
+"""Rounding margin: a refutation must exceed it."""
 
 
 class StageLimit(NamedTuple):
-    """What is known of one stage.
+    """What is known of one stage."""
 
-    `seconds[n - 1]` are those of a micro-batch with `n` layers, both ways, as far as they fit in memory; they
-    do not fall with `n`, and no layer takes less than `layer_s`. Of its seconds `forward_least` to
-    `forward_most` (shares) are forward. While a micro-batch is beyond it, it computes at most `ahead` others.
-    `reduce_s` a layer and `reduce_rest_s` beside go on gradients after its last backward. `hop_s` is lost on
-    the way from the stage before, and as much on the way back; for `wire_s` all messages occupy that way.
-    `least` is the least number of its layers.
-    """
-
+    # `seconds[n - 1]`: a micro-batch's passes with `n` layers, non-decreasing, as far as they fit in memory.
     seconds: Sequence[float]
+    # Least seconds of any layer, both passes.
     layer_s: float
+    # Bounds on the share of a pass that is forward.
     forward_least: float = 0.0
     forward_most: float = 1.0
+    # Other micro-batches that the stage computes, at most, while one is beyond it.
     ahead: int = 1 << 30
+    # Gradient reduction after the last backward: per layer, and beside the layers.
     reduce_s: float = 0.0
     reduce_rest_s: float = 0.0
+    # Seconds lost on the way from the previous stage, and again on the way back.
     hop_s: float = 0.0
+    # Seconds for which all messages occupy that link.
     wire_s: float = 0.0
+    # Least number of layers.
     least: int = 0
 
 
 def layers_within(
     stages: Sequence[StageLimit], num_layers: int, micro_batches: int, time_s: float, end_s: float = 0.0
 ) -> bool:
-    """Return False only where no split of `num_layers` ends `micro_batches` within `time_s`.
+    """Return False only if no split of `num_layers` finishes `micro_batches` within `time_s`.
 
-    After the last backward pass of the first stage that holds layers, `end_s` go by at least.
+    `end_s` is the least time after the last backward pass of the first stage that holds layers.
     """
     low = [one.least for one in stages]
     high = [len(one.seconds) for one in stages]
@@ -80,7 +80,7 @@ def _narrow(
     low: Sequence[int],
     high: list[int],
 ) -> bool:
-    """Lower the highest numbers of layers in place; False where a stage, or all together, fall short."""
+    """Lower the upper bounds `high` in place; False if the stages hold too few layers."""
     limit_s = time_s * EXACT
     passes_s = [one.seconds[n - 1] if n else 0.0 for one, n in zip(stages, low, strict=True)]
     fastest_after = [*itertools.accumulate((one.layer_s for one in reversed(stages)), min)][::-1]
@@ -125,7 +125,7 @@ def _narrow(
 
 
 def _most(one: StageLimit, most: int, micro_batches: int, each_s: float, own_s: float) -> int:
-    """Return how many layers, up to `most`, take `each_s` a pass and `own_s` for all and their reduction."""
+    """Return the most layers, up to `most`, with passes within `each_s` and all work within `own_s`."""
     seconds = one.seconds
     if most and seconds[most - 1] > each_s:
         most = bisect_right(seconds, each_s, 0, most)
@@ -135,13 +135,13 @@ def _most(one: StageLimit, most: int, micro_batches: int, each_s: float, own_s: 
 
 
 def _pass_s(one: StageLimit, micro_batches: int, left_s: float, rest_s: float) -> float:
-    """Return the longest pass of a stage that has `left_s` for all of them, with `rest_s` beyond it."""
+    """Return the longest pass of a stage with `left_s` for all passes and `rest_s` for later stages."""
     ahead = one.ahead if one.ahead < micro_batches else micro_batches - 1
     each_s = left_s / micro_batches
     idle_s = (left_s - rest_s) / (micro_batches - ahead * one.forward_most)
     if idle_s < each_s:
         each_s = idle_s
-    if micro_batches > ahead + 1:  # the two waits do not overlap
+    if micro_batches > ahead + 1:  # the waits for the first and the last micro-batch do not overlap
         twice_s = (left_s - 2 * rest_s) / (micro_batches - ahead)
         if twice_s < each_s:
             each_s = twice_s

@@ -1,17 +1,17 @@
-"""`most_micro_batches`: how many a replica can end within a time at best, by arithmetic alone.
+"""`most_micro_batches`: a closed-form upper bound on the micro-batches a replica finishes within a time.
 
-Three things that every split of a chain obeys, for `L` layers, `M` micro-batches and a time `T`; stage `j` is
-followed by `k` others, takes `l` a layer, and `g = T / (L l) - 1`:
+Every split of a pipeline obeys three rules, for `L` layers, `M` micro-batches and a time `T`; stage `j` is
+followed by `k` others, takes `l` per layer, and `g = T / (L l) - 1`:
 
-- whole layers: a stage takes at most T / (M l + reduction) of them, rounded down, all stages together `L`;
-- filling: stage `j` computes M times, and while its first micro-batch goes to the end and back it computes
-  at most `ahead x k` forwards, a share `f` of a pass each. So T is at least
-  (all passes of one micro-batch) + (M - 1 - c k) x (its own), with c = ahead x f. Weighing these by
-  a = g / (M - 1 - c k) gives every layer a weight above T / L if the weights sum to less than 1: they do not.
-  For what a micro-batch is under way T is so much shorter here;
-- the first stage reduces its gradients when all is over.
+- whole layers: a stage takes at most T / (M l + reduction) of them, rounded down; all stages hold `L`;
+- filling: stage `j` computes M times, and while its first micro-batch goes to the end and back it computes at
+  most `ahead x k` forwards, each a share `f` of a pass. So T is at least (all passes of one micro-batch) + (M
+  - 1 - c k) x (its own pass), with c = ahead x f. Weighted by a = g / (M - 1 - c k), each layer would weigh
+  more than T / L if the weights summed to less than 1, a contradiction. T is first reduced by the time that a
+  micro-batch spends between clusters;
+- the first stage reduces its gradients after everything else.
 
-The order of a chain is taken as it is best: fast stages first, where the weights are large.
+The bound takes the best order: fast stages first, where weights are large.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 EXACT = 1 + 1e-9
-"""Room for rounding: what is refuted is refuted by more than this."""
+"""Rounding margin: a refutation must exceed it."""
 
 
 class Part(NamedTuple):
-    """At most `stages` stages of a chain at one spot.
-
-    A layer takes `layer_s` both ways, of which at most `forward_most` forward, and its gradients at least
-    `reduce_s` when all is over.
-    """
+    """Up to `stages` stages of a pipeline at one slot."""
 
     stages: int
+    # Least seconds of a layer, both passes.
     layer_s: float
+    # Least seconds to reduce a layer's gradients at the end.
     reduce_s: float = 0.0
+    # Largest share of a pass that is forward.
     forward_most: float = 1.0
 
 
@@ -48,11 +47,12 @@ def most_micro_batches(
     whole: bool = True,
     hops_s: float = 0.0,
 ) -> int:
-    """Return a number of micro-batches, up to `at_most`, that no chain surpasses within `time_s`.
+    """Return an upper bound, at most `at_most`, on the micro-batches that a replica finishes within `time_s`.
 
-    `spots` has the choices for each spot, of which a chain takes one. `ahead` bounds the forwards as above;
-    0 leaves open how many there are, None even that a micro-batch passes through the stages in turn. `whole`
-    says that layers are alike, and their number counts. For `hops_s` a micro-batch is under way, both ways.
+    `spots` lists the choices for each slot, of which a pipeline takes one. `ahead` bounds the forwards as in
+    the module docstring; 0: unlimited, None: micro-batches need not pass the stages in turn. `whole`: all
+    layers are equal, so stages hold whole numbers of them. A micro-batch spends `hops_s` between clusters,
+    both ways.
     """
     filling_s = time_s - hops_s if ahead else time_s  # any number of forwards may fill the way there and back
     if filling_s <= 0:
@@ -82,7 +82,7 @@ def most_micro_batches(
 
 
 def _whole_layers(spots: Sequence[Sequence[Part]], time_s: float, micro_batches: int, most: int) -> int:
-    """Return the layers that all stages together can take at most."""
+    """Return the most layers that all stages together can hold."""
     limit_s, layers = time_s * EXACT, 0
     for parts in spots:
         layers += max(
@@ -95,7 +95,7 @@ def _whole_layers(spots: Sequence[Sequence[Part]], time_s: float, micro_batches:
 def _blocks(
     spots: Sequence[Sequence[Part]], num_layers: int, time_s: float
 ) -> list[list[tuple[float, int, int]]]:
-    """Return for each spot its choices as (g, stages, stages of others that may come after)."""
+    """Return each slot's choices as (g, stages, stages at other slots that may follow)."""
     slowest = [min(_gain(one, num_layers, time_s) for one in parts) for parts in spots]
     stages = [max(one.stages for one in parts) for parts in spots]
     found = []
@@ -119,8 +119,10 @@ def _gain(part: Part, num_layers: int, time_s: float) -> float:
 
 
 def _weight(blocks: Sequence[Sequence[tuple[float, int, int]]], base: int, share: float) -> float:
-    """Return the sum of all weights, or more: 1 / (base - share k) is convex in k, so its mean is below that
-    of its ends."""
+    """Return an upper bound on the sum of all weights.
+
+    1 / (base - share k) is convex in k, so its mean is at most that of its ends.
+    """
     total = 0.0
     for choices in blocks:
         best = 0.0

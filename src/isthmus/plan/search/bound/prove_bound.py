@@ -1,12 +1,11 @@
-"""`prove_bound`: a time within which, provably, no plan of the whole space ends an iteration.
+"""`prove_bound`: a proven lower bound on the iteration time of every plan in the complete search space.
 
-Branch and bound from below: a time short of the best plan is refuted or not; then a longer or a shorter one.
-To refute it, every way to part every set of spots into islands must fall short of the batch: one island under
-each micro-batch size, several with a size of its own for each. An island promises the samples of its best
-chain, replicas x micro-batches x size. What its options promise is first
-computed (`most_micro_batches`), then looked at stage by stage (`may_end`), the most promising first, and
-only where its partition would otherwise reach the batch. Numbers of stages and replicas, cuts and orders are
-all there, thinned nowhere. `docs/design/planner.md` says why each step errs on the safe side.
+Bisects over a target time. A target is refuted if every partition of every set of slots into replica groups
+falls short of the batch, with one micro-batch size for all groups or a size per group. A group is credited
+with the samples of its best relaxation: replicas x micro-batches x size. This is first bounded in closed form
+(`most_micro_batches`), then checked stage by stage (`may_end`), best relaxation first, and only where the
+partition would otherwise reach the batch. All stage and replica counts, degrees and orders are covered.
+`docs/design/planner.md` shows why each step errs on the safe side.
 """
 
 from __future__ import annotations
@@ -26,86 +25,87 @@ from isthmus.plan.search.costs.slots import Spot, flat, pooled_lists
 from isthmus.plan.search.splits.partitions import all_partitions
 
 MOST_SPOTS = 4
-"""Of at most so many spots every partition is looked at; of more, all chips at the pace of their best cut."""
+"""Up to this many slots every partition is checked; for more, the bound is all chips at their best rate."""
 
 MET = 1e-3
-"""A bound that comes so close to the best plan (relative) meets it."""
+"""Relative gap at which the bound counts as meeting the best plan."""
 
 CLOSE = 0.01
-"""A bound that comes so close is not made closer."""
+"""Relative gap at which the bisection stops."""
 
 STEP = 0.03
-"""The first time that is tried is so much shorter than the best plan's; if it stands, the next thrice."""
+"""Relative distance of the first target below the best plan; tripled while targets are not refuted."""
 
 FILLING = 4
-"""Stages that could be looked at while the filling of a pipeline is weighed."""
+"""Effort charged for one closed-form pipeline bound, in stages."""
 
 ATTEMPTS = 6
-"""Times that are tried at most."""
+"""Upper limit on targets tried."""
 
 
 @dataclass(slots=True)
 class Option:
-    """A chance of an island under one size, and the micro-batches of a replica that were not refuted yet.
-
-    Up to `stands` were looked at in vain. `filled` says that the filling of the pipeline was weighed.
-    """
+    """A relaxation of a replica group for one micro-batch size, with bounds on a replica's micro-batches."""
 
     chances: Chances
     chance: Chance
+    # Micro-batches that are not refuted yet.
     most: int
+    # Micro-batches that the stage check could not refute.
     stands: int = 0
+    # Whether `most` includes the closed-form pipeline bound.
     filled: bool = False
 
     @property
     def step(self) -> int:
-        """Samples of one micro-batch of all replicas."""
+        """Samples of one micro-batch on all replicas."""
         return self.chance.dp * self.chances.size
 
     @property
     def value(self) -> int:
-        """Samples of all replicas."""
+        """Upper bound on the samples of all replicas."""
         return self.step * self.most
 
 
 @dataclass
 class Island:
-    """Options of one island by what they promise, in a heap of (-value, number, option).
-
-    `alone` and `several`: whether other islands, and other clusters, take part.
-    """
+    """The relaxations of one replica group in a heap of (-value, serial number, option)."""
 
     spots: tuple[Spot, ...]
     tail: Tail
+    # Whether it is the only replica group.
     alone: bool
+    # Whether several clusters take part.
     several: bool
     heap: list[tuple[int, int, Option]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def value(self) -> int:
-        """Samples that the best option promises."""
+        """Upper bound on the group's samples."""
         return -self.heap[0][0] if self.heap else 0
 
     def item(self, option: Option) -> tuple[int, int, Option]:
-        """Return an option as it stands in the heap."""
+        """Return the heap entry of an option."""
         return -option.value, next(self.numbers), option
 
 
 def prove_bound(
     space: Space, spots: Sequence[Spot], samples: int, asked_size: int, best_s: float, effort: int
 ) -> float:
-    """Return seconds below every plan on these spots; `best_s` is what the best known plan takes.
+    """Return a lower bound in seconds on every plan on these slots; `best_s` is the best known plan.
 
-    About `effort` stages are looked at, at most. Without any, chips that never wait are the bound.
+    Checks about `effort` stages at most. With `effort` 0 the bound assumes chips that never wait.
     """
     sizes = [
         Chances(space, spots, size, samples // size) for size in space.micro_batch_sizes(asked_size, samples)
     ]
+    # Step 1: start from chips that never wait.
     cases = _cases(space, sizes)
     low_s = min((_free_s(some, spots, samples) for some, _ in cases), default=math.inf)
     if len(spots) > MOST_SPOTS or not best_s < math.inf or not effort:
         return min(low_s, best_s)
+    # Step 2: try targets between that and the best plan; refute each case, weakest bound first.
     high_s, step_s = best_s, STEP * best_s
     proven_s, whole = [low_s] * len(cases), effort
     for _ in range(ATTEMPTS):
@@ -126,12 +126,12 @@ def prove_bound(
         else:
             high_s, step_s = time_s, max(3 * step_s, STEP * best_s)
             if time_s < (1 - 2 * STEP) * best_s:
-                effort //= 3  # it will not be close
+                effort //= 3  # the gap will stay large
     return low_s
 
 
 def _cases(space: Space, sizes: Sequence[Chances]) -> list[tuple[Sequence[Chances], range]]:
-    """Return what must be refuted: sizes that may stand beside each other, and how many islands may."""
+    """Return what to refute: micro-batch sizes that may be mixed, and the numbers of groups."""
     any_number = range(1, MOST_SPOTS + 1)
     if space.limits.even_batches or len(sizes) < 2:
         return [([one], any_number) for one in sizes]
@@ -139,14 +139,14 @@ def _cases(space: Space, sizes: Sequence[Chances]) -> list[tuple[Sequence[Chance
 
 
 def _free_s(sizes: Sequence[Chances], spots: Sequence[Spot], samples: int) -> float:
-    """Return what all chips need at the pace of their best cut under any of the sizes, if none ever waits."""
+    """Return the seconds of all chips at their best rate over `sizes`, without any waiting."""
     rest_s = min(one.rest_s for one in sizes)
-    rate = sum(max(samples / (one.free_s([spot]) - one.rest_s) for one in sizes) for spot in spots)
+    rate = sum(max(samples / (one.free_s([slot]) - one.rest_s) for one in sizes) for slot in spots)
     return rest_s + samples / rate if rate else math.inf
 
 
 class Refutation:
-    """The attempt to refute a time under some micro-batch sizes; at most about `effort` stages are seen."""
+    """An attempt to refute a target time for some micro-batch sizes, within about `effort` checked stages."""
 
     def __init__(
         self,
@@ -159,17 +159,17 @@ class Refutation:
     ) -> None:
         self.sizes, self.numbers, self.spots, self.samples = sizes, numbers, tuple(spots), samples
         self.time_s, self.effort = time_s, effort
-        self._pooled = list(pooled_lists(self.spots))  # islands are known by their spots
+        self._pooled = list(pooled_lists(self.spots))  # `_islands` is keyed by slot ids
         self._islands: dict[tuple[object, ...], Island] = {}
 
     def holds(self) -> bool:
-        """Say whether no partition of any set of spots reaches the batch within the time."""
+        """Return whether no partition of any set of slots reaches the batch within the time."""
         limits = self.sizes[0].space.limits
         for chosen in self._sets():
-            if not limits.mixed_chips and len({spot.group.chip for spot in chosen}) > 1:
+            if not limits.mixed_chips and len({slot.group.chip for slot in chosen}) > 1:
                 continue
             partitions = all_partitions(len(chosen))
-            for partition in sorted(partitions, key=len, reverse=True):  # cheap ones first
+            for partition in sorted(partitions, key=len, reverse=True):  # cheap partitions first
                 if len(partition) not in self.numbers:
                     continue
                 if self._reached([tuple(chosen[place] for place in one) for one in partition]):
@@ -177,7 +177,7 @@ class Refutation:
         return True
 
     def _sets(self) -> Iterator[tuple[Spot, ...]]:
-        """Yield the sets of spots, large ones first, then those with some of one kind pooled."""
+        """Yield the sets of slots, large ones first, then those with some slots pooled."""
         for count in range(len(self.spots), 0, -1):
             yield from itertools.combinations(self.spots, count)
         if may_pool(self.sizes[0].space):
@@ -187,17 +187,17 @@ class Refutation:
                         yield (pool, *chosen)
 
     def _reached(self, parts: Sequence[tuple[Spot, ...]]) -> bool:
-        """Say whether islands may reach the batch, after looking at their best options as far as needed."""
-        chances, alone = self.sizes[0], len(parts) == 1
+        """Return whether replica groups may reach the batch; checks their best options as far as needed."""
+        relaxations, alone = self.sizes[0], len(parts) == 1
         tail = NO_TAIL
-        if not alone and chances.space.task.local_steps == 1:
-            tail = tail_of(parts, chances.space.ways, chances.gradient_bytes)
-        several = len({spot.cluster for part in parts for spot in flat(part)}) > 1
-        islands = [self._island(part, tail, alone, several) for part in parts]
-        while sum(one.value for one in islands) >= self.samples:
+        if not alone and relaxations.space.task.local_steps == 1:
+            tail = tail_of(parts, relaxations.space.ways, relaxations.gradient_bytes)
+        several = len({slot.cluster for part in parts for slot in flat(part)}) > 1
+        relaxed = [self._island(part, tail, alone, several) for part in parts]
+        while sum(one.value for one in relaxed) >= self.samples:
             moved = False
-            for one in islands:
-                needed = self.samples - sum(other.value for other in islands) + one.value
+            for one in relaxed:
+                needed = self.samples - sum(other.value for other in relaxed) + one.value
                 moved = self._lower(one, needed) or moved
             if not moved:
                 return True
@@ -206,18 +206,18 @@ class Refutation:
     def _island(self, spots: tuple[Spot, ...], tail: Tail, alone: bool, several: bool) -> Island:
         key = (*map(id, spots), tail, alone, several)
         if key not in self._islands:
-            island = self._islands[key] = Island(spots, tail, alone, several)
-            for chances in self.sizes:
-                for chance in chances.of(spots):
-                    option = Option(chances, chance, chances.free(chance, tail, self.time_s))
+            replica_group = self._islands[key] = Island(spots, tail, alone, several)
+            for relaxations in self.sizes:
+                for relaxation in relaxations.of(spots):
+                    option = Option(relaxations, relaxation, relaxations.free(relaxation, tail, self.time_s))
                     if option.most > 0:
-                        island.heap.append(island.item(option))
-            self.effort -= len(island.heap)
-            heapify(island.heap)
+                        replica_group.heap.append(replica_group.item(option))
+            self.effort -= len(replica_group.heap)
+            heapify(replica_group.heap)
         return self._islands[key]
 
     def _lower(self, island: Island, needed: int) -> bool:
-        """Look at the best option until the island promises less than `needed`, or its best one stands."""
+        """Check the best option until the group's bound falls below `needed` or its best option stands."""
         moved = False
         while island.heap and island.value >= needed and self.effort > 0:
             option = island.heap[0][2]
@@ -245,22 +245,22 @@ class Refutation:
             heappop(island.heap)
 
     def _expand(self, island: Island, option: Option) -> None:
-        """Put the chains with every combination of cuts in the place of the one that stood for them."""
+        """Replace the best option by one per combination of degrees."""
         heappop(island.heap)
-        for chance in option.chance.decide():
-            most = min(option.most, option.chances.free(chance, island.tail, self.time_s))
+        for relaxation in option.chance.decide():
+            most = min(option.most, option.chances.free(relaxation, island.tail, self.time_s))
             self.effort -= 1
             if most > 0:
-                heappush(island.heap, island.item(Option(option.chances, chance, most)))
+                heappush(island.heap, island.item(Option(option.chances, relaxation, most)))
 
     def _look(self, island: Island, option: Option, needed: int) -> None:
-        """Look stage by stage whether a replica may end what is needed; if so, how many it may end."""
+        """Check stage by stage whether a replica may finish `needed` micro-batches, then more."""
         asked = needed if option.stands < needed else (option.stands + option.most + 1) // 2
-        chances, in_step = option.chances, 1
-        if island.alone:  # these replicas take one micro-batch more than the others
-            in_step = max(1, chances.total - option.chance.dp * (asked - 1))
-        look = Look(asked, self.time_s, in_step, chances.ahead(island.several))
-        found, spent = may_end(chances, option.chance, island.spots, island.tail, look)
+        relaxations, in_step = option.chances, 1
+        if island.alone:  # these replicas take one micro-batch more
+            in_step = max(1, relaxations.total - option.chance.dp * (asked - 1))
+        look = Look(asked, self.time_s, in_step, relaxations.ahead(island.several))
+        found, spent = may_end(relaxations, option.chance, island.spots, island.tail, look)
         self.effort -= spent
         if found:
             option.stands = asked

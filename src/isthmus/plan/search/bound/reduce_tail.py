@@ -1,4 +1,4 @@
-"""`tail_of`: the least that follows the last backward pass of several islands: the ring between clusters."""
+"""`tail_of`: least time after the last backward pass for the gradient ring between clusters."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from isthmus.plan.search.costs.slots import Spot, flat
 
 @dataclass(frozen=True)
 class Tail:
-    """Seconds of the ring of gradients: by parameter of a stage, and beside."""
+    """Seconds of the gradient ring, per parameter of a stage and fixed."""
 
     parameter_s: float = 0.0
     fixed_s: float = 0.0
 
 
 NO_TAIL = Tail()
-"""Nothing follows: one island, or islands that may reduce each layer inside a cluster."""
+"""No ring: one replica group, or groups that may reduce each layer inside a cluster."""
 
 
 def tail_of(parts: Sequence[Sequence[Spot]], ways: Ways, gradient_bytes: float) -> Tail:
-    """Return the tail of islands, `gradient_bytes` per parameter; infinite where no ring joins them.
+    """Return the reduce tail of replica groups for `gradient_bytes` per parameter; infinite without links.
 
-    The ring of a layer visits one cluster of each island, a different one for each where no two islands share
-    a cluster. Islands inside clusters have one ring for all layers: all bytes pass its slowest wire, which is
-    at most the fastest there is. Where a chain crosses, the next cluster may differ by layer, and the bytes
-    of a stage may leave over all wires of its cluster.
+    The ring of a layer visits one cluster of each group, all different where no two groups share a cluster.
+    Groups within one cluster have one ring for all layers: all bytes pass its slowest link, which is at most
+    the fastest of all. A pipeline over several clusters may use a different next cluster per layer, so a
+    stage's bytes may leave over all links of its cluster.
     """
-    sets = [frozenset(spot.cluster for spot in flat(part)) for part in parts]
+    sets = [frozenset(slot.cluster for slot in flat(part)) for part in parts]
     pairs = [not a & b for a, b in itertools.combinations(sets, 2)]
     members = len(sets) if all(pairs) else 2 if any(pairs) else 1
     if members < 2:
         return NO_TAIL
     names = sorted(frozenset.union(*sets))
-    joined = {(a, b): way for a in names for b in names if (way := ways.way(a, b))}
+    joined = {(a, b): route for a in names for b in names if (route := ways.way(a, b))}
     if not joined:
         return Tail(fixed_s=math.inf)
-    rate = max(way.bytes_per_s for way in joined.values())
+    rate = max(route.bytes_per_s for route in joined.values())
     if not all(pairs) or any(len(one) > 1 for one in sets):
-        rate = max(sum(way.bytes_per_s for ends, way in joined.items() if ends[0] == name) for name in names)
+        rate = max(
+            sum(route.bytes_per_s for ends, route in joined.items() if ends[0] == name) for name in names
+        )
     steps = 2 * (members - 1)
-    unsure = not all(way.steady for way in joined.values())  # a message may come early, once
-    delay_s = (steps - unsure) * min(way.delay_s for way in joined.values())
+    unsure = not all(route.steady for route in joined.values())  # jitter may deliver one message early
+    delay_s = (steps - unsure) * min(route.delay_s for route in joined.values())
     return Tail(steps / members * gradient_bytes / rate, delay_s)

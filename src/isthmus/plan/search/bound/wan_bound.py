@@ -1,4 +1,4 @@
-"""`crossing_of`: the least that a chain over several clusters spends on messages, in whatever order."""
+"""`crossing_of`: a lower bound on a pipeline's transfer time between clusters, for any order of them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from isthmus.plan.search.costs.routes import Ways
 
 @dataclass(frozen=True)
 class Crossing:
-    """Seconds that a micro-batch is between clusters, both ways, and that its message occupies a wire."""
+    """Lower bounds on transfers between clusters."""
 
+    # Seconds that a micro-batch spends between clusters, both ways.
     hops_s: float = 0.0
+    # Seconds for which its message occupies a link.
     wire_s: float = 0.0
 
 
 def crossing_of(clusters: Sequence[str], ways: Ways, num_bytes: float) -> Crossing:
-    """Return the least of a chain that passes each cluster in one go; infinite where no order is joined.
+    """Return the least over pipelines that pass each cluster once; infinite where no order is linked.
 
-    A message of `num_bytes` may come early, once, where a way has jitter.
+    A message has `num_bytes`. A route with jitter may deliver one message early, so its delay counts as 0.
     """
     hops_s, wires_s = {}, []
     for a, b in itertools.permutations(clusters, 2):
         there, back = ways.way(a, b), ways.way(b, a)
         if there and back:
-            each_s = [num_bytes / way.bytes_per_s for way in (there, back)]
-            delays_s = [way.delay_s if way.steady else 0.0 for way in (there, back)]
+            each_s = [num_bytes / route.bytes_per_s for route in (there, back)]
+            delays_s = [route.delay_s if route.steady else 0.0 for route in (there, back)]
             hops_s[a, b] = min(map(sum, zip(delays_s, each_s, strict=True)))
             wires_s.append(max(each_s))
     orders = map(itertools.pairwise, itertools.permutations(clusters))

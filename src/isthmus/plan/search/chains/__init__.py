@@ -1,1 +1,1 @@
-"""Chains of pipeline stages over node groups: which there are, and in which order to try them."""
+"""Pipelines over node groups: enumeration, lower bounds and ranking."""

@@ -1,6 +1,6 @@
-"""`Shape`: one chain of stages over node groups, `dp` times, cut exactly: the best split and what it costs.
+"""`Shape`: a pipeline replicated `dp` times, with its best split of layers and what that costs.
 
-What it costs at least, whatever the split, is in `enumerate_chains.py`.
+`enumerate_chains.py` has the lower bounds that hold for any split.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from isthmus.plan.search.splits.split_layers import split_layers
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a pipeline: until its first micro-batch is through and reduced, and of each further one."""
+    """Closed-form time of a pipeline: first_s + (micro-batches - 1) x pace_s."""
 
+    # Seconds of the first micro-batch, gradient reduction and update included.
     first_s: float
+    # Seconds of each further micro-batch.
     pace_s: float
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A shape that was cut: layers per stage, its cost, and whether a link, not a stage, sets its pace.
+    """A split of the layers over a pipeline's stages."""
 
-    At pooled spots it has `parts`: replicas that are alike in where their stages are, each with its chain.
-    """
-
+    # Layers `[first, last)` of each stage.
     layers: tuple[tuple[int, int], ...]
     cost: Cost
+    # Whether a link, not a stage, sets the pace.
     link_bound: bool
+    # With pooled slots: the shapes of replicas with equal stage locations, each with its split.
     parts: tuple[tuple[Shape, Chain], ...] = ()
 
 
 class Shape(Line):
-    """A chain of stages, cut exactly when asked."""
+    """A pipeline whose best split is computed on demand."""
 
     @cached_property
     def _least_last_s(self) -> float:
-        """Seconds of all-reduce and update of the stage with most layers, at least."""
+        """Least seconds of all-reduce and update of the stage with most layers."""
         if self.pooled:
             return 0.0
         largest = -(-self.task.profile.num_layers // self.num_stages)
         return min(one.seat.least_last_s(largest, self.dp, self.zero) for one in self.segments)
 
     def cut(self, micro_batches: int) -> Chain | None:
-        """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
+        """Return the best split for `micro_batches` per replica, or None if no split fits in memory."""
         if not self.task.equal_layers:
             split = self._split(micro_batches)
             return None if split is None else self.with_layers(split, micro_batches)
@@ -69,14 +71,14 @@ class Shape(Line):
         return self._chain(layers, times)
 
     def with_layers(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
-        """Return the chain with these layers per stage, or None where they do not fit."""
+        """Return the split with these layers per stage, or None if they do not fit."""
         if self.pooled:
             return self._together(layers, micro_batches)
         cuts = self.stage_cuts(layers, micro_batches)
         return None if cuts is None else self._chain(tuple(layers), [one.total_s for one in cuts])
 
     def _together(self, layers: Sequence[tuple[int, int]], micro_batches: int) -> Chain | None:
-        """Return the chain of a pool: its replicas wait for each other, and share wires and gradients."""
+        """Return the split of a pooled shape, whose replicas wait for each other and share links."""
         chains = [one.with_layers(layers, micro_batches) for one in self.parts]
         if not all(chains):
             return None
@@ -85,41 +87,43 @@ class Shape(Line):
             name for name, _ in itertools.groupby(s.cluster for s in flat(one.spot for one in self.segments))
         ]
         wire_s = self.dp * self.message_bytes * self.ways.along(tuple(clusters)).slowest_s_per_byte
-        pace_s = max(wire_s, *(one.pace_s for one in costs))
-        cost = Cost(max(one.first_s for one in costs) + self._shared_s(layers), pace_s)
-        link_bound = wire_s >= pace_s or any(one.link_bound for one in chains if one)
+        interval_s = max(wire_s, *(one.pace_s for one in costs))
+        cost = Cost(max(one.first_s for one in costs) + self._shared_s(layers), interval_s)
+        link_bound = wire_s >= interval_s or any(one.link_bound for one in chains if one)
         parts = [(one, Chain(tuple(layers), cost, link_bound)) for one in self.parts]
         return Chain(tuple(layers), cost, link_bound, tuple(parts))
 
     def _shared_s(self, layers: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of the longest ring of a stage whose replicas are in several clusters."""
+        """Return the seconds of the slowest stage's gradient ring over several clusters."""
         slowest_s = 0.0
         for stage, (first, last) in enumerate(layers):
             names = list(dict.fromkeys(one.spots[stage].cluster for one in self.parts))
-            seat = self.seats[stage]
-            num_bytes = 4 * seat.parameters(first, last) * seat.num_chips * (0.75 if self.zero else 1.0)
+            cost_table = self.seats[stage]
+            num_bytes = (
+                4 * cost_table.parameters(first, last) * cost_table.num_chips * (0.75 if self.zero else 1.0)
+            )
             slowest_s = max(slowest_s, self.ways.ring_s(names, num_bytes))
         return slowest_s
 
     def stage_cuts(
         self, layers: Sequence[tuple[int, int]], micro_batches: int
     ) -> tuple[StageCut, ...] | None:
-        """Return every stage with these layers, recomputed as needed, or None where one does not fit."""
+        """Return every stage with these layers, recomputed as needed, or None if one does not fit."""
         cuts = []
         for stage, (first, last) in enumerate(layers):
-            alive = min(self.in_flight(stage), micro_batches)
-            one = self.seats[stage].cut(first, last, alive, self.dp, self.zero)
+            in_flight = min(self.in_flight(stage), micro_batches)
+            one = self.seats[stage].cut(first, last, in_flight, self.dp, self.zero)
             if one is None:
                 return None
             cuts.append(one)
         return tuple(cuts)
 
     def _may_fit(self, micro_batches: int) -> bool:
-        """Say whether the stages together hold all layers, with all of them recomputed."""
+        """Return whether the stages can hold all layers if all are recomputed."""
         last, room = self.num_stages - 1, 0
-        for stage, seat in enumerate(self.seats):
-            alive = min(self.in_flight(stage), micro_batches)
-            most = seat.most_layers(stage == 0, stage == last, alive, self.dp, self.zero)
+        for stage, cost_table in enumerate(self.seats):
+            in_flight = min(self.in_flight(stage), micro_batches)
+            most = cost_table.most_layers(stage == 0, stage == last, in_flight, self.dp, self.zero)
             if most < 1:
                 return False
             room += most
@@ -127,14 +131,14 @@ class Shape(Line):
 
     def _tables(self, micro_batches: int) -> list[LayerTimes]:
         last, found = self.num_stages - 1, []
-        least = min(self.parts, key=lambda one: one.dp)  # whose optimizer is dealt out least
-        for stage, seat in enumerate(self.seats):
-            alive = min(self.in_flight(stage), micro_batches)
-            found.append(seat.table(stage == 0, stage == last, alive, least.dp, least.zero))
+        least = min(self.parts, key=lambda one: one.dp)  # holds the largest optimizer shard
+        for stage, cost_table in enumerate(self.seats):
+            in_flight = min(self.in_flight(stage), micro_batches)
+            found.append(cost_table.table(stage == 0, stage == last, in_flight, least.dp, least.zero))
         return found
 
     def outlook(self, micro_batches: int) -> Cost | None:
-        """Return a closer bound for unlike layers, as if each stage chose its own; None: they do not fit."""
+        """Return a tighter bound for unequal layers, each stage taking its cheapest; None if none fit."""
         layers = self.task.profile.num_layers
         found = least_share([one.least for one in self._ranges(micro_batches, few(self.dp))], layers)
         if found is None:
@@ -144,9 +148,9 @@ class Shape(Line):
 
     def _ranges(self, micro_batches: int, dp: int) -> list[RangeTimes]:
         last, found = self.num_stages - 1, []
-        for stage, seat in enumerate(self.seats):
-            alive = min(self.in_flight(stage), micro_batches)
-            found.append(seat.ranges(stage == 0, stage == last, alive, dp, self.zero))
+        for stage, cost_table in enumerate(self.seats):
+            in_flight = min(self.in_flight(stage), micro_batches)
+            found.append(cost_table.ranges(stage == 0, stage == last, in_flight, dp, self.zero))
         return found
 
     def _split(self, micro_batches: int) -> list[tuple[int, int]] | None:
@@ -158,19 +162,19 @@ class Shape(Line):
     def _chain(self, layers: tuple[tuple[int, int], ...], times: Sequence[float]) -> Chain:
         sum_s = sum(times) + 2 * sum(self.hops_s)
         wire_s, stage_s = self.wire_s, max(times)
-        pace_s = max(stage_s, wire_s, self._round_trip_s(times))
+        interval_s = max(stage_s, wire_s, self._round_trip_s(times))
         held: dict[tuple[int, int, bool], float] = {}
-        for seat, (first, last) in zip(self.seats, layers, strict=True):
-            key = (id(seat), last - first, first == 0)
+        for cost_table, (first, last) in zip(self.seats, layers, strict=True):
+            key = (id(cost_table), last - first, first == 0)
             if key not in held or last == self.task.profile.num_layers:
-                held[key] = seat.last_s(seat.parameters(first, last), self.dp, self.zero)
-        return Chain(layers, Cost(sum_s + max(held.values()), pace_s), wire_s > stage_s)
+                held[key] = cost_table.last_s(cost_table.parameters(first, last), self.dp, self.zero)
+        return Chain(layers, Cost(sum_s + max(held.values()), interval_s), wire_s > stage_s)
 
     def _round_trip_s(self, times: Sequence[float]) -> float:
-        """Return the pace that the micro-batches in flight allow: each stays until it is back."""
-        later_s = pace_s = 0.0
+        """Return the interval that the micro-batches in flight allow: each stays until its backward pass."""
+        later_s = interval_s = 0.0
         count = len(times)
         for stage in reversed(range(count)):
             later_s += times[stage] + (2 * self.hops_s[stage] if stage < count - 1 else 0.0)
-            pace_s = max(pace_s, later_s / self.in_flight(stage))
-        return pace_s
+            interval_s = max(interval_s, later_s / self.in_flight(stage))
+        return interval_s

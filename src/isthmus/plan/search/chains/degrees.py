@@ -1,4 +1,4 @@
-"""`Numbers`: how many replicas of a chain there may be, with how many stages at each of its spots."""
+"""`Numbers`: candidate numbers of replicas and of stages per slot."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from typing import NamedTuple
 from isthmus.plan.search.costs.limits import Limits
 
 WHOLE = 96
-"""Numbers of stages per spot are all tried where there are at most so many combinations."""
+"""Up to this many combinations of stages per slot are all tried."""
 
 DENSE_REPLICAS = 16
-"""Numbers of replicas are all tried up to this, beyond it in steps of `REPLICA_STEP`."""
+"""Up to this every number of replicas is tried, beyond it steps of `REPLICA_STEP`."""
 
 REPLICA_STEP = 1.1
 COARSE_STEP = 1.5
 
 FEW_BACK = 3
-"""Of at most so many stages at a spot any number is put at the end of a chain that returns to it."""
+"""Up to this many stages at a slot, any number of them may come last in a pipeline that returns to it."""
 
 
 class Kin(NamedTuple):
-    """Chains of `dp` replicas: their numbers of stages per spot, and the most of them at each spot."""
+    """Pipelines of `dp` replicas."""
 
     dp: int
+    # Most stages per slot over `stages`.
     most: tuple[int, ...]
+    # Candidate numbers of stages per slot.
     stages: tuple[tuple[int, ...], ...]
 
 
 @dataclass
 class Numbers:
-    """Numbers for a model of so many layers. `thinned` turns true once some were left out.
-
-    `thrifty` tries fewer replicas than there is room for, too.
-    """
+    """Candidate counts for a model of `layers` layers."""
 
     limits: Limits
     layers: int
+    # Also try fewer replicas than fit: cheaper plans may win.
     thrifty: bool = False
+    # Whether any count was skipped.
     thinned: bool = False
     _known: dict[tuple[object, ...], tuple[Kin, ...]] = field(default_factory=dict)
 
     def of(self, room: Sequence[int], micro_batches: int, coarse: bool) -> tuple[Kin, ...]:
-        """Return the numbers of stages per spot that fit `room` places per spot, by numbers of replicas."""
+        """Return the stage counts that fit `room` stages per slot, grouped by number of replicas."""
         key = (tuple(room), micro_batches, coarse)
         if key not in self._known:
             found: dict[int, dict[tuple[int, ...], None]] = {}
@@ -60,7 +61,7 @@ class Numbers:
         return self._known[key]
 
     def replicas(self, room: int, micro_batches: int) -> tuple[int, ...]:
-        """Return the numbers of replicas to try where at most `room` fit, for so many micro-batches."""
+        """Return the numbers of replicas to try where `room` fit, for `micro_batches` in all."""
         most = min(room, micro_batches)
         if self.limits.dp:
             return (self.limits.dp,) if self.limits.dp <= most else ()
@@ -68,7 +69,7 @@ class Numbers:
         return _fewer(most) if fewer else (most,)
 
     def back(self, stages: int) -> tuple[int, ...]:
-        """Return how many of a spot's stages to put at the end of a chain that returns to it."""
+        """Return how many of a slot's `stages` may come last in a pipeline that returns to it."""
         if stages <= FEW_BACK:
             return tuple(range(1, stages))
         self.thinned = True
@@ -93,7 +94,7 @@ class Numbers:
             yield from ((dp, stages) for stages in itertools.islice(fillings, 1 if coarse else None))
 
     def _splits(self, pp: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield the ways to deal `pp` stages to spots of at most so many, each some: evenly few of many."""
+        """Yield ways to distribute `pp` stages over slots, at least one each; sampled evenly where many."""
         count = math.comb(pp - 1, len(most) - 1)
         step = max(1, count // WHOLE)
         self.thinned = self.thinned or step > 1
@@ -103,7 +104,7 @@ class Numbers:
                 yield stages
 
     def _fillings(self, room: Sequence[int], dp: int) -> Iterator[tuple[int, ...]]:
-        """Yield numbers of stages with which `dp` replicas fill the spots: whole, one fewer, half."""
+        """Yield numbers of stages with which `dp` replicas fill the slots: full, one less, half."""
         full = [min(self.layers, one // dp) for one in room]
         if sum(full) > self.layers:
             for part in (1.0, 0.5, 0.25, 0.125):
@@ -119,13 +120,14 @@ class Numbers:
 
 
 def _fewer(most: int) -> tuple[int, ...]:
+    """Return `most` and the powers of two below it, descending."""
     return tuple(
         dict.fromkeys([most, *(1 << i for i in reversed(range(most.bit_length())) if 1 << i < most)])
     )
 
 
 def _spread(numbers: Sequence[int], coarse: bool) -> list[int]:
-    """Return the small of rising numbers, and of the large ones those at least a step apart, the last too."""
+    """Thin ascending numbers: keep the small ones, larger ones at least a step apart, and the last."""
     found: list[int] = []
     for number in numbers:
         dense = number <= (2 if coarse else DENSE_REPLICAS)

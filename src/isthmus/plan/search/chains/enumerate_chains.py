@@ -1,10 +1,10 @@
-"""`Chains`: every chain of stages over an island, the most promising first, opened only as far as asked.
+"""`Chains`: every pipeline over a replica group, in the order of lower bounds, generated on demand.
 
-What a chain costs at least needs no split: its pace is at least what all its chips together need for the
-model, and what its messages occupy a wire; its first micro-batch takes at least what the fastest of its chips
-would. Chains wait in a heap by what they promise, whole families as one: those of one cut and number of
-replicas; when they come up, those of each number of stages; then each order of the spots. So most are set
-aside by the bound of their family, and what order and schedule do not change is computed once for all.
+The bounds need no split: a pipeline's interval is at least what all its chips together need for the model,
+and what its messages occupy a link; its first micro-batch takes at least what its fastest chips would. A heap
+holds whole groups of pipelines: first those of one choice of degrees and number of replicas, then those of
+each number of stages, then each order of slots. Bounds of groups prune most pipelines before they are
+generated, and what order and schedule do not change is computed once.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from isthmus.plan.search.costs.stage_costs import Seat
 
 
 class Numbered(NamedTuple):
-    """A seat for each spot of an island, numbers of replicas and of stages."""
+    """A pipeline apart from order and schedule."""
 
+    # Cost table of each slot of the replica group.
     seats: tuple[Seat, ...]
     dp: int
+    # Number of stages at each slot.
     stages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of an island's spots, which are at these `places` in it, and what a message takes along them.
-
-    `once`: each spot may be passed once; `back`: a chain may end at the first again. `message_s` and `wire_s`
-    (on the slowest wire) are those of one replica's message, beside its `delay_s`.
-    """
+    """An order of a replica group's slots, and the cost of messages along it."""
 
     spots: tuple[Spot, ...]
+    # Index of each slot in the replica group.
     places: tuple[int, ...]
+    # Whether a pipeline may visit each slot once.
     once: bool
+    # Whether a pipeline may end at the first slot again.
     back: bool
+    # Delay of all hops; `message_s` and `wire_s` (slowest link) are one replica's message time.
     delay_s: float
     message_s: float
     wire_s: float
 
     def beside_s(self, seats: Sequence[Seat], dp: int) -> float:
-        """Return the seconds of a micro-batch beside its layers: at the ends, and on the way, all at once."""
+        """Return the seconds of a micro-batch beside its layers: embedding, head and hops of all replicas."""
         first, last = seats[self.places[0]], seats[self.places[-1]]
         end_s = last.end_s
         if self.back:
@@ -60,68 +62,71 @@ class Order:
 
 @dataclass
 class Chains:
-    """The chains over all spots of an island, for up to `micro_batches`; `cuts` has a seat for each spot."""
+    """The pipelines over all slots of a replica group."""
 
     island: tuple[Spot, ...]
     orders: Sequence[Order]
+    # Combinations of degrees: a cost table for each slot.
     cuts: Sequence[tuple[Seat, ...]]
+    # Micro-batches of all replicas.
     micro_batches: int
     numbers: Numbers
+    # Whether numbers of replicas and stages are thinned further.
     coarse: bool
     shape: Callable[[Sequence[Segment], int, str], Shape]
 
     def by_end(self, limit_s: float = math.inf) -> Ranking:
-        """Return the chains by the least seconds in which each of them alone ends the batch.
-
-        Without some that cannot do it within the limit.
-        """
+        """Return the pipelines by a lower bound on the batch's end alone; may omit those above `limit_s`."""
         total = self.micro_batches
 
-        def end_s(dp: int, first_s: float, pace_s: float) -> float:
-            return first_s + (-(-total // dp) - 1) * pace_s
+        def end_s(dp: int, first_s: float, interval_s: float) -> float:
+            return first_s + (-(-total // dp) - 1) * interval_s
 
         return Ranking(self._all(limit_s), end_s, limit_s, alone=True)
 
     def ranked(self, worth: Worth) -> Ranking:
-        """Return the chains by rising worth."""
+        """Return the pipelines by ascending rank."""
         return Ranking(self._all(math.inf), worth)
 
     def every(self) -> Iterator[Bounded]:
-        """Yield all chains, order by order."""
+        """Yield all pipelines, order by order."""
         for order in self.orders:
-            for family in replace(self, orders=[order])._all(math.inf):
-                yield from family.chains
+            for group in replace(self, orders=[order])._all(math.inf):
+                yield from group.chains
 
     def _all(self, limit_s: float) -> list[Family]:
-        """Return those of every cut by number of replicas, but of cuts whose chips together take too long."""
+        """Return the pipelines by degrees and number of replicas, if these can meet `limit_s`."""
         if not self.orders or self.micro_batches * min(one.wire_s for one in self.orders) >= limit_s:
             return []
         return [one for cut in self._cuts if cut.least_s < limit_s for one in cut.families]
 
     @cached_property
     def _cuts(self) -> list[_Cut]:
-        return [_Cut(self, seats) for seats in self.cuts]
+        return [_Cut(self, cost_tables) for cost_tables in self.cuts]
 
     def by_number(self, seats: tuple[Seat, ...], layer_s: tuple[float, ...], kin: Kin) -> list[Family]:
-        """Return the chains of each of these numbers of stages, as far as so many chips may be used.
+        """Return one group per number of stages for one choice of degrees and number of replicas.
 
-        Those of one cut and number of replicas. At first they are bounded by what chips and messages take.
+        Skips those with more chips than allowed. The bounds count chips and messages.
         """
         most, dp = self.numbers.limits.max_chips, kin.dp
         task, least_s, count, found = seats[0].task, min(layer_s), len(self.orders), []
         layers = task.profile.num_layers
-        rates, chips = [1 / (layers * each_s) for each_s in layer_s], [dp * seat.num_chips for seat in seats]
-        beside_s = min(order.beside_s(seats, dp) for order in self.orders)
+        rates, chips = (
+            [1 / (layers * each_s) for each_s in layer_s],
+            [dp * cost_table.num_chips for cost_table in seats],
+        )
+        overhead_s = min(order.beside_s(seats, dp) for order in self.orders)
         wire_s = dp * min(order.wire_s for order in self.orders)
         for stages in kin.stages:
             if most and sum(map(mul, stages, chips)) > most:
                 continue
-            first_s = layers * least_s + beside_s
-            if task.equal_layers:  # a layer at each stage, the others where they are fastest
+            first_s = layers * least_s + overhead_s
+            if task.equal_layers:  # one layer per stage, the others on the fastest chips
                 first_s += sum(map(mul, stages, layer_s)) - sum(stages) * least_s
-            pace_s = max(1 / sum(map(mul, stages, rates)), wire_s)
-            parts = partial(self._closer, seats, layer_s, dp, stages, first_s, beside_s, wire_s)
-            found.append(Family(dp, first_s, pace_s, count, parts))
+            interval_s = max(1 / sum(map(mul, stages, rates)), wire_s)
+            parts = partial(self._closer, seats, layer_s, dp, stages, first_s, overhead_s, wire_s)
+            found.append(Family(dp, first_s, interval_s, count, parts))
         return found
 
     def _closer(
@@ -134,41 +139,43 @@ class Chains:
         beside_s: float,
         wire_s: float,
     ) -> list[Family]:
-        """Return the chains with these numbers of stages, bounded closer: layers are whole."""
+        """Return the group with these numbers of stages under tighter bounds: stages hold whole layers."""
         one = Numbered(seats, dp, stages)
         task, layers = seats[0].task, seats[0].task.profile.num_layers
         kinds, last_s = list(zip(stages, layer_s, strict=True)), 0.0
-        if not any(spot.members for spot in self.island):
+        if not any(slot.members for slot in self.island):
             largest, zero = -(-layers // sum(stages)), self.numbers.limits.zero
-            last_s = min(seat.least_last_s(largest, dp, zero) for seat in seats)
+            last_s = min(cost_table.least_last_s(largest, dp, zero) for cost_table in seats)
         if task.equal_layers:
-            pace_s = least_pace_s(layers, kinds)
+            interval_s = least_pace_s(layers, kinds)
         else:
-            pace_s = layers / sum(count / each_s for count, each_s in kinds)
-        paced_s = max(pace_s, wire_s)
+            interval_s = layers / sum(count / each_s for count, each_s in kinds)
+        wire_interval_s = max(interval_s, wire_s)
 
         def alone() -> float:
             repeats = -(-self.micro_batches // dp) - 1
-            return least_end_s(layers, kinds, repeats, paced_s) + last_s + beside_s
+            return least_end_s(layers, kinds, repeats, wire_interval_s) + last_s + beside_s
 
-        parts = partial(self._by_order, one, first_s - beside_s + last_s, pace_s)
+        parts = partial(self._by_order, one, first_s - beside_s + last_s, interval_s)
         weighed = alone if task.equal_layers else None
-        return [Family(dp, first_s + last_s, paced_s, len(self.orders), parts, weighed)]
+        return [Family(dp, first_s + last_s, wire_interval_s, len(self.orders), parts, weighed)]
 
     def _by_order(self, one: Numbered, first_s: float, pace_s: float) -> list[Bounded]:
         found = []
         for order in self.orders:
             if order.once or one.stages[order.places[0]] > 1:
-                paced_s = max(pace_s, one.dp * order.wire_s)
+                wire_interval_s = max(pace_s, one.dp * order.wire_s)
                 made = partial(self.made, one, order)
-                found.append(Bounded(one.dp, first_s + order.beside_s(one.seats, one.dp), paced_s, made))
+                found.append(
+                    Bounded(one.dp, first_s + order.beside_s(one.seats, one.dp), wire_interval_s, made)
+                )
         return found
 
     def made(self, one: Numbered, order: Order, schedule: str) -> Shape:
-        """Return a chain under a schedule."""
+        """Return the pipeline for a schedule."""
         segments = [
-            Segment(spot, one.seats[i], one.stages[i])
-            for spot, i in zip(order.spots, order.places, strict=True)
+            Segment(slot, one.seats[i], one.stages[i])
+            for slot, i in zip(order.spots, order.places, strict=True)
         ]
         shape = self.shape(segments, one.dp, schedule)
         if order.back:
@@ -177,14 +184,14 @@ class Chains:
 
 
 class _Cut:
-    """The chains of one cut; `least_s` is what all chips together need for all micro-batches."""
+    """The pipelines of one choice of degrees; `least_s` is what all chips need for all micro-batches."""
 
     def __init__(self, chains: Chains, seats: tuple[Seat, ...]) -> None:
         self._chains, self._seats = chains, seats
         self._layers = seats[0].task.profile.num_layers
-        self._layer_s = tuple(seat.layer_s(seats[0]) for seat in seats)
-        spots = zip(chains.island, seats, strict=True)
-        self._room = [spot.places(seat.num_chips) for spot, seat in spots]
+        self._layer_s = tuple(cost_table.layer_s(seats[0]) for cost_table in seats)
+        slots = zip(chains.island, seats, strict=True)
+        self._room = [slot.places(cost_table.num_chips) for slot, cost_table in slots]
         rate = self._rate(self._room)
         self.least_s = chains.micro_batches / rate if rate else math.inf
 
@@ -194,11 +201,11 @@ class _Cut:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Its chains by number of replicas."""
+        """The pipelines by number of replicas."""
         chains, found = self._chains, list[Family]()
-        for kin in chains.numbers.of(self._room, chains.micro_batches, chains.coarse):
-            first_s, pace_s = self._layers * min(self._layer_s), 1 / self._rate(kin.most)
-            count = len(kin.stages) * len(chains.orders)
-            parts = partial(chains.by_number, self._seats, self._layer_s, kin)
-            found.append(Family(kin.dp, first_s, pace_s, count, parts))
+        for count_group in chains.numbers.of(self._room, chains.micro_batches, chains.coarse):
+            first_s, interval_s = self._layers * min(self._layer_s), 1 / self._rate(count_group.most)
+            count = len(count_group.stages) * len(chains.orders)
+            parts = partial(chains.by_number, self._seats, self._layer_s, count_group)
+            found.append(Family(count_group.dp, first_s, interval_s, count, parts))
         return found

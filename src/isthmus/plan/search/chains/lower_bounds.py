@@ -1,4 +1,4 @@
-"""`least_pace_s` and `least_end_s`: what stages of equal layers take at least, memory and messages apart."""
+"""`least_pace_s` and `least_end_s`: lower bounds for stages of equal layers, ignoring memory and messages."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import math
 from collections.abc import Sequence
 
 Kinds = Sequence[tuple[int, float]]
-"""Numbers of stages, and the seconds that a layer takes there."""
+"""(number of stages, seconds of a layer there) for each slot."""
 
 
 def least_pace_s(layers: int, kinds: Kinds) -> float:
-    """Return the least time in which all stages, each of whole layers and at least one, hold all layers."""
+    """Return the least time of the slowest stage if each stage holds one or more whole layers."""
     slowest_s = max(layer_s for _, layer_s in kinds)
-    pace_s = max(slowest_s, layers / sum(count / layer_s for count, layer_s in kinds))
+    interval_s = max(slowest_s, layers / sum(count / layer_s for count, layer_s in kinds))
     while True:
         room, next_s = 0, math.inf
         for count, layer_s in kinds:
-            held = int(pace_s / layer_s + 1e-9)
+            held = int(interval_s / layer_s + 1e-9)
             room += count * held
             if (held + 1) * layer_s < next_s:
                 next_s = (held + 1) * layer_s
         if room >= layers:
-            return pace_s
-        pace_s = next_s
+            return interval_s
+        interval_s = next_s
 
 
 def least_end_s(layers: int, kinds: Kinds, repeats: int, pace_s: float) -> float:
-    """Return the least (sum of all stages + `repeats` x pace), of paces that are at least `pace_s`.
+    """Return the least (sum of stage times + `repeats` x pace) over paces of at least `pace_s`.
 
     The longer the pace, the more layers the fastest stages may take.
     """

@@ -1,4 +1,4 @@
-"""`Ranking`: chains by what they promise, whole families of them as one until they come up."""
+"""`Ranking`: pipelines in the order of their lower bounds, whole groups as one entry until they come up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from heapq import heapify, heappop, heappush
 from isthmus.plan.search.chains.chain_shape import Shape
 
 Worth = Callable[[int, float, float], float]
-"""What is to come first, by replicas, seconds of the first micro-batch and of each further one.
+"""Rank by (replicas, seconds of the first micro-batch, seconds of each further one); lowest first.
 
-It does not fall with the seconds."""
+It must not decrease as the seconds grow.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounded:
-    """A chain, `made` for a schedule when it is asked for, and the seconds that no split of it can beat."""
+    """A pipeline with lower bounds on its times; `made(schedule)` creates it."""
 
     dp: int
     first_s: float
@@ -27,34 +28,36 @@ class Bounded:
 
 @dataclass(slots=True)
 class Family:
-    """So many chains of `dp` replicas, and the seconds that none of them can beat; `open` parts them."""
+    """A group of `count` pipelines of `dp` replicas, with lower bounds on their times."""
 
     dp: int
     first_s: float
     pace_s: float
     count: int
+    # Split the group into smaller groups or single pipelines.
     open: Callable[[], Sequence[Family | Bounded]]
+    # Tighter bound on the end of the batch with one pipeline alone.
     alone: Callable[[], float] | None = None
     _parts: Sequence[Family | Bounded] | None = None
     _end_s: float | None = None
 
     @property
     def end_s(self) -> float:
-        """Seconds before which none of them ends the batch alone, weighed closer than the two apart."""
+        """Lower bound on the end of the batch with one pipeline alone; 0 without a tighter bound."""
         if self._end_s is None:
             self._end_s = self.alone() if self.alone else 0.0
         return self._end_s
 
     @property
     def parts(self) -> Sequence[Family | Bounded]:
-        """Smaller families, or single chains."""
+        """Smaller groups, or single pipelines."""
         if self._parts is None:
             self._parts = self.open()
         return self._parts
 
     @property
     def chains(self) -> Iterator[Bounded]:
-        """All of its chains."""
+        """All pipelines of the group."""
         for one in self.parts:
             if isinstance(one, Family):
                 yield from one.chains
@@ -63,9 +66,10 @@ class Family:
 
 
 class Ranking(Iterator[tuple[float, Bounded]]):
-    """Chains with their worth below a limit, the least first. `left` says how many were not reached, at most.
+    """An iterator over (rank, pipeline) below a limit, lowest first.
 
-    `alone`: their worth is the time in which they end the batch alone, and what families say of it counts.
+    `left` is an upper bound on the pipelines not reached. `alone`: the rank is the time to finish the batch
+    with one pipeline, so the groups' tighter bounds apply.
     """
 
     def __init__(
@@ -78,14 +82,14 @@ class Ranking(Iterator[tuple[float, Bounded]]):
         self.left = sum(one.count for one in families)
 
     def _entry(self, one: Family | Bounded, least: float) -> tuple[float, bool, int, Family | Bounded]:
-        """Return a family or chain as it stands in the heap: of equals chains, then families opened last."""
-        family = isinstance(one, Family)
+        """Return a heap entry; at equal rank pipelines come first, then the group opened last."""
+        group = isinstance(one, Family)
         self._number += 1
-        number = -self._number if family else self._number
-        return max(least, self._worth(one.dp, one.first_s, one.pace_s)), family, number, one
+        number = -self._number if group else self._number
+        return max(least, self._worth(one.dp, one.first_s, one.pace_s)), group, number, one
 
     def __next__(self) -> tuple[float, Bounded]:
-        """Return the next chain."""
+        """Return the next pipeline."""
         while self._heap:
             value, _, _, one = heappop(self._heap)
             if isinstance(one, Bounded):

@@ -1,4 +1,4 @@
-"""`island_sets`: which spots train together, and in which islands."""
+"""`island_sets`: the sets of replica groups to try, each group hosting one pipeline over its slots."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from isthmus.plan.search.costs.slots import Spot, pool_of, pooled_lists
 from isthmus.plan.search.splits.partitions import Partition, all_partitions, nested_partitions
 
 FEW_SPOTS = 4
-"""All sets of so many spots, and all their partitions, are tried; of more, those that nested islands make."""
+"""Up to this many slots, all their subsets and partitions are tried; for more, nested clusterings."""
 
 FEW_IN_CHAIN = 3
-"""Of many spots every set of up to so many is tried as one chain, too."""
+"""Of many slots, each set of up to this many is also tried as one pipeline."""
 
 MODEST = 1024
-"""Spots of more chips are not pooled, nor are several of many spots tried as one chain beside others."""
+"""Slots with more chips are neither pooled nor, beside many slots, tried as one pipeline."""
 
 Island = tuple[Spot, ...]
+"""The slots of one replica group."""
 
 
 def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
-    """Yield the sets of islands to try: every partition of every set of few spots; nested islands of many.
+    """Yield the sets of replica groups to try, with equal slots pooled, too, where stages may be replicated.
 
-    With spots of one kind pooled, too, where chains may have several replicas.
+    Every partition of every subset for few slots; nested clusterings by link speed for many.
     """
     if len(spots) <= FEW_SPOTS:
         for size in range(1, len(spots) + 1):
@@ -40,7 +41,7 @@ def island_sets(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, .
 
 
 def _pools(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
-    """Yield the sets of few spots with some pooled."""
+    """Yield the sets of few slots with some pooled."""
     for pool, *others in pooled_lists(spots):
         if pool.chips > MODEST:
             space.thinned = True
@@ -51,19 +52,19 @@ def _pools(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
 
 
 def _many(spots: Sequence[Spot], space: Space) -> Iterator[tuple[Island, ...]]:
-    """Yield the sets of many spots: nested islands, and every few as one chain."""
+    """Yield the sets for many slots: nested clusterings, and small subsets as one pipeline."""
     for chosen in _large_sets(spots):
         rates = {(i, j): _rate(space, a, b) for i, a in enumerate(chosen) for j, b in enumerate(chosen)}
         for partition in nested_partitions(len(chosen), lambda i, j, rates=rates: rates[i, j]):  # type: ignore[misc]
             yield _islands(chosen, partition)
     for size in range(2, FEW_IN_CHAIN + 1):
         for chosen in itertools.combinations(spots, size):
-            if sum(spot.chips for spot in chosen) <= MODEST:
+            if sum(slot.chips for slot in chosen) <= MODEST:
                 yield (chosen,)
 
 
 def may_pool(space: Space) -> bool:
-    """Say whether a stage may have replicas, and so at several spots."""
+    """Return whether a stage may have replicas, and hence replicas at several slots."""
     return not space.limits.executable and space.limits.dp != 1
 
 
@@ -73,21 +74,21 @@ def _partitioned(chosen: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
 
 
 def _large_pools(spots: Sequence[Spot]) -> Iterator[tuple[Island, ...]]:
-    """Yield pools of two spots of a kind, then all of every kind, alone and with those of another kind."""
-    kinds = {spot.kind: [one for one in spots if one.kind == spot.kind] for spot in spots}
-    kinds = {kind: some for kind, some in kinds.items() if sum(spot.chips for spot in some) <= MODEST}
-    for alike in kinds.values():
-        if len(alike) > 2:
-            yield from (((pool_of(pair),),) for pair in itertools.combinations(alike, 2))
-    whole = [pool_of(alike) if len(alike) > 1 else alike[0] for alike in kinds.values()]
+    """Yield pools of two slots of a kind, then of each whole kind, alone and with another kind."""
+    kinds = {slot.kind: [one for one in spots if one.kind == slot.kind] for slot in spots}
+    kinds = {kind: some for kind, some in kinds.items() if sum(slot.chips for slot in some) <= MODEST}
+    for same_kind in kinds.values():
+        if len(same_kind) > 2:
+            yield from (((pool_of(pair),),) for pair in itertools.combinations(same_kind, 2))
+    whole = [pool_of(same_kind) if len(same_kind) > 1 else same_kind[0] for same_kind in kinds.values()]
     for size in (1, 2):
         for chosen in itertools.combinations(whole, size):
-            if any(spot.members for spot in chosen):
+            if any(slot.members for slot in chosen):
                 yield from _partitioned(chosen)
 
 
 def _islands(chosen: Sequence[Spot], partition: Partition) -> tuple[Island, ...]:
-    return tuple(tuple(chosen[place] for place in island) for island in partition)
+    return tuple(tuple(chosen[place] for place in replica_group) for replica_group in partition)
 
 
 def _rate(space: Space, a: Spot, b: Spot) -> float:
@@ -97,9 +98,9 @@ def _rate(space: Space, a: Spot, b: Spot) -> float:
 
 
 def _large_sets(spots: Sequence[Spot]) -> list[tuple[Spot, ...]]:
-    """Return sets of many spots: all, the fastest, those of each cluster, each alone."""
+    """Return sets of slots: all, the fastest ones, those of each cluster, single ones."""
     speed = sorted(spots, key=lambda s: (-s.chips * s.chip.flop_per_s("bf16"), s.cluster, s.group.name))
     prefixes = [tuple(s for s in spots if s in speed[:count]) for count in range(len(spots), 1, -1)]
-    clusters = dict.fromkeys(spot.cluster for spot in spots)
-    each = [tuple(spot for spot in spots if spot.cluster == name) for name in clusters]
-    return list(dict.fromkeys([*prefixes, *each, *((spot,) for spot in spots)]))
+    clusters = dict.fromkeys(slot.cluster for slot in spots)
+    each = [tuple(slot for slot in spots if slot.cluster == name) for name in clusters]
+    return list(dict.fromkeys([*prefixes, *each, *((slot,) for slot in spots)]))

@@ -1,4 +1,4 @@
-"""`orders`: in which orders a pipeline may pass through the spots of an island, with or without a return."""
+"""`orders`: orders in which a pipeline may visit the slots of a replica group."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from isthmus.plan.search.costs.routes import Ways
 from isthmus.plan.search.costs.slots import Spot, flat
 
 MAX_ORDERED = 3
-"""Islands of at most so many spots are tried in every order."""
+"""Replica groups of up to this many slots are tried in every order."""
 
 MAX_POOLED = 3
-"""Pools of at most so many spots are filled in every order; larger ones from either end."""
+"""Pools of up to this many slots are filled in every order; larger ones from either end."""
 
 
 def orders(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
-    """Return the orders in which each spot is passed once, and each cluster in one go.
+    """Return the orders that visit each slot once, and each cluster without interruption.
 
-    First and last spot read the data, and neighbours are joined. Of many spots only paths that always go on
-    over the fastest link are there.
+    First and last slot may read the data, and neighbours are linked. For many slots only the paths that
+    always take the fastest link are returned.
     """
     if len(island) > MAX_ORDERED:
         candidates = _near_orders(island, ways)
@@ -29,7 +29,7 @@ def orders(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
 
 
 def returns(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
-    """Return the orders after which a chain may come back to its first spot."""
+    """Return the orders from which a pipeline may return to its first slot."""
     if not may_return(island):
         return []
     return [
@@ -40,20 +40,20 @@ def returns(island: Sequence[Spot], ways: Ways) -> list[tuple[Spot, ...]]:
 
 
 def may_return(island: Sequence[Spot]) -> bool:
-    """Say whether a chain may come back to the spot where it began."""
-    return 1 < len(island) <= MAX_ORDERED and not any(spot.members for spot in island)
+    """Return whether a pipeline may return to the slot where it began."""
+    return 1 < len(island) <= MAX_ORDERED and not any(slot.members for slot in island)
 
 
 def _joined(order: Sequence[Spot], ways: Ways) -> bool:
-    """Say whether clusters that follow each other are joined, and none is left and passed again."""
-    clusters = [name for name, _ in itertools.groupby(spot.cluster for spot in flat(order))]
+    """Return whether consecutive clusters are linked and no cluster is visited twice."""
+    clusters = [name for name, _ in itertools.groupby(slot.cluster for slot in flat(order))]
     if len(clusters) > len(set(clusters)):
         return False
     return not any(ways.missing(a, b) for a, b in itertools.pairwise(clusters))
 
 
 def _fillings(order: Sequence[Spot]) -> Iterator[tuple[Spot, ...]]:
-    """Yield an order with the pools in it filled in every order."""
+    """Yield an order with its pools filled in every order."""
     return itertools.product(*map(_filled, order))
 
 
@@ -66,17 +66,17 @@ def _filled(spot: Spot) -> list[Spot]:
 
 
 def _near_orders(island: Sequence[Spot], ways: Ways) -> Iterator[tuple[Spot, ...]]:
-    clusters = list(dict.fromkeys(spot.cluster for spot in island))
+    clusters = list(dict.fromkeys(slot.cluster for slot in island))
     inside = {
         name: sorted((s for s in island if s.cluster == name), key=lambda s: -s.chip.memory_bytes)
         for name in clusters
     }
     for chain in dict.fromkeys(_near_chain(clusters, start, ways) for start in clusters):
-        yield tuple(spot for name in chain for spot in inside[name])
+        yield tuple(slot for name in chain for slot in inside[name])
 
 
 def _near_chain(clusters: Sequence[str], start: str, ways: Ways) -> tuple[str, ...]:
-    """Return a path that always goes on over the fastest link."""
+    """Return the path from `start` that always takes the fastest link."""
     chain, left = [start], [name for name in clusters if name != start]
     while left:
         left.sort(key=lambda name: -ways.rate(chain[-1], name))

@@ -1,7 +1,6 @@
-"""`Space`: what may vary, and every chain of stages over an island of node groups.
+"""`Space`: the search space: every pipeline over a replica group, with its degrees, sizes and schedules.
 
-A dimension is enumerated whole where it is small and thinned where it is not; a search that met such a one
-does not claim to have been exhaustive (`whole`).
+Small dimensions are enumerated completely, large ones thinned; `whole` tells whether any was thinned.
 """
 
 from __future__ import annotations
@@ -27,38 +26,40 @@ from isthmus.plan.search.costs.stage_costs import Seat
 from isthmus.plan.search.costs.task import Task
 
 MANY_CHIPS = 256
-"""Islands of three and more spots with more chips than this are cut alike everywhere."""
+"""Groups of three or more slots with more chips than this use the same degrees everywhere."""
 
 MANY_CUTS = 64
-"""Of at most so many combinations of cuts of an island's spots all are tried."""
+"""Up to this many combinations of degrees over a group's slots are all tried."""
 
 LONG_SEQUENCE = 16384
-"""Context parallelism is considered from this length on."""
+"""Shortest sequence (tokens) for which context parallelism is tried."""
 
 
 @dataclass
 class Space:
-    """Seats and chains of one job on one pool. `thinned` turns true once a dimension was not tried whole."""
+    """Cost tables and pipelines of one job on one pool."""
 
     task: Task
     ways: Ways
     limits: Limits
+    # Whether cost matters: fewer replicas than fit are tried, too.
     thrifty: bool = False
+    # Whether some dimension was thinned.
     thinned: bool = False
     _seats: dict[tuple[object, ...], Seat] = field(default_factory=dict)
 
     @cached_property
     def numbers(self) -> Numbers:
-        """The numbers of stages and replicas."""
+        """The candidate numbers of stages and replicas."""
         return Numbers(self.limits, self.task.profile.num_layers, self.thrifty)
 
     @property
     def whole(self) -> bool:
-        """Whether no dimension has been thinned."""
+        """Whether every dimension was enumerated completely so far."""
         return not (self.thinned or self.numbers.thinned)
 
     def micro_batch_sizes(self, asked: int, global_batch_size: int) -> tuple[int, ...]:
-        """Return the sizes to try: the one asked for, and powers of two that divide the batch."""
+        """Return the sizes to try: the requested one, and powers of two that divide the batch."""
         fixed = self.limits.micro_batch_size or (asked if self.limits.executable else None)
         if fixed:
             return (fixed,) if global_batch_size % fixed == 0 else ()
@@ -70,17 +71,17 @@ class Space:
         return tuple(sorted(sizes))
 
     def schedules(self, spots: Sequence[Spot]) -> tuple[str, ...]:
-        """Return the schedules to try: exchanges are only worth overlapping where they cross the WAN."""
+        """Return the schedules to try; overlapping communication pays only across clusters."""
         if self.limits.schedule:
             kept = self.limits.overlap or self.limits.schedule != "overlapped"
             return (self.limits.schedule,) if kept else ()
-        several = len({spot.cluster for spot in flat(spots)}) > 1
+        several = len({slot.cluster for slot in flat(spots)}) > 1
         if several and self.limits.overlap:
             return ("1f1b", "overlapped")
         return ("1f1b",)
 
     def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
-        """Return the ways to cut a stage at a spot: a stage stays within a node."""
+        """Return the tensor, context and expert parallel degrees to try at a slot, within a node."""
         limits, profile = self.limits, self.task.profile
         node = min(spot.group.chips_per_node, spot.chips)
         layer = profile.layers[0]
@@ -101,7 +102,10 @@ class Space:
         return tuple(found)
 
     def _shares(self, node: int, heads: int) -> tuple[Degrees, ...]:
-        """Return the cuts that our runtime runs on `node` chips: each takes whole key and value heads."""
+        """Return the degrees that the Isthmus runtime supports on `node` chips.
+
+        Each chip takes whole key and value heads.
+        """
         tps = [self.limits.tp] if self.limits.tp else [1 << i for i in range(node.bit_length())]
         fitting = [tp for tp in tps if tp <= node and heads % tp == 0]
         tokens = self.task.sequence_length
@@ -115,28 +119,34 @@ class Space:
         return sorted({1, math.gcd(experts, chips)})
 
     def seat(self, spot: Spot, degrees: Degrees, micro_batch_size: int) -> Seat:
-        """Return the seat of a cut at a spot; spots of one kind share it."""
+        """Return the cost table for degrees at a slot; slots of one kind share it."""
         key = (*spot.kind, degrees, micro_batch_size)
         if key not in self._seats:
             self._seats[key] = Seat(self.task, spot, degrees, micro_batch_size)
         return self._seats[key]
 
     def alike(self, island: Sequence[Spot]) -> tuple[object, ...]:
-        """Return what tells the chains of an island, its spots in this order, from those of others."""
-        if any(spot.members for spot in island):
+        """Return a key that is equal for replica groups with the same pipelines, slots in this order."""
+        if any(slot.members for slot in island):
             return tuple(map(id, island))
-        names = [spot.cluster for spot in island]
-        spots = ((spot.kind, spot.chips, spot.reads_data, names.index(spot.cluster)) for spot in island)
-        return (*spots, *(self.ways.way(*ends) for ends in itertools.permutations(dict.fromkeys(names), 2)))
+        names = [slot.cluster for slot in island]
+        slots = ((slot.kind, slot.chips, slot.reads_data, names.index(slot.cluster)) for slot in island)
+        return (*slots, *(self.ways.way(*ends) for ends in itertools.permutations(dict.fromkeys(names), 2)))
 
     def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> Shape:
-        """Return a chain. A space with costs of its own has its own `seat`, `alike`, `shape` and `ring_s`."""
+        """Return a pipeline shape.
+
+        A space with its own costs overrides `seat`, `alike`, `shape` and `ring_s`.
+        """
         return Shape(self.task, segments, dp, schedule, self.limits.zero, self.ways)
 
     def ring_s(self, islands: Sequence[Sequence[Spot]]) -> float:
-        """Return the seconds of the rings over several islands (infinite: not joined, or none to average)."""
+        """Return the seconds of the rings over several replica groups.
 
-        islands = [flat(island) for island in islands]
+        Infinite where they are not linked or, with local steps, form one group.
+        """
+
+        islands = [flat(replica_group) for replica_group in islands]
 
         def reduce_s(some: Sequence[Sequence[Spot]]) -> float:
             return ring_s(self.task, self.ways, some, self.limits.zero)
@@ -151,18 +161,18 @@ class Space:
     def chains(
         self, island: Sequence[Spot], micro_batch_size: int, micro_batches: int, coarse: bool = False
     ) -> Chains:
-        """Return the chains that use all spots of an island, at most `micro_batches` replicas of each.
+        """Return the pipelines that use all slots of a replica group.
 
-        Those that return to their start with some stages are the `variants` of one shape. `coarse` thins
-        numbers of replicas and stages where they are many, and returns.
+        Pipelines that return to their first slot are `variants` of one shape. `coarse` thins numbers of
+        replicas and stages further, and skips returns.
         """
         orders, cuts = list[Order](), list[tuple[Seat, ...]]()
-        mixed = len({spot.group.chip for spot in island}) > 1
-        if (self.limits.mixed_chips or not mixed) and all(self.cuts(spot) for spot in island):
+        mixed = len({slot.group.chip for slot in island}) > 1
+        if (self.limits.mixed_chips or not mixed) and all(self.cuts(slot) for slot in island):
             self.thinned = self.thinned or len(island) > MAX_ORDERED
             for chosen in self._cut_choices(island):
-                seats = zip(island, chosen, strict=True)
-                cuts.append(tuple(self.seat(spot, cut, micro_batch_size) for spot, cut in seats))
+                pairs = zip(island, chosen, strict=True)
+                cuts.append(tuple(self.seat(slot, cut, micro_batch_size) for slot, cut in pairs))
             orders = [
                 self._order(island, *one, cuts[0][0].message_bytes) for one in self._orders(island, coarse)
             ]
@@ -171,11 +181,11 @@ class Space:
     def _order(
         self, island: Sequence[Spot], spots: tuple[Spot, ...], once: bool, back: bool, num_bytes: float
     ) -> Order:
-        places = {(spot.cluster, spot.group.name): place for place, spot in enumerate(island)}
-        along = self.ways.along(tuple(spot.cluster for spot in spots))
+        places = {(slot.cluster, slot.group.name): place for place, slot in enumerate(island)}
+        along = self.ways.along(tuple(slot.cluster for slot in spots))
         return Order(
             spots,
-            tuple(places[spot.cluster, spot.group.name] for spot in spots),
+            tuple(places[slot.cluster, slot.group.name] for slot in spots),
             once,
             back,
             along.delay_s,
@@ -186,14 +196,15 @@ class Space:
     def shapes(
         self, island: Sequence[Spot], micro_batch_size: int, schedule: str, micro_batches: int
     ) -> Iterator[Shape]:
-        """Yield every chain that uses all spots of an island, as `chains` has them."""
+        """Yield every pipeline shape that uses all slots of a replica group."""
         for one in self.chains(island, micro_batch_size, micro_batches).every():
             yield one.made(schedule)
 
     def _orders(self, island: Sequence[Spot], coarse: bool) -> list[tuple[tuple[Spot, ...], bool, bool]]:
-        """Return the orders to try: whether each may be passed once, and whether with a return to its start.
+        """Return the orders to try as (slots, may visit each once, may return to the first).
 
-        Of three spots, and where layers differ, a chain only returns if none may pass these spots once.
+        With three or more slots, or unequal layers, returns are tried only where no order visits each slot
+        once.
         """
         once = orders(island, self.ways)
         back = [] if self.limits.executable else returns(island, self.ways)
@@ -202,18 +213,18 @@ class Space:
         return [(one, one in once, one in back) for one in dict.fromkeys(once + back)]
 
     def _cut_choices(self, island: Sequence[Spot]) -> Iterator[tuple[Degrees, ...]]:
-        """Yield a cut per spot; in larger islands one per kind of spot, in the largest the same for all."""
-        each = [self.cuts(spot) for spot in island]
-        few = len(island) <= 2 or sum(spot.chips for spot in island) <= MANY_CHIPS
+        """Yield degrees per slot; in larger groups per kind of slot, in the largest the same everywhere."""
+        each = [self.cuts(slot) for slot in island]
+        few = len(island) <= 2 or sum(slot.chips for slot in island) <= MANY_CHIPS
         if few and math.prod(len(one) for one in each) <= MANY_CUTS:
             yield from itertools.product(*each)
             return
         self.thinned = True
-        of_kind = {spot.kind: cuts for spot, cuts in zip(island, each, strict=True)}
+        of_kind = {slot.kind: cuts for slot, cuts in zip(island, each, strict=True)}
         if few and math.prod(len(one) for one in of_kind.values()) <= MANY_CUTS:
             for chosen in itertools.product(*of_kind.values()):
                 cut = dict(zip(of_kind, chosen, strict=True))
-                yield tuple(cut[spot.kind] for spot in island)
+                yield tuple(cut[slot.kind] for slot in island)
             return
         for base in dict.fromkeys(itertools.chain(*each)):
             yield tuple(base if base in options else options[-1] for options in each)

@@ -1,4 +1,4 @@
-"""`Line`: where the stages of a chain are: segments at spots in pipeline order, `dp` times side by side."""
+"""`Line`: the location of a pipeline's stages: segments at slots in pipeline order, replicated `dp` times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isthmus.plan.time.collectives import send_s
 
 
 class Segment(NamedTuple):
-    """Consecutive stages at one spot."""
+    """Consecutive stages at one slot."""
 
     spot: Spot
     seat: Seat
@@ -24,13 +24,14 @@ class Segment(NamedTuple):
 
 
 class Line:
-    """Segments in pipeline order, `dp` times side by side, under a schedule.
+    """Segments in pipeline order, replicated `dp` times, under a schedule.
 
-    It stands for its `variants`, too: chains that end where they began, with so many (`back`) of the first
-    segment's stages at the end. Without `once` it stands for them alone. What bounds it bounds them.
+    Also stands for its `variants`: pipelines that return to their first slot. Bounds on it hold for them.
     """
 
+    # Candidate numbers of the first segment's stages to place at the end.
     back: tuple[int, ...] = ()
+    # Whether the pipeline without a return is a variant.
     once: bool = True
 
     def __init__(
@@ -42,7 +43,7 @@ class Line:
 
     @property
     def variants(self) -> Iterator[Self]:
-        """The chains that this shape stands for."""
+        """The pipelines that this layout stands for."""
         if self.once:
             yield self
         first, rest = self.segments[0], self.segments[1:]
@@ -54,35 +55,35 @@ class Line:
 
     @cached_property
     def seats(self) -> tuple[Seat, ...]:
-        """The seat of every stage."""
+        """The cost table of every stage."""
         return tuple(one.seat for one in self.segments for _ in range(one.stages))
 
     @cached_property
     def spots(self) -> tuple[Spot, ...]:
-        """The spot of every stage."""
+        """The slot of every stage."""
         return tuple(one.spot for one in self.segments for _ in range(one.stages))
 
     @cached_property
     def pooled(self) -> bool:
-        """Whether a spot is a pool, so that replicas differ in where their stages are."""
+        """Whether a slot is pooled, so that replicas differ in their stage locations."""
         return any(one.spot.members for one in self.segments)
 
     @cached_property
     def parts(self) -> tuple[Self, ...]:
-        """The replicas that are alike in where their stages are, as shapes of their own."""
+        """One shape per distinct set of stage locations among the replicas."""
         if not self.pooled:
             return (self,)
         kinds = Counter(zip(*map(self._filled, self.segments), strict=True))
         found = []
         for row, count in kinds.items():
-            stages = [(spot, one.seat) for one, part in zip(self.segments, row, strict=True) for spot in part]
+            stages = [(slot, one.seat) for one, part in zip(self.segments, row, strict=True) for slot in part]
             runs = [(key, len(list(some))) for key, some in itertools.groupby(stages)]
-            segments = [Segment(spot, seat, number) for (spot, seat), number in runs]
+            segments = [Segment(slot, cost_table, number) for (slot, cost_table), number in runs]
             found.append(type(self)(self.task, segments, count, self.schedule, self.asked_zero, self.ways))
         return tuple(found)
 
     def _filled(self, segment: Segment) -> list[tuple[Spot, ...]]:
-        """Return by replica the spot of each stage of a segment: a pool is filled stage by stage."""
+        """Return the slots of a segment's stages for each replica; a pool is filled stage by stage."""
         if not segment.spot.members:
             return [(segment.spot,) * segment.stages] * self.dp
         chips = segment.seat.num_chips
@@ -114,30 +115,34 @@ class Line:
 
     @property
     def along(self) -> Along:
-        """What its messages take along the clusters that it passes."""
+        """Message costs along its clusters."""
         return self.ways.along(tuple(one.spot.cluster for one in self.segments))
 
     @property
     def wire_s(self) -> float:
-        """Seconds for which the slowest wire is occupied by one micro-batch of every replica."""
+        """Seconds for which one micro-batch of every replica occupies the slowest link."""
         return self.dp * self.message_bytes * self.along.slowest_s_per_byte
 
     @cached_property
     def hops_s(self) -> tuple[float, ...]:
-        """Seconds of an exchange at each stage boundary."""
+        """Seconds of an exchange at each stage boundary, shape [num_stages - 1]."""
         found = []
         for i in range(self.num_stages - 1):
-            a, b, seat = self.spots[i], self.spots[i + 1], self.seats[i]
+            a, b, cost_table = self.spots[i], self.spots[i + 1], self.seats[i]
             if a.cluster != b.cluster:
                 found.append(self.ways.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
-            elif seat.virtual:
+            elif cost_table.virtual:
                 found.append(0.0)
             else:
-                near = 2 * seat.num_chips * self.dp <= a.group.chips_per_node
-                found.append(send_s(seat.host.topology, self.message_bytes / seat.num_chips, same_node=near))
+                near = 2 * cost_table.num_chips * self.dp <= a.group.chips_per_node
+                found.append(
+                    send_s(
+                        cost_table.host.topology, self.message_bytes / cost_table.num_chips, same_node=near
+                    )
+                )
         return tuple(found)
 
     def in_flight(self, stage: int) -> int:
-        """Return the micro-batches that a stage keeps at once, at most."""
+        """Return the most micro-batches that a stage holds at once."""
         after = self.num_stages - stage - 1
         return 2 * after + 1 if self.schedule == "overlapped" else after + 1

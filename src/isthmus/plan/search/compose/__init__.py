@@ -1,1 +1,1 @@
-"""The best combination of one chain per replica group."""
+"""The best combination of one pipeline per replica group."""

@@ -1,4 +1,4 @@
-"""`Found`: the layouts that a search keeps, and the time that another must promise to be worth a look."""
+"""`Found`: the best layouts of a search, and the estimate that a further layout must beat."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from isthmus.plan.search.compose.layout import Layout
 
 @dataclass
 class Found:
-    """The best `width` layouts by their estimate, and the best of each set of clusters.
-
-    `limit_s` is the estimate of the last of the best `width` (infinite: there are fewer).
-    """
+    """The best `width` layouts by estimate, and the best of each set of clusters."""
 
     width: int = 8
     best: Layout | None = None
+    # Estimate of the last of the best `width` layouts; infinite while there are fewer.
     limit_s: float = math.inf
     _top: list[Layout] = field(default_factory=list)
     _best_of: dict[tuple[str, ...], Layout] = field(default_factory=dict)
 
     def keep(self, layout: Layout) -> None:
-        """Keep a layout if it is among the best, or the best of its set of clusters."""
+        """Keep a layout that is among the best, or the best of its set of clusters."""
         time_s, old = layout.estimate_s, self._best_of.get(layout.clusters)
         if time_s >= self.limit_s and old is not None and old.estimate_s <= time_s:
             return
@@ -38,7 +36,7 @@ class Found:
 
     @property
     def layouts(self) -> list[Layout]:
-        """All that are kept, best first."""
+        """All layouts kept, best first."""
         others = [one for one in self._best_of.values() if all(one is not top for top in self._top)]
         return self._top + sorted(others, key=_by_estimate)
 

@@ -1,4 +1,4 @@
-"""`Branch`: what the search decides before it looks at chains of stages."""
+"""`Branch`: what the search fixes before it ranks pipelines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.plan.search.compose.layout import Layout
 
 @dataclass(frozen=True)
 class Branch:
-    """Islands, a micro-batch size (0: unlike ones), a schedule, and the least seconds that they promise."""
+    """Replica groups, micro-batch size (0: mixed sizes) and schedule, with ring time and lower bound."""
 
     islands: tuple[Island, ...]
     micro_batch_size: int
@@ -20,13 +20,13 @@ class Branch:
 
 
 BranchKey = tuple[frozenset[frozenset[tuple[str, str]]], int, str]
-"""A branch by names: islands of (cluster, node group), micro-batch size (0: unlike ones), schedule."""
+"""A branch by names: groups of (cluster, node group), micro-batch size (0: mixed sizes), schedule."""
 
 
 def branch_of(layout: Layout) -> BranchKey:
-    """Return the branch that a layout was found on."""
-    islands = (
+    """Return the branch that a layout belongs to."""
+    replica_groups = (
         frozenset((one.spot.cluster, one.spot.group.name) for one in row.shape.segments)
         for row in layout.rows
     )
-    return frozenset(islands), 0 if layout.unlike_sizes else layout.micro_batch_size, layout.schedule
+    return frozenset(replica_groups), 0 if layout.unlike_sizes else layout.micro_batch_size, layout.schedule

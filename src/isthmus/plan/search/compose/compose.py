@@ -1,9 +1,9 @@
-"""`compose`: the best chain for every island, so that together they end a batch earliest; lazily exact.
+"""`compose`: the pipelines, one per replica group, that together finish a batch first; lazily exact.
 
-In a time T a chain of `dp` replicas ends dp x (1 + (T - first) / pace) micro-batches. The least T by which
-the best chains of all islands end the whole batch is found on the bounds of those that were not cut yet; the
-chains that this T rests on are then cut, which can only raise T, until it rests on chains that were cut
-alone. Nothing else needs to be cut, and the answer is the best of all.
+In a time T a pipeline of `dp` replicas finishes dp x (1 + (T - first) / pace) micro-batches. First find the
+least T in which the best options of all groups finish the batch, using lower bounds for options that are not
+evaluated exactly yet. Then evaluate the options that this T rests on, which can only raise T, and repeat
+until T rests on exact options only. The result is optimal over all options.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from isthmus.plan.search.chains.chain_shape import Chain, Cost, Shape
 from isthmus.plan.search.costs.slots import Spot
 
 PRECISION = 1e-5
-"""Relative precision of the time that is bisected for."""
+"""Relative precision of the bisected time."""
 
 
 class Choice(Protocol):
-    """What an island may be: what it ends within a time, and whether its cost is exact."""
+    """An option of a replica group: its work within a time, and whether its cost is exact."""
 
     @property
     def cut(self) -> bool:
@@ -38,29 +38,28 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 @dataclass(eq=False, slots=True)
 class Option:
-    """A shape of an island, with its cost so far: a bound, a closer one once `weighed`, exact once `cut`.
-
-    `island` has the spots that it was made for; it stands for those of islands alike, too.
-    """
+    """A pipeline of a replica group with its cost so far."""
 
     shape: Shape
+    # A lower bound, tighter once `weighed`, exact once `cut`.
     cost: Cost
+    # The slots that it was made for; it also serves equal replica groups.
     island: tuple[Spot, ...] = ()
     chain: Chain | None = None
     cut: bool = False
     weighed: bool = False
 
     def taken(self, time_s: float) -> int:
-        """Return the micro-batches that its replicas can end within `time_s`."""
+        """Return the micro-batches that its replicas finish within `time_s`."""
         if time_s < self.cost.first_s:
             return 0
         return self.shape.dp * (1 + math.floor((time_s - self.cost.first_s) / self.cost.pace_s + 1e-9))
 
 
 class Options(list[Option]):
-    """The options of an island, the most promising `open_at_once` of them; the others take lost places.
+    """The options of a replica group, of which the `open_at_once` best ones are open.
 
-    `ranked` has all, the most promising first. `more`: there are others.
+    `ranked` yields all options, best first; further ones open once all open ones turn out infeasible.
     """
 
     def __init__(self, ranked: Iterable[Option], open_at_once: int = 64) -> None:
@@ -70,11 +69,11 @@ class Options(list[Option]):
 
     @property
     def more(self) -> bool:
-        """Whether some are not open."""
+        """Whether some options are not open."""
         return bool(self._next)
 
     def lose(self, option: Option) -> None:
-        """Take out an option that is infeasible."""
+        """Remove an infeasible option."""
         self.remove(option)
         if not self:
             self._open(64)
@@ -86,17 +85,17 @@ class Options(list[Option]):
 
 
 Cutter = Callable[[Option, int], bool]
-"""Cut an option for replicas of so many micro-batches; False where it turns out to be infeasible."""
+"""(option, micro-batches per replica) -> False if infeasible; makes the option's cost exact."""
 
 
 def compose(
     islands: Sequence[Options], total: int, cut: Cutter, give_up_s: float = math.inf
 ) -> tuple[float, tuple[Option, ...]] | float:
-    """Return the seconds and the option per island with which `total` micro-batches end earliest.
+    """Return the seconds and the option per replica group with which `total` micro-batches finish first.
 
-    Every island takes part. Where no choice is feasible, or none ends before `give_up_s`, the bound that was
-    proven is returned alone (infinite: infeasible). Options that turn out infeasible lose their place for
-    good. `islands` may share lists.
+    Every group takes part. If no combination is feasible, or none finishes before `give_up_s`, only the
+    proven lower bound is returned (infinite: infeasible). Infeasible options are removed from `islands`,
+    which may share lists.
     """
 
     def cut_one(one: Option, time_s: float) -> bool:
@@ -114,10 +113,11 @@ def settle(
     lose: Callable[[Any, ChoiceT], None],
     give_up_s: float,
 ) -> tuple[float, tuple[ChoiceT, ...]] | float:
-    """Return the least time and the option per island that it rests on, all of them cut; else a proven time.
+    """Return the least time and its exact option per replica group; else only a proven lower bound.
 
-    `least_s(from_s)` is the least time, from `from_s` on, in which the best options together end the batch.
-    `cut(option, time_s)` makes an option's cost exact, False where it is infeasible: its list loses it.
+    `least_s(from_s)` returns the least time, from `from_s` on, in which the best options finish the batch.
+    `cut(option, time_s)` evaluates an option exactly; if it returns False, `lose` removes the infeasible
+    option.
     """
     time_s = 0.0
     while all(islands):
@@ -125,20 +125,22 @@ def settle(
         if time_s >= give_up_s:
             return time_s
         chosen = [max(options, key=lambda one: one.taken(time_s)) for options in islands]
-        loose = {id(one): (one, options) for one, options in zip(chosen, islands, strict=True) if not one.cut}
-        if not loose:
+        inexact = {
+            id(one): (one, options) for one, options in zip(chosen, islands, strict=True) if not one.cut
+        }
+        if not inexact:
             return time_s, tuple(chosen)
-        for one, options in loose.values():
+        for one, options in inexact.values():
             if not cut(one, time_s):
                 lose(options, one)
     return math.inf
 
 
 def soonest_s(islands: Sequence[Options], total: int, from_s: float, give_up_s: float) -> float:
-    """Return the least time, from `from_s` on, within which the best options end `total` micro-batches.
+    """Return the least time, from `from_s` on, within which the best options finish `total` micro-batches.
 
-    Every island ends at least one. `from_s` is a time that is known to be too short, or just enough. A time
-    of `give_up_s` and more is that.
+    Every group finishes at least one. `from_s` must be at most the answer; a result of `give_up_s` means at
+    least that.
     """
     kinds = {id(options): options for options in islands}
     weights = Counter(id(options) for options in islands)
@@ -155,19 +157,20 @@ def earliest_s(
     from_s: float,
     give_up_s: float,
 ) -> float:
-    """Return the least time, to `PRECISION`, by which the best of each island together end `total`.
+    """Return the least time, to `PRECISION`, in which the best options of all groups finish `total`.
 
-    `islands` are how many there are of a kind, and what each may be: what it ends at once, and the seconds of
-    the first time and of each further one. From `from_s` on; at most `give_up_s`, which may be infinite.
+    `islands` has, per kind, the number of equal groups and their options as (work at once, seconds of the
+    first time, seconds of each further one). The result lies in [from_s, give_up_s]; `give_up_s` may be
+    infinite.
     """
 
     def done(time_s: float) -> bool:
         left = total
         for weight, rows in islands:
             most = 0
-            for each, first_s, pace_s in rows:
+            for each, first_s, interval_s in rows:
                 if time_s >= first_s:  # as `Option.taken`
-                    most = max(most, each * (1 + int((time_s - first_s) / pace_s + 1e-9)))
+                    most = max(most, each * (1 + int((time_s - first_s) / interval_s + 1e-9)))
             left -= weight * most
         return left <= 0
 

@@ -1,8 +1,8 @@
-"""`compose_even`: the best chain for every island where all replicas take equally many micro-batches.
+"""`compose_even`: as `compose`, but all replicas take equally many micro-batches.
 
-So most frameworks have it: their data parallelism deals samples evenly, whatever the speed of a replica. With
-`m` micro-batches each, islands together need `total / m` replicas, and each offers the more of them the later
-they may end; the least end is found for every `m` that a number of replicas makes. Lazily exact as `compose`.
+Most frameworks distribute samples equally over replicas, whatever their speed. With `m` micro-batches each,
+all groups together need `total / m` replicas, and each group offers more of them the later they may finish.
+The least end is found for every `m` that a number of replicas implies; lazily exact as `compose`.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from isthmus.plan.search.splits.deal_micro_batches import Pace
 def compose_even(
     islands: Sequence[Options], total: int, cut: Cutter, give_up_s: float = math.inf
 ) -> tuple[float, tuple[Option, ...]] | float:
-    """Return the seconds and the option per island with which `total` micro-batches, dealt evenly, end first.
+    """Return the seconds and the option per group with which `total` micro-batches finish first.
 
-    As `compose`: every island takes part; where no choice is feasible, or none ends before `give_up_s`, the
-    bound that was proven is returned alone, and options that turn out infeasible lose their place for good.
+    As in `compose`, every group takes part; if no combination is feasible, or none finishes before
+    `give_up_s`, only the proven lower bound is returned, and infeasible options are removed.
     """
     if not all(islands):
         return math.inf
     most = sum(max(one.shape.dp for one in options) for options in islands)
     numbers = {-(-total // replicas) for replicas in range(1, most + 1)}
-    promised = sorted((_least(islands, total, m)[0], m) for m in numbers)
+    bounds = sorted((_least(islands, total, m)[0], m) for m in numbers)
     best, end_s = None, give_up_s
-    for promise_s, m in promised:
-        if promise_s >= end_s:
+    for bound_s, m in bounds:
+        if bound_s >= end_s:
             break
         while True:
             time_s, chosen = _least(islands, total, m)
-            loose = {id(one): (one, options) for one, options in chosen if not one.cut}
+            inexact = {id(one): (one, options) for one, options in chosen if not one.cut}
             if time_s >= end_s:
                 break
-            if not loose:
+            if not inexact:
                 best, end_s = tuple(one for one, _ in chosen), time_s
                 break
-            for one, options in loose.values():
+            for one, options in inexact.values():
                 if not cut(one, m):
                     options.lose(one)
-    return promised[0][0] if best is None else (end_s, best)
+    return bounds[0][0] if best is None else (end_s, best)
 
 
 def deal_evenly(paces: Sequence[Pace], total: int) -> tuple[tuple[int, ...], ...] | None:
-    """Return the micro-batches of every copy of every pace, no two further apart than one.
+    """Return the micro-batches of every replica of every timing, no two differing by more than one.
 
-    What is over goes to those that end first. None where there are more replicas than micro-batches.
+    The remainder goes to the replicas that finish first. None if there are more replicas than micro-batches.
     """
     copies = sum(one.copies for one in paces)
     if not paces or copies > total:
@@ -67,7 +67,9 @@ def deal_evenly(paces: Sequence[Pace], total: int) -> tuple[tuple[int, ...], ...
 def _least(
     islands: Sequence[Options], total: int, each: int
 ) -> tuple[float, tuple[tuple[Option, Options], ...]]:
-    """Return the least end of replicas of `each` micro-batches that together take `total`, and by whom."""
+    """Return the least end, and its options, of replicas with `each` micro-batches that together take
+    `total`.
+    """
     if not all(islands):
         return math.inf, ()
     kinds = {id(options): _steps(options, each) for options in islands}
@@ -93,7 +95,7 @@ def _least(
 
 
 def _steps(options: Options, each: int) -> list[tuple[float, Option]]:
-    """Return (end, option) by rising end, as far as a later end brings more replicas."""
+    """Return (end, option) by ascending end, keeping those where a later end brings more replicas."""
     ordered = sorted(
         ((one.cost.first_s + (each - 1) * one.cost.pace_s, one) for one in options),
         key=lambda pair: (pair[0], -pair[1].shape.dp),

@@ -1,4 +1,4 @@
-"""`Layout`: an answer of the search before it is written down: chains and their micro-batches."""
+"""`Layout`: a result of the search before it is written as a plan: pipelines and their micro-batches."""
 
 from __future__ import annotations
 
@@ -14,99 +14,101 @@ from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batch
 
 @dataclass(frozen=True)
 class Row:
-    """The replicas of one chain, and the micro-batches that each of them takes in a step."""
+    """The replicas of one pipeline."""
 
     shape: Shape
     chain: Chain
+    # Micro-batches of each replica in a step, shape [dp].
     counts: tuple[int, ...]
 
     @cached_property
     def cuts(self) -> tuple[StageCut, ...]:
-        """Every stage, with what it recomputes."""
+        """Every stage with its recomputed layers."""
         return self.shape.stage_cuts(self.chain.layers, max(self.counts)) or ()
 
     @property
     def end_s(self) -> float:
-        """Seconds until the last replica has ended, gradients reduced inside its clusters."""
+        """Seconds until the last replica finishes, gradients reduced inside its clusters."""
         cost = self.chain.cost
         return cost.first_s + (max(self.counts) - 1) * cost.pace_s
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Chains side by side. `estimate_s` is the closed form that the search compares by.
-
-    `micro_batch_size` is the largest, where chains have unlike ones.
-    """
+    """Pipelines side by side."""
 
     rows: tuple[Row, ...]
+    # Samples of a micro-batch; the largest where pipelines have mixed sizes.
     micro_batch_size: int
     schedule: str
+    # Seconds of the gradient ring between clusters.
     ring_s: float
 
     @cached_property
     def estimate_s(self) -> float:
-        """Seconds of an iteration in closed form."""
-        return max(row.end_s for row in self.rows) + self.ring_s
+        """Closed-form seconds of an iteration, by which the search compares layouts."""
+        return max(pipeline.end_s for pipeline in self.rows) + self.ring_s
 
     @property
     def link_bound(self) -> bool:
-        """Whether gradients between clusters take longer than all micro-batches."""
-        return self.ring_s > max(row.end_s for row in self.rows)
+        """Whether the gradient ring between clusters takes longer than all micro-batches."""
+        return self.ring_s > max(pipeline.end_s for pipeline in self.rows)
 
     @property
     def unlike_sizes(self) -> bool:
-        """Whether chains have micro-batches of several sizes."""
-        return any(row.shape.micro_batch_size != self.micro_batch_size for row in self.rows)
+        """Whether pipelines have different micro-batch sizes."""
+        return any(pipeline.shape.micro_batch_size != self.micro_batch_size for pipeline in self.rows)
 
     @property
     def local_steps(self) -> int:
-        """Steps that groups of replicas take between two averages; 1: all reduce their gradients."""
+        """Steps between two parameter averages of groups of replicas; 1: every step reduces gradients."""
         return self.rows[0].shape.task.local_steps
 
     @property
     def dp(self) -> int:
         """Number of replicas."""
-        return sum(row.shape.dp for row in self.rows)
+        return sum(pipeline.shape.dp for pipeline in self.rows)
 
     @cached_property
     def num_chips(self) -> int:
         """Chips of all stages."""
-        return sum(row.shape.num_chips for row in self.rows)
+        return sum(pipeline.shape.num_chips for pipeline in self.rows)
 
     @cached_property
     def clusters(self) -> tuple[str, ...]:
-        """Clusters it uses, sorted by name."""
+        """The clusters it uses, sorted by name."""
         return tuple(
-            sorted({spot.cluster for row in self.rows for spot in (s.spot for s in row.shape.segments)})
+            sorted(
+                {slot.cluster for pipeline in self.rows for slot in (s.spot for s in pipeline.shape.segments)}
+            )
         )
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others, whatever the order in which it was found."""
+        """An identity that is independent of the order in which layouts are found."""
         return (
             self.micro_batch_size,
             self.schedule,
             self.local_steps,
             tuple(
                 (
-                    row.counts,
-                    row.shape.micro_batch_size,
-                    tuple((s.cluster, s.group.name) for s in row.shape.spots),
-                    row.chain.layers,
-                    tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in row.shape.seats),
+                    pipeline.counts,
+                    pipeline.shape.micro_batch_size,
+                    tuple((s.cluster, s.group.name) for s in pipeline.shape.spots),
+                    pipeline.chain.layers,
+                    tuple((s.degrees.tp, s.degrees.cp, s.degrees.ep) for s in pipeline.shape.seats),
                 )
-                for row in self.rows
+                for pipeline in self.rows
             ),
         )
 
     def rate(self, each: str) -> float:
         """Return the sum over chips of `price` (per second) or `power` (watts)."""
         total = 0.0
-        for row in self.rows:
-            for spot, seat in zip(row.shape.spots, row.shape.seats, strict=True):
-                value = spot.group.price_per_chip_hour / 3600 if each == "price" else spot.chip.power_w
-                total += row.shape.dp * seat.num_chips * value
+        for pipeline in self.rows:
+            for slot, cost_table in zip(pipeline.shape.spots, pipeline.shape.seats, strict=True):
+                value = slot.group.price_per_chip_hour / 3600 if each == "price" else slot.chip.power_w
+                total += pipeline.shape.dp * cost_table.num_chips * value
         return total
 
 
@@ -117,19 +119,21 @@ def deal(
     ring_s: float,
     even: bool = False,
 ) -> Layout | None:
-    """Return the layout of cut shapes with the micro-batches dealt, None with too few to go round.
+    """Return the layout of split pipelines with the micro-batches distributed; None with too few of them.
 
-    They are dealt by speed, or `even`ly.
+    Distributes by speed, or equally with `even`.
     """
     chosen = placed(chosen)
     paces = [Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp) for shape, chain in chosen]
     counts = deal_evenly(paces, total) if even else deal_micro_batches(paces, total)
     if counts is None:
         return None
-    rows = tuple(Row(shape, chain, row) for (shape, chain), row in zip(chosen, counts, strict=True))
-    return Layout(rows, micro_batch_size, chosen[0][0].schedule, ring_s)
+    pipelines = tuple(
+        Row(shape, chain, pipeline) for (shape, chain), pipeline in zip(chosen, counts, strict=True)
+    )
+    return Layout(pipelines, micro_batch_size, chosen[0][0].schedule, ring_s)
 
 
 def placed(chosen: Sequence[tuple[Shape, Chain]]) -> list[tuple[Shape, Chain]]:
-    """Return cut shapes with those at pooled spots as what they are at the spots themselves."""
+    """Return split pipelines, pooled ones expanded into one per distinct set of stage locations."""
     return [one for shape, chain in chosen for one in chain.parts or ((shape, chain),)]

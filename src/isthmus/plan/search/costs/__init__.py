@@ -1,1 +1,1 @@
-"""What a stage costs at a node group: seconds, bytes, and the routes between clusters."""
+"""Costs of a stage at a node group: seconds, bytes, and routes between clusters."""

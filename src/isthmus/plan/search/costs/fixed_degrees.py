@@ -1,4 +1,4 @@
-"""`pinned`: the limits of a search with the degrees that the job fixes, or why no pool could keep them."""
+"""`pinned`: the search limits with the degrees that a job fixes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from isthmus.plan.search.costs.task import Task
 
 
 def pinned(limits: Limits, job: Job, task: Task) -> Limits:
-    """Return `limits` narrowed by what the job asks: degrees, chips, overlap. A limit already set goes first.
+    """Return `limits` narrowed by the job's degrees, chips and overlap.
 
-    Raises `PlanError` for degrees that cannot be kept on any pool.
+    A limit that is already set takes precedence. Raises `PlanError` for degrees that no pool can satisfy.
     """
     parallel, placement = job.parallel, job.placement
     found = replace(
@@ -29,12 +29,12 @@ def pinned(limits: Limits, job: Job, task: Task) -> Limits:
     )
     reason = _impossible(found, job, task)
     if reason:
-        raise PlanError(reason, hint="give another degree under parallel, or leave it to the planner")
+        raise PlanError(reason, hint="change the degree under `parallel`, or remove it")
     return found
 
 
 def degrees_in_words(limits: Limits) -> str:
-    """Return the degrees that are fixed: `tp 4, pp 6`."""
+    """Return the fixed degrees as text: `tp 4, pp 6`."""
     fixed = {name: getattr(limits, name) for name in ("tp", "pp", "dp", "cp", "ep")}
     return ", ".join(f"{name} {value}" for name, value in fixed.items() if value)
 
@@ -47,7 +47,7 @@ def _impossible(limits: Limits, job: Job, task: Task) -> str:
         for name in ("cp", "ep"):
             degree = getattr(limits, name) or 1
             if degree > 1:
-                return f"parallel.{name} {degree}: the runtime shares a stage among chips by tp alone"
+                return f"parallel.{name} {degree}: the runtime splits a stage over chips by tp only"
         if limits.tp and attention and attention.num_kv_heads % limits.tp:
             heads = attention.num_kv_heads
             return f"parallel.tp {limits.tp} does not divide the {heads} key and value heads"

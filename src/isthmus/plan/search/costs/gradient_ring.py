@@ -1,4 +1,4 @@
-"""`ring_s`: seconds that the ring of all gradients takes over the clusters of several replica groups."""
+"""`ring_s`: seconds of the ring of all gradients over the clusters of several replica groups."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from isthmus.plan.search.costs.task import Task
 
 
 def ring_s(task: Task, ways: Ways, spots: Sequence[Sequence[Spot]], zero: int) -> float:
-    """Return the seconds of all gradients' ring over the clusters of several islands (infinite: not joined).
+    """Return the seconds of the ring of all gradients over the groups' clusters (infinite: not linked).
 
-    As the simulator lets it run: the clusters in order of first use, all members' parts on the same wires.
+    Same model as the simulator: clusters in order of first use, the parts of all members on the same links.
     """
-    names = list(dict.fromkeys(spot.cluster for island in spots for spot in island))
+    names = list(dict.fromkeys(slot.cluster for replica_group in spots for slot in replica_group))
     if len(spots) < 2 or len(names) < 2:
         return 0.0
     num_bytes = 4.0 * task.profile.num_parameters * (0.75 if zero else 1.0)

@@ -1,7 +1,7 @@
-"""`range_times`: the seconds of a stage by the range of layers that it takes, for models of unlike layers.
+"""`range_times`: a stage's seconds by its range of layers, for models with unequal layers.
 
-Most ranges repeat: layers alternate, or only the first few differ. Those of the same layers in the same order
-are computed once.
+Most ranges repeat, since layers alternate or only the first few differ: ranges with the same layers in the
+same order are computed once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from isthmus.plan.search.splits.split_equal_layers import LayerTimes
 from isthmus.plan.search.splits.split_layers import Lines
 
 Row = Callable[[int, Iterable[int]], Iterable[float]]
-"""The seconds of layers `[first, last)` for rising lasts, as long as they fit."""
+"""(first, lasts) -> seconds of layers `[first, last)` for ascending lasts, as far as they fit in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class RangeTimes:
-    """Seconds of a stage in one place. `rows` has them by first layer and rising last, as long as they fit.
+    """Seconds of a stage in one place of the pipeline."""
 
-    `start[first]` is the layer whose row serves for `first`. The last stage has one entry in each row.
-    """
-
+    # By first layer: seconds for ascending last, as far as they fit; the last stage has one entry each.
     rows: dict[int, list[float]]
+    # `start[first]`: the first layer whose row also serves `first`, shape [num_layers].
     start: Sequence[int]
     is_last: bool
 
     @cached_property
     def lines(self) -> Lines:
-        """What there is by first layer."""
+        """(last, seconds) by first layer."""
         count = len(self.start)
         if self.is_last:
             return [[(count, one) for one in self.rows.get(first, ())] for first in range(count)]
@@ -42,11 +41,11 @@ class RangeTimes:
 
     @cached_property
     def least(self) -> LayerTimes:
-        """The least seconds of so many layers, whichever they are."""
+        """Least seconds of any `n` consecutive layers, by `n`."""
         count = len(self.start)
         if self.is_last:
             each = [self.rows.get(count - n) for n in range(1, count + 1)]
-            if 0 in self.rows:  # a single stage takes all layers
+            if 0 in self.rows:  # a single stage holds all layers
                 each = [self.rows[0]] * count
             return LayerTimes(tuple(one[0] for one in each if one))
         most = max((len(row) for row in self.rows.values()), default=0)
@@ -56,9 +55,9 @@ class RangeTimes:
 
 
 def range_times(row: Row, start: Sequence[int], is_first: bool, is_last: bool) -> RangeTimes:
-    """Return the seconds of a stage in its place by the layers it takes.
+    """Return the seconds of a stage in its place by range of layers.
 
-    `start[first]` is the first layer, from 1 on, after which the same layers follow as after `first`.
+    `start[first]` is the first layer, from 1 on, that is followed by the same layers as `first`.
     """
     count = len(start)
     firsts = [0] if is_first else range(1, count)

@@ -1,4 +1,4 @@
-"""`Limits`: what a search keeps to, by the job or by whoever asks."""
+"""`Limits`: restrictions on a search, by the job or the caller."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from isthmus.plan.search.costs.task import Zero
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the caller fixes. None leaves a degree free; `executable` admits what our runtime runs.
+    """Restrictions on a search; None leaves a degree free."""
 
-    `largest_micro_batch` bounds the micro-batch sizes that are tried. `even_batches` gives every replica as
-    many micro-batches (to within one), for frameworks that deal samples evenly. Without `overlap` no
-    schedule is tried that overlaps communication with computation.
-    """
-
+    # Only plans that the Isthmus runtime supports.
     executable: bool = False
     tp: int | None = None
     pp: int | None = None
@@ -27,6 +23,9 @@ class Limits:
     zero: Zero = 1
     max_chips: int | None = None
     mixed_chips: bool = True
+    # Largest micro-batch size (samples) to try.
     largest_micro_batch: int = 8
+    # Give all replicas equally many micro-batches (to within one), as most frameworks require.
     even_batches: bool = False
+    # Whether to try schedules that overlap communication with computation.
     overlap: bool = True

@@ -1,10 +1,10 @@
-"""`local_ring_s`: what replicas in several groups of clusters send, averaging every few steps.
+"""`local_ring_s`: communication between groups of clusters that average parameters every few steps.
 
-Local steps change what is learned, so a job must admit them (`training.local_steps`). They are searched as a
-space of their own, in which islands that share no cluster reduce no gradients with each other: every group of
-islands has a ring of its own every step, and all of them 1/H of an average of the parameters. Seats hold the
-outer optimizer beside the other. Source: A. Douillard et al., "DiLoCo: distributed low-communication training
-of language models", 2023; that unlike groups weigh in an average by their samples is ours.
+Local steps change the training result, so a job must allow them (`training.local_steps`). They are a search
+space of their own, in which replica groups that share no cluster reduce no gradients with each other: each
+set of connected groups has its own ring every step, and all of them 1/H of a parameter average. Cost tables
+include the outer optimizer's memory. Source: A. Douillard et al., "DiLoCo: distributed low-communication
+training of language models", 2023; weighting unequal groups by their samples is our addition.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def local_ring_s(
     reduce_s: Callable[[Islands], float],
     average_s: Callable[[Islands], float],
 ) -> float:
-    """Return the mean seconds a step of the rings between clusters; infinite where all islands are one group.
+    """Return the mean seconds per step of the rings between clusters; infinite if all groups are connected.
 
     `reduce_s(islands)` is the ring that reduces gradients, `average_s` the one that averages parameters.
     """
-    groups = group_by_cluster([{spot.cluster for spot in island} for island in islands])
+    groups = group_by_cluster([{slot.cluster for slot in replica_group} for replica_group in islands])
     if len(set(groups)) < 2:
         return math.inf
     parts = [[one for one, group in zip(islands, groups, strict=True) if group == n] for n in set(groups)]

@@ -1,8 +1,7 @@
 """`fewest_recomputed`: algorithm 1 of the heterogeneous-training report.
 
-Where a stage does not fit its memory, recomputed layers are added step by step; where it does not fit with
-all of them recomputed, the stage is infeasible. As memory falls with every recomputed layer, the steps are
-bisected.
+If a stage exceeds its memory, recompute more layers until it fits; a stage that does not fit with all layers
+recomputed is infeasible. Memory falls with every recomputed layer, so the count is bisected.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Callable
 
 
 def fewest_recomputed(num_layers: int, stage_bytes: Callable[[int], float], limit_bytes: float) -> int | None:
-    """Return the least number of recomputed layers with which the stage fits, None where none is enough.
+    """Return the least number of recomputed layers with which the stage fits, or None if none suffices.
 
-    `stage_bytes(r)` is the stage's memory with `r` of its `num_layers` layers recomputed; it must not rise
-    with `r`, but may from 0 to 1 (what recomputation works on is held beside the rest).
+    `stage_bytes(r)` is the stage's memory with `r` of its `num_layers` layers recomputed. It must not
+    increase with `r`, except from 0 to 1 (recomputation needs a working buffer).
     """
     if stage_bytes(0) <= limit_bytes:
         return 0

@@ -1,4 +1,4 @@
-"""`Ways`: what a message takes between clusters, and which clusters are joined."""
+"""`Ways`: message times between clusters."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from isthmus.plan.time.calibration import Calibration
 
 @dataclass(frozen=True)
 class Way:
-    """One direction between two clusters: its delay, the rate its transport reaches, whether it is steady."""
+    """One direction between two clusters."""
 
     delay_s: float
+    # Rate that the transport reaches.
     bytes_per_s: float
+    # Whether the link has no jitter.
     steady: bool = True
 
 
 @dataclass(frozen=True)
 class Along:
-    """What messages meet along a chain of clusters: delays and seconds per byte of all exchanges.
+    """Message costs along a path of clusters. An exchange is the mean of both directions."""
 
-    An exchange is the mean of there and back. `slowest_s_per_byte` is that of the wire with most to carry,
-    where each boundary sends as much each way.
-    """
-
+    # Sum of the delays of all exchanges.
     delay_s: float = 0.0
+    # Sum over all exchanges.
     s_per_byte: float = 0.0
+    # Of the busiest link; each boundary sends equally much in both directions.
     slowest_s_per_byte: float = 0.0
 
 
 class Ways:
-    """The links of a pool by their ends, at the rates that `isthmus.plan.time.loads.wires_of` gives."""
+    """The links of a pool by their ends, at the rates of `isthmus.plan.time.loads.wires_of`."""
 
     def __init__(self, pool: Pool, calibration: Calibration) -> None:
         links = {(link.source, link.target): link for link in pool.links}
@@ -52,11 +53,11 @@ class Ways:
         }
 
     def way(self, source: str, target: str) -> Way | None:
-        """Return the way from one cluster to another, None where no link joins them."""
+        """Return the route from one cluster to another, None without a link."""
         return self._ways.get((source, target))
 
     def along(self, clusters: tuple[str, ...]) -> Along:
-        """Return what a chain meets that passes these clusters, all of them joined."""
+        """Return the message costs along a path of linked clusters."""
         if clusters not in self._known_along:
             self._known_along[clusters] = self._pass_along(clusters)
         return self._known_along[clusters]
@@ -73,35 +74,35 @@ class Ways:
             delay_s=delay_s,
             s_per_byte=sum(self.exchange_s(*ends, 1.0) for ends in pairs) - delay_s,
             slowest_s_per_byte=max(
-                (count / way.bytes_per_s for ends, count in loads.items() if (way := self.way(*ends))),
+                (count / route.bytes_per_s for ends, count in loads.items() if (route := self.way(*ends))),
                 default=0.0,
             ),
         )
 
     def ring_s(self, clusters: Sequence[str], num_bytes: float) -> float:
-        """Return the seconds of a ring all-reduce over clusters in this order (infinite: not joined)."""
+        """Return the seconds of a ring all-reduce over clusters in this order (infinite: not linked)."""
         steps, slowest_s, delay_s = 2 * (len(clusters) - 1), 0.0, 0.0
         for a, b in itertools.pairwise([*clusters, clusters[0]] if steps else []):
-            way = self.way(a, b)
-            if way is None:
+            route = self.way(a, b)
+            if route is None:
                 return math.inf
-            slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / way.bytes_per_s)
-            delay_s = max(delay_s, way.delay_s)
+            slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / route.bytes_per_s)
+            delay_s = max(delay_s, route.delay_s)
         return slowest_s + steps * delay_s
 
     def missing(self, a: str, b: str) -> tuple[str, str] | None:
-        """Return the direction that lacks a link between two clusters, None where both have one."""
+        """Return a direction between two clusters that lacks a link, None if both have one."""
         for ends in ((a, b), (b, a)):
             if a != b and ends not in self._ways:
                 return ends
         return None
 
     def rate(self, a: str, b: str) -> float:
-        """Return the bytes a second of the slower direction between two clusters, 0 where not joined."""
+        """Return the bytes per second of the slower direction between two clusters, 0 without links."""
         there, back = self.way(a, b), self.way(b, a)
         return min(there.bytes_per_s, back.bytes_per_s) if there and back else 0.0
 
     def exchange_s(self, a: str, b: str, num_bytes: float) -> float:
-        """Return the mean seconds of one message, there and back, between joined clusters."""
-        both = [way for way in (self.way(a, b), self.way(b, a)) if way]
-        return sum(way.delay_s + num_bytes / way.bytes_per_s for way in both) / 2
+        """Return the seconds of one message between linked clusters, mean of both directions."""
+        both = [route for route in (self.way(a, b), self.way(b, a)) if route]
+        return sum(route.delay_s + num_bytes / route.bytes_per_s for route in both) / 2

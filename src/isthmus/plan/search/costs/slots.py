@@ -1,7 +1,7 @@
-"""`Spot`: a node group with its free chips, as the planner sees it; `spots_of` applies the placement.
+"""`Spot`: a node group with its free chips; `spots_of` applies the job's placement.
 
-Spots of one kind may be **pooled**: their places are then filled one after the other, as though they were one
-spot, so that a stage may have replicas in several clusters. `pooled_lists` says which are.
+Slots of one kind may be **pooled**: they are filled one after the other as a single slot, so that a stage may
+have replicas in several clusters. `pooled_lists` enumerates the pools.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ FreeChips = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spot:
-    """`chips` free chips of one node group. `reads_data`: its stages may be first or last of a replica.
-
-    A pooled spot has `members`, the spots in the order in which they are filled, and a cluster of its own,
-    which no link reaches.
-    """
+    """`chips` free chips of one node group, or a pool of slots."""
 
     cluster: str
     owner: str
     group: NodeGroup
     chip: Chip
     chips: int
+    # Whether its stages may be first or last of a pipeline.
     reads_data: bool = True
+    # Slots of a pool in filling order; `cluster` is then a synthetic name without links.
     members: tuple[Spot, ...] = ()
 
     def places(self, chips: int) -> int:
-        """Return how many stages of `chips` chips it holds, none of them over two nodes."""
+        """Return how many stages of `chips` chips fit, each within one node."""
         if self.members:
             return sum(one.places(chips) for one in self.members)
         node = self.group.chips_per_node
@@ -47,7 +45,7 @@ class Spot:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What tells its stages' times and memory from those of other spots; names do not."""
+        """A key that is equal for slots whose stages have the same times and memory."""
         group = self.group
         scale = group.virtual
         scales = (scale.compute_scale, scale.memory_scale) if scale else ()
@@ -55,7 +53,7 @@ class Spot:
 
 
 def eligible_clusters(pool: Pool, placement: Placement) -> tuple[Cluster, ...]:
-    """Return the clusters that the job's placement admits."""
+    """Return the clusters that the job's placement allows."""
     return tuple(
         cluster
         for cluster in pool.clusters
@@ -66,9 +64,9 @@ def eligible_clusters(pool: Pool, placement: Placement) -> tuple[Cluster, ...]:
 
 
 def spots_of(pool: Pool, cluster: Cluster, placement: Placement, free: FreeChips | None) -> tuple[Spot, ...]:
-    """Return the node groups of a cluster that have free chips the job admits, fastest first.
+    """Return the slots of a cluster: node groups with free chips that the job allows, fastest first.
 
-    `free` None takes all chips to be free.
+    `free` None: all chips are free.
     """
     reads = (not placement.data_owners or cluster.owner in placement.data_owners) and (
         not placement.data_regions or cluster.region in placement.data_regions
@@ -85,11 +83,11 @@ def spots_of(pool: Pool, cluster: Cluster, placement: Placement, free: FreeChips
                     chips=count, reads_data=reads,
                 )
             )  # fmt: skip
-    return tuple(sorted(found, key=lambda spot: -spot.chip.flop_per_s("bf16")))
+    return tuple(sorted(found, key=lambda slot: -slot.chip.flop_per_s("bf16")))
 
 
 def pool_of(members: Sequence[Spot]) -> Spot:
-    """Return spots of one kind as one, filled in this order."""
+    """Return slots of one kind as one pool, filled in this order."""
     first = members[0]
     return Spot(
         cluster="+".join(f"{one.cluster}/{one.group.name}" for one in members),
@@ -103,14 +101,14 @@ def pool_of(members: Sequence[Spot]) -> Spot:
 
 
 def flat(spots: Iterable[Spot]) -> tuple[Spot, ...]:
-    """Return spots with the members of pooled ones in their place."""
-    return tuple(member for spot in spots for member in spot.members or (spot,))
+    """Return slots with pools replaced by their members."""
+    return tuple(member for slot in spots for member in slot.members or (slot,))
 
 
 def pooled_lists(spots: Sequence[Spot]) -> Iterator[tuple[Spot, ...]]:
-    """Yield the spots with some of one kind pooled: every two or more of them, one pool at a time."""
-    kinds = {spot.kind: [one for one in spots if one.kind == spot.kind] for spot in spots}
-    for alike in kinds.values():
-        for count in range(2, len(alike) + 1):
-            for members in itertools.combinations(alike, count):
-                yield (pool_of(members), *(spot for spot in spots if spot not in members))
+    """Yield the slots with one pool of two or more of one kind, for every such pool."""
+    kinds = {slot.kind: [one for one in spots if one.kind == slot.kind] for slot in spots}
+    for same_kind in kinds.values():
+        for count in range(2, len(same_kind) + 1):
+            for members in itertools.combinations(same_kind, count):
+                yield (pool_of(members), *(slot for slot in spots if slot not in members))

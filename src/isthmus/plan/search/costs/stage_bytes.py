@@ -1,7 +1,7 @@
-"""`SeatBytes`: what a stage holds at a spot, as sums over its layers.
+"""`SeatBytes`: a stage's memory at a slot, computed from sums over its layers.
 
-Bytes are never below those of `plan.memory.stage` (what lives only while a layer is computed is taken at its
-largest), so that what fits here fits there.
+Never below `plan.memory.stage_memory`, since temporary buffers are taken at their largest: what fits here
+fits there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from isthmus.plan.search.costs.stage_seconds import SeatSeconds
 from isthmus.plan.search.costs.task import STATIC_BYTES, Task, Zero
 
 RESERVE = 1.05
-"""Allocator's reserve, as `stage_memory` takes it."""
+"""Allocator reserve, as in `stage_memory`."""
 
 _MODES: tuple[Recompute, Recompute] = ("none", "full")
 
 
 class SeatBytes(SeatSeconds):
-    """The seconds and bytes of stages on one kind of chips under one cut and one micro-batch size."""
+    """Seconds and bytes of stages on one kind of chip, for fixed degrees and micro-batch size."""
 
     def __init__(self, task: Task, spot: Spot, degrees: Degrees, micro_batch_size: int) -> None:
         super().__init__(task, spot, degrees, micro_batch_size)
@@ -40,16 +40,19 @@ class SeatBytes(SeatSeconds):
 
     @cached_property
     def _held(self) -> tuple[list[float], list[float], list[float], list[float]]:
-        """Sums over the layers before each: dense, expert parameters, bytes kept, and saved if recomputed."""
+        """Prefix sums over layers: dense parameters, expert parameters, bytes kept, bytes saved.
+
+        Shape [num_layers + 1] each. Bytes are per micro-batch in flight; recomputation saves the last ones.
+        """
         rows: dict[int, tuple[float, float, float, float]] = {}
         for layer in self.task.kinds:
             shard = self.degrees.sharding(layer)
-            plain, again = (held_layer(layer, mode, shard, self._load) for mode in _MODES)
+            plain, recomputed = (held_layer(layer, mode, shard, self._load) for mode in _MODES)
             rows[id(layer)] = (
                 plain.dense_parameters,
                 plain.expert_parameters,
                 plain.kept_bytes,
-                plain.kept_bytes - again.kept_bytes,
+                plain.kept_bytes - recomputed.kept_bytes,
             )
         each = [rows[id(layer)] for layer in self.task.profile.layers]
         dense, expert, kept, saved = ([0.0, *itertools.accumulate(e[i] for e in each)] for i in range(4))
@@ -62,17 +65,17 @@ class SeatBytes(SeatSeconds):
         dense, expert, kept, saved = self._held
         per_parameter = sum(STATIC_BYTES[task.stored])
         indices = {id(layer): index for index, layer in enumerate(task.profile.layers)}.values()
-        for is_first, is_last, again in itertools.product((False, True), repeat=3):
+        for is_first, is_last, recomputed in itertools.product((False, True), repeat=3):
             answers = []
             for i in indices:
                 memory = stage_memory(
                     task.profile, (i, i + 1), is_first=is_first, is_last=is_last, in_flight=1,
                     micro_batch_size=self.batch.micro_batch_size, sequence_length=task.sequence_length,
                     precision=task.stored, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep, sp=degrees.sp,
-                    recompute="full" if again else "none",
+                    recompute="full" if recomputed else "none",
                 )  # fmt: skip
                 own = dense[i + 1] - dense[i] + expert[i + 1] - expert[i]
-                here = kept[i + 1] - kept[i] - (saved[i + 1] - saved[i] if again else 0.0)
+                here = kept[i + 1] - kept[i] - (saved[i + 1] - saved[i] if recomputed else 0.0)
                 answers.append(
                     (
                         memory.static_bytes / per_parameter - own,
@@ -80,7 +83,7 @@ class SeatBytes(SeatSeconds):
                         memory.buffers_bytes,
                     )
                 )
-            found[is_first, is_last, again] = (
+            found[is_first, is_last, recomputed] = (
                 max(a[0] for a in answers),
                 max(a[1] for a in answers),
                 max(a[2] for a in answers),
@@ -95,24 +98,24 @@ class SeatBytes(SeatSeconds):
         return min(b - a for a, b in itertools.pairwise(sums))
 
     def least_last_s(self, layers: int, dp: int, zero: Zero) -> float:
-        """Return the least seconds of the all-reduce and update of a stage with so many layers."""
+        """Return the least seconds of all-reduce and update of a stage with this many layers."""
         key = (layers, dp, zero)
         if key not in self._least_last:
             self._least_last[key] = self.last_s(layers * self.least_parameters, dp, zero)
         return self._least_last[key]
 
     def end_parameters(self, is_first: bool) -> float:
-        """Parameters on one chip that the first stage (or the last) holds beside its layers."""
+        """Return the parameters on one chip that the first (or last) stage holds beside its layers."""
         return self._rest[is_first, not is_first, False][0]
 
     def parameters(self, first: int, last: int) -> float:
-        """Return the parameters of layers `[first, last)`, ends included, on one chip."""
+        """Return the parameters of layers `[first, last)` on one chip, embedding and head included."""
         dense, expert, _, _ = self._held
         rest, _, _ = self._rest[first == 0, last == self.task.profile.num_layers, False]
         return dense[last] - dense[first] + expert[last] - expert[first] + rest
 
     def stage_bytes(self, first: int, last: int, in_flight: int, again: int, dp: int, zero: Zero) -> float:
-        """Return the bytes of one chip with `again` recomputed layers, replicated `dp` times."""
+        """Return the bytes of one chip with `again` layers recomputed, replicated `dp` times."""
         dense, expert, kept, saved = self._held
         rest, beside, working = self._rest[first == 0, last == self.task.profile.num_layers, again > 0]
         each, each_expert = self._static(dp, zero)
@@ -121,7 +124,7 @@ class SeatBytes(SeatSeconds):
         return RESERVE * (static + in_flight * keeps + working)
 
     def _static(self, dp: int, zero: Zero) -> tuple[float, float]:
-        """Return the bytes held per parameter, and per parameter of experts."""
+        """Return the static bytes per dense and per expert parameter."""
         if zero == 0:
             whole = sum(self.task.static_bytes)
             return whole, whole

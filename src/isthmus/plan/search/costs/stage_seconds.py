@@ -1,4 +1,4 @@
-"""`SeatSeconds`: what a stage takes at a spot, as sums over its layers; those of `plan.time.stage`."""
+"""`SeatSeconds`: a stage's seconds at a slot, from sums over its layers; as `plan.time.stage_time`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from isthmus.plan.time.stage_time import Batch, Host, host_update_s, pass_time, 
 from isthmus.plan.time.stage_work import layer_work
 
 COMPUTE_EFFICIENCY = 0.45
-"""Share of a virtual chip's peak that it is paced to: what a worker pads its computation to is this."""
+"""Share of a virtual chip's peak speed to which workers pad their computation."""
 
 
 class SeatSeconds:
-    """The seconds of stages on one kind of chips under one cut and one micro-batch size."""
+    """Seconds of stages on one kind of chip, for fixed degrees and micro-batch size."""
 
     def __init__(self, task: Task, spot: Spot, degrees: Degrees, micro_batch_size: int) -> None:
         self.task, self.degrees = task, degrees
@@ -34,7 +34,7 @@ class SeatSeconds:
 
     @cached_property
     def _layers(self) -> list[tuple[float, float, float]]:
-        """Seconds of each layer: forward, backward, and what recomputing it adds to the backward."""
+        """Seconds of each layer: forward, backward, and additional backward if recomputed."""
         known = {id(layer): self._layer(layer) for layer in self.task.kinds}
         return [known[id(layer)] for layer in self.task.profile.layers]
 
@@ -46,8 +46,8 @@ class SeatSeconds:
             return forward_s, 2 * forward_s, forward_s
         work = layer_work(layer, batch.share(self.degrees))
         plain = pass_time(self.host, work, task.precision)
-        again = pass_time(self.host, work, task.precision, "full")
-        return plain.forward_s, plain.backward_s, again.backward_s - plain.backward_s
+        recomputed = pass_time(self.host, work, task.precision, "full")
+        return plain.forward_s, plain.backward_s, recomputed.backward_s - plain.backward_s
 
     @property
     def _paced(self) -> float:
@@ -73,32 +73,32 @@ class SeatSeconds:
 
     @cached_property
     def _sums(self) -> tuple[list[float], list[float], list[float]]:
-        """Sums over the layers before each: forward, backward, recomputation."""
+        """Prefix sums over layers, shape [num_layers + 1] each: forward, backward, recomputation."""
         columns = ([one[i] for one in self._layers] for i in range(3))
-        forward, backward, again = ([0.0, *itertools.accumulate(column)] for column in columns)
-        return forward, backward, again
+        forward, backward, recomputed = ([0.0, *itertools.accumulate(column)] for column in columns)
+        return forward, backward, recomputed
 
     @cached_property
     def message_bytes(self) -> float:
-        """Bytes of one micro-batch over a stage boundary."""
+        """Bytes of one micro-batch across a stage boundary."""
         tokens = self.batch.micro_batch_size * self.batch.sequence_length
         return self.task.profile.boundary_bytes(tokens, self.batch.precision_bytes)
 
     @cached_property
     def shortest_layer_s(self) -> float:
-        """Seconds of the shortest layer, both ways, without recomputation."""
+        """Seconds of the fastest layer, both passes, without recomputation."""
         return min(sum(one[:2]) for one in self._layers)
 
     @cached_property
     def least_layer_s(self) -> float:
-        """Seconds of the mean layer, both ways, without recomputation: what no stage can do faster."""
+        """Seconds of the mean layer, both passes, without recomputation: a lower bound for any stage."""
         forward, backward, _ = self._sums
         return (forward[-1] + backward[-1]) / self.task.profile.num_layers
 
     def layer_s(self, other: SeatSeconds) -> float:
-        """Return the least seconds of a layer both ways, unlike ones weighed by what they take on `other`.
+        """Return the least seconds of a layer, both passes, with unequal layers weighted as on `other`.
 
-        Whatever layers a stage takes, it takes at least this for each that the mean layer of `other` weighs.
+        A stage takes at least this long per mean layer of `other`, whichever layers it holds.
         """
         if self.task.equal_layers or other is self:
             return self.least_layer_s
@@ -109,7 +109,7 @@ class SeatSeconds:
 
     @cached_property
     def forward_share(self) -> tuple[float, float]:
-        """Least and largest share of a pass, both ways, that is forward; the head's left out."""
+        """Least and largest share of a pass that is forward; the largest ignores the head."""
         parts = [self._layers[index] for index in range(self.task.profile.num_layers)]
         least = min(one[0] / sum(one) for one in parts)
         most = max(one[0] / (one[0] + one[1]) for one in parts)
@@ -120,21 +120,21 @@ class SeatSeconds:
 
     @property
     def rest_s(self) -> float:
-        """Seconds of an optimizer's step whatever it updates."""
+        """Seconds of an optimizer step independent of its parameters."""
         return 0.0 if self.virtual else self.host.rates.step_s
 
     @cached_property
     def start_s(self) -> float:
-        """Seconds of the embedding, both ways."""
+        """Seconds of the embedding, both passes."""
         return sum(self._ends[0])
 
     @cached_property
     def end_s(self) -> float:
-        """Seconds of the head, both ways."""
+        """Seconds of the head, both passes."""
         return sum(self._ends[1])
 
     def update_s(self, parameters: float, dealt: int) -> float:
-        """Return the seconds of the optimizer on `parameters` per chip, dealt out over `dealt` chips."""
+        """Return the optimizer's seconds for `parameters` per chip, sharded over `dealt` chips."""
         if self.virtual:
             return 0.0
         own, each = parameters / dealt, self.batch.precision_bytes
@@ -143,11 +143,11 @@ class SeatSeconds:
         return self.host.rates.step_s + update_s(self.host, own, each)
 
     def reduce_s(self, parameters: float, dp: int, zero: Zero) -> float:
-        """Return the seconds of the all-reduce of `parameters` gradients per chip over `dp` replicas here."""
+        """Return the seconds to all-reduce `parameters` gradients per chip over `dp` local replicas."""
         num_bytes = 4 * parameters * (0.75 if zero else 1.0)
         return all_reduce_s(self.host.topology, num_bytes, dp, self.num_chips)
 
     def last_s(self, parameters: float, dp: int, zero: Zero) -> float:
-        """Return the seconds of a stage's all-reduce and update, `parameters` per chip on `dp` replicas."""
+        """Return the seconds of a stage's all-reduce and update for `parameters` per chip."""
         own_s = self.update_s(parameters, dp if zero else 1)
         return own_s + (self.reduce_s(parameters, dp, zero) if dp > 1 else 0.0)

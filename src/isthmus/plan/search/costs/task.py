@@ -1,4 +1,4 @@
-"""`Task`: what is trained, apart from where."""
+"""`Task`: the training workload, independent of where it runs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 from isthmus.plan.time.calibration import Calibration
 
 STATIC_BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
-"""Bytes per parameter of weights, gradients and optimizer."""
+"""Bytes per parameter of weights, gradients and optimizer, by stored precision."""
 
 Zero = Literal[0, 1, 2, 3]
+"""Stage of the ZeRO optimizer; 0: off."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, apart from where: the model, the batch, and how its costs are known.
-
-    With `local_steps` above 1 every layout has groups of islands that average so often; seats hold what that
-    takes.
-    """
+    """The model, the batch and the calibration of costs, independent of the pool."""
 
     profile: ModelProfile
     sequence_length: int
     precision: Precision
     calibration: Calibration
+    # Steps between parameter averages; above 1 every layout has several connected sets of replica groups.
     local_steps: int = field(default=1, kw_only=True)
     optimizer_on_host: bool = field(default=False, kw_only=True)
 
     @cached_property
     def equal_layers(self) -> bool:
-        """Whether all decoder layers are alike."""
+        """Whether all decoder layers are equal."""
         return len(self.kinds) == 1
 
     @cached_property
@@ -44,7 +42,7 @@ class Task:
 
     @cached_property
     def start(self) -> tuple[int, ...]:
-        """For each layer the first one, from 1 on, after which the same layers follow as after it."""
+        """By layer: the first one, from 1 on, that is followed by the same layers, shape [num_layers]."""
         layers = [id(layer) for layer in self.profile.layers]
         count = len(layers)
         return tuple(
@@ -56,7 +54,7 @@ class Task:
 
     @property
     def static_bytes(self) -> tuple[int, int, int]:
-        """Bytes per parameter of weights, gradients and optimizer on the chip, an outer one included."""
+        """Bytes per parameter on the chip of weights, gradients and optimizer (outer optimizer included)."""
         weights, gradients, optimizer = STATIC_BYTES[self.stored]
         if self.optimizer_on_host:
             return weights, gradients, 0
@@ -64,5 +62,5 @@ class Task:
 
     @property
     def stored(self) -> Literal["fp32", "bf16"]:
-        """Precision of the weights as `stage_memory` names it."""
+        """Precision of the stored weights as `stage_memory` names it."""
         return "fp32" if self.precision in ("fp32", "tf32") else "bf16"

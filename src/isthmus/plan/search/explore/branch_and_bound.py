@@ -1,9 +1,9 @@
-"""`explore`: the search. Which spots, in which islands, with which micro-batch and schedule, cut how.
+"""The branch-and-bound search over slots, replica groups, micro-batch sizes, schedules and layer splits.
 
-The tree: sets of spots > partitions into islands > micro-batch size > schedule > a chain per island (order,
-cuts, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in the order
-of what they promise (`compose` on bounds), each depth first to its end; one whose promise is no better than
-the best layouts found so far is pruned with everything below it.
+The tree: sets of slots > partitions into replica groups > micro-batch size > schedule > a pipeline per group
+(order, degrees, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in
+the order of their lower bounds (`compose` on bounds), each completely; a branch whose bound does not beat
+the best layouts so far is pruned with everything below it.
 """
 
 from __future__ import annotations
@@ -27,47 +27,52 @@ from isthmus.plan.search.compose.layout import Layout, deal
 from isthmus.plan.search.costs.slots import Spot, flat
 
 PATIENCE = 1500
-"""Chains that are cut for nothing better, in a space too large for all its numbers, at most."""
+"""In a thinned space the search stops after this many splits without a better layout."""
 
 
 @dataclass
 class Tally:
-    """What the search has done: chains cut, chains pruned by their bound, branches closed unopened."""
+    """Statistics of a search: pipelines split, and pipelines or branches pruned by a bound."""
 
     evaluated: int = 0
     pruned: int = 0
+    # Whether `go_on` ended the search.
     stopped: bool = False
 
 
 @dataclass
 class Explorer:
-    """One search. `go_on(tally, best)` is asked at every chain; False ends the search with what there is.
+    """One search.
 
-    `near` keeps the search to these branches. Where some of the space is left out anyway, the rest is left
-    after `PATIENCE` chains for nothing better: counted, so that a question has one answer.
+    In a thinned space it stops after `PATIENCE` splits without a better layout; the limit is a count, so that
+    results are deterministic.
     """
 
     space: Space
     samples: int
     asked_size: int
     found: Found = field(default_factory=Found)
+    # Called with (stats, best layout) after each evaluated option; False stops the search.
     go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
     tally: Tally = field(default_factory=Tally)
+    # Whether links may set the pace.
     link_bound: bool = True
+    # The only branches to search; None: all.
     near: frozenset[BranchKey] | None = None
     _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
     _chains: dict[tuple[object, ...], Chains] = field(default_factory=dict)
     _alone: dict[tuple[Bounded, str], Option] = field(default_factory=dict)
+    # Value of `tally.evaluated` when the best layout last improved.
     _better_at: int = 0
 
     def run(self, spots: Sequence[Spot]) -> list[Layout]:
-        """Return the layouts found, best first: the best `width`, and the best of each set of clusters.
+        """Search, and return the best `width` layouts and the best of each set of clusters, best first.
 
-        Node groups that train alone come first: they are few, and what they reach prunes the chains of many.
+        Sets of single-slot groups come first: they are few, and their layouts prune the longer pipelines.
         """
         sets = list(island_sets(spots, self.space))
-        singles = [one for one in sets if all(len(island) == 1 for island in one)]
-        chains = [one for one in sets if any(len(island) > 1 for island in one)]
+        singles = [one for one in sets if all(len(replica_group) == 1 for replica_group in one)]
+        chains = [one for one in sets if any(len(replica_group) > 1 for replica_group in one)]
         for some in (singles, chains):
             self._better_at = self.tally.evaluated
             for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
@@ -79,53 +84,55 @@ class Explorer:
         return self.found.layouts
 
     def anew(self, space: Space, found: Found, near: frozenset[BranchKey] | None) -> Explorer:
-        """Return the same search of another space."""
+        """Return the same search for another space."""
         return replace(self, space=space, found=found, near=near, _options={}, _chains={}, _alone={})
 
     def forget(self) -> None:
-        """Let go of all chains but those that were found: they are many."""
+        """Clear the caches of pipelines, which are large; the layouts found stay."""
         for known in (self._options, self._chains, self._alone):
             known.clear()
 
     def _ends(self) -> bool:
-        """Say whether the search was stopped, or has looked at enough for nothing."""
-        tired = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
-        return self.tally.stopped or tired
+        """Return whether the search was stopped or has gone too long without a better layout."""
+        exhausted = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
+        return self.tally.stopped or exhausted
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
-        for islands, schedule, ring in self._parted(sets):
+        for replica_groups, schedule, ring in self._parted(sets):
             for size in self.space.micro_batch_sizes(self.asked_size, self.samples):
-                if self._left_out(islands, size, schedule):
+                if self._left_out(replica_groups, size, schedule):
                     continue
-                promise_s = self._promise_s(islands, size, schedule, ring)
-                if promise_s < self.found.limit_s:
-                    yield Branch(islands, size, schedule, ring, promise_s)
-                elif promise_s < math.inf:
+                bound_s = self._promise_s(replica_groups, size, schedule, ring)
+                if bound_s < self.found.limit_s:
+                    yield Branch(replica_groups, size, schedule, ring, bound_s)
+                elif bound_s < math.inf:
                     self.tally.pruned += 1
 
     def _parted(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[tuple[tuple[Island, ...], str, float]]:
-        """Yield the sets of islands that may train together, each schedule, and the seconds of their ring."""
+        """Yield feasible sets of replica groups with each schedule and the seconds of their ring."""
         space = self.space
-        for islands in sets:
-            ring = space.ring_s(islands)
-            if ring == math.inf or (len(islands) > 1 and space.limits.dp):
-                continue  # a fixed dp is that of one chain of stages
+        for replica_groups in sets:
+            ring = space.ring_s(replica_groups)
+            if ring == math.inf or (len(replica_groups) > 1 and space.limits.dp):
+                continue  # a fixed dp applies to one pipeline
             if ring >= self.found.limit_s:
                 self.tally.pruned += 1
                 continue
-            all_spots = list(itertools.chain(*islands))
+            all_spots = list(itertools.chain(*replica_groups))
             if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
                 continue
             for schedule in space.schedules(all_spots):
-                yield islands, schedule, ring
+                yield replica_groups, schedule, ring
 
     def _left_out(self, islands: Sequence[Island], size: int, schedule: str) -> bool:
-        """Say whether a branch is none of those that the search is kept to."""
-        names = frozenset(frozenset((s.cluster, s.group.name) for s in flat(island)) for island in islands)
+        """Return whether a warm start excludes a branch."""
+        names = frozenset(
+            frozenset((s.cluster, s.group.name) for s in flat(replica_group)) for replica_group in islands
+        )
         return self.near is not None and (names, size, schedule) not in self.near
 
     def _promise_s(self, islands: Sequence[Island], size: int, schedule: str, ring_s: float) -> float:
-        """Return the least seconds of a branch by bounds alone; infinite where there is nothing in it."""
+        """Return a lower bound on a branch; infinite if it is empty."""
         if len(islands) == 1:
             return next(self._chains_of(islands[0], size).by_end(self.found.limit_s), (math.inf, None))[0]
         options, total = self._options_of(islands, size, schedule), self.samples // size
@@ -141,7 +148,7 @@ class Explorer:
         return compose_even if self.space.limits.even_batches else compose
 
     def _chains_of(self, island: Island, size: int, coarse: bool = False) -> Chains:
-        """Return the chains of an island; islands that are alike share them."""
+        """Return the pipelines of a replica group; equal groups share them."""
         island = _sorted(island)
         key = (size, coarse, *self.space.alike(island))
         if key not in self._chains:
@@ -149,11 +156,11 @@ class Explorer:
         return self._chains[key]
 
     def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
-        """Return the options of each of several islands."""
+        """Return the options of each of several replica groups."""
         found = []
-        for island in islands:
-            coarse = len(island) > 1 and sum(spot.chips for spot in island) > MANY_CHIPS
-            chains = self._chains_of(island, size, coarse)
+        for replica_group in islands:
+            coarse = len(replica_group) > 1 and sum(slot.chips for slot in replica_group) > MANY_CHIPS
+            chains = self._chains_of(replica_group, size, coarse)
             key = (id(chains), schedule)
             if key not in self._options:
                 best_s = math.inf if self.found.best is None else self.found.best.estimate_s
@@ -176,16 +183,16 @@ class Explorer:
             self.tally.pruned += 1
             return
         chosen = []
-        for option, island in zip(answer[1], branch.islands, strict=True):
+        for option, replica_group in zip(answer[1], branch.islands, strict=True):
             if option.chain is not None:
-                chosen.append((self._placed(option, island), option.chain))
+                chosen.append((self._placed(option, replica_group), option.chain))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
-            return  # a plan has one warm-up for all its replicas
+            return  # all replicas of a plan share one warm-up
         even = self.space.limits.even_batches
         self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s, even))
 
     def _visit_single(self, branch: Branch) -> None:
-        """Cut the chains of one island in the order of their bounds, until none can beat what was found."""
+        """Split the pipelines of one replica group in the order of their bounds, until none can improve."""
         chains = self._chains_of(branch.islands[0], branch.micro_batch_size)
         total, ranking = chains.micro_batches, chains.by_end(self.found.limit_s)
         for least_s, one in ranking:
@@ -204,7 +211,7 @@ class Explorer:
         self.tally.pruned += ranking.left
 
     def _placed(self, option: Option, island: Island) -> Shape:
-        """Return the shape at the spots of this island, where it was made for another that is alike."""
+        """Return the shape at the slots of this replica group if it was made for an equal one."""
         there, here = option.island, _sorted(island)
         if all(a is b for a, b in zip(there, here, strict=True)):
             return option.shape
@@ -213,10 +220,10 @@ class Explorer:
         return self.space.shape(segments, option.shape.dp, option.shape.schedule)
 
     def _cut_below(self, option: Option, micro_batches: int) -> bool:
-        """Cut an option of an island that trains alone, unless a closer bound says that it cannot pay."""
+        """Evaluate an option of a group that trains alone, unless a tighter bound prunes it."""
         while not option.cut:
             if not self._cut(option, micro_batches):
-                option.cut = True  # nothing more can be found out
+                option.cut = True  # no better evaluation exists
                 return False
             least_s = option.cost.first_s + (micro_batches - 1) * option.cost.pace_s
             if not option.cut and least_s >= self.found.limit_s:
@@ -225,9 +232,9 @@ class Explorer:
         return True
 
     def _cut(self, option: Option, micro_batches: int) -> bool:
-        """Cut an option and count it; False where it is infeasible, or bound by a link that may not bind.
+        """Evaluate an option and count it; False if it is infeasible or violates `link_bound`.
 
-        For unlike layers, whose splits take long, a closer bound comes first, in another call.
+        For unequal layers, whose splits are slow, a first call only tightens the bound.
         """
         if not option.weighed and not self.space.task.equal_layers:
             option.weighed = True
@@ -253,7 +260,7 @@ class Explorer:
         return True
 
     def _keep(self, layout: Layout | None) -> None:
-        """Keep a layout, unless it has more chips than may be used or rests on a link that may not bind."""
+        """Keep a layout, unless it exceeds the allowed chips or violates `link_bound`."""
         most = self.space.limits.max_chips
         if layout is None or (most and layout.num_chips > most):
             return
@@ -265,5 +272,5 @@ class Explorer:
 
 
 def _sorted(island: Island) -> Island:
-    """Return the spots of an island by kind, as those of islands that are alike."""
-    return tuple(sorted(island, key=lambda spot: repr(spot.kind)))
+    """Return the slots of a replica group by kind, so that equal groups match."""
+    return tuple(sorted(island, key=lambda slot: repr(slot.kind)))

@@ -1,9 +1,9 @@
-"""`UnlikeSizes`: the search goes on with a micro-batch size of its own for every island.
+"""`UnlikeSizes`: continues the search with a micro-batch size per replica group.
 
-A chip with much memory, or one that is slow on small products, may gain by larger micro-batches than another.
-The tree below a set of islands is that of `explore`, but an island's options are those of all sizes, and what
-they promise is counted in samples. The samples are then dealt exactly (`deal_samples`); what the composition
-does not know is that a rest of them may fit no size.
+Chips with much memory, or slow on small matrix products, may gain from larger micro-batches than others. The
+search tree is that of `Explorer`, but a group's options cover all sizes, and their work is counted in
+samples. `deal_samples` then distributes the samples exactly; the composition ignores that a remainder of
+samples may fit no size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.plan.search.splits.deal_samples import Sized, deal_samples
 
 @dataclass(frozen=True, eq=False)
 class SizedOption:
-    """An option of an island whose micro-batches have `size` samples; others of its size share it."""
+    """An option of a replica group with `size` samples per micro-batch."""
 
     option: Option
     size: int
@@ -35,41 +35,41 @@ class SizedOption:
         return self.option.cut
 
     def taken(self, time_s: float) -> int:
-        """Return the samples that its replicas can end within `time_s`."""
+        """Return the samples that its replicas finish within `time_s`."""
         return self.size * self.option.taken(time_s)
 
 
 @dataclass
 class UnlikeSizes(Explorer):
-    """A search that goes on where another ended: what that one found is there, and prunes."""
+    """A search that continues after another: its layouts are kept, and prune."""
 
     @classmethod
     def after(cls, explorer: Explorer) -> UnlikeSizes:
-        """Return the search that goes on after `explorer`."""
+        """Return the search that continues after `explorer`."""
         return cls(**{one.name: getattr(explorer, one.name) for one in fields(Explorer)})
 
     def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
         sizes = self._sizes()
-        for islands, schedule, ring_s in self._parted(sets):
-            if len(islands) < 2 or len(sizes) < 2 or self._left_out(islands, 0, schedule):
+        for replica_groups, schedule, ring_s in self._parted(sets):
+            if len(replica_groups) < 2 or len(sizes) < 2 or self._left_out(replica_groups, 0, schedule):
                 continue
-            options, promise_s = self._sized(islands, schedule), math.inf
+            options, bound_s = self._sized(replica_groups, schedule), math.inf
             if all(options):
-                promise_s = ring_s + soonest_s(options, self.samples, 0.0, self.found.limit_s - ring_s)
-            if promise_s < self.found.limit_s:
-                yield Branch(islands, 0, schedule, ring_s, promise_s)
+                bound_s = ring_s + soonest_s(options, self.samples, 0.0, self.found.limit_s - ring_s)
+            if bound_s < self.found.limit_s:
+                yield Branch(replica_groups, 0, schedule, ring_s, bound_s)
             else:
                 self.tally.pruned += 1
 
     def _sizes(self) -> tuple[int, ...]:
-        """Return the sizes that may stand beside each other: powers of two. None for even micro-batches."""
+        """Return the sizes that may be mixed: powers of two; none with `even_batches`."""
         if self.space.limits.even_batches:
             return ()
         sizes = self.space.micro_batch_sizes(self.asked_size, self.samples)
         return tuple(size for size in sizes if size & (size - 1) == 0)
 
     def _sized(self, islands: Sequence[Island], schedule: str) -> list[list[SizedOption]]:
-        """Return the options of all sizes for each island."""
+        """Return the options of all sizes for each replica group."""
         sizes = self._sizes()
         by_size = [self._options_of(islands, size, schedule) for size in sizes]
         return [
@@ -91,12 +91,12 @@ class UnlikeSizes(Explorer):
             self.tally.pruned += 1
             return
         chosen = [
-            (self._placed(one.option, island), one.option.chain)
-            for one, island in zip(answer, branch.islands, strict=True)
+            (self._placed(one.option, replica_group), one.option.chain)
+            for one, replica_group in zip(answer, branch.islands, strict=True)
             if one.option.chain is not None
         ]
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
-            return  # a plan has one warm-up for all its replicas
+            return  # all replicas of a plan share one warm-up
         self._keep(deal_unlike(chosen, self.samples, branch.ring_s))
 
 
@@ -106,10 +106,10 @@ def compose_samples(
     cut: Callable[[SizedOption, int], bool],
     give_up_s: float,
 ) -> tuple[SizedOption, ...] | float:
-    """Return the option per island with which `samples` end earliest, each weighed in samples.
+    """Return the option per replica group with which `samples` finish first.
 
-    As `compose`, which counts micro-batches: lazily exact, and a proven time alone where no choice is
-    feasible or ends before `give_up_s`. Options that turn out infeasible are taken out.
+    As `compose`, but counted in samples: lazily exact; only a proven lower bound if no combination is
+    feasible or finishes before `give_up_s`. Infeasible options are removed.
     """
 
     def cut_one(one: SizedOption, time_s: float) -> bool:
@@ -126,7 +126,7 @@ def compose_samples(
 def soonest_s(
     islands: Sequence[Sequence[SizedOption]], samples: int, from_s: float, give_up_s: float
 ) -> float:
-    """Return the least time, from `from_s` on, in which the best options end `samples`; else `give_up_s`."""
+    """Return the least time, in [from_s, give_up_s], in which the best options finish `samples`."""
     rows = []
     for options in islands:
         costs = ((one.size * one.option.shape.dp, one.option.cost) for one in options)
@@ -135,7 +135,7 @@ def soonest_s(
 
 
 def deal_unlike(chosen: Sequence[tuple[Shape, Chain]], samples: int, ring_s: float) -> Layout | None:
-    """Return the layout of chains of unlike micro-batch sizes, None where they are one or none fits."""
+    """Return the layout of pipelines with mixed micro-batch sizes; None if sizes are equal or none fit."""
     chosen = placed(chosen)
     kinds = [
         Sized(Pace(chain.cost.first_s, chain.cost.pace_s, shape.dp), shape.micro_batch_size)

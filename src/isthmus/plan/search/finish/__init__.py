@@ -1,1 +1,1 @@
-"""From the best layouts to written plans: simulated, refined, explained."""
+"""From the best layouts to plans: simulated, refined, explained."""

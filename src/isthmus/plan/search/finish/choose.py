@@ -1,4 +1,4 @@
-"""`choose`: of simulated plans those that are asked for; `unmet`: how far all are from it."""
+"""`choose` selects simulated plans by objective and limits; `unmet` explains limits that no plan meets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def choose(
     budget: float | None,
     keep: int,
 ) -> list[Scored]:
-    """Return at most `keep` plans by the objective, `scored` being sorted by time.
+    """Return at most `keep` plans by the objective, from `scored` sorted by time.
 
-    `steps` of each take at most `deadline_s` and cost at most `budget` (None: any). Pareto: none is worse
-    than another in time, cost and energy.
+    `steps` of each take at most `deadline_s` and cost at most `budget` (None: unlimited). `pareto` returns
+    the plans that no other dominates in time, cost and energy.
     """
     kept = [
         one
@@ -40,10 +40,7 @@ def choose(
 
 
 def _varied(ordered: Sequence[Scored], keep: int) -> list[Scored]:
-    """Return `keep` plans in the same order: the best, the best of others, then the next best.
-
-    Others use other clusters, or reduce gradients every step where the best does not.
-    """
+    """Return `keep` plans in the same order, preferring the best of each set of clusters and local steps."""
     first: dict[tuple[tuple[str, ...], int], Scored] = {}
     for one in ordered:
         first.setdefault((one.layout.clusters, one.layout.local_steps), one)
@@ -59,10 +56,10 @@ def _beats(one: Scored, other: Scored) -> bool:
 
 
 def unmet(scored: Sequence[Scored], steps: int) -> Refusal:
-    """Say how far deadline or budget are from what there is, where nothing keeps them."""
+    """Return a refusal that states the nearest feasible values, if no plan meets deadline and budget."""
     fastest, cheapest = scored[0], min(scored, key=lambda one: one.cost)
     reason = (
-        f"no plan keeps deadline and budget: the fastest takes {steps * fastest.time_s:.0f} s for {steps} "
+        f"no plan meets deadline and budget: the fastest takes {steps * fastest.time_s:.0f} s for {steps} "
         f"steps, the cheapest costs {steps * cheapest.cost:.2f}"
     )
     return Refusal(clusters=fastest.layout.clusters, reason=reason)

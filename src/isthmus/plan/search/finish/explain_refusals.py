@@ -1,4 +1,4 @@
-"""`refusals`: why a combination of clusters gives no plan, in words and figures."""
+"""`refusals`: why a combination of clusters has no plan, as text with figures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from isthmus.plan.search.costs.stage_costs import MEMORY_FRACTION
 from isthmus.plan.search.explore.branch_and_bound import Explorer
 
 MAX_CLUSTERS = 4
-"""Combinations of so many clusters are explained; of larger pools those of one and two, and the whole."""
+"""Up to this many clusters, all combinations are explained; of more, single clusters, pairs and the whole
+pool.
+"""
 
 PROBES = 24
-"""Chains tried before a combination counts as refused: those with the most memory first."""
+"""Pipelines to try before a combination counts as refused, most memory first."""
 
 
 def combinations(clusters: Sequence[Cluster]) -> list[tuple[Cluster, ...]]:
-    """Return the combinations of clusters that deserve a reason, small ones first."""
+    """Return the combinations of clusters to explain, small ones first."""
     most = MAX_CLUSTERS if len(clusters) <= MAX_CLUSTERS else 2
     found = [one for size in range(1, most + 1) for one in itertools.combinations(clusters, size)]
     return found if len(clusters) <= most or len(clusters) == 0 else [*found, tuple(clusters)]
@@ -36,7 +38,7 @@ def refusals(
     placement: Placement,
     total: int,
 ) -> tuple[Refusal, ...]:
-    """Return a refusal for each combination that has no plan; `total` micro-batches of the asked size."""
+    """Return a refusal for each combination without a plan; `total` micro-batches of the requested size."""
     planned = {one.clusters for one in explorer.found.layouts}
     found = []
     for chosen in combinations(clusters):
@@ -59,31 +61,31 @@ def _reason(
     names = [cluster.name for cluster in chosen]
     space = explorer.space
     layers = space.task.profile.num_layers
-    here = [spot for name in names for spot in spots[name]]
+    here = [slot for name in names for slot in spots[name]]
     if len({cluster.owner for cluster in chosen}) > 1 and not placement.several_owners:
-        return "the job may not use several owners (placement.several_owners)"
+        return "the job does not allow several owners (placement.several_owners)"
     empty = [name for name in names if not spots[name]]
     if empty:
-        return f"{', '.join(empty)} has no free chip that the job admits"
+        return f"{', '.join(empty)} has no free chip that the job allows"
     if len(names) > layers:
         return f"the model has {layers} layers, fewer than {len(names)} clusters"
     if placement.max_chips and placement.max_chips < len(names):
         most = placement.max_chips
         return f"at most {most} chips may be used, fewer than one for each of {len(names)} clusters"
     if not placement.mixed_chips and all(
-        len({spot.group.chip for spot in one}) > 1 for one in itertools.product(*(spots[n] for n in names))
+        len({slot.group.chip for slot in one}) > 1 for one in itertools.product(*(spots[n] for n in names))
     ):
-        return "the job may not mix chips (placement.mixed_chips)"
-    if not any(spot.reads_data for spot in here):
+        return "the job does not allow mixed chips (placement.mixed_chips)"
+    if not any(slot.reads_data for slot in here):
         return "none of its clusters may read the training data (placement.data_owners, data_regions)"
     return _unjoined(explorer, names) or _infeasible(explorer, here, total)
 
 
 def _unjoined(explorer: Explorer, names: Sequence[str]) -> str:
-    """Return which link is missing, where no order of the clusters has all that it needs."""
-    ways, first = explorer.space.ways, None
+    """Return which link is missing, if no order of the clusters is linked."""
+    routes, first = explorer.space.ways, None
     for order in itertools.islice(itertools.permutations(names), 24):
-        missing = [ends for a, b in itertools.pairwise(order) if (ends := ways.missing(a, b))]
+        missing = [ends for a, b in itertools.pairwise(order) if (ends := routes.missing(a, b))]
         if not missing:
             return ""
         first = first or missing[0]
@@ -91,7 +93,7 @@ def _unjoined(explorer: Explorer, names: Sequence[str]) -> str:
 
 
 def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
-    """Return why no chain over these spots is feasible, or nothing where one is (and others are faster)."""
+    """Return why no pipeline over these slots is feasible; empty if one is, but others are faster."""
     space, shapes = explorer.space, []
     for chosen in itertools.product(*_by_cluster(spots)):
         shapes += list(
@@ -99,7 +101,7 @@ def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
         )
     if not shapes:
         degrees = degrees_in_words(space.limits)
-        return "no chain of stages over them keeps the limits of the job" + (degrees and f": {degrees}")
+        return "no pipeline over them meets the limits of the job" + (degrees and f": {degrees}")
     shapes.sort(key=lambda one: -_memory(one))
     narrow = ""
     for shape in shapes[:PROBES]:
@@ -114,45 +116,49 @@ def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
 
 def _by_cluster(spots: Sequence[Spot]) -> list[list[Spot]]:
     found: dict[str, list[Spot]] = {}
-    for spot in spots:
-        found.setdefault(spot.cluster, []).append(spot)
+    for slot in spots:
+        found.setdefault(slot.cluster, []).append(slot)
     return list(found.values())
 
 
 def _memory(shape: Shape) -> float:
-    """Return the bytes of one replica's chips."""
-    return sum(float(seat.chip.memory_bytes * seat.num_chips) for seat in shape.seats)
+    """Return the memory in bytes of one replica's chips."""
+    return sum(float(cost_table.chip.memory_bytes * cost_table.num_chips) for cost_table in shape.seats)
 
 
 def _too_little(shape: Shape) -> str:
     layers, count = shape.task.profile.num_layers, shape.num_stages
     needed = 0.0
-    for stage, seat in enumerate(shape.seats):
+    for stage, cost_table in enumerate(shape.seats):
         part = (layers * stage // count, layers * (stage + 1) // count)
-        alive = shape.in_flight(stage)
-        needed += seat.num_chips * seat.stage_bytes(*part, alive, part[1] - part[0], shape.dp, shape.zero)
+        in_flight = shape.in_flight(stage)
+        needed += cost_table.num_chips * cost_table.stage_bytes(
+            *part, in_flight, part[1] - part[0], shape.dp, shape.zero
+        )
     whole = needed <= MEMORY_FRACTION * _memory(shape)
     return (
         f"too little memory: with all layers recomputed the model needs about {format_bytes(needed)} on "
-        f"{sum(seat.num_chips for seat in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
+        f"{sum(one.num_chips for one in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
         f"{MEMORY_FRACTION:.0%} of it usable"
-        + ("; it would be enough, but no cut into whole layers fits every chip" if whole else "")
+        + ("; enough in total, but no split into whole layers fits every chip" if whole else "")
     )
 
 
 def _narrow(shape: Shape) -> str:
-    """Say which link cannot keep up with the chips at both ends of it."""
-    pace_s = max(shape.task.profile.num_layers / sum(1 / seat.least_layer_s for seat in shape.seats), 1e-12)
-    demand_gbps = shape.dp * shape.message_bytes * 8 / 1e9 / pace_s
+    """Return which link cannot keep up with the chips at its ends."""
+    interval_s = max(
+        shape.task.profile.num_layers / sum(1 / cost_table.least_layer_s for cost_table in shape.seats), 1e-12
+    )
+    demand_gbps = shape.dp * shape.message_bytes * 8 / 1e9 / interval_s
     worst = None
     for a, b in itertools.pairwise(shape.segments):
         for ends in ((a.spot.cluster, b.spot.cluster), (b.spot.cluster, a.spot.cluster)):
-            way = shape.ways.way(*ends)
-            if way is not None and (worst is None or way.bytes_per_s < worst[0]):
-                worst = (way.bytes_per_s, ends)
+            route = shape.ways.way(*ends)
+            if route is not None and (worst is None or route.bytes_per_s < worst[0]):
+                worst = (route.bytes_per_s, ends)
     if worst is None:
-        return "no link joins them"
+        return "no link between them"
     return (
         f"the link {worst[1][0]} to {worst[1][1]} carries {worst[0] * 8 / 1e9:.3g} Gbit/s; "
-        f"the pipeline needs {demand_gbps:.3g} Gbit/s to keep its pace"
+        f"the pipeline needs {demand_gbps:.3g} Gbit/s to keep its chips busy"
     )

@@ -1,4 +1,4 @@
-"""`plan_picture`: a plan as a drawing (SVG): a line of boxes per kind of replica, coloured by cluster."""
+"""`plan_picture`: an SVG drawing of a plan: a row of boxes per kind of replica, coloured by cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOX, HEIGHT, GAP, LEFT, TOP = 96, 58, 26, 12, 34
 
 
 def plan_picture(plan: Plan) -> str:
-    """Return the drawing. Equal replicas are drawn once; wide gaps are links between clusters."""
+    """Return the SVG drawing of a plan: equal replicas once, links between clusters as dashed red lines."""
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(plan.clusters)}
     kinds: dict[tuple[object, ...], list[int]] = {}
     for replica in range(plan.dp):
@@ -21,9 +21,9 @@ def plan_picture(plan: Plan) -> str:
     parts, width, y = [], 0, TOP
     for replicas in kinds.values():
         counts = sorted({plan.micro_batches_of(replica) for replica in replicas}, reverse=True)
-        told = " or ".join(map(str, counts))
+        counts_text = " or ".join(map(str, counts))
         parts.append(
-            f'<text x="{LEFT}" y="{y - 8}" class="head">{len(replicas)} x, {told} micro-batches of '
+            f'<text x="{LEFT}" y="{y - 8}" class="head">{len(replicas)} x, {counts_text} micro-batches of '
             f"{plan.micro_batch_size_of(replicas[0])}, {escape(plan.schedule)}</text>"
         )
         x, before = LEFT, ""
@@ -45,12 +45,12 @@ def plan_picture(plan: Plan) -> str:
 def _box(stage: Stage, x: int, y: int, colour: str) -> str:
     cut = f"tp {stage.tp}" + (f" cp {stage.cp}" if stage.cp > 1 else "")
     cut += f" ep {stage.ep}" if stage.ep > 1 else ""
-    again = 0 if stage.recompute == "none" else stage.recompute_layers or stage.num_layers
+    recomputed = 0 if stage.recompute == "none" else stage.recompute_layers or stage.num_layers
     lines = (
         stage.cluster[:15],
         f"layers {stage.layers[0]}-{stage.layers[1] - 1}",
         cut,
-        f"{again} recomputed" if again else "",
+        f"{recomputed} recomputed" if recomputed else "",
     )
     words = "".join(
         f'<text x="{x + 6}" y="{y + 14 + 13 * i}" class="on">{escape(line)}</text>'

@@ -1,8 +1,7 @@
-"""`refine`: move single layers between neighbouring stages as long as the simulator says that it pays.
+"""`refine`: move single layers between neighbouring stages while the simulated iteration gets shorter.
 
-The closed form that the search compares by knows no messages in each other's way and no waiting for single
-micro-batches; the simulator does. From the layouts that look best, steps of one layer are tried, and kept
-where the simulated iteration is shorter.
+The closed-form estimate ignores contention between messages and waits for single micro-batches; the simulator
+includes them.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from isthmus.plan.search.compose.layout import Layout, Row
 from isthmus.plan.search.finish.write_plan import Scored
 
 FEW_SPLITS = 24
-"""Of at most so many splits of a chain all are tried."""
+"""Up to this many splits of a pipeline, all are tried."""
 
 Score = Callable[[Layout], Scored]
 
 
 def cells(layout: Layout) -> int:
-    """Return the stages x micro-batches that a simulation of a layout computes: what it costs."""
-    return sum(row.shape.num_stages * sum(set(row.counts)) for row in layout.rows)
+    """Return the (stage, micro-batch) pairs that a simulation of a layout computes: its cost."""
+    return sum(pipeline.shape.num_stages * sum(set(pipeline.counts)) for pipeline in layout.rows)
 
 
 def refine(best: Scored, score: Score, moves: int) -> Scored:
-    """Return the best of `best` and what single-layer moves make of it; at most `moves` are simulated."""
+    """Return the best of `best` and its single-layer moves, simulating at most `moves` of them."""
     improved = True
     while improved and moves > 0:
         improved = False
@@ -43,10 +42,10 @@ def refine(best: Scored, score: Score, moves: int) -> Scored:
 
 
 def _neighbours(layout: Layout) -> Iterator[Layout]:
-    """Yield the layouts that differ by one layer across one stage boundary, and fit; of few splits, all."""
-    for index, row in enumerate(layout.rows):
-        for moved in _every(row) if _few(row) else _steps(row):
-            if moved is not None and moved.chain.layers != row.chain.layers:
+    """Yield the feasible layouts that differ by one layer across one stage boundary; with few splits, all."""
+    for index, pipeline in enumerate(layout.rows):
+        for moved in _every(pipeline) if _few(pipeline) else _steps(pipeline):
+            if moved is not None and moved.chain.layers != pipeline.chain.layers:
                 yield replace(layout, rows=(*layout.rows[:index], moved, *layout.rows[index + 1 :]))
 
 

@@ -1,4 +1,4 @@
-"""`score`: let a written plan run in the simulator, at the costs that `isthmus simulate` takes."""
+"""`score`: simulate a plan at the costs that `isthmus simulate` uses."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from isthmus.sim import Replica, StageLoad, Training, TrainingRun, simulate
 EMULATED = DATA_SHEET.with_values({"wan_share": 1.0}).model_copy(
     update={"name": "emulated", "source": "chips paced to their plan, links emulated at their rate"}
 )
-"""What holds on virtual chips: they take the time that the plan says, their links what the pool says."""
+"""Calibration of virtual chips: they take the predicted time, and their links reach the pool's rates."""
 
 
 def calibration_for(pool: Pool) -> Calibration:
-    """Return what costs rest on: data sheets, or the rules of emulation where chips are virtual."""
+    """Return the calibration of a pool: data sheets, or emulation if chips are virtual."""
     virtual = any(group.virtual for cluster in pool.clusters for group in cluster.node_groups)
     return EMULATED if virtual else DATA_SHEET
 
 
 def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
-    """Return one simulated iteration of `plan`: replicas of one kind run as one; no spans are kept.
+    """Return one simulated iteration of `plan`, without spans; equal replicas are simulated once.
 
-    Raises `PlanError` for a plan that the model or the links do not admit.
+    Raises `PlanError` for a plan that the model or the links do not allow.
     """
-    plan = plan.model_copy(update={"precision": task.precision})  # a plan for the runtime names none
+    plan = plan.model_copy(update={"precision": task.precision})  # plans for the runtime leave it unset
     wires = wires_of(plan, pool, task.calibration)
     replicas = []
     for first, count in Counter(distinct_replicas(plan)).items():
@@ -54,20 +54,20 @@ def score(plan: Plan, pool: Pool, task: Task) -> TrainingRun:
 
 @lru_cache(maxsize=256)
 def _schedule(name: str, num_stages: int, micro_batches: int, warm_up: tuple[int, ...]) -> Schedule:
-    """Return a generated schedule. The generators' schedules pass the checker: their tests see to that."""
+    """Return a generated schedule. Skips the checker: the generators' tests cover it."""
     return make_schedule(name, num_stages, micro_batches, warm_up=warm_up)
 
 
 def _load(plan: Plan, pool: Pool, task: Task, cost: StageCost) -> StageLoad:
-    """Return a stage's load; on virtual chips with the times that they are paced to."""
+    """Return a stage's load; on virtual chips with the paced times."""
     cluster = pool.cluster(cost.stage.cluster)
     group = cluster.group(cost.stage.node_group)
     if group.virtual is None:
         return cost.load
-    spot = Spot(
+    slot = Spot(
         cluster=cluster.name, owner=cluster.owner, group=group, chip=pool.chip(group), chips=group.chips
     )
-    seat = Seat(task, spot, Degrees(), plan.micro_batch_size_of(cost.stage.replica))
-    again = 0 if cost.stage.recompute == "none" else cost.stage.recompute_layers
-    timed = seat.timed(*cost.stage.layers, cost.stage.num_layers if again is None else again)
+    cost_table = Seat(task, slot, Degrees(), plan.micro_batch_size_of(cost.stage.replica))
+    recomputed = 0 if cost.stage.recompute == "none" else cost.stage.recompute_layers
+    timed = cost_table.timed(*cost.stage.layers, cost.stage.num_layers if recomputed is None else recomputed)
     return replace(cost.load, forward_s=timed.forward_s, backward_s=timed.backward_s, update_s=0.0, hop_s=0.0)

@@ -1,4 +1,4 @@
-"""`finals`: the best layouts by their estimate are simulated, and refined by what the simulator says."""
+"""`finals`: simulate the layouts with the best estimates, and refine the fastest ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from isthmus.plan.search.finish.write_plan import Scored, write_plan
 
 @dataclass(frozen=True)
 class Effort:
-    """How much the simulator is asked.
+    """How much to simulate."""
 
-    `width` layouts are kept by their estimate, beside the best of each set of clusters. They are simulated in
-    that order until `cells` (stages x micro-batches) are spent or an estimate is `close` times the best time.
-    Of the best `refined` layers are then moved one by one, for `moved` cells and what was left.
-    """
-
+    # Layouts kept by estimate, beside the best of each set of clusters.
     width: int
+    # Budget of (stage, micro-batch) pairs to simulate.
     cells: int
+    # Skip layouts whose estimate exceeds this multiple of the best simulated time.
     close: float
+    # Plans to refine.
     refined: int
+    # Further pairs for refinement, beside what is left of `cells`.
     moved: int
 
 
@@ -46,14 +46,15 @@ def finals(
 ) -> list[Scored]:
     """Write, simulate and refine the best layouts; return them by simulated time.
 
-    The best of `keep` sets of clusters are among them. The effort is spent on these alone: what else is
-    searched for does not change what they come to.
+    The result includes the best of up to `keep` sets of clusters. The effort covers these layouts only, so
+    the result is independent of other searches.
     """
 
     def scored(layout: Layout) -> Scored:
         plan = write_plan(layout, job, task, executable=executable)
         return Scored(layout, plan, score(plan, pool, task))
 
+    # Step 1: simulate layouts in the order of their estimates, within the budget.
     found: list[Scored] = []
     spent, known = 0, set[tuple[str, ...]]()
     for layout in sorted(layouts, key=lambda one: (one.estimate_s, one.num_chips)):
@@ -65,6 +66,7 @@ def finals(
         found.append(scored(layout))
         spent += cells(layout)
         known.add(layout.clusters)
+    # Step 2: refine the fastest ones.
     found.sort(key=by_time)
     left = max(0, effort.cells - spent) + effort.moved
     for place, one in enumerate(found[: effort.refined]):
@@ -74,5 +76,5 @@ def finals(
 
 
 def by_time(one: Scored) -> tuple[float, int, str]:
-    """Return what plans are ordered by: simulated time, then chips."""
+    """Return the sort key of plans: simulated time, then chips."""
     return one.time_s, one.layout.num_chips, one.plan.id

@@ -1,4 +1,4 @@
-"""`write_plan`: write a layout down as a `Plan`, and `predicted`: with what the simulator found and why."""
+"""`write_plan`: a layout as a `Plan`; `predicted` adds the simulated prediction and its explanation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.sim import TrainingRun
 
 @dataclass(frozen=True)
 class Scored:
-    """A layout, the plan it was written as, and what the simulator found."""
+    """A layout, its plan and its simulation result."""
 
     layout: Layout
     plan: Plan
@@ -39,17 +39,17 @@ class Scored:
 
     @property
     def energy_j(self) -> float:
-        """Joules of an iteration: chips at their rated power."""
+        """Joules of an iteration, with chips at their rated power."""
         return self.layout.rate("power") * self.time_s
 
 
 def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Plan:
-    """Return the plan of a layout, without a prediction. Equal layouts get the same id, wherever made."""
+    """Return the plan of a layout, without a prediction. Equal layouts get the same id."""
     stages: list[Stage] = []
     counts: list[int] = []
-    for row in layout.rows:
-        pattern = list(_stages(row))
-        for count in row.counts:
+    for pipeline in layout.rows:
+        pattern = list(_stages(pipeline))
+        for count in pipeline.counts:
             replica = len(counts)
             counts.append(count)
             stages += [one.model_copy(update={"replica": replica}) for one in pattern]
@@ -63,7 +63,7 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         sequence_length=task.sequence_length,
         schedule=layout.schedule,
         local_steps=layout.local_steps,
-        zero=max(row.shape.zero for row in layout.rows),
+        zero=max(pipeline.shape.zero for pipeline in layout.rows),
         optimizer_on_host=task.optimizer_on_host,
         replica_micro_batches=tuple(counts) if uneven else (),
         replica_micro_batch_sizes=_sizes(layout),
@@ -75,25 +75,25 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
 
 
 def _sizes(layout: Layout) -> tuple[int, ...]:
-    """Return the micro-batch size of every replica, nothing where all have one."""
+    """Return the micro-batch size of every replica, empty if all are equal."""
     if not layout.unlike_sizes:
         return ()
-    return tuple(row.shape.micro_batch_size for row in layout.rows for _ in row.counts)
+    return tuple(pipeline.shape.micro_batch_size for pipeline in layout.rows for _ in pipeline.counts)
 
 
 def _stages(row: Row) -> Sequence[Stage]:
     found = []
-    for spot, seat, cut in zip(row.shape.spots, row.shape.seats, row.cuts, strict=True):
+    for slot, cost_table, cut in zip(row.shape.spots, row.shape.seats, row.cuts, strict=True):
         some = 0 < cut.recomputed < cut.last - cut.first
         found.append(
             Stage(
-                cluster=spot.cluster,
-                node_group=spot.group.name,
+                cluster=slot.cluster,
+                node_group=slot.group.name,
                 layers=(cut.first, cut.last),
-                tp=seat.degrees.tp,
-                cp=seat.degrees.cp,
-                ep=seat.degrees.ep,
-                sp=seat.degrees.sp,
+                tp=cost_table.degrees.tp,
+                cp=cost_table.degrees.cp,
+                ep=cost_table.degrees.ep,
+                sp=cost_table.degrees.sp,
                 recompute="full" if cut.recomputed else "none",
                 recompute_layers=cut.recomputed if some else None,
             )
@@ -102,22 +102,22 @@ def _stages(row: Row) -> Sequence[Stage]:
 
 
 def _warm_up(layout: Layout) -> tuple[int, ...]:
-    """Return the warm-up of an overlapped schedule, within what the stages were checked to hold."""
+    """Return the warm-up of an overlapped schedule, within the memory that was checked for the stages."""
     if layout.schedule != "overlapped":
         return ()
-    row = max(layout.rows, key=lambda one: one.end_s)
-    shape, most = row.shape, max(row.counts)
+    pipeline = max(layout.rows, key=lambda one: one.end_s)
+    shape, most = pipeline.shape, max(pipeline.counts)
     limits = [min(shape.in_flight(stage), most) for stage in range(shape.num_stages)]
-    return warm_up_counts([cut.total_s for cut in row.cuts], shape.hops_s, most, limits)
+    return warm_up_counts([cut.total_s for cut in pipeline.cuts], shape.hops_s, most, limits)
 
 
 def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
-    """Name a plan by what it is: the same stages have the same id, whenever and wherever it is made."""
+    """Return an id that is a hash of the plan's content."""
     text = ";".join(
         f"{s.cluster}/{s.node_group}/{s.layers}/{s.tp}/{s.cp}/{s.ep}/{s.recompute}/{s.recompute_layers}"
         for s in stages
     )
-    counts = ",".join(str(count) for row in layout.rows for count in row.counts)
+    counts = ",".join(str(count) for pipeline in layout.rows for count in pipeline.counts)
     text += f"|{layout.micro_batch_size}|{layout.schedule}|{counts}"
     text += f"|{_sizes(layout)}" if layout.unlike_sizes else ""
     text += f"|{layout.local_steps} local steps" if layout.local_steps > 1 else ""
@@ -125,18 +125,18 @@ def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
 
 
 def predicted(one: Scored, task: Task) -> Plan:
-    """Return the plan with its prediction and the reasons for it."""
+    """Return the plan with its prediction and explanation."""
     plan, layout, run = one.plan, one.layout, one.run
     cards = sum(
-        row.shape.dp * seat.num_chips / seat.chip.chips_per_card
-        for row in layout.rows
-        for seat in row.shape.seats
+        pipeline.shape.dp * cost_table.num_chips / cost_table.chip.chips_per_card
+        for pipeline in layout.rows
+        for cost_table in pipeline.shape.seats
     )
     placed = [
-        (row, seat, cut)
-        for row in layout.rows
-        for _ in row.counts
-        for seat, cut in zip(row.shape.seats, row.cuts, strict=True)
+        (pipeline, cost_table, cut)
+        for pipeline in layout.rows
+        for _ in pipeline.counts
+        for cost_table, cut in zip(pipeline.shape.seats, pipeline.cuts, strict=True)
     ]
     prediction = Prediction(
         iteration_s=run.iteration_s,
@@ -146,8 +146,12 @@ def predicted(one: Scored, task: Task) -> Plan:
         wan_gbps=_wan_gbps(layout, run.iteration_s),
         cost_per_iteration=one.cost,
         stage_times=tuple(
-            StageTime(forward_s=cut.forward_s, backward_s=cut.backward_s, update_s=_update_s(row, seat, cut))
-            for row, seat, cut in placed
+            StageTime(
+                forward_s=cut.forward_s,
+                backward_s=cut.backward_s,
+                update_s=_update_s(pipeline, cost_table, cut),
+            )
+            for pipeline, cost_table, cut in placed
         ),
         assumptions=_assumptions(layout, task),
     )
@@ -155,38 +159,42 @@ def predicted(one: Scored, task: Task) -> Plan:
 
 
 def _update_s(row: Row, seat: Seat, cut: StageCut) -> float:
-    """Return the seconds that a stage's reduction of gradients inside its cluster and its update take."""
+    """Return the seconds of a stage's gradient reduction inside its cluster and of its update."""
     return seat.last_s(seat.parameters(cut.first, cut.last), row.shape.dp, row.shape.zero)
 
 
 def _peaks(layout: Layout) -> Sequence[int]:
-    """Return the bytes of every stage at its fullest."""
+    """Return the peak bytes of every stage."""
     found: list[int] = []
-    for row in layout.rows:
-        shape, most = row.shape, max(row.counts)
+    for pipeline in layout.rows:
+        shape, most = pipeline.shape, max(pipeline.counts)
         each = []
-        for stage, (seat, cut) in enumerate(zip(shape.seats, row.cuts, strict=True)):
-            alive = min(shape.in_flight(stage), most)
-            num_bytes = seat.stage_bytes(cut.first, cut.last, alive, cut.recomputed, shape.dp, shape.zero)
+        for stage, (cost_table, cut) in enumerate(zip(shape.seats, pipeline.cuts, strict=True)):
+            in_flight = min(shape.in_flight(stage), most)
+            num_bytes = cost_table.stage_bytes(
+                cut.first, cut.last, in_flight, cut.recomputed, shape.dp, shape.zero
+            )
             each.append(round(num_bytes))
-        found += each * len(row.counts)
+        found += each * len(pipeline.counts)
     return found
 
 
 def _wan_gbps(layout: Layout, iteration_s: float) -> tuple[float, ...]:
     """Return the mean rate that each hop of each replica needs, in plan order."""
     found: list[float] = []
-    for row in layout.rows:
-        hops = sum(1 for a, b in itertools.pairwise(row.shape.segments) if a.spot.cluster != b.spot.cluster)
-        for count in row.counts:
-            found += [count * row.shape.message_bytes * 8 / 1e9 / iteration_s] * hops
+    for pipeline in layout.rows:
+        hops = sum(
+            1 for a, b in itertools.pairwise(pipeline.shape.segments) if a.spot.cluster != b.spot.cluster
+        )
+        for count in pipeline.counts:
+            found += [count * pipeline.shape.message_bytes * 8 / 1e9 / iteration_s] * hops
     return tuple(found)
 
 
 def _assumptions(layout: Layout, task: Task) -> tuple[str, ...]:
     calibration = task.calibration
     notes = [f"calibration '{calibration.name}': {calibration.source}", "links otherwise idle"]
-    if any(seat.virtual for row in layout.rows for seat in row.shape.seats):
+    if any(cost_table.virtual for pipeline in layout.rows for cost_table in pipeline.shape.seats):
         notes.append("virtual chips: computation is padded to the predicted time")
     if task.optimizer_on_host:
         notes.append(host_update_note())
@@ -194,15 +202,15 @@ def _assumptions(layout: Layout, task: Task) -> tuple[str, ...]:
 
 
 def why(one: Scored) -> str:
-    """Say in words what bounds the plan, and what the next faster one would need."""
+    """Return what bounds the plan, and what the next faster one would need, as text."""
     layout, run = one.layout, one.run
     number = max(range(len(run.stages)), key=lambda i: run.stages[i].busy_s)
     slowest = run.stages[number]
-    row = _row_of(layout, slowest.replica)
-    cut, spot = row.cuts[slowest.stage], row.shape.spots[slowest.stage]
+    pipeline = _row_of(layout, slowest.replica)
+    cut, slot = pipeline.cuts[slowest.stage], pipeline.shape.spots[slowest.stage]
     text = (
-        f"stage {slowest.stage} on {spot.cluster} ({spot.chip.name}) is the slowest: "
-        f"{format_seconds(cut.total_s)} a micro-batch, "
+        f"stage {slowest.stage} on {slot.cluster} ({slot.chip.name}) is the slowest: "
+        f"{format_seconds(cut.total_s)} per micro-batch, "
         f"busy {slowest.busy_s / run.iteration_s:.0%} of the step"
     )
     if layout.dp > 1:
@@ -217,8 +225,8 @@ def why(one: Scored) -> str:
                 continue
             seen.add(ends)
             gbps = sum(each.counts) * each.shape.message_bytes * 8 / 1e9 / run.iteration_s
-            way = each.shape.ways.way(*ends)
-            offered = way.bytes_per_s * 8 / 1e9 if way else 0.0
+            route = each.shape.ways.way(*ends)
+            offered = route.bytes_per_s * 8 / 1e9 if route else 0.0
             round_trip = 2e3 * each.shape.ways.exchange_s(*ends, 0.0)
             text += f"; {ends[0]} to {ends[1]} carries {gbps:.3g} of {offered:.3g} Gbit/s"
             text += f" at {round_trip:g} ms round trip"
@@ -226,28 +234,28 @@ def why(one: Scored) -> str:
 
 
 def averages(layout: Layout) -> str:
-    """Say which groups of replicas average how often, what that saves, and that it is not the same."""
+    """Return text on local steps: how often clusters average, the time it takes, and the effects."""
     steps = layout.local_steps
     each_s = layout.ring_s * steps
     return (
         f"clusters average their parameters every {steps} steps, {format_seconds(each_s)} each time "
-        f"({format_seconds(layout.ring_s)} a step), instead of reducing gradients every step: "
-        f"that changes what is learned, and holds {OUTER_BYTES} bytes more a parameter"
+        f"({format_seconds(layout.ring_s)} per step), instead of reducing gradients every step: "
+        f"this changes the training result, and takes {OUTER_BYTES} more bytes per parameter"
     )
 
 
 def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:
-    """Say what the next faster plan would need: memory, a better link, more micro-batches."""
+    """Return what the next faster plan would need: memory, a better link, more micro-batches."""
     found = []
-    again_s = max(_recomputed_s(row) for row in layout.rows)
-    again = sum(cut.recomputed for row in layout.rows for cut in row.cuts)
-    if again:
+    recompute_s = max(_recomputed_s(pipeline) for pipeline in layout.rows)
+    count = sum(cut.recomputed for pipeline in layout.rows for cut in pipeline.cuts)
+    if count:
         found.append(
-            f"memory for the {again} recomputed layers would save up to {format_seconds(again_s)} a step"
+            f"memory for {count} recomputed layers would save up to {format_seconds(recompute_s)} per step"
         )
     exposed_s = max(stage.exposed_communication_s for stage in run.stages)
     if exposed_s > 0.02 * run.iteration_s:
-        found.append(f"computing waits up to {format_seconds(exposed_s)} a step for messages and gradients")
+        found.append(f"computation waits up to {format_seconds(exposed_s)} per step for communication")
     bubble_s = max(stage.bubble_s for stage in run.stages)
     if bubble_s > 0.05 * run.iteration_s:
         found.append(
@@ -259,22 +267,24 @@ def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:
 
 def _recomputed_s(row: Row) -> float:
     each = [
-        cut.total_s - seat.timed(cut.first, cut.last, 0).total_s
-        for seat, cut in zip(row.shape.seats, row.cuts, strict=True)
+        cut.total_s - cost_table.timed(cut.first, cut.last, 0).total_s
+        for cost_table, cut in zip(row.shape.seats, row.cuts, strict=True)
     ]
     return max(row.counts) * max(each)
 
 
 def _row_of(layout: Layout, replica: int) -> Row:
-    """Return the row of a replica as the simulator numbers them: one per kind."""
-    kinds = [row for row in layout.rows for _ in sorted(set(row.counts), reverse=True)]
+    """Return the pipeline of a simulated replica; the simulator has one replica per kind."""
+    kinds = [pipeline for pipeline in layout.rows for _ in sorted(set(pipeline.counts), reverse=True)]
     return kinds[min(replica, len(kinds) - 1)]
 
 
 def _counts(layout: Layout) -> str:
-    """Return `8 x 11 and 4 x 10 micro-batches of 1`: replicas, their micro-batches, and the size of these."""
+    """Return replicas, micro-batches and their size as text: `8 x 11 and 4 x 10 micro-batches of 1`."""
     parts: dict[int, list[str]] = {}
-    for row in layout.rows:
-        for count in sorted(set(row.counts), reverse=True):
-            parts.setdefault(row.shape.micro_batch_size, []).append(f"{row.counts.count(count)} x {count}")
+    for pipeline in layout.rows:
+        for count in sorted(set(pipeline.counts), reverse=True):
+            parts.setdefault(pipeline.shape.micro_batch_size, []).append(
+                f"{pipeline.counts.count(count)} x {count}"
+            )
     return ", ".join(f"{' and '.join(each)} micro-batches of {size}" for size, each in parts.items())

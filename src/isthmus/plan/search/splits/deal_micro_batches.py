@@ -1,8 +1,8 @@
-"""`deal_micro_batches`: how many micro-batches each of many unlike replicas takes, so that all end together.
+"""`deal_micro_batches`: distribute micro-batches over unequal replicas, so that all finish together.
 
-Equations (3) and (4) of the heterogeneous-training report with one size of micro-batch: samples in proportion
-to speed (`deal_samples.py` has them with several). A replica that takes `m` micro-batches ends after
-first + (m - 1) x pace; the least time by which all can be dealt is found by bisection, and is exact.
+Equations (3) and (4) of the heterogeneous-training report with one micro-batch size: samples in proportion to
+speed (`deal_samples.py` covers several sizes). A replica that takes `m` micro-batches finishes after first +
+(m - 1) x pace. The least time in which all can be distributed is bisected, and exact.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    """`copies` equal replicas: seconds until the first micro-batch is through, and of each further one."""
+    """Timing of `copies` equal replicas."""
 
+    # Seconds until the first micro-batch is through.
     first_s: float
+    # Seconds of each further one.
     pace_s: float
     copies: int
 
     def taken(self, time_s: float) -> int:
-        """Return the micro-batches that one replica can end within `time_s`."""
+        """Return the micro-batches that one replica finishes within `time_s`."""
         if time_s < self.first_s:
             return 0
         if self.pace_s <= 0:
@@ -29,22 +31,24 @@ class Pace:
         return 1 + math.floor((time_s - self.first_s) / self.pace_s * (1 + 1e-12) + 1e-9)
 
     def end_s(self, count: int) -> float:
-        """Return when a replica that takes `count` micro-batches ends."""
+        """Return the time at which a replica finishes `count` micro-batches."""
         return self.first_s + (count - 1) * self.pace_s if count else 0.0
 
 
 def deal_micro_batches(paces: Sequence[Pace], total: int) -> tuple[tuple[int, ...], ...] | None:
-    """Return the micro-batches of every copy of every pace, `total` in all, with the earliest end.
+    """Return the micro-batches of every replica of every timing, `total` in all, with the earliest end.
 
-    Every replica takes at least one: None where there are more replicas than micro-batches. Copies differ by
-    at most one.
+    Every replica takes at least one; None if there are more replicas than micro-batches. Equal replicas
+    differ by at most one.
     """
     if not paces or sum(one.copies for one in paces) > total:
         return None
+    # Step 1: give each replica what it finishes by the earliest end.
     end_s = _earliest_s(paces, total)
     counts = [[max(1, one.taken(end_s))] * one.copies for one in paces]
+    # Step 2: remove the excess.
     excess = sum(map(sum, counts)) - total
-    while excess > 0:  # take from those that end last, a whole row of copies at a time
+    while excess > 0:  # take from the replicas that finish last
         index = max(
             (i for i in range(len(paces)) if counts[i][-1] > 1 or counts[i][0] > 1),
             key=lambda i: (paces[i].end_s(max(counts[i])), -i),
@@ -59,7 +63,7 @@ def deal_micro_batches(paces: Sequence[Pace], total: int) -> tuple[tuple[int, ..
 
 
 def _earliest_s(paces: Sequence[Pace], total: int) -> float:
-    """Return the least time within which `total` micro-batches end, each replica having at least one."""
+    """Return the least time within which `total` micro-batches finish, at least one per replica."""
     low_s = max(one.first_s for one in paces)
 
     def dealt(time_s: float) -> int:

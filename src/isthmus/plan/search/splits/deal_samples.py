@@ -1,8 +1,8 @@
-"""`deal_samples`: micro-batches of a size by replica, so that all replicas end together.
+"""`deal_samples`: distribute samples over replicas with different micro-batch sizes, for the earliest end.
 
-Equations (3) and (4) of the heterogeneous-training report: size x number in proportion to speed, the products
-of all replicas summing to the global batch. Sizes divide one another (powers of two), so that giving as many
-of the large ones as fit leaves the rest to the small ones without loss, and the earliest end is exact.
+Equations (3) and (4) of the heterogeneous-training report: size x count in proportion to speed, summing to
+the global batch. Sizes divide one another (powers of two), so filling large sizes first leaves the rest to
+the small ones without loss, and the earliest end is exact.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batch
 
 @dataclass(frozen=True)
 class Sized:
-    """Replicas whose micro-batches have `size` samples."""
+    """Replicas with `size` samples per micro-batch."""
 
     pace: Pace
     size: int
 
 
 def deal_samples(kinds: Sequence[Sized], samples: int) -> tuple[tuple[int, ...], ...] | None:
-    """Return the micro-batches of every copy of every kind, `samples` in all, with the earliest end.
+    """Return the micro-batches of every replica of every kind, `samples` in all, with the earliest end.
 
-    Every replica takes at least one: None where those alone are too many samples, or where the samples are no
-    multiple of the smallest size. Of any two sizes one divides the other.
+    Every replica takes at least one; None if these exceed `samples`, or if the rest is not a multiple of the
+    smallest size. Of any two sizes one divides the other.
     """
     least = min(one.size for one in kinds)
     rest = samples - sum(one.size * one.pace.copies for one in kinds)
@@ -44,7 +44,7 @@ def deal_samples(kinds: Sequence[Sized], samples: int) -> tuple[tuple[int, ...],
 
 
 def _earliest_s(kinds: Sequence[Sized], rest: int) -> float:
-    """Return the least time within which every replica ends a micro-batch, and together they end the rest."""
+    """Return the least time in which each replica finishes a micro-batch, and all together `rest`."""
     low_s = max(one.pace.first_s for one in kinds)
     if _coins(kinds, rest, low_s) is not None:
         return low_s
@@ -59,7 +59,7 @@ def _earliest_s(kinds: Sequence[Sized], rest: int) -> float:
 
 
 def _coins(kinds: Sequence[Sized], rest: int, time_s: float) -> dict[int, int] | None:
-    """Return how many more micro-batches of each size make up `rest` within a time, None where none do."""
+    """Return the additional micro-batches by size that make up `rest` within a time, None if none do."""
     found = {}
     for size in sorted({one.size for one in kinds}, reverse=True):
         most = sum(one.pace.copies * (one.pace.taken(time_s) - 1) for one in kinds if one.size == size)

@@ -1,9 +1,9 @@
-"""`share_layers`: how many of many equal layers each unlike stage takes; exact, in a tenth of a millisecond.
+"""`share_layers`: split equal layers over unequal stages; exact, in about 0.1 ms.
 
-The same problem as `plan.search.split` without an all-reduce, for models whose layers are all alike: a
-stage's time then depends on the number of its layers alone. Under a bound on the slowest stage the least sum
-is found by giving layers one by one to the stage whose time grows least (exact where times are convex in the
-number of layers), else by dynamic programming over numbers of layers.
+The problem of `split_layers` without an all-reduce, for models whose layers are all equal: a stage's time
+then depends on its number of layers only. Under a bound on the slowest stage, the least sum gives layers one
+by one to the stage whose time grows least (exact if times are convex in the number of layers), else it comes
+from dynamic programming over numbers of layers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from functools import cached_property
 
 @dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """Seconds of a stage by its number of layers: `seconds[n - 1]` with `n`, as far as they fit in memory.
+    """Seconds of a stage by its number of layers; equal stages share one object."""
 
-    They must not fall with `n`. Stages that are alike share one object.
-    """
-
+    # `seconds[n - 1]` with `n` layers, non-decreasing, as far as they fit in memory.
     seconds: tuple[float, ...]
 
     @cached_property
     def hull(self) -> LayerTimes:
-        """The largest convex times that are nowhere above these (these, where they are convex)."""
+        """The convex lower envelope of these times (`self` if they are convex)."""
         points: list[tuple[int, float]] = []
         for n, y in enumerate(self.seconds):
             while len(points) > 1 and _above(points[-2], points[-1], (n, y)):
@@ -43,23 +41,26 @@ class LayerTimes:
 
 
 def _above(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
-    """Say whether `b` lies above the line from `a` to `c`, by more than rounding."""
+    """Return whether `b` lies above the line from `a` to `c` by more than rounding."""
     return (b[1] - a[1]) * (c[0] - b[0]) > (c[1] - b[1]) * (b[0] - a[0]) * (1 + 1e-12) + 1e-15
 
 
 @dataclass(frozen=True)
 class Share:
-    """Number of layers per stage, the sum of stage times, and the slowest stage (seconds)."""
+    """A split of equal layers."""
 
+    # Number of layers per stage.
     counts: tuple[int, ...]
+    # Sum of stage times.
     sum_s: float
+    # Time of the slowest stage.
     slowest_s: float
 
 
 def least_share(stages: Sequence[LayerTimes], num_layers: int) -> tuple[float, float] | None:
-    """Return the least sum of stage times, and the least slowest one, of any shares; None where none fits.
+    """Return lower bounds on the sum of stage times and on the slowest stage; None if no split fits.
 
-    The two need not be of the same shares; the sum is at most the least.
+    The two bounds may stem from different splits.
     """
     lowest_s = _lowest(stages, num_layers)
     if lowest_s is None:
@@ -68,7 +69,7 @@ def least_share(stages: Sequence[LayerTimes], num_layers: int) -> tuple[float, f
 
 
 def _lowest(stages: Sequence[LayerTimes], num_layers: int) -> float | None:
-    """Return the least bound on all stages under which they hold all layers, None where none does."""
+    """Return the least bound on all stages under which they hold all layers, None if there is none."""
     if len(stages) > num_layers or not all(one.seconds for one in stages):
         return None
     if sum(len(one.seconds) for one in stages) < num_layers:
@@ -86,25 +87,27 @@ def _lowest(stages: Sequence[LayerTimes], num_layers: int) -> float | None:
 
 
 def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: int) -> Share | None:
-    """Return the shares of least (sum + (micro_batches - 1) x slowest), or None where memory admits none.
+    """Return the split of least (sum + (micro_batches - 1) x slowest), or None if none fits in memory.
 
-    Every stage takes at least one layer. Equal answers are broken alike every time.
+    Every stage takes at least one layer. Ties are broken deterministically.
     """
     lowest_s = _lowest(stages, num_layers)
     if lowest_s is None:
         return None
+    # Step 1: list the candidate bounds on the slowest stage.
     kinds = {id(one): one for one in stages}.values()
     bounds = sorted({s for one in kinds for s in one.seconds if s >= lowest_s})
     hulls = [one.hull for one in stages]
     convex = all(one.hull is one for one in kinds)
     fill, repeats = (_by_steps if convex else _by_numbers), micro_batches - 1
     free_s = _by_steps(hulls, num_layers, math.inf).sum_s
+    # Step 2: minimise the sum under each bound, smallest first, until no larger one can win.
     best: Share | None = None
     best_s = math.inf
     for bound_s in bounds:
         if free_s + repeats * bound_s >= best_s:
             break
-        if not convex and best is not None:  # what convex times could reach with this as the slowest
+        if not convex and best is not None:  # lower bound with this as the slowest stage
             hull_s = _by_steps(hulls, num_layers, bound_s).sum_s
             if hull_s + repeats * bound_s >= best_s:
                 continue
@@ -118,7 +121,7 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
 
 
 def _by_steps(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
-    """Give each stage a layer, then each further layer where it costs least (convex times)."""
+    """Give each stage one layer, then each further layer to the stage where it costs least (convex times)."""
     counts = [1] * len(stages)
     steps = []
     for index, one in enumerate(stages):
@@ -137,15 +140,15 @@ def _by_steps(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> 
 
 
 def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
-    """Return the least sum by dynamic programming over what stages leave of the layers that they could take.
+    """Return the split of least sum by dynamic programming over the unused capacity of the stages.
 
-    Under a tight bound that is little in all, and soon done.
+    A tight bound leaves little unused capacity, which makes this fast.
     """
-    rooms = [min(bisect_right(one.seconds, bound_s), num_layers) for one in stages]
-    spare = sum(rooms) - num_layers
+    capacities = [min(bisect_right(one.seconds, bound_s), num_layers) for one in stages]
+    spare = sum(capacities) - num_layers
     least = [0.0] + [math.inf] * spare
     left: list[list[int]] = []
-    for one, room in zip(stages, rooms, strict=True):
+    for one, room in zip(stages, capacities, strict=True):
         here, choice = [math.inf] * (spare + 1), [0] * (spare + 1)
         for before, sum_s in enumerate(least):
             if sum_s == math.inf:
@@ -157,7 +160,7 @@ def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -
         least = here
         left.append(choice)
     counts, rest = [], spare
-    for choice, room in zip(reversed(left), reversed(rooms), strict=True):
+    for choice, room in zip(reversed(left), reversed(capacities), strict=True):
         counts.append(room - choice[rest])
         rest -= choice[rest]
     return _share(stages, counts[::-1])

@@ -1,10 +1,10 @@
-"""`split_layers`: cut a chain of layers over unlike stages, exactly, for the time of a whole iteration.
+"""`split_layers`: split layers over unequal stages exactly, for the least time of a whole iteration.
 
-Algorithm 2 of the heterogeneous-training report, read as `docs/design/planner.md` says: over all contiguous
-splits, minimise (sum of stage times) + (micro-batches - 1) x (slowest stage) + (largest all-reduce). For a
-bound on the slowest stage and one on the largest all-reduce, the least sum is found by dynamic programming
-over (stage, first layer). The bounds are then enumerated: those of the slowest stage upwards from the
-smallest that any split can meet until no larger one can pay, those of the all-reduce downwards.
+Algorithm 2 of the heterogeneous-training report as `docs/design/planner.md` reads it: over all contiguous
+splits, minimise (sum of stage times) + (micro-batches - 1) x (slowest stage) + (largest all-reduce). For
+given bounds on the slowest stage and on the largest all-reduce, dynamic programming over (stage, first layer)
+finds the least sum. The bounds are enumerated: the slowest stage's upwards from the least feasible one until
+no larger one can win, the all-reduce's downwards.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Lines = Sequence[Sequence[tuple[int, float]]]
-"""By first layer: (last, seconds) of layers `[first, last)` for rising `last`, as far as they fit in memory.
+"""By first layer: (last, seconds) of layers `[first, last)` for ascending `last`.
 
-Seconds must not fall as a stage takes more layers.
+As far as they fit in memory. Seconds must not decrease with `last`.
 """
 
 Times = Sequence[Sequence[float]]
@@ -26,7 +26,7 @@ Times = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Split:
-    """Layers `[first, last)` per stage, and the seconds of the iteration they make."""
+    """Layers `[first, last)` per stage, and the closed-form seconds of the iteration."""
 
     layers: tuple[tuple[int, int], ...]
     total_s: float
@@ -35,12 +35,11 @@ class Split:
 def split_layers(
     num_layers: int, times_s: Sequence[Lines], micro_batches: int, reduce_s: Sequence[Times] | None = None
 ) -> Split | None:
-    """Return the best split of `num_layers` over `len(times_s)` stages, or None where none fits.
+    """Return the best split of `num_layers` over `len(times_s)` stages, or None if none fits.
 
-    `times_s[stage]` holds the seconds of a micro-batch, forward and backward; stages that are alike may share
-    one table. `reduce_s[stage]` holds those of the stage's all-reduce (none: no all-reduce). Every stage gets
-    at least one layer. Among splits of equal time the one that the dynamic programme meets first is returned,
-    always the same.
+    `times_s[stage]` holds the seconds of a micro-batch, both passes; equal stages may share one table.
+    `reduce_s[stage]` holds those of the stage's all-reduce (None: no all-reduce). Every stage gets at least
+    one layer. Ties are broken deterministically.
     """
     if not 1 <= len(times_s) <= num_layers:
         return None
@@ -55,7 +54,7 @@ def split_layers(
         if best is None or total_s < best.total_s:
             best = Split(found.layers, total_s)
         if found.total_s >= best.total_s:
-            break  # less all-reduce only costs more time elsewhere from here on
+            break  # a smaller all-reduce only costs more stage time
     return best
 
 
@@ -66,7 +65,7 @@ class _Problem:
     micro_batches: int
 
     def best(self, reduce_s: Sequence[Times] | None, below_s: float) -> Split | None:
-        """Return the split of least (sum + (B - 1) x slowest) whose all-reduces are all under `below_s`."""
+        """Return the split of least (sum + (B - 1) x slowest) with all all-reduces below `below_s`."""
         rows = self.times_s if reduce_s is None else self._allowed(reduce_s, below_s)
         bounds = sorted({t for row in {id(r): r for r in rows}.values() for line in row for _, t in line})
         lowest = bisect_left(bounds, True, key=lambda bound: self._reachable(rows, bound))
@@ -86,7 +85,7 @@ class _Problem:
         return best
 
     def _allowed(self, reduce_s: Sequence[Times], below_s: float) -> list[Lines]:
-        """Return, per stage and first layer, the (last, seconds) that the all-reduce admits."""
+        """Return (last, seconds) per stage and first layer where the all-reduce stays below `below_s`."""
         known: dict[tuple[int, int], Lines] = {}
         rows = []
         for times, reduce in zip(self.times_s, reduce_s, strict=True):
@@ -100,7 +99,7 @@ class _Problem:
         return rows
 
     def _reachable(self, rows: Sequence[Lines], bound_s: float) -> bool:
-        """Say whether some split keeps every stage within `bound_s`."""
+        """Return whether some split keeps every stage within `bound_s`."""
         ends = {0}
         for row in rows:
             ends = {
