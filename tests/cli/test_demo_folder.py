@@ -35,6 +35,6 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
 def test_two_demos_at_once_do_not_take_each_others_files(tmp_path: Path) -> None:
     """The second one is told, and the first one's files stay."""
     with demo_folder(tmp_path / "demo") as folder:
-        with pytest.raises(UnavailableError, match="another demo runs"), demo_folder(folder):
+        with pytest.raises(UnavailableError, match="another demo uses"), demo_folder(folder):
             pass
         assert (folder / "job.yaml").exists()

@@ -75,7 +75,7 @@ def test_a_second_server_on_the_same_state_is_turned_away(tmp_path: Path) -> Non
     """Two servers never decide over one store."""
     with (
         served(ServerConfig(state=tmp_path, port=0)),
-        pytest.raises(UnavailableError, match="another server runs"),
+        pytest.raises(UnavailableError, match="another server uses"),
     ):
         run_server(ServerConfig(state=tmp_path, port=0))
 
