@@ -25,7 +25,7 @@ def test_a_demo_empties_what_the_one_before_left(tmp_path: Path) -> None:
 def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     """What a user keeps is never deleted; a file in the folder's place is named."""
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match="not empty and not the demo's"), demo_folder(tmp_path):
+    with pytest.raises(InputError, match="not empty and not a demo folder"), demo_folder(tmp_path):
         pass
     with pytest.raises(UnavailableError, match="Not a directory"), demo_folder(tmp_path / "thesis.tex"):
         pass
