@@ -1,3 +1,3 @@
-"""Isthmus trains one large model on clusters that differ in owner, chip and place."""
+"""Train one large model across clusters with different owners, chips and locations."""
 
 __version__ = "0.1.0"

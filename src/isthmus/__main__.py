@@ -1,4 +1,4 @@
-"""`python -m isthmus` is the command line."""
+"""Entry point of `python -m isthmus`: the command line."""
 
 import sys
 

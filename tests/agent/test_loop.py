@@ -163,7 +163,7 @@ def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     """A closed port is waited out like a server in trouble."""
     with (
         Exchange("http://127.0.0.1:9", "t", "east") as exchange,
-        pytest.raises(UnavailableError, match="no answer"),
+        pytest.raises(UnavailableError, match="no valid response"),
     ):
         exchange.sync(Site(tmp_path).shell.report("i")[0])
 
@@ -180,7 +180,7 @@ def config(server: Answering, state: Path) -> AgentConfig:
 
 def test_a_second_agent_on_the_same_state_is_turned_away(tmp_path: Path, server: Answering) -> None:
     """Two agents never count the same cards from one table."""
-    with locked(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent runs"):
+    with locked(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
         run_agent(config(server, tmp_path))
 
 

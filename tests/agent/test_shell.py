@@ -306,7 +306,7 @@ def test_a_local_job_that_never_fits_is_told_so_in_its_folder(site: Site) -> Non
         (folder / "job.json").write_text(job)
     site.shell.tick()
     assert site.adapter.started == []
-    assert "9 cards of node group 'h20' wanted" in (site.state / "local" / "big" / "log").read_text()
+    assert "needs 9 chips of node group 'h20'" in (site.state / "local" / "big" / "log").read_text()
     assert (site.state / "local" / "bad" / "exit").read_text() == "2\n"
 
 
@@ -323,7 +323,7 @@ def test_whatever_lies_among_local_jobs_ends_no_agent(site: Site) -> None:
     site.shell.tick()
     assert [folder for folder, _ in site.adapter.started] == [good / "run-0"]
     assert [job.name for job in site.shell.report("i")[0].local_jobs] == ["good"]
-    assert "names no job" in (site.state / "local" / "my job" / "log").read_text()
+    assert "is not a valid job name" in (site.state / "local" / "my job" / "log").read_text()
     assert (site.state / "local" / "folder" / "exit").read_text() == "2\n"
 
 

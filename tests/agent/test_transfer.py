@@ -88,7 +88,7 @@ def test_a_damaged_file_of_the_same_size_is_copied_again(north: Path, tmp_path: 
 
 def test_without_a_source_the_files_cannot_be_had(tmp_path: Path) -> None:
     """To begin anew would lose the work."""
-    with pytest.raises(UnavailableError, match="are at north, to which this site has no source"):
+    with pytest.raises(UnavailableError, match="no source for the job's files at north"):
         fetch_all(JOB, ["north"], {}, tmp_path, lambda *_: None)
 
 

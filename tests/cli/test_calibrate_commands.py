@@ -76,4 +76,4 @@ def test_routes_that_are_none_are_refused(folder):
         "calibrate", "--measure", "--pool", folder / "pool.yaml", "--routes", folder / "routes.json"
     )
     assert status == 2
-    assert "holds no routes" in told
+    assert "cannot read routes" in told

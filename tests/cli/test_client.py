@@ -143,7 +143,7 @@ def test_a_delete_that_broke_off_is_not_repeated() -> None:
         raise httpx.ReadError("broken")
 
     with Client(URL, TOKEN, transport=httpx.MockTransport(handle), sleep=lambda _: None) as client:
-        with pytest.raises(UnavailableError, match="did not answer"):
+        with pytest.raises(UnavailableError, match="did not respond"):
             client.delete("j")
         with pytest.raises(UnavailableError):
             client.cancel("j")

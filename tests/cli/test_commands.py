@@ -57,7 +57,7 @@ def test_ctrl_c_while_watching_what_was_submitted_says_that_the_job_goes_on(job_
 
     done = run(server, "submit", job_file, "--watch", sleep=interrupt)
     assert done.status == 130
-    assert done.err == "job j-0000 goes on; `isthmus cancel j-0000` stops it\n"
+    assert done.err == "job j-0000 continues; `isthmus cancel j-0000` stops it\n"
     assert not any(path.endswith("/cancel") for path in server.seen)
 
 
@@ -166,10 +166,10 @@ def test_jobs_lists_the_latest_first() -> None:
 
 
 def test_pool_shows_chips_connection_and_links() -> None:
-    """A cluster whose agent is silent shows as away; virtual chips say so."""
+    """A cluster whose agent is silent shows as disconnected; virtual chips say so."""
     out = run(FakeServer(), "pool").out
     assert "1/2 H20 (virtual)" in out
-    assert "away" in out
+    assert "disconnected" in out
     assert "hangzhou > nanjing" in out
     PoolView.model_validate(run(FakeServer(), "pool", "--json").json)
 
@@ -294,7 +294,7 @@ class TestPick:
     def test_a_unique_beginning_of_an_id_is_enough(self) -> None:
         """But not one that two ids share, and never the empty word."""
         assert pick(JOBS, "j-aa2"[:5]).id == "j-aa2"
-        with pytest.raises(InputError, match="2 jobs: j-aa1, j-aa2"):
+        with pytest.raises(InputError, match="2 job ids: j-aa1, j-aa2"):
             pick(JOBS, "j-a")
         for word in ("", "k"):
             with pytest.raises(NotFoundError):

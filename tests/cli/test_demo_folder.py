@@ -25,7 +25,7 @@ def test_a_demo_empties_what_the_one_before_left(tmp_path: Path) -> None:
 def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     """What a user keeps is never deleted; a file in the folder's place is named."""
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match="not empty and not the demo's"), demo_folder(tmp_path):
+    with pytest.raises(InputError, match="not empty and not a demo folder"), demo_folder(tmp_path):
         pass
     with pytest.raises(UnavailableError, match="Not a directory"), demo_folder(tmp_path / "thesis.tex"):
         pass
@@ -35,6 +35,6 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
 def test_two_demos_at_once_do_not_take_each_others_files(tmp_path: Path) -> None:
     """The second one is told, and the first one's files stay."""
     with demo_folder(tmp_path / "demo") as folder:
-        with pytest.raises(UnavailableError, match="another demo runs"), demo_folder(folder):
+        with pytest.raises(UnavailableError, match="another demo uses"), demo_folder(folder):
             pass
         assert (folder / "job.yaml").exists()

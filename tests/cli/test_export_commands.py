@@ -46,11 +46,11 @@ def test_export_prints_what_it_would_write(folder):
 def test_export_says_what_it_lacks_and_what_cannot_be_said(folder):
     """A pool to launch on, a module's name, and words for the plan."""
     assert run("export", folder / "far.yaml", "--to", "megatron") == (
-        2, "error: megatron is started node by node\nhint:  name the pool with --pool\n",
+        2, "error: megatron needs a launch command per node\nhint:  give the pool with --pool\n",
     )  # fmt: skip
     arguments = ("export", folder / "far.yaml", "--pool", folder / "pool.yaml", "--to")
     status, text = run(*arguments, "torchtitan", "--output", folder / "no-module.py")
-    assert (status, "is no Python module" in text) == (2, True)
+    assert (status, "is not a Python module" in text) == (2, True)
     status, text = run(*arguments, "isthmus")
     assert (status, "tp: 2" in text) == (0, True)
     (folder / "long.yaml").write_text((folder / "far.yaml").read_text().replace("tp: 2", "cp: 2"))
@@ -79,7 +79,7 @@ def test_measured_stands_beside_the_prediction(folder, log):
     assert found["predicted_over_measured"] == found["predicted"]["iteration_s"] / 2.0
     assert (found["measured"]["first_loss"], found["measured"]["last_loss"]) == (9.0, 0.0)
     _, text = run(*arguments)
-    assert "9 iterations of megatron, the first 1 left out" in text
+    assert "9 iterations of megatron, the first 1 skipped" in text
     compared = answer("compare", folder / "far.yaml", folder / "runs.yaml", "--pool", folder / "pool.yaml")
     assert compared["b"][0]["iteration_s"] == 2.0
 

@@ -40,7 +40,7 @@ def test_watch_prints_plain_lines_off_a_terminal() -> None:
     assert "isthmus plans j-3f9a2c" in lines[0]
     assert "step 6/40" in lines[1]
     assert "tokens/s" in lines[1]
-    assert "to go" in lines[1]
+    assert "left" in lines[1]
     assert lines[-1].endswith("succeeded")
     assert len(lines) == len(set(lines)) == 8
 

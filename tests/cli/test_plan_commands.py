@@ -81,7 +81,7 @@ def test_simulate_shows_people_a_table_and_writes_trace_and_page(folder):
         "--trace", folder / "t.json", "--page", folder / "t.html",
     )  # fmt: skip
     assert status == 0
-    assert "nine of ten" in text
+    assert "90 % interval" in text
     assert json.loads((folder / "t.json").read_text())["traceEvents"]
     assert (folder / "t.html").read_text().startswith("<!DOCTYPE html>")
 
@@ -103,7 +103,7 @@ def test_a_plan_without_a_model_asks_for_one(folder):
     (folder / "bare.yaml").write_text(yaml.safe_dump(plan))
     status, text = run("simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml")
     assert status == 2
-    assert "names no model" in text
+    assert "has no model" in text
     named = answer(
         "simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml", "--model", folder / "config.json"
     )
@@ -149,11 +149,11 @@ def test_calibrate_refuses_what_it_cannot_do(folder):
     for fit, refusal in (
         ("speed", "unknown parameter 'speed'"),
         ("", "no parameter to fit"),
-        ("H1000/matmul_share", "no run has 'H1000'"),
+        ("H1000/matmul_share", "no run uses 'H1000'"),
     ):
         assert refusal in run("calibrate", folder / "runs.yaml", "--fit", fit)[1]
     status, text = run("compare", folder / "near.yaml", folder / "runs.yaml", "--pool", folder / "pool.yaml")
-    assert (status, "holds no run of" in text) == (2, True)
+    assert (status, "has no run of" in text) == (2, True)
 
 
 def test_profile_and_memory_answer(folder):

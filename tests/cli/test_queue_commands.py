@@ -60,8 +60,8 @@ def test_show_says_why_behind_whom_until_when() -> None:
     assert done.status == 0
     for text in (
         "priority middle, is waiting",
-        "why        plan p1 waits for chips at qingyang",
-        "place      2 in the queue",
+        "reason     plan p1 waits for chips at qingyang",
+        "position   2 in the queue",
         "starts     in 2 min 0 s (1 min 36 s to 2 min 24 s)",
         "needs      2 h20 at qingyang",
         "ahead      j-0001, another user's (high)",
@@ -80,14 +80,13 @@ def test_show_names_whose_chips_a_job_could_have() -> None:
     )
     made.jobs["j-3f9a2c"] = made.jobs["j-3f9a2c"].model_copy(update={"offer": (offer,)})
     done = run(made, "show", "stdlib-moe")
-    assert "It could have the chips of, if you agree" in done.out
+    assert "Jobs it could preempt" in done.out
     assert "isthmus preempt j-3f9a2c --yes" in done.out
     row = next(line for line in done.out.splitlines() if line.startswith("other-1"))
     assert row.split() == [
         "other-1",
-        "of",
-        "the",
         "pool",
+        "job",
         "qingyang",
         "owner-a",
         "2",
@@ -129,7 +128,7 @@ def test_queue_lists_what_waits() -> None:
 
 def test_an_empty_queue_says_so() -> None:
     """No table without rows."""
-    assert run(FakeServer(), "queue").out == "No job waits.\n"
+    assert run(FakeServer(), "queue").out == "No waiting jobs.\n"
 
 
 def job_file(folder: Path) -> Path:
@@ -155,7 +154,7 @@ def test_a_dry_run_shows_plans_and_standing_and_submits_nothing(tmp_path: Path) 
     made.standings["dry-run"] = standing(id="dry-run", name="mine")
     done = run(made, "submit", job_file(tmp_path), "--dry-run")
     assert done.status == 0
-    assert done.out.startswith("job mine was not submitted; if it were now:\n")
+    assert done.out.startswith("dry run of job mine (not submitted); if submitted now:\n")
     assert "starts     in 2 min 0 s (1 min 36 s to 2 min 24 s)" in done.out
     assert "Candidate plans, fastest first" in done.out
     assert made.jobs == {}
@@ -168,4 +167,4 @@ def test_a_dry_run_cannot_be_watched(tmp_path: Path) -> None:
     """There is nothing to watch, and no key for what is not there."""
     done = run(FakeServer(), "submit", job_file(tmp_path), "--dry-run", "--watch")
     assert done.status == 2
-    assert "leave --watch and --key away" in done.err
+    assert "--dry-run excludes --watch and --key" in done.err

@@ -64,7 +64,8 @@ def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
     for word in (
         "stdlib-moe", "succeeded", "alice", "qingyang (owner-a)", "Virtual chips:", "BI-V150 at nanjing",
         "tiny-mixtral", "620.0 ms", "catalogue speed at 40 % of peak", "needs 93.1 MiB", "p2",
-        "by 2.0 ms a step", "efficiency", "0.87", "38.1 MiB", "nanjing\u00a0→\u00a0hangzhou", "learning rate",
+        "by 2.0 ms per step", "efficiency", "0.87", "38.1 MiB", "nanjing\u00a0→\u00a0hangzhou",
+        "learning rate",
     ):  # fmt: skip
         assert word in page.text, word
     assert len(page.data["loss"]) == 40
@@ -75,7 +76,7 @@ def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
 def test_the_page_says_that_a_rehearsal_learned_nothing() -> None:
     """A job of `compute: virtual` is told apart from one that computed on virtual chips."""
     page = page_of(job=make_job(compute="virtual"))
-    assert "A rehearsal:" in page.text
+    assert "Virtual computation:" in page.text
     assert "Virtual chips:" not in page.text
 
 

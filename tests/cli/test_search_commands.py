@@ -68,7 +68,7 @@ def test_each_plan_can_be_simulated_and_explained(files: Path) -> None:
         assert told == pytest.approx(one["predicted"]["iteration_s"], rel=1e-6)
         picture = files / "plan.svg"
         done = run(FakeServer(), "explain", file, "--pool", files / "pool.yaml", "--picture", picture)
-        assert "sets the pace" in done.out
+        assert "is the bottleneck" in done.out
         assert picture.read_text().startswith("<svg")
 
 
@@ -112,7 +112,7 @@ def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cann
     assert json.loads(simulated.out)["iteration_s"] == pytest.approx(local["predicted"]["iteration_s"])
     assert "every 2000 steps" in simulated.out
     explained = run(FakeServer(), "explain", *placed)
-    assert "take 2000 steps each on its own" in explained.out.replace("\n", " ")
+    assert "take 2000 local steps" in explained.out.replace("\n", " ")
     refused = run(FakeServer(), "export", *given, "--to", "isthmus")
     assert refused.status != 0
     assert "2000 local steps between averages" in refused.err.replace("\n", " ")

@@ -44,7 +44,7 @@ def test_a_trace_is_played_in_three_scenarios_side_by_side(tmp_path: Path) -> No
     assert [word in told for word in ("alone", "home, arrival", "pool, arrival", "vision", "speech")] == [
         True
     ] * 5
-    assert "1 rows left out: no chips asked for" in aside
+    assert "1 rows skipped: no chips asked for" in aside
 
 
 def test_json_is_a_document_for_each_run(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_json_is_a_document_for_each_run(tmp_path: Path) -> None:
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
     """A scenario, an objective, a trace without jobs: each says what would have been right."""
     status, _, told = _run("--jobs", "5", "--scenario", "moon")
-    assert (status, "no scenario 'moon'" in told, "alone, home, pool" in told) == (2, True, True)
+    assert (status, "unknown scenario 'moon'" in told, "alone, home, pool" in told) == (2, True, True)
     status, _, told = _run("--jobs", "5", "--objective", "luck")
-    assert (status, "no objective 'luck'" in told) == (2, True)
+    assert (status, "unknown objective 'luck'" in told) == (2, True)
     (tmp_path / "none.txt").write_text(SACCT.splitlines()[0] + "\n")
     status, _, told = _run(str(tmp_path / "none.txt"))
     assert (status, "has no job" in told) == (2, True)
@@ -84,4 +84,4 @@ def test_days_end_a_run_before_its_jobs_do(tmp_path: Path) -> None:
     """A run that is broken off says so, and how far it came."""
     status, told, _ = _run(*_files(tmp_path), "--scenario", "pool", "--days", "0.02")
     assert status == 0
-    assert "(broken off)" in told
+    assert "(interrupted)" in told

@@ -75,7 +75,7 @@ def test_a_second_server_on_the_same_state_is_turned_away(tmp_path: Path) -> Non
     """Two servers never decide over one store."""
     with (
         served(ServerConfig(state=tmp_path, port=0)),
-        pytest.raises(UnavailableError, match="another server runs"),
+        pytest.raises(UnavailableError, match="another server uses"),
     ):
         run_server(ServerConfig(state=tmp_path, port=0))
 
@@ -85,7 +85,7 @@ def test_a_state_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="file") as raised:
         run_server(ServerConfig(state=tmp_path / "file", port=0))
-    assert "choose a folder" in str(raised.value.hint)
+    assert "choose a writable folder" in str(raised.value.hint)
 
 
 @contextmanager

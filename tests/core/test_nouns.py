@@ -117,7 +117,7 @@ def test_a_model_is_a_folder_or_its_config(tmp_path):
     ("text", "words"),
     [
         ("{", "is not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not contain a JSON object"),
         (json.dumps(config(hidden_size=None)), "hidden_size"),
         (json.dumps(config(num_hidden_layers=0)), "num_hidden_layers"),
         (json.dumps(config(architectures=None)), "architectures"),
@@ -224,7 +224,7 @@ def test_local_steps_and_sizes_of_a_plan_must_mean_something():
     apart = [stage("a", 0, 2), stage("b", 0, 2, replica=1)]
     together = [stage("a", 0, 2), stage("a", 0, 2, replica=1)]
     assert plan(*apart, dp=2, local_steps=8).replica_groups == (0, 1)
-    with pytest.raises(ValidationError, match="all replicas share clusters"):
+    with pytest.raises(ValidationError, match="all replicas are in one group"):
         plan(*together, dp=2, local_steps=8)
     sized = {"dp": 2, "micro_batch_size": 4, "micro_batches": 3, "sequence_length": 8, "id": "p"}
     uneven = Plan(stages=apart, **sized, replica_micro_batch_sizes=(4, 1), replica_micro_batches=(2, 3))

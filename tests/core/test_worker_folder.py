@@ -62,7 +62,7 @@ def test_what_is_not_there_yet_is_none(tmp_path: Path) -> None:
     assert folder.read_checkin() is None
     assert folder.read_ranks() is None
     assert folder.read_exit() is None
-    with pytest.raises(InputError, match=r"no .*spec\.json"):
+    with pytest.raises(InputError, match=r"spec\.json is missing"):
         folder.read_spec()
 
 

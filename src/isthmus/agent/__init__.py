@@ -1,4 +1,4 @@
-"""The site's agent: takes the server's orders, runs workers through an adapter, and reports what it has."""
+"""The site agent: executes the server's orders, runs workers through an adapter, reports the site's state."""
 
 from isthmus.agent.adapters.adapter import Adapter, WorkerStatus
 from isthmus.agent.adapters.local import LocalAdapter

@@ -1,4 +1,4 @@
-"""The command line: what people see. `main` is the console entry point `isthmus`."""
+"""The command line. `main` is the console entry point `isthmus`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def main(arguments: Sequence[str] | None = None, *, shell: Shell | None = None) 
     """Run one command and return its exit status; see `isthmus.cli.app.entry.main`."""
     try:
         from isthmus.cli.app import app, entry
-    except KeyboardInterrupt:  # Ctrl-C while the commands are still being loaded
+    except KeyboardInterrupt:  # Ctrl-C while the commands are being imported
         return 130
     return entry.main(app.app, arguments, shell=shell)

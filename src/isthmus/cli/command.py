@@ -1,6 +1,6 @@
-"""`verb`: declares a command. Adds the options all commands share, and hands over a shell and a client.
+"""`verb`: decorator that registers a command, adds shared options and passes in `Shell` and `Client`.
 
-A command is a function of `shell`, of `client` where it talks to the server, and of its own arguments.
+A command function takes the `Shell`, a `client` if it talks to the server, and its own arguments.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from isthmus.cli.client.settings import resolve
 from isthmus.cli.shell.shell import Shell
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="A job's id, the beginning of one, or a name (the latest of it).")
+    str,
+    typer.Argument(metavar="JOB", help="A job's id, a unique id prefix, or a name (the latest job with it)."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, one document a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one document per line.")]
 ServerOption = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="The server (env ISTHMUS_SERVER).")
+    str | None, typer.Option("--server", metavar="URL", help="Server URL (env ISTHMUS_SERVER).")
 ]
 TokenFileOption = Annotated[
     Path | None,
-    typer.Option("--token-file", metavar="FILE", help="Holds your token (env ISTHMUS_TOKEN_FILE)."),
+    typer.Option("--token-file", metavar="FILE", help="File with your token (env ISTHMUS_TOKEN_FILE)."),
 ]
 CaOption = Annotated[
     Path | None,
-    typer.Option(
-        "--ca", metavar="FILE", help="Authority that signed the server's certificate (env ISTHMUS_CA)."
-    ),
+    typer.Option("--ca", metavar="FILE", help="CA that signed the server's certificate (env ISTHMUS_CA)."),
 ]
 _CONNECTION: dict[str, Any] = {"server": ServerOption, "token_file": TokenFileOption, "ca": CaOption}
 
@@ -44,21 +43,20 @@ def verb(
     examples: Sequence[str],
     name: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command of `app`, with `examples` under its help.
+    """Return a decorator that registers a function as a command of `app`, with `examples` in its help.
 
-    The function's first parameter is `shell`; a second one called `client` adds the options that say which
-    server to ask, and is closed when the command ends.
+    The first parameter of the function is the `Shell`. A parameter named `client` adds the connection
+    options; the client is closed when the command ends.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
-        own = [
-            p for p in inspect.signature(function).parameters.values() if p.name not in ("shell", "client")
-        ]
+        _, *others = inspect.signature(function).parameters.values()
+        own = [p for p in others if p.name != "client"]
         remote = "client" in hints
 
         @functools.wraps(function)
-        def command(ctx: typer.Context, **values: Any) -> None:
+        def run(ctx: typer.Context, **values: Any) -> None:
             shell: Shell = ctx.obj
             shell.as_json = values.pop("json")
             if not remote:
@@ -74,17 +72,17 @@ def verb(
         parameters += [
             _parameter(key, kind, False if key == "json" else None) for key, kind in shared.items()
         ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         text = _reflowed(inspect.getdoc(function) or "")
-        app.command(name, help=text, epilog=_epilog(examples), rich_help_panel=panel)(command)
+        app.command(name, help=text, epilog=_epilog(examples), rich_help_panel=panel)(run)
         return function
 
     return register
 
 
 def connect(shell: Shell, server: str, token: str | None, ca: Path | None) -> Client:
-    """Return a client that uses the shell's network and clock."""
+    """Return a client that uses the transport and clock of `shell`."""
     return Client(server, token, ca, transport=shell.transport, sleep=shell.sleep)
 
 
@@ -93,7 +91,7 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _reflowed(text: str) -> str:
-    """Return `text` with each paragraph in one line, for the terminal to break where it is wide enough."""
+    """Return `text` with each paragraph on one line, so that the terminal wraps it."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 

@@ -1,6 +1,6 @@
-"""`Figures`: what the metrics of a job add up to: loss by step, each stage's time, each link's traffic.
+"""`Figures`: statistics over a job's step metrics: loss by step, time per stage, traffic per link.
 
-A job that was restarted computes some steps again: the later attempt's figures replace the earlier one's.
+After a restart some steps are repeated; metrics of the later attempt replace those of the earlier one.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan
 
 Series = list[tuple[int, float]]
-"""Points (step, value) in the order of steps."""
+"""Points (step, value) in step order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageShare:
-    """Mean seconds a rank spent in one step: computing, waiting for bytes, and with nothing to do."""
+    """Mean time breakdown of one step of a rank, in seconds."""
 
     compute_s: float
+    # Waiting for messages, not overlapped with computation.
     exposed_communication_s: float
+    # Without work: pipeline bubbles.
     idle_s: float
 
     @property
     def total_s(self) -> float:
-        """Seconds of the step that are accounted for."""
+        """Sum of the three, in seconds."""
         return self.compute_s + self.exposed_communication_s + self.idle_s
 
 
 class Figures:
-    """Step metrics of one job by (step, rank), and what follows from them."""
+    """Step metrics of one job by (step, rank), with derived statistics."""
 
     def __init__(self, metrics: Iterable[StepMetrics] = ()) -> None:
         self._by_step: dict[int, dict[int, StepMetrics]] = {}
         self.add(metrics)
 
     def add(self, metrics: Iterable[StepMetrics]) -> None:
-        """Take in more metrics, in any order."""
+        """Add metrics, in any order."""
         for one in metrics:
             ranks = self._by_step.setdefault(one.step, {})
             known = ranks.get(one.rank)
@@ -47,16 +49,16 @@ class Figures:
 
     @property
     def metrics(self) -> list[StepMetrics]:
-        """What counts of all that was added, by step and rank."""
+        """The latest metrics of each step and rank, in that order."""
         return [one for step in self.steps for one in self.of_step(step)]
 
     @property
     def steps(self) -> list[int]:
-        """Steps with at least one rank's figures, in order."""
+        """Steps with metrics of at least one rank, in order."""
         return sorted(self._by_step)
 
     def done(self, num_steps: int) -> int:
-        """Return how many of `num_steps` steps are finished; steps are counted from 0."""
+        """Return the number of finished steps, at most `num_steps`."""
         return min(num_steps, self.steps[-1] + 1) if self._by_step else 0
 
     @property
@@ -65,16 +67,16 @@ class Figures:
         return sorted({rank for ranks in self._by_step.values() for rank in ranks})
 
     def of_step(self, step: int) -> list[StepMetrics]:
-        """Return what the ranks reported of one step, by rank."""
+        """Return the metrics of one step in rank order."""
         return [one for _, one in sorted(self._by_step.get(step, {}).items())]
 
     def series(self, key: str, combine: Callable[[list[float]], float] = max) -> Series:
-        """Return the value `key` by step, `combine`d over the ranks that gave it."""
+        """Return the metric `key` by step, `combine`d over the ranks that reported it."""
         points = ((step, self._values(step, key)) for step in self.steps)
         return [(step, combine(values)) for step, values in points if values]
 
     def last(self, key: str) -> float | None:
-        """Return the latest value of `key`, None where no rank gave one."""
+        """Return the latest value of `key` (maximum over ranks), or None."""
         for step in reversed(self.steps):
             values = self._values(step, key)
             if values:
@@ -82,19 +84,19 @@ class Figures:
         return None
 
     def iteration_s(self) -> float | None:
-        """Return the median seconds of a step over all but the first, whose caches are cold; None before."""
+        """Return the median step time in seconds without the first step (cold caches), or None."""
         times = [value for _, value in self.series("step_s")]
         steady = times[1:] or times
         return median(steady) if steady else None
 
     def tokens_per_s(self) -> float | None:
-        """Return the median tokens a second of the whole job over all steps but the first; None before."""
+        """Return the median tokens per second of the whole job without the first step, or None."""
         rates = [value for _, value in self.series("tokens_per_s")]
         steady = rates[1:] or rates
         return median(steady) if steady else None
 
     def share(self, rank: int, *, last_steps: int | None = None) -> StageShare | None:
-        """Return how `rank` spent a step, the mean over the `last_steps` (None: all) it reported, or None."""
+        """Return the mean time breakdown of `rank` over its `last_steps` steps (None: all), or None."""
         steps = [step for step in self.steps if rank in self._by_step[step]]
         taken = [self._by_step[step][rank].values for step in steps[-(last_steps or len(steps)) :]]
         if not taken:
@@ -108,9 +110,9 @@ class Figures:
     def link_mbps(self, plan: Plan, *, last_steps: int | None = None) -> dict[tuple[str, str], float]:
         """Return the mean traffic of each link that `plan` uses, in 1e6 bit/s.
 
-        A rank reports the bytes it sent across all its links. A stage between two others of other clusters
-        sends activations one way and gradients of the same shape the other: each gets half. Clusters that
-        hold its layers too, to add gradients up, get an equal part beside them.
+        A rank reports bytes sent over all its links; they are divided equally among its targets. Between two
+        stages in other clusters, activations one way and gradients the other have equal size. Clusters that
+        reduce gradients of the same layers count as one target each.
         """
         sent = dict.fromkeys(wan_links(plan), 0.0)
         total_s = 0.0
@@ -127,11 +129,11 @@ class Figures:
         return {link: num_bytes * 8 / 1e6 / total_s if total_s else 0.0 for link, num_bytes in sent.items()}
 
     def eta_s(self, num_steps: int) -> float | None:
-        """Return the seconds until `num_steps` steps are finished at this pace; None before the first."""
-        pace_s = self.iteration_s()
-        if pace_s is None:
+        """Return the estimated seconds until `num_steps` steps are finished, or None before the first."""
+        step_s = self.iteration_s()
+        if step_s is None:
             return None
-        return (num_steps - self.done(num_steps)) * pace_s
+        return (num_steps - self.done(num_steps)) * step_s
 
     def _values(self, step: int, key: str) -> list[float]:
         found = (one.values.get(key) for one in self._by_step[step].values())
@@ -139,20 +141,20 @@ class Figures:
 
 
 def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
-    """Return the ranks before and after `rank` in its pipeline, None at an end (or for an unknown rank).
+    """Return the previous and next rank of `rank` in its pipeline; None at an end or for an unknown rank.
 
-    Stages exchange messages by their first ranks; the others of a stage have no neighbours.
+    Only the first tensor-parallel rank of a stage exchanges messages; the others have no neighbours.
     """
     if not 0 <= rank < len(plan.ranks) or plan.ranks[rank].tp > 0:
         return None, None
     replica = plan.stage_of(rank).replica
-    line = [plan.ranks_of(at)[0] for at, stage in enumerate(plan.stages) if stage.replica == replica]
-    place = line.index(rank)
-    return (line[place - 1] if place else None), (line[place + 1] if place + 1 < len(line) else None)
+    ranks = [plan.ranks_of(at)[0] for at, stage in enumerate(plan.stages) if stage.replica == replica]
+    index = ranks.index(rank)
+    return (ranks[index - 1] if index else None), (ranks[index + 1] if index + 1 < len(ranks) else None)
 
 
 def wan_neighbours(plan: Plan, rank: int) -> list[int]:
-    """Return the neighbours of `rank` that are in another cluster."""
+    """Return the pipeline neighbours of `rank` in other clusters."""
     return [
         other
         for other in neighbours(plan, rank)
@@ -161,7 +163,7 @@ def wan_neighbours(plan: Plan, rank: int) -> list[int]:
 
 
 def wan_links(plan: Plan) -> list[tuple[str, str]]:
-    """Return the directed links (source, target) that `plan` sends over, forward ones first at each hop."""
+    """Return the directed links (source, target) that `plan` uses, forward direction first at each hop."""
     links: dict[tuple[str, str], None] = {}
     for replica in range(plan.dp):
         for source, target in plan.hops(replica):
@@ -172,20 +174,20 @@ def wan_links(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _targets(plan: Plan, stage: int) -> list[str]:
-    """Return the other clusters that a stage sends to: its neighbours', then those that hold its layers."""
+    """Return the other clusters that a stage sends to: pipeline neighbours, then gradient reduction peers."""
     near = wan_neighbours(plan, plan.ranks_of(stage)[0])
     return [*(plan.stage_of(one).cluster for one in near), *plan.adding_clusters(stage)]
 
 
 def predicted_tokens_per_s(plan: Plan) -> float | None:
-    """Return the tokens a second of the whole job that `plan` predicts, None without a prediction."""
+    """Return the predicted tokens per second of the whole job, or None without a prediction."""
     if plan.predicted is None or not plan.predicted.iteration_s:
         return None
     return plan.samples * plan.sequence_length / plan.predicted.iteration_s
 
 
 def thin(series: Sequence[tuple[int, float]], limit: int) -> Series:
-    """Return at most `limit` points of a series, evenly chosen, the first and the last among them."""
+    """Return at most `limit` evenly spaced points of a series, including the first and the last."""
     if len(series) <= limit or limit < 2:
         return list(series)
     return [series[round(i * (len(series) - 1) / (limit - 1))] for i in range(limit)]

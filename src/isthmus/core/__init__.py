@@ -1,1 +1,1 @@
-"""The nouns, the files users write, the messages between processes, every error: what all packages share."""
+"""Definitions shared by all packages: domain models, user files, messages between processes, errors."""

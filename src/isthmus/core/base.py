@@ -1,4 +1,4 @@
-"""The base of every model that users write or that crosses a process boundary."""
+"""Base model and field types for everything that users write or that crosses a process boundary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Frozen(BaseModel):
-    """Immutable, keyword-only; an unknown field is an error, so that a typo never passes silently."""
+    """Immutable pydantic model that rejects unknown fields, NaN and infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 
 Compute = Literal["real", "virtual"]
-"""Whether the chips compute, or only wait for the time that they would take."""
+"""`real`: the chips compute; `virtual`: they wait for the predicted compute time instead."""
 
 TransportKind = Literal["thread", "process"]
-"""Whether threads of a worker carry its messages to other clusters, or a process of their own."""
+"""Where messages to other clusters are sent from: threads of the worker, or a separate process."""

@@ -1,4 +1,4 @@
-"""`Chip`: an accelerator model, and the catalogue of those known by data sheet."""
+"""`Chip`: an accelerator model, and the catalogue of chips with published data sheets."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 
 
 class InNodeLink(Frozen):
-    """What joins the chips of one node: `bandwidth_bytes_per_s` per chip and direction."""
+    """The interconnect between the chips of a node; bandwidth is per chip and direction."""
 
     name: str
     bandwidth_bytes_per_s: Positive
 
 
 class Chip(Frozen):
-    """One device as a training framework sees it: the unit that is scheduled and reserved.
+    """One device as a training framework sees it: the unit of scheduling and reservation.
 
-    `peak_flop_per_s` maps a precision to dense (not sparse) peak operations a second;
-    `chips_per_card` is 2 where one card carries two such devices (throughput per card then counts both).
+    `peak_flop_per_s` maps a precision to the dense (not sparse) peak in operations per second;
+    `chips_per_card` is 2 if one card carries two such devices (throughput per card then counts both).
     """
 
     name: Name
@@ -40,7 +40,7 @@ class Chip(Frozen):
     source: str = "user"
 
     def flop_per_s(self, precision: Precision) -> float:
-        """Return the peak at `precision`, or at the nearest wider format the chip has."""
+        """Return the peak at `precision`, or at the nearest wider format that the chip supports."""
         wider: dict[str, tuple[Precision, ...]] = {
             "fp8": ("fp8", "fp16", "bf16", "tf32", "fp32"),
             "int8": ("int8", "fp16", "bf16", "fp32"),
@@ -58,6 +58,6 @@ class Chip(Frozen):
 
 @cache
 def catalogue() -> dict[str, Chip]:
-    """Return the chips known by data sheet, by name (`chips.yaml` beside this file names each source)."""
+    """Return the built-in chips by name; `chips.yaml` cites the data sheet of each."""
     text = resources.files("isthmus.core").joinpath("chips.yaml").read_text(encoding="utf-8")
     return {name: Chip(name=name, **fields) for name, fields in yaml.safe_load(text).items()}

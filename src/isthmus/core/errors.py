@@ -1,21 +1,21 @@
-"""Every error Isthmus raises on purpose, as one tree.
+"""The exception hierarchy of Isthmus.
 
-    IsthmusError                    what went wrong, which value, what to do next
-    ├── InputError                  the user can mend it: a file, an option, a name
-    │   ├── FileError               a line of a file the user wrote
-    │   ├── ModelError              a model folder or config.json that cannot be used
-    │   └── DataError               training data that is missing or malformed
-    ├── PlanError                   no plan exists, or a plan cannot be executed
-    ├── AuthError                   no token, an unknown token, or another owner's thing
-    ├── NotFoundError               no such job, plan, cluster
-    ├── ConflictError               not allowed in the present state
-    ├── ProtocolError               two sides that do not speak the same version
-    ├── UnavailableError            a server, port, disk or peer that cannot be had
-    │   └── PeerError               a peer of the training run was lost: which, and during what
-    │       └── RestartError        it was, and its place is taken again: the ranks meet anew
-    └── IllegalTransitionError      a bug: a state machine was asked for a step it does not have
+    IsthmusError                    base: what went wrong, with which value, what to do next
+    ├── InputError                  invalid user input: a file, an option, a name
+    │   ├── FileError               an invalid line in a user's file
+    │   ├── ModelError              an unusable model folder or config.json
+    │   └── DataError               missing or malformed training data
+    ├── PlanError                   no plan exists, or the runtime cannot execute a plan
+    ├── AuthError                   missing or unknown token, or insufficient permission
+    ├── NotFoundError               unknown job, plan or cluster
+    ├── ConflictError               not allowed in the current state
+    ├── ProtocolError               protocol or format versions differ
+    ├── UnavailableError            a server, port, disk or peer is unavailable
+    │   └── PeerError               a training run lost a peer
+    │       └── RestartError        the lost peer was replaced; the ranks re-form their group
+    └── IllegalTransitionError      a state machine has no such transition (a bug)
 
-The command line exits with `exit_code`; the server answers with `http_status`.
+The command line exits with `exit_code`; the server responds with `http_status`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 
 class IsthmusError(Exception):
-    """Base of the tree. `message` says what and which value; `hint` says what to do next."""
+    """Base class. `message` says what is wrong with which value; `hint` says what to do next."""
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
@@ -39,19 +39,19 @@ class IsthmusError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the error as the server and `--json` print it."""
+        """Return the JSON form that the server and `--json` print."""
         return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
 
 
 class InputError(IsthmusError):
-    """Something the user wrote is wrong, and the user can mend it."""
+    """Invalid user input that the user can fix."""
 
     exit_code = 2
     http_status = 422
 
 
 class FileError(InputError):
-    """A mistake in a file: `file`, 1-based `line`, dotted `field` and the offending `value`."""
+    """An error in a user's file: `file`, 1-based `line`, dotted `field`, invalid `value`."""
 
     def __init__(
         self,
@@ -68,21 +68,21 @@ class FileError(InputError):
         self.file, self.line, self.field, self.value = file, line, field, value
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the error with its place in the file."""
+        """Return the JSON form, with the location in the file."""
         value = self.value
-        endless = isinstance(value, float) and not math.isfinite(value)  # JSON has no word for it
-        if endless or not isinstance(value, str | int | float | bool | None):
+        not_finite = isinstance(value, float) and not math.isfinite(value)  # not representable in JSON
+        if not_finite or not isinstance(value, str | int | float | bool | None):
             value = str(value)
         place = {"file": self.file, "line": self.line, "field": self.field, "value": value}
         return super().as_dict() | place
 
 
 class ModelError(InputError):
-    """A model folder or `config.json` that is missing, malformed or not supported."""
+    """A missing, malformed or unsupported model folder or `config.json`."""
 
 
 class DataError(InputError):
-    """Training data that is missing, empty or malformed."""
+    """Missing, empty or malformed training data."""
 
 
 class PlanError(IsthmusError):
@@ -93,48 +93,48 @@ class PlanError(IsthmusError):
 
 
 class AuthError(IsthmusError):
-    """The caller is unknown, or may not see or change this."""
+    """The caller is unknown or lacks permission."""
 
     exit_code = 4
     http_status = 403
 
 
 class NotFoundError(IsthmusError):
-    """The named thing does not exist (or is not the caller's to see)."""
+    """The named object does not exist or is not visible to the caller."""
 
     exit_code = 5
     http_status = 404
 
 
 class ConflictError(IsthmusError):
-    """The request is valid, but not in the present state of the thing."""
+    """The request is valid but not allowed in the current state."""
 
     exit_code = 6
     http_status = 409
 
 
 class ProtocolError(IsthmusError):
-    """The other side speaks another version of the protocol or of a file format."""
+    """The other side uses a different version of the protocol or of a file format."""
 
     exit_code = 7
     http_status = 426
 
 
 class UnavailableError(IsthmusError):
-    """A server, port, disk or peer that cannot be had now."""
+    """A server, port, disk or peer is unavailable."""
 
     exit_code = 8
     http_status = 503
 
 
 class PeerError(UnavailableError):
-    """A peer of a training run was lost; the message names the peer and the operation."""
+    """A training run lost a peer; the message names the peer and the operation."""
 
     exit_code = 9
 
 
 class RestartError(PeerError):
-    """The place of a lost peer is taken again: the ranks meet anew, as `incarnation` of their group."""
+    """A lost peer was replaced: the ranks must re-form their group with number `incarnation`."""
 
     def __init__(self, message: str, *, incarnation: int = 0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -142,4 +142,4 @@ class RestartError(PeerError):
 
 
 class IllegalTransitionError(IsthmusError):
-    """A state machine was asked for a step that its table does not have: a bug, with its story."""
+    """A state machine has no such transition (a bug); the message includes the history."""

@@ -1,4 +1,4 @@
-"""`Job`: what the user asks for. `job.yaml` is its file form; see `docs/formats.md`."""
+"""`Job`: a training request, written as `job.yaml`; see `docs/formats.md`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Task = Literal["pretrain", "continue", "finetune"]
 class Data(Frozen):
     """Training text: folders, files or globs, local or any fsspec URL.
 
-    `format` `auto` takes `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
+    `format` `auto` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
     `messages` list. `tokenizer` is `bytes` or the path of a `tokenizer.json`.
     """
 
@@ -39,14 +39,14 @@ class Data(Frozen):
 
 
 class Training(Frozen):
-    """Hyper-parameters of the optimisation; a sample is one sequence of `sequence_length` tokens.
+    """Training hyper-parameters; a sample is one sequence of `sequence_length` tokens.
 
-    `local_steps` above 1 admits plans whose replicas in clusters far apart take so many steps each on its
-    own between two averages of their parameters (DiLoCo). That changes what is learned, for as many times
-    less traffic between them; plans that reduce gradients every step stay candidates beside them.
+    `local_steps` above 1 also admits plans with local SGD between clusters (DiLoCo): replicas take that many
+    steps before they average their parameters. This changes the training result and divides the traffic by
+    `local_steps`. Plans that reduce gradients every step remain candidates.
 
-    `optimizer_on_host` keeps fp32 weights and moments in the memory of the chips' hosts and updates them
-    there: 12 bytes a parameter less on the chip (8 in fp32) for a slower end of each step, the same result.
+    `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there. It saves
+    12 bytes per parameter on the chip (8 in fp32), slows the end of each step and gives the same result.
     """
 
     steps: Count
@@ -79,15 +79,15 @@ class Training(Frozen):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches in one step of one replica."""
+        """Micro-batches per step of one replica."""
         return self.global_batch_size // self.micro_batch_size
 
 
 class Checkpoints(Frozen):
-    """Where and how often the state of training is written; `every_steps` 0 means only at the end.
+    """Where and how often checkpoints are written; `every_steps` 0 writes one at the end only.
 
-    Besides, after every step each worker keeps its state in memory, and a copy in that of another machine of
-    its cluster; where the cluster has no other, and with `copies_across_clusters`, of another cluster.
+    After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
+    A cluster with one machine copies to another cluster if `copies_across_clusters` is set.
     """
 
     folder: PathName
@@ -99,9 +99,9 @@ class Checkpoints(Frozen):
 class Placement(Frozen):
     """Where the job may run. The switches are those of the report's Tables 3 to 19.
 
-    `data_owners` and `data_regions` say whose clusters, and where, may read the training data: the first and
-    the last stage of every replica (tokens and labels) are placed there, the stages between anywhere.
-    Without `network` plans are offered whatever the links between their clusters have left.
+    `data_owners` and `data_regions` limit which clusters may read the training data: the first and last
+    stage of every replica (tokens and labels) are placed there, other stages anywhere.
+    `network: false` skips the check of free link bandwidth.
     """
 
     clusters: tuple[Name, ...] = ()
@@ -117,7 +117,7 @@ class Placement(Frozen):
 
 
 class Parallel(Frozen):
-    """Degrees that the user fixes; those left out are the planner's to choose."""
+    """Parallelism degrees fixed by the user; the planner chooses the others."""
 
     tp: Count | None = None
     pp: Count | None = None
@@ -129,19 +129,18 @@ class Parallel(Frozen):
 class Job(Frozen):
     """A training job: one model, one data set, one result.
 
-    `output` is the folder that becomes a Hugging Face model. `policy` says who chooses among the
-    candidate plans: `manual` waits for the user, `auto` takes the one predicted fastest. A job that lost a
-    worker is started again from its last checkpoint, at most `max_restarts` times. A job of higher
-    `priority` may, if its user agrees, take the chips of `preemptible` ones of lower priority, which go on
-    later from a checkpoint taken before. `deadline_s` counts from the submission. Without `overlap` no
-    schedule is used that overlaps communication with computation.
+    `output` receives the trained Hugging Face model. `policy` selects among the candidate plans: `manual`
+    waits for the user, `auto` takes the predicted fastest. After a worker failure the job restarts from its
+    last checkpoint, at most `max_restarts` times. A job of higher `priority` may, if its user agrees, preempt
+    `preemptible` jobs of lower priority; these are checkpointed first and resume later. `deadline_s` counts
+    from submission. `overlap: false` excludes schedules that overlap communication with computation.
 
-    `transport` says what carries messages between clusters: threads of each worker, or a process beside it
-    (Linux; the messages' bytes are copied once more at either end, by memory that the two share).
+    `transport` selects how messages between clusters are sent: by threads of the worker, or by a separate
+    process (Linux only; each side makes one more copy through shared memory).
 
-    `compute: virtual` rehearses the job: a stage waits for the plan's predicted time instead of computing,
-    and sends tensors of the model's real size. Nothing is learned: no data is read, and there is no loss, no
-    checkpoint and no result. A rehearsal that was stopped begins again at its first step.
+    `compute: virtual` runs the job without training: a stage waits for the predicted time instead of
+    computing and sends tensors of real size. The job reads no data and writes no loss, checkpoint or model.
+    If stopped, it restarts at the first step.
     """
 
     version: Literal[1] = 1

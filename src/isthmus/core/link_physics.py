@@ -1,7 +1,7 @@
-"""What a WAN link does to a transfer: rate, delay, jitter, and the rate that TCP reaches under loss.
+"""Throughput of TCP over a WAN link with delay and loss.
 
-A link's bandwidth is that of its wire: IP packets, headers included. What an application gets is the goodput,
-at most 1 / `WIRE_OVERHEAD` (96.5 %) of it.
+Link bandwidth counts IP packets, headers included. Goodput, the payload that an application receives, is at
+most 1 / `WIRE_OVERHEAD` (96.5 %) of it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HEADER_BYTES = 52
 
 
 def wire_bytes(num_bytes: int) -> int:
-    """Return the bytes on the wire of `num_bytes` of payload with their headers; 0 is a bare header."""
+    """Return the bytes on the wire for `num_bytes` of payload, headers included; 0 gives one bare header."""
     return num_bytes + HEADER_BYTES * max(-(-num_bytes // SEGMENT_BYTES), 1)
 
 
 def cubic_bytes_per_s(round_trip_s: float, loss: float) -> float:
-    """Return the steady rate of one CUBIC flow under random loss, in bytes a second.
+    """Return the steady rate of one CUBIC flow under random loss, in bytes per second.
 
-    The larger of CUBIC's own response function, 1.054 (RTT / p)^(3/4) / RTT segments a second with
+    The larger of CUBIC's own response function, 1.054 (RTT / p)^(3/4) / RTT segments per second with
     C = 0.4 and beta = 0.7 (RFC 9438, section 5.1), and that of the Reno-friendly region,
     sqrt(1.5 / p) / RTT (Mathis et al., 1997). `loss` must be positive.
     """
@@ -39,11 +39,10 @@ def cubic_bytes_per_s(round_trip_s: float, loss: float) -> float:
 
 
 def effective_bytes_per_s(link: Link, reverse: Link | None = None) -> float:
-    """Return what one TCP flow reaches on `link`, in bytes a second.
+    """Return the goodput of one TCP flow on `link`, in bytes per second.
 
-    Payload bytes: the headers are taken off. With `bbr` loss costs only the lost packets, (1 - p) of the
-    rate; with `cubic` the response function bounds it. Without `reverse` the way back is taken to be as
-    long as the way there.
+    With `bbr`, loss p scales the rate by 1 - p; with `cubic` the response function bounds it. Without
+    `reverse` the return path is assumed to have the same delay.
     """
     ceiling = link.bytes_per_s * (1 - link.loss) / WIRE_OVERHEAD
     if link.loss == 0 or link.congestion_control == "bbr":
@@ -53,5 +52,5 @@ def effective_bytes_per_s(link: Link, reverse: Link | None = None) -> float:
 
 
 def transfer_s(link: Link, num_bytes: float, reverse: Link | None = None) -> float:
-    """Return the seconds from the first byte sent to the last byte received, on an otherwise idle link."""
+    """Return the seconds from the first byte sent to the last byte received on an idle link."""
     return link.delay_s + num_bytes / effective_bytes_per_s(link, reverse)

@@ -1,4 +1,4 @@
-"""Whether an address is this machine's own: what is sent to it cannot be read by others."""
+"""Detect loopback addresses, whose traffic never leaves the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches `host`: a name, or an address with or without brackets."""
+    """Return whether `host`, a name or an address with or without brackets, is a loopback address."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""`Model`: what the user names (a Hugging Face folder or a `config.json`), read without torch."""
+"""`Model`: model dimensions from a Hugging Face folder or `config.json`, read without torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from isthmus.core.base import Frozen
 from isthmus.core.errors import ModelError
 
 TRAINABLE = ("LlamaForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-"""Architectures that the runtime cuts by layers and trains. Planning and simulation know more."""
+"""Architectures that the runtime can split by layer and train. Planning and simulation support more."""
 
 MOST_LAYERS = 10_000
-"""Decoder layers that a model may have; a mistake is refused before anybody reckons with each."""
+"""Maximum number of decoder layers; rejects typos before any per-layer work."""
 
 LARGEST = 1_000_000_000
-"""Largest dimension that a model may have."""
+"""Maximum size of any model dimension."""
 
 _MOST = {"num_hidden_layers": MOST_LAYERS, "hidden_size": LARGEST, "vocab_size": LARGEST}
 Dimension = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Model(Frozen):
-    """A decoder-only transformer as its `config.json` states it; `config` is that file, whole.
+    """A decoder-only transformer; `config` is the complete `config.json`.
 
-    The layer-by-layer profile (parameters, FLOPs, bytes) is made from `config` in `isthmus.plan`.
+    `isthmus.plan` derives the per-layer profile (parameters, FLOPs, bytes) from `config`.
     """
 
     path: str
@@ -39,23 +39,23 @@ class Model(Frozen):
 
     @property
     def num_kv_heads(self) -> int:
-        """Key and value heads of a layer: as many as query heads where the file says nothing of them."""
+        """Key/value heads per layer; defaults to the number of query heads."""
         return int(self.config.get("num_key_value_heads") or self.config.get("num_attention_heads") or 1)
 
     @property
     def tied_embeddings(self) -> bool:
-        """Whether the head shares the embedding's weights."""
+        """Whether the output head and the embedding share weights."""
         return bool(self.config.get("tie_word_embeddings", False))
 
 
 def config_path(path: str | Path) -> Path:
-    """Return the `config.json` meant by a folder or a file; raise `ModelError` if it is not there."""
+    """Return the `config.json` of a folder or file path; raise `ModelError` if it is missing."""
     given = Path(path)
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file():
         raise ModelError(
             f"no model at {given}",
-            hint="give a folder that holds a config.json, or the config.json itself",
+            hint="give a folder with a config.json, or the config.json itself",
         )
     return file
 
@@ -70,28 +70,29 @@ def read_config(path: str | Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"{file} holds no JSON object")
+        raise ModelError(f"{file} does not contain a JSON object")
     return config
 
 
 def load_model(path: str | Path) -> Model:
     """Read a `Model` from a Hugging Face folder or `config.json`.
 
-    Raises `ModelError` where the file is missing, is not JSON, or lacks a dimension that every model has.
+    Raises `ModelError` if the file is missing, is not JSON, or lacks a required dimension.
     """
     config, file = read_config(path), config_path(path)
-    text = config.get("text_config")  # where a multimodal folder keeps its decoder
+    text = config.get("text_config")  # the decoder of a multimodal model
     text = config if text is None else text
     if not isinstance(text, dict):
-        raise ModelError(f"{file}: text_config is {text!r:.80}", hint="it holds the decoder's dimensions")
+        raise ModelError(f"{file}: text_config is {text!r:.80}", hint="expected the decoder's dimensions")
     architectures = config.get("architectures") or []
     if not (isinstance(architectures, list) and architectures):
-        raise ModelError(f"{file}: 'architectures' is no list", hint='for example ["LlamaForCausalLM"]')
+        hint = 'for example ["LlamaForCausalLM"]'
+        raise ModelError(f"{file}: 'architectures' must be a non-empty list", hint=hint)
     sizes = {}
     for field, most in _MOST.items():
         value = text.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            hint = f"a whole number from 1 to {most:,} is needed"
+            hint = f"it must be an integer from 1 to {most:,}"
             raise ModelError(f"{file}: {field} is {value!r:.80}", hint=hint)
         sizes[field] = value
     return Model(
@@ -105,9 +106,9 @@ def load_model(path: str | Path) -> Model:
 
 
 def require_trainable(model: Model) -> None:
-    """Raise `ModelError` unless the runtime can cut and train `model`."""
+    """Raise `ModelError` unless the runtime can split and train `model`."""
     if model.architecture not in TRAINABLE:
         raise ModelError(
-            f"{model.path}: the runtime does not train '{model.architecture}'",
-            hint="it trains " + ", ".join(TRAINABLE),
+            f"{model.path}: the runtime does not support '{model.architecture}'",
+            hint="supported: " + ", ".join(TRAINABLE),
         )

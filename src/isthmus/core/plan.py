@@ -1,4 +1,4 @@
-"""`Plan`: one candidate answer to a job; `Part`: the piece of it at one cluster. See `docs/formats.md`."""
+"""`Plan`: one way to run a job; `Part`: its share at one cluster. See `docs/formats.md`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ LayerRange = Annotated[tuple[Index, Index], Field(description="first layer, last
 class Stage(Frozen):
     """One pipeline stage of one replica: decoder layers `[first, last)` on `tp` x `cp` chips of a node group.
 
-    The first stage of a replica also holds the embedding, the last one the final norm and the head. `tp` cuts
-    tensors (`sp`: tokens between them too), `cp` the sequence; `ep` deals experts out over the stage's chips
-    and those of other replicas. `recompute` applies to the first `recompute_layers` layers (all, without it).
+    The first stage of a replica also holds the embedding, the last one the final norm and the head. `tp` is
+    the tensor-parallel degree (`sp` adds sequence parallelism), `cp` the context-parallel degree; `ep`
+    distributes experts over the chips of this stage and of other replicas. `recompute` applies to the first
+    `recompute_layers` layers (default: all).
     """
 
     replica: Index = 0
@@ -48,16 +49,18 @@ class Stage(Frozen):
 
 @dataclass(frozen=True)
 class Rank:
-    """What one worker of a run computes: share `tp` (from 0) of stage `stage` of `Plan.stages`."""
+    """The work of one rank: a stage and its tensor-parallel shard."""
 
+    # Index into `Plan.stages`.
     stage: int
+    # Tensor-parallel rank, from 0.
     tp: int = 0
 
 
 class StageTime(Frozen):
-    """Predicted seconds of one micro-batch on one stage, and of the end of a step.
+    """Predicted seconds of one stage: per micro-batch forward and backward, per step `update_s`.
 
-    `update_s` is the reduction of gradients inside the cluster and the optimizer's update.
+    `update_s` covers gradient reduction inside the cluster and the optimizer update.
     """
 
     forward_s: NotNegative
@@ -66,10 +69,10 @@ class StageTime(Frozen):
 
 
 class Prediction(Frozen):
-    """What the planner expects of a plan, and why. Lists are by stage, `wan_gbps` by hop (`all_hops`).
+    """Predicted performance of a plan. Lists are per stage; `wan_gbps` is per hop (`all_hops`).
 
-    `gradient_gbps` is by `FROM>TO`: the mean rate of gradients between clusters that hold the same layers.
-    `storage_bytes` is what a stage adds to what its cluster stores; what stages there share is counted once.
+    `gradient_gbps` maps `FROM>TO` to the mean gradient rate between clusters that hold the same layers.
+    `storage_bytes` is what each stage adds at its cluster; data shared by its stages counts once.
     """
 
     iteration_s: NotNegative
@@ -85,20 +88,20 @@ class Prediction(Frozen):
 
 
 class Plan(Frozen):
-    """A way to run a job: who computes which layers, in which order, and what that should take.
+    """A way to run a job: the layers of each stage, the schedule, and the predicted performance.
 
-    A plan written by hand may fix more: `model` (a folder or `config.json`), `precision` (bf16 where it is
-    not said), the stage of ZeRO, micro-batches that differ by replica in number (`replica_micro_batches`, one
-    each) or in size (`replica_micro_batch_sizes`, one each; `micro_batch_size` is the largest), the warm-up
-    of an overlapped schedule (`warm_up`, one per stage), the pieces of the model per stage of an interleaved
-    one (`chunks`), whether messages wait for their receive (`rendezvous`, as NCCL's do), and whether
-    gradients are reduced while the last micro-batch runs backward (`overlap_gradients`).
+    A hand-written plan may also set: `model` (a folder or `config.json`), `precision` (default bf16), the
+    ZeRO stage, a number of micro-batches per replica (`replica_micro_batches`), a micro-batch size per
+    replica (`replica_micro_batch_sizes`; `micro_batch_size` is the largest), the warm-up per stage of an
+    overlapped schedule (`warm_up`), the model chunks per stage of an interleaved schedule (`chunks`), whether
+    a send blocks until its receive (`rendezvous`, like NCCL), and whether gradient reduction overlaps the
+    last backward (`overlap_gradients`).
 
-    With `optimizer_on_host` fp32 weights and moments are in the memory of the chips' hosts, updated there.
+    `optimizer_on_host` keeps fp32 weights and moments in host memory and updates them there.
 
-    With `local_steps` above 1 gradients are reduced among the replicas of one group alone, those that share a
-    cluster. Each group takes so many steps on its own, then an outer optimizer averages all parameters.
-    A plan of `compute: virtual` is for a job of that kind: each stage is one process, whatever its degrees.
+    With `local_steps` above 1 gradients are reduced only within a replica group (replicas that share a
+    cluster); after `local_steps` steps an outer optimizer averages all parameters.
+    `compute: virtual` belongs to jobs of that kind: each stage is one process, whatever its degrees.
     """
 
     version: Literal[1] = 1
@@ -128,7 +131,7 @@ class Plan(Frozen):
     def _layers_follow(self) -> Plan:
         replicas = sorted({stage.replica for stage in self.stages})
         if replicas != list(range(self.dp)):
-            raise ValueError(f"dp is {self.dp}, but the stages name the replicas {replicas}")
+            raise ValueError(f"dp is {self.dp}, but the stages have replicas {replicas}")
         ends = set()
         for replica in replicas:
             expected = 0
@@ -136,8 +139,8 @@ class Plan(Frozen):
                 first, last = stage.layers
                 if first != expected or last <= first:
                     raise ValueError(
-                        f"replica {replica}: layers {[first, last]} do not follow {expected}; "
-                        "each stage holds at least one layer and starts where the one before it ended"
+                        f"replica {replica}: layers {[first, last]} must start at {expected}; "
+                        "each stage has at least one layer and starts where the previous one ends"
                     )
                 expected = last
             ends.add(expected)
@@ -164,8 +167,8 @@ class Plan(Frozen):
     def _local_steps_part_groups(self) -> Plan:
         if self.local_steps > 1 and len(set(self.replica_groups)) < 2:
             raise ValueError(
-                f"local_steps is {self.local_steps}, but all replicas share clusters: they would never "
-                "differ; set it to 1"
+                f"local_steps is {self.local_steps}, but all replicas are in one group and reduce gradients "
+                "every step; set it to 1"
             )
         return self
 
@@ -176,26 +179,26 @@ class Plan(Frozen):
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """Clusters in the order in which the stages use them, each once."""
+        """Clusters in order of first use by a stage."""
         return tuple(dict.fromkeys(stage.cluster for stage in self.stages))
 
     def micro_batches_of(self, replica: int) -> int:
-        """Return the micro-batches that one replica takes in a step."""
+        """Return the micro-batches per step of a replica."""
         return self.replica_micro_batches[replica] if self.replica_micro_batches else self.micro_batches
 
     def micro_batch_size_of(self, replica: int) -> int:
-        """Return the samples in a micro-batch of one replica."""
+        """Return the samples per micro-batch of a replica."""
         sizes = self.replica_micro_batch_sizes
         return sizes[replica] if sizes else self.micro_batch_size
 
     @property
     def samples(self) -> int:
-        """Samples of one step, over all replicas."""
+        """Samples per step over all replicas (the global batch size)."""
         return sum(self.micro_batches_of(r) * self.micro_batch_size_of(r) for r in range(self.dp))
 
     @cached_property
     def replica_groups(self) -> tuple[int, ...]:
-        """The group of each replica, from 0: replicas that share a cluster, or are joined by others."""
+        """Group number of each replica, from 0; sharing a cluster, also transitively, makes a group."""
         return group_by_cluster([{stage.cluster for stage in self.pipeline(r)} for r in range(self.dp)])
 
     def pipeline(self, replica: int = 0) -> tuple[Stage, ...]:
@@ -211,7 +214,7 @@ class Plan(Frozen):
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
-        """What each rank computes: those of a stage follow each other, one per share of its tensors.
+        """The assignment of each rank; the tensor-parallel ranks of a stage are consecutive.
 
         With `compute: virtual` a stage is one rank, whatever its degrees.
         """
@@ -220,15 +223,15 @@ class Plan(Frozen):
 
     @cached_property
     def rank_clusters(self) -> tuple[str, ...]:
-        """The cluster that each rank runs in."""
+        """The cluster of each rank."""
         return tuple(self.stages[one.stage].cluster for one in self.ranks)
 
     def stage_of(self, rank: int) -> Stage:
-        """Return the stage that a rank computes, or computes a share of."""
+        """Return the stage of a rank."""
         return self.stages[self.ranks[rank].stage]
 
     def ranks_of(self, stage: int) -> range:
-        """Return the ranks that compute one of `stages`, in the order of their shares."""
+        """Return the ranks of stage index `stage`, in tensor-parallel order."""
         first = self._first_ranks[stage]
         return range(first, first + self._num_ranks[stage])
 
@@ -242,7 +245,7 @@ class Plan(Frozen):
 
     @property
     def num_chunks(self) -> int | None:
-        """Pieces of the model per stage of an interleaved schedule (two, unless the plan says); else None."""
+        """Model chunks per stage of an interleaved schedule (default 2); None for other schedules."""
         if self.schedule != "interleaved":
             return None
         if any(len(self.pipeline(replica)) == 1 for replica in range(self.dp)):
@@ -251,15 +254,15 @@ class Plan(Frozen):
 
     @property
     def num_copies(self) -> int:
-        """Copies of the model that a replica holds: two where micro-batches enter at both ends."""
+        """Copies of the model per replica: 2 for DualPipe, where micro-batches enter at both ends."""
         return 2 if self.schedule == "dualpipe" else 1
 
     def pieces(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
-        """Return by stage the layers of its pieces: one, or as many as its schedule asks for.
+        """Return the layer ranges of the model chunks of each stage.
 
-        Interleaved, the pieces of chunk 0 of all stages come first in the model, then those of chunk 1, and
-        so on. Those of a stage together are as many layers as the stage has, and differ by one at most. With
-        two copies of the model a stage holds its own layers and those of the stage as far from the other end.
+        Interleaved: chunk 0 of all stages comes first in the model, then chunk 1, and so on; the chunk sizes
+        of a stage add up to its layers and differ by at most one. DualPipe: a stage holds its own layers and
+        those of its mirror stage, counted from the other end. Other schedules: one chunk per stage.
         """
         stages, chunks = self.pipeline(replica), self.num_chunks or 1
         if self.num_copies == 2:
@@ -275,7 +278,7 @@ class Plan(Frozen):
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, ...], ...]:
-        """The replicas of each kind: those with equal stages at equal places, and as many micro-batches."""
+        """Replicas grouped by equal stages, micro-batch count and micro-batch size."""
         found: dict[tuple[object, ...], list[int]] = {}
         for replica in range(self.dp):
             stages = [one.model_dump_json(exclude={"replica"}) for one in self.pipeline(replica)]
@@ -284,7 +287,7 @@ class Plan(Frozen):
         return tuple(map(tuple, found.values()))
 
     def adding_clusters(self, stage: int) -> tuple[str, ...]:
-        """Return the other clusters whose stages add up gradients of the same layers, in order of use."""
+        """Return the other clusters that reduce gradients of the same layers with `stage`, in stage order."""
         mine = self.stages[stage]
         return tuple(
             dict.fromkeys(
@@ -297,24 +300,24 @@ class Plan(Frozen):
         )
 
     def hops(self, replica: int = 0) -> tuple[tuple[str, str], ...]:
-        """Return the cluster pairs that neighbouring stages of `replica` cross, in pipeline order."""
+        """Return the (source, target) clusters between consecutive stages of `replica`, in pipeline order."""
         stages = self.pipeline(replica)
         pairs = itertools.pairwise(stages)
         return tuple((a.cluster, b.cluster) for a, b in pairs if a.cluster != b.cluster)
 
     def all_hops(self) -> tuple[tuple[str, str], ...]:
-        """Return the hops of every replica, those of the first first: what `Prediction.wan_gbps` is for."""
+        """Return the hops of all replicas in replica order, matching `Prediction.wan_gbps`."""
         return tuple(hop for replica in range(self.dp) for hop in self.hops(replica))
 
     def parts(self) -> tuple[Part, ...]:
-        """Cut the plan into its parts, one per cluster."""
+        """Split the plan into parts, one per cluster."""
         return tuple(Part.of(self, cluster) for cluster in self.clusters)
 
 
 def group_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
-    """Return the group of each replica, given its clusters: a common cluster makes replicas one group.
+    """Return the group of each replica, given its clusters; replicas with a common cluster share a group.
 
-    Groups are numbered from 0 in the order of their first replicas.
+    Groups are numbered from 0 in the order of their first replica.
     """
     group_of: dict[str, int] = {}
     for replica, names in enumerate(clusters):
@@ -327,7 +330,7 @@ def group_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
 
 
 class Part(Frozen):
-    """The piece of a plan at one cluster. A rank is an index into `Plan.ranks`."""
+    """The part of a plan at one cluster. `ranks` index `Plan.ranks`; `chips` counts chips by node group."""
 
     cluster: Name
     ranks: tuple[Index, ...]
@@ -335,7 +338,7 @@ class Part(Frozen):
 
     @classmethod
     def of(cls, plan: Plan, cluster: str) -> Part:
-        """Return the part of `plan` at `cluster`: its ranks, and the chips it needs by node group."""
+        """Return the part of `plan` at `cluster`."""
         here = [place for place, stage in enumerate(plan.stages) if stage.cluster == cluster]
         chips: dict[str, int] = {}
         for stage in map(plan.stages.__getitem__, here):
@@ -347,8 +350,8 @@ class Part(Frozen):
 class Refusal(Frozen):
     """Why a combination of clusters gives no plan.
 
-    `stage` says which stage of co-scheduling refused it (None: the search for plans). The rest says what was
-    lacking there: nodes or storage at the one cluster of `owner`, bandwidth between the two.
+    `stage` is the co-scheduling filter that rejected it (None: the plan search). The remaining fields give
+    the shortage: nodes or storage at the single cluster of `owner`, or bandwidth between two clusters.
     """
 
     clusters: tuple[Name, ...]
@@ -361,7 +364,7 @@ class Refusal(Frozen):
 
 
 class PlanSet(Frozen):
-    """The planner's answer: candidate plans, fastest first, and the reasons for what was refused."""
+    """The planner's result: candidate plans, fastest first, and rejected cluster combinations."""
 
     plans: tuple[Plan, ...]
     refused: tuple[Refusal, ...] = ()

@@ -1,6 +1,6 @@
-"""`OwnerPolicy`: what the owner of a site lets the pool do there. `policy.yaml` is its file form.
+"""`OwnerPolicy`: the limits that a site's owner sets for pool jobs, written as `policy.yaml`.
 
-It stays at the site: the site's own agent enforces it, and refuses what breaks it, whoever orders it.
+The file stays at the site. The site's agent enforces it and rejects every order that violates it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class Hours(Frozen):
-    """From one time of day to another, `HH:MM` of the site's clock, on each of `days`.
+    """A daily time window in `HH:MM` site time on each of `days`.
 
-    Where the end is not after the beginning it is on the day after.
+    An end that is not after the start falls on the next day.
     """
 
     days: tuple[Day, ...] = DAYS
@@ -33,7 +33,7 @@ class Hours(Frozen):
     end: TimeOfDay = Field("00:00", alias="to")
 
     def contain(self, moment: datetime) -> bool:
-        """Tell whether `moment`, by the site's clock, is among them."""
+        """Return whether `moment`, in site time, is inside the window."""
         time, day = moment.strftime("%H:%M"), moment.weekday()
         today, yesterday = DAYS[day] in self.days, DAYS[day - 1] in self.days
         if self.begin < self.end:
@@ -42,19 +42,18 @@ class Hours(Frozen):
 
 
 class OwnerPolicy(Frozen):
-    """What the owner of a site lets the pool do there.
+    """Limits that a site's owner sets for pool jobs.
 
-    The pool's jobs may hold at most `pool_chips` of a node group, or `pool_share` of one that is not named
-    there; only within `hours`, only of `users`, and only those that read and write below `folders` (paths or
-    URLs): each of the three is free where it is empty. When the hours end, jobs that train have `protect_s`
-    to save their work, and then go. Cards that a job of the pool holds without running are taken back after
-    `hold_s`.
+    Pool jobs may hold at most `pool_chips` of a node group, or `pool_share` of one not listed there. They may
+    run only within `hours`, only for `users`, and only with paths or URLs below `folders`; an empty list
+    means no limit. When the hours end, running jobs have `protect_s` to checkpoint before they are stopped.
+    Devices that a pool job reserves without running are released after `hold_s`.
 
-    Local jobs of level `preemptible_from` and of those below it may be preempted by the pool's jobs of a
-    higher level; without it none may. A preempted job gets SIGTERM and `grace_s` later SIGKILL, and goes
-    back to its place in the queue. With `local_evicts_pool` a local job takes the cards of the pool's jobs of
-    a lower level where it finds no others; those that train have `protect_s` to save their work first. A job
-    of the pool that waits before local jobs holds free cards back from them for `hold_back_s` at most.
+    Pool jobs may preempt local jobs of a lower level, from `preemptible_from` downwards; without it none. A
+    preempted local job gets SIGTERM, SIGKILL after `grace_s`, and returns to its place in the queue. With
+    `local_evicts_pool` a local job that finds no free devices evicts pool jobs of a lower level; running ones
+    first have `protect_s` to checkpoint. A pool job that is queued ahead of local jobs may keep free devices
+    from them for at most `hold_back_s`.
     """
 
     version: Literal[1] = 1
@@ -71,24 +70,24 @@ class OwnerPolicy(Frozen):
     hold_back_s: NotNegative = 0.0
 
     def limit(self, node_group: str, chips: int) -> int:
-        """Return how many of the `chips` of `node_group` the pool's jobs may hold at once."""
+        """Return how many of the `chips` of `node_group` pool jobs may hold at once."""
         return min(chips, self.pool_chips.get(node_group, int(self.pool_share * chips)))
 
     def is_open(self, moment: datetime) -> bool:
-        """Tell whether the pool may work at `moment`, by the site's clock."""
+        """Return whether pool jobs may run at `moment`, in site time."""
         return not self.hours or any(hours.contain(moment) for hours in self.hours)
 
     def objection(self, user: str, job: Job) -> str:
-        """Return why a job of `user` may not run here at any time, or "" where it may."""
+        """Return why the policy never admits `job` of `user`, or "" if it does."""
         if self.users and user not in self.users:
-            return f"the owner lets jobs of {', '.join(self.users)} run here, not of '{user}'"
+            return f"the owner admits jobs of {', '.join(self.users)}, not of '{user}'"
         strange = next((path for path in _paths(job) if not _is_below(path, self.folders)), None)
         if self.folders and strange is not None:
-            return f"'{strange}' is not below {', '.join(self.folders)}, which the owner lets the pool use"
+            return f"'{strange}' is outside the folders that the owner allows: {', '.join(self.folders)}"
         return ""
 
     def check(self, cluster: Cluster) -> None:
-        """Raise `UnknownNameError` where the policy names a node group or a level that `cluster` lacks."""
+        """Raise `UnknownNameError` if the policy names a node group or level that `cluster` lacks."""
         groups = [group.name for group in cluster.node_groups]
         for group in self.pool_chips:
             if group not in groups:
@@ -99,14 +98,14 @@ class OwnerPolicy(Frozen):
 
 
 def _paths(job: Job) -> Iterator[str]:
-    """Every path that a job reads or writes."""
+    """Yield every path that a job reads or writes."""
     yield from (*job.data.paths, job.model, job.checkpoints.folder, job.output)
     if job.data.tokenizer != "bytes":
         yield job.data.tokenizer
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
-    """Tell whether `path` is one of `folders` or in it; `..` leads nowhere."""
+    """Return whether `path` is one of `folders` or inside one, after `..` is resolved."""
     place = _parts(path)
     return any(place[: len(_parts(folder))] == _parts(folder) for folder in folders)
 

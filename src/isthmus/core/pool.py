@@ -1,6 +1,6 @@
-"""What is there to train on: `NodeGroup`, `Cluster`, `Owner`, `Link`, `Pool`.
+"""Training resources: `NodeGroup`, `Cluster`, `Owner`, `Link`, `Pool`.
 
-`pool.yaml` is the file form of `Pool`; see `docs/formats.md`.
+`pool.yaml` is the file format of `Pool`; see `docs/formats.md`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from isthmus.core.units import TB, Bytes
 
 
 class VirtualChip(Frozen):
-    """Emulation: a chip `compute_scale` times as fast as the real one, with `memory_scale` times its memory.
+    """Emulation of a chip with `compute_scale` times the speed and `memory_scale` times the memory.
 
-    A worker on a virtual chip computes for real and then waits until the time the virtual chip
-    would have taken has passed; the smaller memory binds the planner and the site as a real one would.
+    A worker on a virtual chip computes for real, then waits until the virtual chip's time has passed. The
+    planner and the site apply the scaled memory limit.
     """
 
     compute_scale: Positive = 1.0
@@ -28,7 +28,7 @@ class VirtualChip(Frozen):
 
 
 class NodeGroup(Frozen):
-    """Equal nodes of one chip type in a cluster; the unit of placement inside a cluster."""
+    """Identical nodes with one chip type; the unit of placement inside a cluster."""
 
     name: Name
     chip: Name
@@ -52,7 +52,7 @@ class NodeGroup(Frozen):
 
 
 class Cluster(Frozen):
-    """One site under one local scheduler. `priorities` maps the pool's priorities to the site's own."""
+    """One site with one local scheduler. `priorities` maps pool priorities to the site's own."""
 
     name: Name
     owner: Name
@@ -67,26 +67,26 @@ class Cluster(Frozen):
         return self
 
     def group(self, name: str) -> NodeGroup:
-        """Return the node group called `name`; raise `KeyError` if there is none."""
+        """Return the node group `name`; raise `KeyError` if unknown."""
         return {group.name: group for group in self.node_groups}[name]
 
 
 class Owner(Frozen):
-    """Who runs clusters and is paid for them."""
+    """An organisation that operates clusters and is paid for their use."""
 
     name: Name
     title: str = ""
 
 
 Loss = Annotated[float, Field(ge=0, lt=1)]
-"""A part of packets, never all of them: over such a link nothing comes."""
+"""Packet loss probability, below 1."""
 
 
 class Link(Frozen):
     """One direction of a WAN path between two clusters.
 
-    `delay_ms` is one way (half the round trip); `jitter_ms` the standard deviation of the one-way delay;
-    `loss` the probability that a packet is lost; `congestion_control` what TCP flows across it use.
+    `delay_ms` is one way (half the round trip), `jitter_ms` the standard deviation of the one-way delay,
+    `loss` the packet loss probability, `congestion_control` the algorithm of TCP flows on the link.
     """
 
     source: Name = Field(alias="from")
@@ -100,7 +100,7 @@ class Link(Frozen):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth in bytes a second."""
+        """Bandwidth in bytes per second."""
         return self.bandwidth_gbps * 1e9 / 8
 
     @property
@@ -138,7 +138,7 @@ class Pool(Frozen):
                 if end not in names:
                     raise UnknownNameError("cluster", end, names)
             if link.source == link.target:
-                raise ValueError(f"a link joins two clusters; this one joins {link.source} to itself")
+                raise ValueError(f"link from {link.source} to itself; a link must join two clusters")
         known = [*catalogue(), *(chip.name for chip in self.chips)]
         for cluster in self.clusters:
             for group in cluster.node_groups:
@@ -152,11 +152,11 @@ class Pool(Frozen):
         return self
 
     def cluster(self, name: str) -> Cluster:
-        """Return the cluster called `name`; raise `KeyError` if there is none."""
+        """Return the cluster `name`; raise `KeyError` if unknown."""
         return {cluster.name: cluster for cluster in self.clusters}[name]
 
     def chip(self, group: NodeGroup) -> Chip:
-        """Return the chip of `group` as it performs there: scaled where it is virtual."""
+        """Return the chip of `group`, scaled if virtual."""
         chip = {**catalogue(), **{chip.name: chip for chip in self.chips}}[group.chip]
         if group.virtual is None:
             return chip
@@ -170,12 +170,12 @@ class Pool(Frozen):
         )
 
     def link(self, source: str, target: str) -> Link | None:
-        """Return the link from `source` to `target`, or None where the two are not joined."""
+        """Return the link from `source` to `target`, or None."""
         return next((x for x in self.links if (x.source, x.target) == (source, target)), None)
 
 
 class UnknownNameError(ValueError):
-    """A reference to a thing that is not there, with the words that would have been right."""
+    """A reference to an unknown name; `known` lists the valid ones."""
 
     def __init__(self, kind: str, value: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown {kind} '{value}'")
@@ -183,7 +183,7 @@ class UnknownNameError(ValueError):
 
 
 def expand_link(link: Any) -> list[Any]:
-    """Turn `between: [a, b]` with `round_trip_ms` into the two directed links it stands for."""
+    """Expand `between: [a, b]` with `round_trip_ms` into two directed links."""
     if not isinstance(link, dict):
         return [link]
     fields = {key: value for key, value in link.items() if key not in ("between", "round_trip_ms")}

@@ -1,4 +1,4 @@
-"""Priorities: the pool's own three, and what they stand for in a site's queue (`PriorityMap`)."""
+"""The three pool priorities and their mapping to a site's own levels (`PriorityMap`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Priority = Literal["low", "middle", "high"]
 
 
 class PriorityMap(Frozen):
-    """A site's own priority `levels`, highest first, and the ones that the pool's priorities stand for there.
+    """A site's own priority `levels`, highest first, and the level of each pool priority.
 
-    Registered with the cluster (cross-domain pooling report 4.3.2, table 2). Levels above `high` outrank
-    every job of the pool.
+    Part of the cluster registration (cross-domain pooling report 4.3.2, table 2). Levels above `high` outrank
+    every pool job.
     """
 
     levels: tuple[Name, ...] = ("high", "middle", "low")
@@ -27,18 +27,18 @@ class PriorityMap(Frozen):
     @model_validator(mode="after")
     def _in_order(self) -> PriorityMap:
         if len(set(self.levels)) != len(self.levels):
-            raise ValueError(f"priority levels occur twice: {', '.join(self.levels)}")
+            raise ValueError(f"duplicate priority levels: {', '.join(self.levels)}")
         ranks = [self.rank(self.level(priority)) for priority in ("high", "middle", "low")]
         if ranks != sorted(ranks):
-            raise ValueError("high, middle and low stand for levels in another order than theirs")
+            raise ValueError("high, middle and low must map to levels in descending order")
         return self
 
     def level(self, priority: Priority) -> str:
-        """Return the site's own level for a priority of the pool."""
+        """Return the site level of a pool priority."""
         return {"high": self.high, "middle": self.middle, "low": self.low}[priority]
 
     def rank(self, level: str) -> int:
-        """Return a level's place, 0 the highest; raise `ValueError` where the site has no such level."""
+        """Return the position of `level`, 0 the highest; raise `ValueError` if unknown."""
         if level not in self.levels:
-            raise ValueError(f"no priority level '{level}' among {', '.join(self.levels)}")
+            raise ValueError(f"unknown priority level '{level}', known: {', '.join(self.levels)}")
         return self.levels.index(level)

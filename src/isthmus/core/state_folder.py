@@ -1,4 +1,4 @@
-"""The state folder of a server or an agent: one process at a time, plain words where it cannot be used."""
+"""Exclusive lock on the state folder of a server or agent, and errors for unwritable folders."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from isthmus.core.errors import UnavailableError
 
 @contextmanager
 def locked(state: Path, what: str) -> Iterator[None]:
-    """Hold `state` for this process, making it (mode 0700) where it is not there.
+    """Lock `state` for this process; create the folder with mode 0700 if missing.
 
-    Raises `UnavailableError` where another `what` ("agent", "server") has it, or where it takes no files.
-    The system lets go of the lock when the process ends, however it ends.
+    Raises `UnavailableError` if another process (`what`: "agent", "server") holds the lock or the folder is
+    not writable. The kernel releases the lock when the process ends.
     """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,21 +29,21 @@ def locked(state: Path, what: str) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise UnavailableError(
-            f"another {what} runs with the state folder {state}",
-            hint="stop it first, or give this one a folder of its own",
+            f"another {what} uses the state folder {state}",
+            hint="stop it first, or use a different state folder",
         ) from error
     finally:
         os.close(descriptor)
 
 
 def unwritable(folder: Path, error: OSError) -> UnavailableError:
-    """Return the error of a folder that takes no files, with what to do about it."""
-    hint = "free space on that disk" if error.errno == errno.ENOSPC else "choose a folder you may write to"
+    """Return the `UnavailableError` for a folder that cannot be written."""
+    hint = "free space on that disk" if error.errno == errno.ENOSPC else "choose a writable folder"
     return UnavailableError(f"cannot write to {folder}: {error.strerror or error}", hint=hint)
 
 
 def sync_path(path: Path) -> None:
-    """Make what is in a file durable, or the names in a folder after a file was renamed into it."""
+    """Flush a file, or a folder after a rename into it, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Units: what a suffix means, and how sizes are read from and shown to people.
+"""Unit suffixes of names, and parsing and formatting of sizes and durations.
 
 `_s` seconds, `_ms` milliseconds, `_bytes` bytes, `_flops` floating-point operations,
-`_flop_per_s` operations a second, `_gbps` 1e9 bit/s, `_bytes_per_s` bytes a second.
+`_flop_per_s` operations per second, `_gbps` 1e9 bit/s, `_bytes_per_s` bytes per second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([kmgt]?i?b
 
 
 def parse_bytes(value: Any) -> Any:
-    """Read `"64 MiB"`, `"96GB"`, `"1e9"` or a number as bytes; anything else is returned as it is."""
+    """Parse `"64 MiB"`, `"96GB"`, `"1e9"` or a number as bytes; return anything else unchanged."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, str):
@@ -34,11 +34,11 @@ def parse_bytes(value: Any) -> Any:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
-"""A number of bytes; a file may also say `64 MiB` or `96 GB`."""
+"""A number of bytes; files may also use `64 MiB` or `96 GB`."""
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Show bytes for people, in binary units: `format_bytes(2**20)` is `"1.0 MiB"`."""
+    """Format bytes in binary units: `format_bytes(2**20)` is `"1.0 MiB"`."""
     for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(num_bytes) >= factor:
             return f"{num_bytes / factor:.1f} {unit}"
@@ -46,7 +46,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Show a duration for people: `0.0123` is `"12.3 ms"`, `75` is `"1 min 15 s"`."""
+    """Format a duration: `0.0123` is `"12.3 ms"`, `75` is `"1 min 15 s"`."""
     if seconds < 1:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 60:

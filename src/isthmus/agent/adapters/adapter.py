@@ -1,9 +1,9 @@
-"""The seam between the agent and whatever runs processes at a site: local, and later Slurm, Kubernetes, Ray.
+"""`Adapter`: the interface between the agent and a site's scheduler (local; later Slurm, Kubernetes, Ray).
 
-It also shows the site's own queue to the agent, which stands for the pool's jobs there and keeps their order.
+It also gives the agent access to the site's own queue, where the agent orders the pool's jobs.
 
-An adapter knows workers only by their folders (`WorkerFolder`). It decides nothing: the site machine says
-what to start and stop. `check_adapter` is the conformance kit that every adapter passes.
+An adapter identifies workers only by their folders (`WorkerFolder`) and makes no decisions: the site machine
+decides what to start and stop. Every adapter must pass `check_adapter`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from isthmus.core.messages.agent_messages import QueueEntry
 
 
 class WorkerStatus(Frozen):
-    """What an adapter sees of one worker.
+    """The observed state of one worker.
 
-    `absent`: never started. `running`: a process of it may exist. `exited`: it was started, and not one of
-    its processes is left; `exit_status` is then its status, or 128 + n where signal n ended it.
+    `absent`: never started. `running`: a process of it may exist. `exited`: all of its processes have ended;
+    `exit_status` is then the program's status, or 128 + n if signal n ended it.
     """
 
     state: Literal["absent", "running", "exited"]
@@ -28,53 +28,53 @@ class WorkerStatus(Frozen):
 
 
 class Move(Frozen):
-    """Put `entry` directly behind `after`, or first where that is None; put it in if it is not there."""
+    """Move or insert `entry` directly after `after` (None: to the front)."""
 
     entry: QueueEntry
     after: QueueEntry | None = None
 
 
 class Adapter(Protocol):
-    """Start, watch and stop workers; show and order the site's queue.
+    """Start, watch and stop workers; read and reorder the site's queue.
 
-    Every method returns at once; every one may be repeated.
+    All methods are non-blocking and idempotent.
 
-    A folder is started at most once in its life, however often, and by however many agents one after the
-    other, `start` is called. The state of a worker is read from its folder and from the site's scheduler,
-    never from the adapter's memory: a new agent finds the workers of the one before it.
+    `start` runs a folder's worker at most once, also when several agents in succession call it repeatedly.
+    Worker state comes from the folder and the site's scheduler, never from the adapter's memory, so a new
+    agent finds the workers of its predecessor.
     """
 
     def inventory(self) -> Mapping[str, Sequence[str]]:
-        """Return the card ids of each node group, neighbours of one node next to each other."""
+        """Return the device ids of each node group; devices of one node are adjacent."""
         ...
 
     def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
         """Start the worker of `folder` on `cards`; `command` replaces the site's worker program.
 
-        The program finds the card ids in `ISTHMUS_CARDS`, comma separated, and no token. Does nothing if
-        the folder was started or stopped before. Raises `UnavailableError` where no process can be made.
+        The program gets the comma-separated device ids in `ISTHMUS_CARDS` and no tokens. No effect if the
+        folder was started or stopped before. Raises `UnavailableError` if the process cannot be created.
         """
         ...
 
     def poll(self, folder: Path) -> WorkerStatus:
-        """Return what is seen of the worker of `folder`."""
+        """Return the status of the worker of `folder`."""
         ...
 
     def stop(self, folder: Path, *, force: bool) -> None:
-        """Ask the worker of `folder` to end (SIGTERM), or end it (`force`, SIGKILL).
+        """Send SIGTERM, or with `force` SIGKILL, to the worker of `folder`.
 
-        A worker that was not started will never start after this.
+        A worker that has not started can no longer start.
         """
         ...
 
     def queue(self) -> Sequence[QueueEntry]:
-        """Return the site's queue as it stands, each entry once, first to start first."""
+        """Return the site's queue in start order, without duplicates."""
         ...
 
     def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
-        """Take `gone` out of the site's queue, then carry out `moves` one after the other.
+        """Remove `gone` from the site's queue, then apply `moves` in order.
 
-        What is named by neither keeps its place. A move behind what is not there puts its entry last.
-        Thousands of moves take no longer than a second. Raises `OSError` where the queue takes no change.
+        Other entries keep their order. If `after` of a move is not in the queue, the entry goes last. A
+        thousand moves must take at most one second. Raises `OSError` if the queue cannot be changed.
         """
         ...

@@ -1,8 +1,8 @@
-"""The built-in `local` adapter: virtual nodes with cards on this machine, workers as process groups.
+"""The built-in `local` adapter: virtual nodes and devices on this machine, workers as process groups.
 
-A worker is started through a few lines of shell that claim its folder (a hard link to `pid` succeeds once),
-run the program with its output in `log`, and write `exit`. They run in a session of their own, so a worker
-outlives its agent, and the folder alone tells the next agent what became of it.
+A shell wrapper starts each worker: it claims the folder (the hard link to `pid` succeeds once), runs the
+program with its output in `log`, and writes `exit`. The wrapper has its own session, so the worker outlives
+the agent, and the next agent reads the worker's state from the folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from isthmus.core.messages.worker_folder import WorkerFolder
 from isthmus.core.pool import Cluster
 
 WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.process.supervisor")
-"""The training program, which keeps its rank alive; it is given its folder as the last argument."""
+"""The supervisor, which restarts its rank's process; the worker folder is appended as last argument."""
 
+# Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status.
 _WRAPPER = """
 folder=$1; shift
 echo $$ > "$folder/pid.$$" || exit 125
@@ -38,40 +39,40 @@ status=$?
 echo $status > "$folder/exit.tmp" && mv "$folder/exit.tmp" "$folder/exit"
 """
 _NEVER = 0
-"""Process id in the `pid` file of a folder that was stopped before it was started."""
+"""Process id in the `pid` file of a folder that was stopped before its start."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _KILLED = 128 + signal.SIGKILL
 
 
 class LocalAdapter:
-    """Runs the workers of `cluster` as processes of this machine (see `Adapter`).
+    """Run the workers of `cluster` as processes of this machine (see `Adapter`).
 
-    The site's queue is the file `queue`, which people at the site may edit.
+    The site's queue is the file `queue`, which local users may edit.
     """
 
     def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
         self._queue = LocalQueue(queue)
         self._cards = {
             group.name: tuple(
-                f"{group.name}/{node}/{chip}"
+                f"{group.name}/{node}/{device}"
                 for node in range(group.nodes)
-                for chip in range(group.chips_per_node)
+                for device in range(group.chips_per_node)
             )
             for group in cluster.node_groups
         }
-        real = [group.name for group in cluster.node_groups if group.virtual is None]
+        real_groups = [group.name for group in cluster.node_groups if group.virtual is None]
         self._devices = {
-            card: i for i, card in enumerate(card for name in real for card in self._cards[name])
+            device: i for i, device in enumerate(one for name in real_groups for one in self._cards[name])
         }
         self._command = tuple(command)
         self._children: dict[Path, int] = {}
 
     def inventory(self) -> Mapping[str, Sequence[str]]:
-        """Return card ids `group/node/card` by node group."""
+        """Return device ids `group/node/device` by node group."""
         return self._cards
 
     def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
-        """Start the worker of `folder` in a session of its own, once (see `Adapter.start`)."""
+        """Start the worker of `folder` once, in a new session (see `Adapter.start`)."""
         folder = folder.absolute()
         if folder in self._children or (folder / "pid").exists():
             return
@@ -88,18 +89,20 @@ class LocalAdapter:
         except OSError as error:
             raise UnavailableError(
                 f"cannot start a worker in {folder}: {error.strerror or error}",
-                hint="free processes or memory on this machine; the job is started again by itself",
+                hint="free processes or memory on this machine; the job restarts automatically",
             ) from error
 
     def poll(self, folder: Path) -> WorkerStatus:
-        """Return what is seen of the worker; once its program has ended, end what it left behind."""
+        """Return the status of the worker; once its program has ended, kill leftover processes."""
         folder = folder.absolute()
+        # Step 1: reap our own child; the folder's `pid` file names the wrapper that claimed it.
         child = self._living_child(folder)
         leader = _claimed_by(folder)
         if leader is None:
             return WorkerStatus(state="running" if child is not None else "absent")
         if child == leader:
             return WorkerStatus(state="running")
+        # Step 2: read the status before the liveness checks, so that a status means that the program ended.
         status = WorkerFolder(folder).read_exit()
         if _is_wrapper(leader, folder):
             return WorkerStatus(state="running")
@@ -107,10 +110,11 @@ class LocalAdapter:
             if status is not None:
                 os.killpg(leader, signal.SIGKILL)
             return WorkerStatus(state="running")
+        # Step 3: all processes have ended; a missing status means that the wrapper was killed.
         status = WorkerFolder(folder).read_exit()
         if status is None:
             status = _KILLED
-            with contextlib.suppress(OSError):  # on a full disk whoever looks next comes to the same
+            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
                 WorkerFolder(folder).write_exit(status)
         return WorkerStatus(state="exited", exit_status=status)
 
@@ -127,15 +131,15 @@ class LocalAdapter:
                 return
 
     def queue(self) -> Sequence[QueueEntry]:
-        """Return the entries of the queue's file."""
+        """Return the entries of the queue file."""
         return self._queue.entries()
 
     def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
-        """Write the queue's file anew (see `Adapter.order`)."""
+        """Rewrite the queue file (see `Adapter.order`)."""
         self._queue.order(moves, gone)
 
     def _living_child(self, folder: Path) -> int | None:
-        """Return the wrapper that this adapter started for `folder`; reap it, and None, once it ended."""
+        """Return the pid of our running wrapper for `folder`, or None; reap it if it has ended."""
         child = self._children.get(folder)
         if child is None:
             return None
@@ -152,15 +156,15 @@ class LocalAdapter:
 def worker_environment(
     base: Mapping[str, str], cards: Sequence[str], devices: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return the environment of a worker: its cards, one thread unless the user chose, and no token.
+    """Return a worker's environment: its devices, one thread unless set otherwise, no tokens.
 
-    `devices` maps each card that is not virtual to the index of this machine's device.
+    `devices` maps each real (not virtual) device id to its CUDA index on this machine.
     """
     environment = {name: value for name, value in base.items() if not _is_secret(name)}
     for name in _THREAD_LIMITS:
         environment.setdefault(name, "1")
     environment["ISTHMUS_CARDS"] = ",".join(cards)
-    visible = [str(devices[card]) for card in cards if card in devices]
+    visible = [str(devices[device]) for device in cards if device in devices]
     if visible:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     return environment
@@ -171,7 +175,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _claimed_by(folder: Path) -> int | None:
-    """Return the process that claimed `folder`, `_NEVER`, or None while nobody has."""
+    """Return the pid that claimed `folder` (maybe `_NEVER`), or None if unclaimed."""
     try:
         return int((folder / "pid").read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -179,7 +183,7 @@ def _claimed_by(folder: Path) -> int | None:
 
 
 def _claim_forever(folder: Path) -> int:
-    """Claim `folder` so that no wrapper ever starts it; return who holds the claim now."""
+    """Claim `folder` so that it can never start; return the pid that holds the claim."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"pid.never.{os.getpid()}"
     temporary.write_text(f"{_NEVER}\n", encoding="ascii")
@@ -193,7 +197,7 @@ def _claim_forever(folder: Path) -> int:
 
 
 def _is_wrapper(pid: int, folder: Path) -> bool:
-    """Tell whether `pid` is a living wrapper of `folder`: ids are reused, a command line with it is not."""
+    """Return whether `pid` is a running wrapper of `folder`, by its command line (pids are reused)."""
     if pid == _NEVER:
         return False
     try:
@@ -204,10 +208,10 @@ def _is_wrapper(pid: int, folder: Path) -> bool:
 
 
 def _orphans(leader: int) -> bool:
-    """Tell whether processes of the session `leader` live although their wrapper is gone.
+    """Return whether session `leader` still has running processes after its wrapper has ended.
 
-    The system gives no new process an id that is still a session's, so where the leader is another
-    process, nothing of the session is left.
+    The kernel does not reuse a pid while it is a session id. So if `leader` is another process, the session
+    is empty.
     """
     if leader == _NEVER:
         return False

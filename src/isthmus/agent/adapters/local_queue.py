@@ -1,6 +1,6 @@
-"""The queue of the `local` adapter: a file with a waiting job a line, `NAME` or, of the pool, `JOB/ATTEMPT`.
+"""The queue file of the `local` adapter: one waiting job per line, `NAME` or, for pool jobs, `JOB/ATTEMPT`.
 
-People at the site may edit it. Lines that name nothing are skipped; what stands there twice counts once.
+Local users may edit the file. Malformed lines and duplicates are ignored.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from isthmus.core.messages.worker_folder import write_atomically
 
 
 class LocalQueue:
-    """The queue that the file `path` holds."""
+    """The queue stored in the file `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: tuple[bytes, tuple[QueueEntry, ...]] = b"", ()
 
     def entries(self) -> tuple[QueueEntry, ...]:
-        """Return the queue, first to start first."""
+        """Return the queue in start order."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -33,17 +33,17 @@ class LocalQueue:
         return self._known[1]
 
     def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry]) -> None:
-        """Take `gone` out, carry the moves out one after the other, and write the file."""
-        chain = _Chain(self.entries())
+        """Remove `gone`, apply the moves in order, and write the file."""
+        linked = _Chain(self.entries())
         for entry in gone:
-            chain.take_out(entry)
+            linked.take_out(entry)
         for move in moves:
-            chain.put(move.entry, move.after)
-        write_atomically(self._path, "".join(f"{_line(entry)}\n" for entry in chain.entries()))
+            linked.put(move.entry, move.after)
+        write_atomically(self._path, "".join(f"{_line(entry)}\n" for entry in linked.entries()))
 
 
 class _Chain:
-    """A linked list of entries: to take one out or put one in costs the same wherever it stands."""
+    """A doubly linked list of entries: insertion and removal in O(1). The key None is both ends."""
 
     def __init__(self, entries: Iterable[QueueEntry]) -> None:
         self._next: dict[QueueEntry | None, QueueEntry | None] = {None: None}
@@ -53,15 +53,15 @@ class _Chain:
 
     def take_out(self, entry: QueueEntry) -> None:
         if entry in self._next:
-            before, behind = self._before.pop(entry), self._next.pop(entry)
-            self._next[before], self._before[behind] = behind, before
+            previous, following = self._before.pop(entry), self._next.pop(entry)
+            self._next[previous], self._before[following] = following, previous
 
     def put(self, entry: QueueEntry, after: QueueEntry | None) -> None:
         self.take_out(entry)
-        before = after if after in self._next else self._before[None]
-        behind = self._next[before]
-        self._next[before], self._before[entry] = entry, before
-        self._next[entry], self._before[behind] = behind, entry
+        previous = after if after in self._next else self._before[None]
+        following = self._next[previous]
+        self._next[previous], self._before[entry] = entry, previous
+        self._next[entry], self._before[following] = following, entry
 
     def entries(self) -> Iterator[QueueEntry]:
         entry = self._next[None]

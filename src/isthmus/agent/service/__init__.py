@@ -1,1 +1,1 @@
-"""The agent's process: observes workers, syncs with the server, carries out instructions."""
+"""The agent process: observes workers, syncs with the server, executes instructions."""

@@ -1,7 +1,7 @@
-"""The agent's shell: saves what the machine decided, then does it; looks at workers and tells the machine.
+"""The agent's I/O around the site machine: observes workers, saves each decision, then executes it.
 
-The order is the promise: the part table is on disk before a worker is started or stopped and before the
-server is told of it, so that an agent killed anywhere goes on where it was.
+The part table is durable before a worker starts or stops and before the server gets a report, so an agent
+that is killed at any point resumes from the same state.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _log = logging.getLogger("isthmus.agent")
 
 
 class AgentShell:
-    """One site: its machine, adapter and state folder.
+    """The agent of one site: its state machine, adapter and state folder.
 
-    `clock` is monotonic, `wall_clock` counts from the epoch as files do; both in seconds. With `fetches` the
-    site has a storage folder of its own, to which the files of jobs are brought.
+    `clock` is monotonic, `wall_clock` counts from the epoch; both in seconds. `fetches` copies job files to
+    the site's own storage folder (None: all sites share a file system).
     """
 
     def __init__(
@@ -100,40 +100,44 @@ class AgentShell:
 
     @property
     def ended(self) -> bool:
-        """Whether, after `shut_down`, nothing is left at the site."""
+        """Whether all parts are released after `shut_down`."""
         return self.machine.ending and not any(part.live for part in self.machine.parts.values())
 
     @property
     def busy(self) -> bool:
-        """Whether a part is about to change, so that looking again soon is worth it."""
+        """Whether a part is about to change, so that the next poll should come soon."""
         return any(_about_to_change(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
-        """Look at workers, local jobs and the queue; let the machine decide; clear what is forgotten."""
+        """Poll the site once and execute what the machine decides."""
+        # Step 1: the owner's opening hours.
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
         self._apply(HoursObserved(now_s=self._clock(), is_open=self._policy.is_open(here)))
+        # Step 2: workers; skipped while deferred instructions make their state stale.
         parts = () if self._waiting else self.machine.parts.values()
         seen = look(parts, self.folders, self.adapter, self._wall_clock())
         self._apply(WorkersObserved(now_s=self._clock(), workers=tuple(seen)))
+        # Step 3: file transfers, local jobs and the queue.
         self._look_at_files()
         jobs, unread = local_jobs(self.folders, self.cluster)
         self._apply(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unread=unread))
         entries = tuple((entry.job, entry.attempt) for entry in self.adapter.queue())
         self._apply(QueueObserved(now_s=self._clock(), entries=entries))
+        # Step 4: remove folders of finished attempts.
         self._clear()
 
     def obey(self, orders: AgentOrders) -> None:
-        """Carry out the server's orders."""
+        """Execute the server's orders."""
         self._apply(OrdersReceived(now_s=self._clock(), orders=orders))
 
     def shut_down(self) -> None:
-        """Begin to stop every worker and to give every card back."""
+        """Start to stop every worker and release every device."""
         self._apply(ShutdownRequested(now_s=self._clock()))
 
     def report(self, incarnation: str) -> tuple[AgentReport, Batch]:
-        """Return what the server is told, and the batch to hand to `outbox.stored` once it has answered.
+        """Return the next report, and the batch to pass to `outbox.stored` once the server has responded.
 
-        Raises `UnavailableError` while what would be told is not on disk.
+        Raises `UnavailableError` while the reported state cannot be saved.
         """
         self._save()
         batch = self.outbox.collect()
@@ -151,9 +155,10 @@ class AgentShell:
         return report, batch
 
     def _apply(self, event: Event) -> None:
-        """Decide, save, act. What cannot be saved is not begun but tried again with the next event.
+        """Handle `event`, save the state, execute the instructions.
 
-        To stop a worker is safe at any time: an agent that finds it ended takes its part as failed.
+        If saving fails, instructions are deferred to the next event. `StopWorker` is still executed, since it
+        is safe at any time: an agent that finds the worker ended marks the part failed.
         """
         todo, self._waiting = [*self._waiting, *self.machine.handle(event)], []
         try:
@@ -170,7 +175,7 @@ class AgentShell:
         self._table.save(self.machine.parts.values(), self.machine.fence)
 
     def _complain(self, text: str) -> None:
-        """Log an error once, however often the same thing fails."""
+        """Log an error unless it repeats the previous one."""
         if text != self._complaint:
             _log.error("%s", text)
         self._complaint = text
@@ -192,7 +197,7 @@ class AgentShell:
     def _write_down(
         self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue
     ) -> None:
-        """Write what an instruction is about; what a full disk does not take, with a later event."""
+        """Write the files of an instruction; on a full disk retry with a later event."""
         try:
             match instruction:
                 case WriteRankMap(part=part):
@@ -211,7 +216,7 @@ class AgentShell:
                     ]
                     self.adapter.order(moves, [_entry(key) for key in instruction.gone])
         except OSError as error:
-            self._complain(f"{type(instruction).__name__}: cannot be written now: {error}")
+            self._complain(f"{type(instruction).__name__}: cannot write, will retry: {error}")
             if isinstance(instruction, WriteRankMap | RequestCheckpoint):
                 self._waiting.append(instruction)
 
@@ -242,23 +247,21 @@ class AgentShell:
             self._apply(WorkersObserved(now_s=self._clock(), workers=(seen,)))
 
     def _stop(self, folder: Path, *, force: bool) -> None:
-        """Stop a worker; where a full disk keeps its folder from being claimed, the machine asks again."""
+        """Stop a worker; if a full disk prevents claiming its folder, the machine repeats the instruction."""
         try:
             self.adapter.stop(folder, force=force)
         except OSError as error:
-            _log.error("%s: cannot be stopped now: %s", folder, error)
+            _log.error("%s: cannot stop worker, will retry: %s", folder, error)
 
     def _look_at_files(self) -> None:
         for job, fetch in (self._fetches.seen() if self._fetches else {}).items():
-            now_s, words = self._clock(), fetch.words
-            self._apply(
-                FetchObserved(now_s=now_s, job=job, words=words, here=fetch.here, failed=fetch.failed)
-            )
+            now_s, text = self._clock(), fetch.words
+            self._apply(FetchObserved(now_s=now_s, job=job, words=text, here=fetch.here, failed=fetch.failed))
 
     def _clear(self) -> None:
-        """Remove the folders of attempts that the server no longer names and has all lines of."""
+        """Remove folders of attempts that no order lists and whose telemetry the server has stored."""
         for attempt in self.folders.runs.glob("*/*"):
-            if not attempt.name.isdecimal():  # not ours
+            if not attempt.name.isdecimal():  # not an attempt folder
                 continue
             key = attempt.parent.name, int(attempt.name)
             if key not in self.machine.parts and self.outbox.drained(attempt):

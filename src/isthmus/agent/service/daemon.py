@@ -1,4 +1,7 @@
-"""`run_agent`: the loop of one site. Look, report, obey; quicker while things change, slower when alone."""
+"""`run_agent`: the main loop of a site agent: observe, sync, execute orders.
+
+It polls faster while parts change and backs off while the server is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from isthmus.core.pool import Cluster
 from isthmus.core.state_folder import locked
 
 QUICK_S = 0.05
-"""Between two looks, and two reports, while something is about to change."""
+"""Poll and sync interval while a part is about to change."""
 
 LOOK_S = 0.2
-"""Between two looks at workers otherwise."""
+"""Poll interval for workers otherwise."""
 
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.2, 5.0
 
@@ -36,48 +39,50 @@ _log = logging.getLogger("isthmus.agent")
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """One site's agent.
+    """Configuration of one site's agent."""
 
-    `server` is the URL of the control plane and `token` one of the cluster's owner; `state` the folder that
-    survives restarts; `host` where the site's workers listen; `routes` a JSON file
-    `{cluster: {other: "host:port"}}`; `ca` a certificate to trust instead of the system's; `policy`
-    what the owner lets the pool do. `storage` is the site's own folder, below which jobs find their files
-    (without it all sites share one file system), `sources` a JSON file that says how to get at other sites'.
-    """
-
+    # URL of the control plane.
     server: str
+    # Token of the cluster's owner.
     token: str
     cluster: Cluster
+    # Folder that persists across restarts.
     state: Path
+    # Address where the site's workers listen.
     host: str = "127.0.0.1"
+    # JSON file `{cluster: {other: "host:port"}}` of proxies to other clusters.
     routes: Path | None = None
     worker_command: tuple[str, ...] = WORKER_COMMAND
+    # CA certificate to trust instead of the system's.
     ca: Path | None = None
+    # The site's own storage folder for job files (None: all sites share one file system).
     storage: Path | None = None
+    # JSON file with access to other sites' storage, see `read_sources`.
     sources: Path | None = None
+    # What the owner lets pool jobs do.
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
 
 
 @dataclass
 class Backoff:
-    """Waits that double from 0.2 s to 5 s, each shortened by up to half at random."""
+    """Exponential backoff from 0.2 s to 5 s, with random jitter of up to half."""
 
     randomness: random.Random
     _next_s: float = _BACKOFF_FIRST_S
 
     def failed(self) -> float:
-        """Return how long to wait after one more failure, in seconds."""
+        """Return the wait after another failure, in seconds."""
         wait_s = self._next_s * (1 - self.randomness.random() / 2)
         self._next_s = min(self._next_s * 2, _BACKOFF_MOST_S)
         return wait_s
 
     def succeeded(self) -> None:
-        """Begin again with the shortest wait."""
+        """Reset to the shortest wait."""
         self._next_s = _BACKOFF_FIRST_S
 
 
 class AgentLoop:
-    """The loop around a shell and an exchange; `step` is one turn of it and never waits."""
+    """The loop around the agent service and the sync client; `step` is one non-blocking iteration."""
 
     def __init__(self, shell: AgentShell, exchange: Exchange, randomness: random.Random) -> None:
         self.shell, self._exchange = shell, exchange
@@ -87,10 +92,10 @@ class AgentLoop:
         self._report_at_s, self._alone = 0.0, False
 
     def step(self, now_s: float) -> float:
-        """Look, report if it is time to or if there is news, obey; return the seconds until the next step."""
+        """Poll, sync if due or if a part has changed, and return the seconds until the next step."""
         self.shell.tick()
-        news = self.shell.machine.observed()
-        if now_s >= self._report_at_s or (news != self._told and not self._alone):
+        observed = self.shell.machine.observed()
+        if now_s >= self._report_at_s or (observed != self._told and not self._alone):
             self._report(now_s)
         pause_s = QUICK_S if self.shell.busy else LOOK_S
         return max(0.0, min(pause_s, self._report_at_s - now_s))
@@ -102,13 +107,13 @@ class AgentLoop:
         except UnavailableError as error:
             wait_s = self._backoff.failed()
             if not self._alone:
-                _log.warning("%s; trying again", error)
+                _log.warning("%s; retrying", error)
             self._alone, self._report_at_s = True, now_s + wait_s
             return
         if self._told is None:
-            _log.info("cluster %s is in the pool", self.shell.cluster.name)
+            _log.info("cluster %s has joined the pool", self.shell.cluster.name)
         elif self._alone:
-            _log.info("the server answers again")
+            _log.info("connection to the server restored")
         self._backoff.succeeded()
         self._alone, self._told = False, report.parts
         self.shell.outbox.stored(batch)
@@ -117,17 +122,17 @@ class AgentLoop:
         self._report_at_s = now_s + (QUICK_S if quick else orders.poll_after_s)
 
     def last_report(self) -> None:
-        """Tell the server once more how things stand, without insisting."""
+        """Send a final report, without retry."""
         self._report_at_s = 0.0
         self._report(0.0)
 
 
 def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
-    """Run the agent of one site until SIGINT, SIGTERM or `stop`; then leave no worker and no card behind.
+    """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
 
-    Raises `UnavailableError` where the state folder cannot be used; `AuthError` or `ProtocolError` where the
-    server refuses this agent (workers go on, a later agent finds them); `ConflictError` where another agent
-    took the cluster over (workers are stopped first).
+    Raises `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
+    rejects this agent (workers keep running for a later agent); `ConflictError` if another agent took the
+    cluster over (after stopping the workers).
     """
     stop = stop or threading.Event()
     with (
@@ -171,7 +176,7 @@ def _end(shell: AgentShell) -> None:
 
 @contextmanager
 def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set `stop` meanwhile; in a thread other than the first, signals are not ours."""
+    """Set `stop` on SIGINT and SIGTERM; no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

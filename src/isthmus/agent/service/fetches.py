@@ -1,4 +1,4 @@
-"""`Fetches`: jobs whose files are being brought to a site, a thread each; it goes on while the job waits."""
+"""`Fetches`: copies job files to a site in the background, one thread per job."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ _MB = 10**6
 
 @dataclass(frozen=True)
 class Fetch:
-    """One job's files: `words` tell how far they are, or why they cannot be had."""
+    """Status of one job's file transfer."""
 
-    words: str = "its files are looked for"
+    # Progress, or the error if `failed`.
+    words: str = "locating its files"
     here: bool = False
     failed: bool = False
 
 
 class Fetches:
-    """What is on its way to the storage folder `root`, from other clusters' `sources`."""
+    """File transfers to the storage folder `root` from `sources`, by cluster."""
 
     def __init__(self, root: Path, sources: Mapping[str, Source]) -> None:
         self.root, self._sources = root, sources
         self._fetches: dict[str, Fetch] = {}
 
     def begin(self, name: str, job: Job, clusters: Sequence[str]) -> None:
-        """Bring the files of the job `name` here, unless that is going on already."""
+        """Start to fetch the files of job `name`, unless a transfer is running."""
         if name not in self._fetches:
             self._fetches[name] = Fetch()
             thread = threading.Thread(target=self._run, args=(name, job, clusters), name=f"files of {name}")
@@ -40,7 +41,7 @@ class Fetches:
             thread.start()
 
     def seen(self) -> dict[str, Fetch]:
-        """Return how far each job is; those that came to their end are told of once."""
+        """Return the status of each transfer; finished ones are returned once."""
         found = dict(self._fetches)
         for name, fetch in found.items():
             if fetch.here or fetch.failed:
@@ -48,7 +49,7 @@ class Fetches:
         return found
 
     def free_bytes(self) -> int | None:
-        """Return what is free of the storage, in bytes; None where it cannot be told now."""
+        """Return the free storage in bytes, or None if unknown."""
         try:
             return shutil.disk_usage(self.root).free
         except OSError:
@@ -57,8 +58,7 @@ class Fetches:
     def _run(self, name: str, job: Job, clusters: Sequence[str]) -> None:
         def tell(done: int, total: int) -> None:
             tenth = 10 * done // max(1, total)
-            words = f"its files are on their way: {tenth * 10} % of {total / _MB:.0f} MB"
-            self._fetches[name] = Fetch(words)
+            self._fetches[name] = Fetch(f"copying its files: {tenth * 10} % of {total / _MB:.0f} MB")
 
         try:
             fetch_all(job, clusters, self._sources, self.root, tell)

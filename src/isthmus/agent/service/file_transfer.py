@@ -1,8 +1,8 @@
-"""Files of a job brought to this site from another: its checkpoints, its model, its data.
+"""Copy a job's checkpoints, model and data from another site to this one.
 
-What the pool calls `path` is, at a site with a storage folder of its own, that path below the folder. A
-source says how to get at another site's: a folder (mounted, or on this machine), or a command that copies
-(`rsync -a --partial north:/pool/{path} {target}`), which must resume and verify by itself.
+At a site with its own storage folder, the pool's `path` is that path below the folder. A source gives access
+to another site's storage: a folder (mounted or local), or a copy command such as
+`rsync -a --partial north:/pool/{path} {target}`, which must resume and verify by itself.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _BLOCK_BYTES = 1 << 20
 _MOST_WORDS = 300
 
 Tell = Callable[[int, int], None]
-"""Is told how many bytes are here, and how many there are."""
+"""Called with the bytes copied so far and the total."""
 
 
 class Source(Protocol):
-    """How to get at the files of another site."""
+    """Access to the files of another site."""
 
     def fetch(self, path: str, target: Path, tell: Tell) -> bool:
-        """Bring what the pool calls `path`, a file or a folder, to `target`; return whether it was there.
+        """Copy pool path `path`, a file or folder, to `target`; return whether it exists at the source.
 
-        Goes on where an earlier attempt was cut off; a file is at its place only once its checksum is that
-        of the original. Raises `UnavailableError` where it cannot be had now.
+        Resumes an interrupted copy; a file appears at its final name only after its checksum matches.
+        Raises `UnavailableError` if the source cannot be read now.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Another site's storage as a folder of this machine."""
+    """Another site's storage, mounted as a folder on this machine."""
 
     root: Path
 
@@ -62,30 +62,30 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class CommandSource:
-    """A command that copies from another site; `{path}` and `{target}` in it are filled in."""
+    """A copy command; `{path}` and `{target}` are substituted."""
 
     command: tuple[str, ...]
 
     def fetch(self, path: str, target: Path, tell: Tell) -> bool:
-        """Run the command (see `Source`). Its status 0 says that all is here."""
+        """Run the command (see `Source`); exit status 0 means success."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        words = [word.format(path=path.lstrip("/"), target=target) for word in self.command]
+        argv = [word.format(path=path.lstrip("/"), target=target) for word in self.command]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise UnavailableError(f"cannot run '{words[0]}': {error.strerror}") from error
+            raise UnavailableError(f"cannot run '{argv[0]}': {error.strerror}") from error
         if done.returncode:
-            said = done.stderr.strip()[-_MOST_WORDS:]
-            raise UnavailableError(f"'{' '.join(words)}' ended with status {done.returncode}: {said}")
+            errors = done.stderr.strip()[-_MOST_WORDS:]
+            raise UnavailableError(f"'{' '.join(argv)}' exited with status {done.returncode}: {errors}")
         size = sum(file.stat().st_size for file in _files(target))
         tell(size, size)
         return target.exists()
 
 
 def read_sources(file: Path) -> dict[str, Source]:
-    """Read a file of sources, JSON: a folder, or the words of a command, by cluster; raise `FileError`."""
+    """Read a JSON file that maps a cluster to a folder or a command (a list of words); raise `FileError`."""
     try:
-        told = _SOURCES.validate_json(file.read_bytes())
+        parsed = _SOURCES.validate_json(file.read_bytes())
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}", file=str(file)) from error
     except ValidationError as error:
@@ -95,18 +95,18 @@ def read_sources(file: Path) -> dict[str, Source]:
         raise FileError(error.errors()[0]["msg"], file=str(file), hint=hint) from error
     return {
         cluster: FolderSource(Path(where)) if isinstance(where, str) else CommandSource(where)
-        for cluster, where in told.items()
+        for cluster, where in parsed.items()
     }
 
 
 def place(root: Path, path: str) -> Path:
-    """Return where what the pool calls `path` is below a site's storage folder `root`."""
+    """Return the location of pool path `path` below the storage folder `root`."""
     parts = [part for part in Path(path).parts if part not in ("/", "..")]
     return root.joinpath(*parts)
 
 
 def localised(job: Job, root: Path) -> Job:
-    """Return `job` with its paths below a site's storage folder; URLs stay as they are."""
+    """Return `job` with its paths moved below the storage folder `root`; URLs are unchanged."""
 
     def here(path: str) -> str:
         return path if "://" in path else str(place(root, path))
@@ -125,7 +125,7 @@ def localised(job: Job, root: Path) -> Job:
 
 
 def paths_of(job: Job) -> tuple[str, ...]:
-    """Return what a job needs to go on at another site; its checkpoints first, URLs left out."""
+    """Return the paths that a job needs to resume at another site: checkpoints first, URLs omitted."""
     named = [job.checkpoints.folder, job.model, *job.data.paths]
     named += [] if job.data.tokenizer == "bytes" else [job.data.tokenizer]
     return tuple(path for path in dict.fromkeys(named) if "://" not in path)
@@ -134,15 +134,15 @@ def paths_of(job: Job) -> tuple[str, ...]:
 def fetch_all(
     job: Job, clusters: Sequence[str], sources: Mapping[str, Source], root: Path, tell: Tell
 ) -> None:
-    """Bring all that `job` needs from the first of `clusters` that has it; raise `UnavailableError` if not.
+    """Copy each path of `job` from the first of `clusters` that has it; raise `UnavailableError` on failure.
 
-    A path that none of them has is passed over: what it lacks the worker says best.
+    A path that no cluster has is skipped; the worker reports the missing file.
     """
     known = [cluster for cluster in clusters if cluster in sources]
     if not known:
         raise UnavailableError(
-            f"the files of the job are at {', '.join(clusters)}, to which this site has no source",
-            hint="name it in the agent's --sources",
+            f"no source for the job's files at {', '.join(clusters)}",
+            hint="add the cluster to the agent's --sources file",
         )
     for path in paths_of(job):
         for cluster in known:
@@ -151,7 +151,7 @@ def fetch_all(
 
 
 def _files(origin: Path) -> Iterator[Path]:
-    """Every file of a folder, or the file itself; what is unfinished (`.tmp`, `.part`) is left out."""
+    """Yield the files of a folder, or the file itself, except unfinished ones (`.tmp`, `.part`)."""
     if origin.is_file():
         yield origin
     for file in sorted(origin.rglob("*")):
@@ -161,11 +161,12 @@ def _files(origin: Path) -> Iterator[Path]:
 
 
 def _copy(file: Path, target: Path) -> None:
-    """Copy one file, unless it is there already; go on with what an earlier copy has left."""
+    """Copy one file unless already present; resume an earlier partial copy."""
     if target.is_file() and target.stat().st_size == file.stat().st_size and _digest(target) == _digest(file):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
+    # Resume the partial copy; if its checksum is wrong, copy once more from the start.
     for begin in (part.stat().st_size if part.exists() else 0, 0):
         with file.open("rb") as reader, part.open("r+b" if begin else "wb") as writer:
             reader.seek(begin)
@@ -177,7 +178,7 @@ def _copy(file: Path, target: Path) -> None:
             part.replace(target)
             return
     part.unlink()
-    raise UnavailableError(f"{target}: what was copied is not what is at {file}")
+    raise UnavailableError(f"{target}: checksum differs from {file} after copying")
 
 
 def _digest(file: Path) -> bytes:

@@ -1,7 +1,7 @@
-"""What workers wrote and the server has not stored yet: metrics lines and log bytes, in bounded batches.
+"""Queue of worker metrics and log bytes that the server has not stored yet, read in bounded batches.
 
-How far each file was taken over is kept beside it in `sent.json`, advanced only after the server answered.
-An answer that was lost leads to the same bytes again; the server drops what it has.
+`sent.json` in each worker folder records the acknowledged offsets and advances only after the server's
+response. After a lost response the same bytes are sent again; the server drops duplicates.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerFolder
 
 _BATCH_BYTES = 512 * 1024
-"""Most bytes of metrics and logs in one report."""
+"""Maximum bytes of metrics and logs in one report."""
 
 _log = logging.getLogger("isthmus.agent")
 
 
 class Sent(Frozen):
-    """Bytes of a worker's files that the server has stored."""
+    """Byte offsets of a worker's files up to which the server has stored them."""
 
     metrics: Index = 0
     log: Index = 0
@@ -33,16 +33,17 @@ class Sent(Frozen):
 
 @dataclass
 class Batch:
-    """What one report carries, and how far each folder will be once it is stored."""
+    """The telemetry of one report."""
 
     metrics: list[StepMetrics] = field(default_factory=list)
     logs: list[LogChunk] = field(default_factory=list)
+    # Offsets of each worker folder once the server has stored this batch.
     positions: dict[Path, Sent] = field(default_factory=dict)
     num_bytes: int = 0
 
     @property
     def full(self) -> bool:
-        """Whether something may have been left for the next batch."""
+        """Whether the size limit was reached, so that more data may remain."""
         return self.num_bytes >= _BATCH_BYTES
 
 
@@ -54,12 +55,12 @@ class Outbox:
         self._sent: dict[Path, Sent] = {}
 
     def collect(self) -> Batch:
-        """Return the next batch, without advancing; `stored` advances."""
+        """Return the next batch; `stored` advances the offsets."""
         batch = Batch()
         for folder in sorted(self._runs.glob("*/*/rank-*")):
             if batch.full:
                 break
-            if not folder.parent.name.isdecimal():  # somebody's copy of an attempt
+            if not folder.parent.name.isdecimal():  # not an attempt folder
                 continue
             sent = self._position(folder)
             metrics = self._take_metrics(folder, sent.metrics, batch)
@@ -69,9 +70,9 @@ class Outbox:
         return batch
 
     def stored(self, batch: Batch) -> None:
-        """Note that the server has `batch` on disk.
+        """Record that the server has stored `batch`.
 
-        Where a full disk keeps no note, this life of the agent knows, and the next one sends the bytes again.
+        If a full disk prevents the record, only this process knows; the next one sends the bytes again.
         """
         for folder, sent in batch.positions.items():
             self._sent[folder] = sent
@@ -83,13 +84,13 @@ class Outbox:
                 _log.warning("%s: %s", folder, error)
 
     def drained(self, attempt: Path) -> bool:
-        """Tell whether the server has everything that the workers of an attempt's folder wrote."""
+        """Return whether the server has stored all output of the workers in folder `attempt`."""
         return all(self._is_drained(folder) for folder in attempt.glob("rank-*"))
 
     def _is_drained(self, folder: Path) -> bool:
         sent = self._position(folder)
-        ours = WorkerFolder(folder)
-        return sent.log >= _size(ours.log) and sent.metrics >= _size(ours.metrics)
+        worker = WorkerFolder(folder)
+        return sent.log >= _size(worker.log) and sent.metrics >= _size(worker.metrics)
 
     def _position(self, folder: Path) -> Sent:
         if folder not in self._sent:
@@ -101,7 +102,7 @@ class Outbox:
         return self._sent[folder]
 
     def _take_metrics(self, folder: Path, offset: int, batch: Batch) -> int:
-        """Add whole lines from byte `offset` on; return the byte behind the last one taken."""
+        """Add complete lines from byte `offset` on; return the new offset."""
         ended = WorkerFolder(folder).exit.exists()
         for line in _lines(WorkerFolder(folder).metrics, offset):
             if batch.full or not (line.endswith(b"\n") or ended):
@@ -111,18 +112,18 @@ class Outbox:
             try:
                 batch.metrics.append(StepMetrics.model_validate_json(line))
             except ValidationError as error:
-                _log.warning("%s: a line is not metrics: %s", folder, error.errors()[0]["msg"])
+                _log.warning("%s: skipped a malformed metrics line: %s", folder, error.errors()[0]["msg"])
         return offset
 
     def _take_log(self, folder: Path, offset: int, batch: Batch) -> int:
-        room = _BATCH_BYTES - batch.num_bytes
+        left_bytes = _BATCH_BYTES - batch.num_bytes
         file = WorkerFolder(folder).log
-        if room <= 0 or _size(file) <= offset:
+        if left_bytes <= 0 or _size(file) <= offset:
             return offset
         ended = WorkerFolder(folder).exit.exists()
         with file.open("rb") as stream:
             stream.seek(offset)
-            data = stream.read(room)
+            data = stream.read(left_bytes)
             more = not ended or bool(stream.read(1))
         if more:
             data = data[: len(data) - _unfinished(data)]
@@ -139,7 +140,7 @@ _SAME_LENGTH = "isthmus-question-mark-a-byte"
 
 
 def _question_marks(error: UnicodeError) -> tuple[str, int]:
-    """Replace each byte that is not UTF-8 by one `?`, so that offsets in text and file stay equal."""
+    """Replace each invalid UTF-8 byte by one `?`, so that the encoded text keeps the file's byte offsets."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "?" * (error.end - error.start), error.end
@@ -149,7 +150,7 @@ codecs.register_error(_SAME_LENGTH, _question_marks)
 
 
 def _unfinished(data: bytes) -> int:
-    """Return how many bytes at the end begin a character that is not complete yet (0 to 3)."""
+    """Return the number of trailing bytes (0 to 3) of an incomplete UTF-8 character."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
     decoder.decode(data[-4:])
     return len(decoder.getstate()[0])

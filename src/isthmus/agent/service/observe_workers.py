@@ -1,4 +1,4 @@
-"""`look`: what the adapter and the folders show of the workers that may live."""
+"""`look`: observe workers through the adapter and their folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("isthmus.agent")
 def look(
     parts: Iterable[SitePart], folders: StateFolder, adapter: Adapter, now_s: float
 ) -> Iterator[ObservedWorker]:
-    """Look at every worker of `parts` that may live; `now_s` counts from the epoch, as times of files do."""
+    """Yield an observation of each worker of `parts` that may be running; `now_s` counts from the epoch."""
     for part in parts:
         for rank, worker in part.workers.items():
             if worker.live:

@@ -1,4 +1,4 @@
-"""The agent's part table on disk: written whole, synced and renamed before anything is started or stopped."""
+"""The agent's part table on disk, replaced atomically and durably before any worker starts or stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from isthmus.site.parts import SitePart
 
 @dataclass(kw_only=True)
 class Table:
-    """What an agent must not forget: its parts, and the highest fence that orders have come under."""
+    """The agent's persistent state: its parts, and the highest fencing token seen in orders."""
 
     fence: int = 0
     parts: list[SitePart] = field(default_factory=list)
@@ -35,7 +35,7 @@ _OF_THIS_LIFE: dict[str, Any] = {
     "rank_map": True,
     "workers": {"__all__": {"num_bytes", "last_write_s", "unsaved_s", "protection"}},
 }
-"""Fields of a part that mean nothing to the agent's next life, or that it sees anew."""
+"""Part fields that are not saved: meaningless after a restart, or observed again."""
 
 
 class PartTable:
@@ -46,20 +46,20 @@ class PartTable:
         self._written = b""
 
     def load(self) -> Table:
-        """Return the table of the agent's last life; raise `FileError` where the file does not read."""
+        """Return the saved table, empty if missing; raise `FileError` if malformed."""
         try:
             return read_table(self.path.read_bytes())
         except FileNotFoundError:
             return Table()
         except ValidationError as error:
             raise FileError(
-                f"not a part table of this version: {error.errors()[0]['msg']}",
+                f"not a part table of this Isthmus version: {error.errors()[0]['msg']}",
                 file=str(self.path),
-                hint="start the version of isthmus that wrote it, or end its workers and remove the folder",
+                hint="run the version that wrote it, or stop its workers and remove the folder",
             ) from error
 
     def save(self, parts: Iterable[SitePart], fence: int) -> None:
-        """Write the table durably unless it is what was last written; raise `UnavailableError` if not."""
+        """Write the table durably if it changed; raise `UnavailableError` on failure."""
         data = write_table(Table(fence=fence, parts=list(parts)))
         if data == self._written:
             return
@@ -72,10 +72,10 @@ class PartTable:
 
 
 def write_table(table: Table) -> bytes:
-    """Return the table as its file keeps it."""
+    """Return the table in its file format."""
     return _TABLE.dump_json(table, exclude={"parts": {"__all__": _OF_THIS_LIFE}}, by_alias=True)
 
 
 def read_table(data: bytes) -> Table:
-    """Return what `write_table` wrote; raise pydantic's `ValidationError` where it is something else."""
+    """Parse the output of `write_table`; raise pydantic's `ValidationError` if malformed."""
     return _TABLE.validate_json(data)

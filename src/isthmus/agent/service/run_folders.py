@@ -1,4 +1,4 @@
-"""Where a site keeps things, and what a worker's folder is filled with and tells."""
+"""Layout of the agent's state folder; content of worker folders; the site's local jobs."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def worker_spec(
     routes: dict[str, str],
     storage: Path | None = None,
 ) -> WorkerSpec:
-    """Return what the worker of `rank` is told; on a virtual chip, and in a job of `compute: virtual`, it
-    gets the plan's times for its stage.
+    """Return the `WorkerSpec` of `rank`.
 
-    At a site with a `storage` of its own the job's paths lie below it.
+    It includes the predicted stage time on virtual chips and for `compute: virtual`. With `storage` the job's
+    paths are moved below that folder.
     """
     if part.plan is None or part.spec is None:
-        raise UnavailableError(f"part {part.job}/{part.attempt} has no plan to start rank {rank} by")
+        raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
     stage, predicted = part.plan.stage_of(rank), part.plan.predicted
     place, stage_time = part.plan.ranks[rank].stage, None
     if predicted is not None and place < len(predicted.stage_times):
@@ -74,7 +74,7 @@ def worker_spec(
 
 
 def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
-    """Return what the file `{cluster: {other: "host:port"}}` says of `cluster`; without a file, nothing."""
+    """Return the routes of `cluster` from a file `{cluster: {other: "host:port"}}`; empty without a file."""
     if path is None:
         return {}
     try:
@@ -90,7 +90,7 @@ def read_routes(path: Path | None, cluster: str) -> dict[str, str]:
 
 
 def last_words(folder: Path) -> str:
-    """Return the last line of the log that names an error, or else its last line; at most 300 characters."""
+    """Return the last log line with an error, else the last line; at most 300 characters."""
     try:
         with (folder / "log").open("rb") as stream:
             stream.seek(0, 2)
@@ -104,7 +104,7 @@ def last_words(folder: Path) -> str:
 
 
 def written_bytes(folder: Path) -> int:
-    """Return how much the worker of `folder` has written to its log and its metrics."""
+    """Return the bytes that the worker of `folder` has written to its log and metrics."""
     num_bytes = 0
     for file in (WorkerFolder(folder).log, WorkerFolder(folder).metrics):
         with contextlib.suppress(FileNotFoundError):
@@ -113,9 +113,9 @@ def written_bytes(folder: Path) -> int:
 
 
 def unsaved_s(folder: Path, now_s: float) -> float:
-    """Return the seconds since the worker of `folder` last saved its work, or since it began to work.
+    """Return the seconds since the last checkpoint of the worker of `folder`, or since its start.
 
-    `now_s` is in seconds since the epoch, as are the times of files.
+    `now_s` is in seconds since the epoch.
     """
     worker = WorkerFolder(folder)
     for mark in (worker.saved, worker.ranks, worker.started):
@@ -125,10 +125,10 @@ def unsaved_s(folder: Path, now_s: float) -> float:
 
 
 class LocalJobFile(Frozen):
-    """`job.json` of a site's own job: the command to run, the cards it needs, and how urgent it is.
+    """`job.json` of a local job: the command, the chips it needs, and its priority.
 
-    `level` is one of the site's own priorities (without it, the one that `middle` stands for). A job that is
-    not `preemptible` is never stopped for a job of the pool, whatever the owner's policy lets the pool do.
+    `level` is one of the site's own priorities (default: the level that `middle` maps to). Pool jobs never
+    preempt a job with `preemptible: false`, whatever the owner's policy.
     """
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -139,10 +139,10 @@ class LocalJobFile(Frozen):
 
 
 def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[tuple[LocalJob, ...], tuple[str, ...]]:
-    """Return the site's own jobs that should exist: a folder with `job.json`, without `exit` and `cancel`.
+    """Return the active local jobs, and the names of those whose file cannot be read now.
 
-    A job that can never run gets its reason in `log` and the status 2 in `exit`. Then the names of those
-    whose file could not be read now: of these nothing is known, one may be running.
+    An active job is a folder with `job.json` and without `exit` and `cancel`. A job that can never run gets
+    the reason in `log` and status 2 in `exit`. A job with an unreadable file may be running.
     """
     found, unread = list[LocalJob](), list[str]()
     for file in sorted(state.local.glob("*/job.json"), key=lambda file: (_written_ns(file), file)):
@@ -158,7 +158,7 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[tuple[LocalJob, ..
         except FileNotFoundError:  # removed meanwhile
             continue
         except (IsADirectoryError, ValueError) as error:
-            with contextlib.suppress(OSError):  # on a full disk it is said at the next look
+            with contextlib.suppress(OSError):  # on a full disk the next poll retries
                 write_atomically(folder / "log", f"{error}\n")
                 WorkerFolder(folder).write_exit(2)
             continue
@@ -179,14 +179,14 @@ def local_jobs(state: StateFolder, cluster: Cluster) -> tuple[tuple[LocalJob, ..
 
 
 def submit_local(state: Path, name: str, job: LocalJobFile) -> Path:
-    """Queue a job of the site's own users with the agent whose state folder this is; return its folder."""
+    """Queue a local job with the agent of state folder `state`; return the job's folder."""
     folder = StateFolder(state).local / name
     write_atomically(folder / "job.json", json.dumps(job.model_dump(mode="json")))
     return folder
 
 
 def _written_ns(file: Path) -> int:
-    """Return when `file` was written, 0 where it is gone."""
+    """Return the mtime of `file`, 0 if missing."""
     try:
         return file.stat().st_mtime_ns
     except OSError:
@@ -197,14 +197,14 @@ def _check_name(name: str) -> None:
     try:
         _NAME.validate_python(name)
     except ValidationError as error:
-        rule = "letters, digits, '.', '_' and '-', at most 63 of them"
-        raise ValueError(f"the folder '{name}' names no job: {rule}") from error
+        rule = "use at most 63 letters, digits, '.', '_' and '-'"
+        raise ValueError(f"the folder name '{name}' is not a valid job name: {rule}") from error
 
 
 def _check_fits(job: LocalJobFile, cluster: Cluster) -> None:
     groups = {group.name: group.chips for group in cluster.node_groups}
     if job.chips > groups.get(job.node_group, 0):
         raise ValueError(
-            f"{job.chips} cards of node group '{job.node_group}' wanted; {cluster.name} has "
+            f"the job needs {job.chips} chips of node group '{job.node_group}'; {cluster.name} has "
             + ", ".join(f"{num} of '{name}'" for name, num in groups.items())
         )

@@ -1,4 +1,4 @@
-"""The agent's side of the REST interface: one report, one set of orders."""
+"""The agent's client of the sync endpoint: sends a report, receives orders."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ERRORS: dict[int, type[IsthmusError]] = {
 
 
 class Exchange:
-    """A connection to the server. `ca` is a certificate file to trust instead of the system's."""
+    """HTTP client of the server. `ca` is a certificate file to trust instead of the system's."""
 
     def __init__(self, server: str, token: str, cluster: str, ca: Path | None = None) -> None:
         try:
             verify = ssl.create_default_context(cafile=str(ca) if ca else None)
         except OSError as error:
-            raise InputError(f"{ca} is no certificate file: {error.strerror or error}") from error
+            raise InputError(f"cannot load certificate file {ca}: {error.strerror or error}") from error
         self._path = f"/v1/agents/{cluster}/sync"
         self._server = server
         self._client = httpx.Client(
@@ -56,10 +56,10 @@ class Exchange:
         self._client.close()
 
     def sync(self, report: AgentReport) -> AgentOrders:
-        """Return the orders for `report`.
+        """Send `report` and return the orders.
 
-        Raises `UnavailableError` where the server cannot be reached or cannot answer now, `ProtocolError`
-        where it speaks another version, and the server's own `AuthError`, `ConflictError` or `InputError`.
+        Raises `UnavailableError` if the server is unreachable or overloaded, `ProtocolError` if its version
+        differs, and the server's own `AuthError`, `ConflictError` or `InputError`.
         """
         content = report.model_dump_json(by_alias=True)
         try:
@@ -68,18 +68,18 @@ class Exchange:
             )
             body = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise UnavailableError(f"no answer from {self._server}: {error}") from error
+            raise UnavailableError(f"no valid response from {self._server}: {error}") from error
         if not isinstance(body, dict):
-            raise UnavailableError(f"{self._server} answered something that is no orders")
+            raise UnavailableError(f"{self._server} sent a malformed response")
         if answer.status_code != httpx.codes.OK:
             kind = _ERRORS.get(answer.status_code, UnavailableError)
             raise kind(str(body.get("message", answer.reason_phrase)), hint=body.get("hint"))
         if parse_protocol(body) != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"{self._server} speaks protocol {parse_protocol(body)}, this agent {PROTOCOL_VERSION}",
-                hint="run agent and server of one release; the workers of this site go on meanwhile",
+                f"{self._server} uses protocol {parse_protocol(body)}, this agent {PROTOCOL_VERSION}",
+                hint="use the same release of agent and server; the workers of this site keep running",
             )
         try:
             return AgentOrders.model_validate(body)
         except ValidationError as error:
-            raise ProtocolError(f"orders that do not read: {error.errors()[0]['msg']}") from error
+            raise ProtocolError(f"malformed orders: {error.errors()[0]['msg']}") from error

@@ -1,1 +1,1 @@
-"""The Typer application, its console entry point and its reference."""
+"""The Typer application, its console entry point and its generated reference."""

@@ -1,4 +1,4 @@
-"""The Typer app: every command, gathered."""
+"""The Typer app with all commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from isthmus.cli.demo import demo_command
 
 app = typer.Typer(
     name="isthmus",
-    help="Train one large model on clusters that differ in owner, chip and place, as though one machine.",
+    help="Train one large model across clusters with different owners, chips and locations.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -34,13 +34,13 @@ app = typer.Typer(
 
 @app.callback(
     invoke_without_command=True,
-    epilog="Try it on this machine: [bold]isthmus demo[/bold]. On one: [bold]isthmus COMMAND --help[/bold].",
+    epilog="Try [bold]isthmus demo[/bold] on this machine. Help: [bold]isthmus COMMAND --help[/bold].",
 )
 def isthmus(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Take the options that stand before a command; without a command, print the help."""
+    """Handle options before a command; without a command, print the help."""
     if version:
         typer.echo(f"isthmus {__version__}")
         raise typer.Exit
@@ -63,5 +63,5 @@ _PARTS = (
     process_commands,
     file_commands,
 )
-for part in _PARTS:
-    app.add_typer(part.commands)
+for module in _PARTS:
+    app.add_typer(module.commands)

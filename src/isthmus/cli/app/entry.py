@@ -1,4 +1,4 @@
-"""The console entry: runs a command, and answers every mistake with a message, a hint and an exit status."""
+"""The console entry point: runs a command and maps errors to messages, hints and exit statuses."""
 
 from __future__ import annotations
 
@@ -13,43 +13,45 @@ from isthmus.cli.shell.shell import Shell
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit status after Ctrl-C: 128 + SIGINT, as in shells."""
 PIPE_CLOSED = 141
-"""Exit status when the reader of our output has gone: 128 + SIGPIPE."""
+"""Exit status when the reader of a pipe has closed it: 128 + SIGPIPE."""
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a stream says that takes no more: a full disk behind `>`."""
+"""Errno values of a failed write to standard output, such as a full disk behind `>`."""
 
-_UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this Typer keeps it
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever Typer has it
 
 
 def main(app: typer.Typer, arguments: Sequence[str] | None = None, *, shell: Shell | None = None) -> int:
-    """Run one command of `app`; return its exit status: 0, or the `exit_code` of an `isthmus.core.errors`.
+    """Run one command of `app`; return 0 or the `exit_code` of its error.
 
-    The error goes to standard error with its hint, or, with `--json`, to standard output as one line of JSON.
+    The error and its hint go to standard error, or with `--json` to standard output as one line of JSON.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    world = shell or Shell()
+    environment = shell or Shell()
     try:
         command = typer.main.get_command(app)
-        status = command.main(given, prog_name="isthmus", standalone_mode=False, obj=world)
-        world.stdout.flush()
+        status = command.main(given, prog_name="isthmus", standalone_mode=False, obj=environment)
+        environment.stdout.flush()
         return status if isinstance(status, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        _let_go_of_output(world)
+        _let_go_of_output(environment)
         return PIPE_CLOSED
     except OSError as error:
         if error.filename is not None or error.errno not in _UNWRITABLE:
             raise
-        _let_go_of_output(world)
-        lost = UnavailableError(f"cannot write: {error.strerror}", hint="free space where the output goes")
-        return _fail(world, lost, as_json=False)
+        _let_go_of_output(environment)
+        failed = UnavailableError(
+            f"cannot write: {error.strerror}", hint="free space on the disk of the output"
+        )
+        return _fail(environment, failed, as_json=False)
     except IsthmusError as error:
-        return _fail(world, error, as_json="--json" in given)
+        return _fail(environment, error, as_json="--json" in given)
     except _UsageError as error:
-        return _fail(world, _usage(error), as_json="--json" in given)
+        return _fail(environment, _usage(error), as_json="--json" in given)
 
 
 def _usage(error: Exception) -> InputError:
@@ -68,7 +70,7 @@ def _fail(shell: Shell, error: IsthmusError, *, as_json: bool) -> int:
 
 
 def _let_go_of_output(shell: Shell) -> None:
-    """Point standard output at nothing, so that the interpreter's last flush does not fail as well."""
+    """Redirect standard output to the null device, so that the final flush cannot fail."""
     if shell.stdout is sys.stdout:
         with open(os.devnull, "wb") as nothing:  # noqa: PTH123
             os.dup2(nothing.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`render`: the command line's reference as Markdown, made from the app itself, for `docs/cli.md`."""
+"""`render`: the command-line reference in Markdown for `docs/cli.md`, generated from the app."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from isthmus.cli.app.app import app
 
 _INTRODUCTION = """# Command line
 
-Made from the commands' own help by `python -m scripts.docs`; a test keeps it current.
+Generated from the commands' help by `python -m scripts.docs`; a test checks that it is current.
 
-Every command answers in JSON with `--json`, one document a line; an error is then one line
-`{"error", "message", "hint"}` on standard output. Exit status: 0 success, 1 a job that did not succeed,
-2 wrong input, 3 no plan, 4 not allowed, 5 not found, 6 not now, 7 other version, 8 unavailable, 130 Ctrl-C.
+With `--json` every command prints JSON, one document per line; an error is then one line
+`{"error", "message", "hint"}` on standard output. Exit status: 0 success, 1 job did not succeed, 2 invalid
+input, 3 no plan, 4 not allowed, 5 not found, 6 conflict, 7 version mismatch, 8 unavailable, 130 Ctrl-C.
 
-Commands that ask a server take its address and your token from `--server` and `--token-file`, else from
-`ISTHMUS_SERVER`, `ISTHMUS_TOKEN_FILE` or `ISTHMUS_TOKEN`, else from `isthmus/context.yaml` under
-`$XDG_CONFIG_HOME` (`~/.config`), which may hold `server`, `token_file` and `ca`. A token is never an option.
+Commands that connect to a server read its URL and your token from `--server` and `--token-file`, else from
+`ISTHMUS_SERVER`, `ISTHMUS_TOKEN_FILE` or `ISTHMUS_TOKEN`, else from `isthmus/context.yaml` in
+`$XDG_CONFIG_HOME` (`~/.config`) with the fields `server`, `token_file` and `ca`. No option takes the token.
 """
 WIDTH = 110
 _SHARED = ("help", "server", "token_file", "ca", "json")
 
 
 def render() -> str:
-    """Return the reference: every command with arguments, options and examples, in the order of the help."""
+    """Return the reference: every command with arguments, options and examples, in help order."""
     return "\n".join([_INTRODUCTION, *(_section(name, command) for name, command in all_commands())])
 
 
 def all_commands() -> list[tuple[str, Any]]:
-    """Return every command with its whole name, such as `isthmus token create`, in the order of the help."""
+    """Return every command with its full name, such as `isthmus token create`, in help order."""
     return _leaves(typer.main.get_command(app), "isthmus")
 
 

@@ -1,4 +1,4 @@
-"""`Client`: the REST interface as typed methods. A refusal by the server becomes the error it names."""
+"""`Client`: typed methods for the REST API. Error responses raise the error that they name."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from isthmus.core.messages.queue_status import DryRun, Standing
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
-"""For event streams: a server that lives says something every 15 s."""
+"""For event streams: the server sends a keep-alive every 15 s."""
 PAGE = 1000
-"""Jobs that are asked for at a time."""
+"""Jobs per page of a listing."""
 
 RETRY_DELAYS_S = (0.1, 0.3, 0.9)
-"""Waits between the attempts at a server that cannot be reached: a server being restarted is back by then."""
+"""Waits between connection attempts, in seconds; long enough for a server restart."""
 
 _Answer = TypeVar("_Answer")
 
 
 class Client:
-    """A connection to the server at URL `server`, as the holder of `token`; a context manager.
+    """HTTP client of the server at URL `server`, authenticated by `token`; a context manager.
 
-    `ca` is the PEM file of the authority that signed the server's certificate (None: the system's).
-    Every method raises `UnavailableError` where the server cannot be reached, `ProtocolError` where it speaks
-    another version, and otherwise the error that the server names.
+    `ca` is the PEM file of the CA that signed the server's certificate (None: the system's).
+    Every method raises `UnavailableError` if the server is unreachable, `ProtocolError` if its version
+    differs, and otherwise the error that the server names.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Client:
             verify=authority(ca) if url.scheme == "https" else False,
             timeout=httpx.Timeout(30, connect=5),
             transport=transport,
-            trust_env=not local,  # a proxy of the environment cannot reach this machine's loopback
+            trust_env=not local,  # an HTTP proxy cannot reach this machine's loopback
         )
 
     def __enter__(self) -> Client:
@@ -91,26 +91,26 @@ class Client:
         self._http.close()
 
     def health(self) -> Health:
-        """Return the server's version; raise `ProtocolError` where it is not ours."""
+        """Return the server's version; raise `ProtocolError` if its protocol differs."""
         health = self._call(Health, "GET", "/v1/health", greet=False)
         if health.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"the server at {self.server} (version {health.version}) speaks protocol {health.protocol}, "
-                f"this command line speaks {PROTOCOL_VERSION}",
+                f"the server at {self.server} (version {health.version}) uses protocol {health.protocol}, "
+                f"this command line {PROTOCOL_VERSION}",
                 hint="install the server's version: pip install 'isthmus==" + health.version + "'",
             )
         return health
 
     def submit(self, submission: Submission) -> JobView:
-        """Submit a job; with the same `submission.key` a repetition returns the first one's job."""
+        """Submit a job; a retry with the same `submission.key` returns the same job."""
         return self._call(JobView, "POST", "/v1/jobs", json=_body(submission))
 
     def dry_run(self, submission: Submission) -> DryRun:
-        """Return what would become of a job; nothing is submitted."""
+        """Return the plans and queue status that a job would have, without submitting it."""
         return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_body(submission))
 
     def jobs(self) -> list[JobView]:
-        """Return the caller's jobs, oldest first, without their candidate plans; asked for in pages."""
+        """Return the caller's jobs, oldest first, without candidate plans; fetches all pages."""
         found: list[JobView] = []
         while True:
             query = {"limit": PAGE} | ({"after": found[-1].id} if found else {})
@@ -124,32 +124,32 @@ class Client:
         return self._call(JobView, "GET", f"/v1/jobs/{_segment(job)}")
 
     def plans(self, job: str) -> PlanSet:
-        """Return the candidate plans of a job and the combinations that were refused."""
+        """Return the candidate plans and rejected cluster combinations of a job."""
         return self._call(PlanSet, "GET", f"/v1/jobs/{_segment(job)}/plans")
 
     def standing(self, job: str) -> Standing:
-        """Return where a job stands: why it waits, who goes first, when it should start."""
+        """Return the queue status of a job: why it waits, jobs ahead, expected start."""
         return self._call(Standing, "GET", f"/v1/jobs/{_segment(job)}/queue")
 
     def queue(self) -> list[Standing]:
-        """Return where the caller's jobs stand that do not run yet, first to start first."""
+        """Return the queue status of the caller's waiting jobs in start order."""
         return self._call(list[Standing], "GET", "/v1/queue")
 
     def choose(self, job: str, plan: str) -> JobView:
-        """Choose the plan that the job runs by."""
+        """Choose the plan of a job."""
         return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/choose", json={"plan": plan})
 
     def preempt(self, job: str, victims: Sequence[VictimView]) -> JobView:
-        """Let a job that waits take the chips of just these victims."""
+        """Let a waiting job preempt exactly these victims."""
         named = [one.model_dump(include={"cluster", "job", "attempt"}) for one in victims]
         return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/preempt", json={"victims": named})
 
     def cancel(self, job: str) -> JobView:
-        """Ask the job to stop; everything it holds is released."""
+        """Stop a job and release its resources."""
         return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/cancel")
 
     def delete(self, job: str) -> None:
-        """Forget a job that has ended, with its metrics and logs."""
+        """Delete an ended job with its metrics and logs."""
         self._call(type(None), "DELETE", f"/v1/jobs/{_segment(job)}")
 
     def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> MetricsPage:
@@ -158,15 +158,15 @@ class Client:
         return self._call(MetricsPage, "GET", f"/v1/jobs/{_segment(job)}/metrics", params=query)
 
     def logs(self, job: str, *, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
-        """Return up to `limit` pieces of log after the cursor `after`, of one rank or of all."""
+        """Return up to `limit` log chunks after the cursor `after`, of one rank or of all."""
         query = {"after": after, "limit": limit} | ({} if rank is None else {"rank": rank})
         return self._call(LogPage, "GET", f"/v1/jobs/{_segment(job)}/logs", params=query)
 
     @contextmanager
     def events(self, job: str, *, after: str = "") -> Iterator[Iterator[ServerSentEvent]]:
-        """Open the stream of what happens to a job after the event id `after` ("": its present state first).
+        """Open a job's event stream after event id `after` ("": starts with the current state).
 
-        Iterating it waits for the next event, and raises `UnavailableError` where the stream is cut.
+        Iteration blocks until the next event and raises `UnavailableError` if the stream breaks.
         """
         headers = {"Last-Event-ID": after} if after else {}
         with (
@@ -181,11 +181,11 @@ class Client:
             yield self._in_turn(source)
 
     def pool(self) -> PoolView:
-        """Return the pool as it stands."""
+        """Return the current state of the pool."""
         return self._call(PoolView, "GET", "/v1/pool")
 
     def create_token(self, request: TokenRequest) -> TokenView:
-        """Make a token; only an admin may."""
+        """Create a token (admin only)."""
         return self._call(TokenView, "POST", "/v1/tokens", json=_body(request))
 
     def _call(
@@ -203,8 +203,8 @@ class Client:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "the body"
             raise ProtocolError(
-                f"{method} {self.server}{path}: {place} of the answer: {first['msg']}",
-                hint="server and command line should be of one version; is this an Isthmus server?",
+                f"{method} {self.server}{path}: malformed response, {place}: {first['msg']}",
+                hint="use the same version of server and command line, and check the server address",
             ) from error
 
     def _in_turn(self, source: EventSource) -> Iterator[ServerSentEvent]:
@@ -217,14 +217,14 @@ class Client:
             yield
         except (httpx.TransportError, SSEError) as error:
             raise UnavailableError(
-                f"the event stream of {self.server} was cut: {error or type(error).__name__}"
+                f"the event stream of {self.server} broke: {error or type(error).__name__}"
             ) from error
 
     def _send(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
-        """Send, again after each of `RETRY_DELAYS_S` while nobody answers.
+        """Send a request, with a retry after each of `RETRY_DELAYS_S` on transport errors.
 
-        A connection that was never made is always tried again; one that broke, where a repetition is
-        harmless: everything but DELETE, whose repetition would be answered "no such job".
+        Failed connection attempts are always retried. Broken connections are retried except for DELETE,
+        whose retry could fail with "no such job".
         """
         for delay_s in (*RETRY_DELAYS_S, None):
             try:
@@ -233,7 +233,7 @@ class Client:
                 unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error):
                     raise UnavailableError(
-                        f"{self.server}: {error}", hint="name the authority's certificate with --ca FILE"
+                        f"{self.server}: {error}", hint="give the CA certificate with --ca FILE"
                     ) from error
                 if delay_s is None or (method == "DELETE" and not unsent):
                     raise unreachable(self.server, error, unsent=unsent) from error

@@ -1,4 +1,4 @@
-"""`News`: waits for news of a job, by the server's event stream, and by the clock where there is none."""
+"""`News`: waits for changes of a job, by the server's event stream or, without one, by polling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from isthmus.cli.shell.shell import Shell
 from isthmus.core.errors import NotFoundError, UnavailableError
 
 RETRY_AFTER = 10
-"""Looks by the clock before a stream that was cut is tried again."""
+"""Polls between attempts to reopen a broken stream."""
 
 
 class News:
-    """News of job id `job`, at most once in `interval_s` seconds; a context manager.
+    """Change notifications of job id `job`, at most one per `interval_s` seconds; a context manager.
 
-    `note` is told once when the stream is cut. Where a server has no stream the clock serves, quietly.
+    Calls `note` each time the stream breaks. If the server has no stream, it polls silently.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class News:
         self._stream.close()
 
     def wait(self) -> None:
-        """Return once there may be news."""
-        begun_s = self._shell.now()
+        """Block until the job may have changed."""
+        start_s = self._shell.now()
         if self._open() and self._told():
-            left_s = self._interval_s - (self._shell.now() - begun_s)
+            left_s = self._interval_s - (self._shell.now() - start_s)
             if left_s > 0:
                 self._shell.sleep(left_s)
             return
         self._shell.sleep(self._interval_s)
 
     def _open(self) -> bool:
-        """Have a stream, if there can be one just now."""
+        """Open the stream unless it is open; return whether it is."""
         if self._events is not None or not self._has_stream:
             return self._events is not None
         if self._looks_until_retry:
@@ -66,16 +66,16 @@ class News:
         return self._events is not None
 
     def _told(self) -> bool:
-        """Wait for the stream's next event; tell whether one came, or the stream is over."""
+        """Wait for the next event; return False if the stream ended first."""
         try:
             for event in self._events or ():
                 self._last_id = event.id or self._last_id
                 if event.event != "hello":
                     return True
-            reason = "the server has closed it"
+            reason = "the server closed the event stream"
         except UnavailableError as error:
             reason = error.message
         self._events, self._looks_until_retry = None, RETRY_AFTER
         self._stream.close()
-        self._note(f"the event stream was cut ({reason}): looking every {self._interval_s:g} s instead")
+        self._note(f"{reason}; polling every {self._interval_s:g} s")
         return False

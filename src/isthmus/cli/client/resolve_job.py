@@ -1,4 +1,4 @@
-"""Which job is meant: by id, by name (the latest of that name), or by a unique beginning of an id."""
+"""Resolve a job argument: an id, a name (the latest job with it), or a unique id prefix."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.messages.api_views import JobState, JobView
 
 ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
-"""States that a job does not leave."""
+"""Final states of a job."""
 
 
 def find_job(client: Client, word: str) -> JobView:
-    """Return the job meant by `word`, with its plans; see `pick`."""
+    """Return the job that `word` refers to, with its plans; see `pick`."""
     return client.job(pick(client.jobs(), word).id)
 
 
 def find_id(client: Client, word: str) -> str:
-    """Return the id of the job meant by `word`; see `pick`."""
+    """Return the id of the job that `word` refers to; see `pick`."""
     return pick(client.jobs(), word).id
 
 
 def pick(jobs: Sequence[JobView], word: str) -> JobView:
-    """Return the job whose id is `word`, else the latest called so, else the one whose id begins so.
+    """Return the job with id `word`, else the latest with that name, else the one with that id prefix.
 
-    Raises `InputError` where several ids begin so, `NotFoundError` where none does.
+    Raises `InputError` for an ambiguous prefix, `NotFoundError` if none matches.
     """
     by_id = {job.id: job for job in jobs}
     if word in by_id:
@@ -33,10 +33,10 @@ def pick(jobs: Sequence[JobView], word: str) -> JobView:
     named = [job for job in jobs if job.name == word]
     if named:
         return max(named, key=lambda job: job.submitted_s)
-    begun = [job for job in jobs if word and job.id.startswith(word)]
-    if len(begun) > 1:
-        some = ", ".join(sorted(job.id for job in begun)[:5])
-        raise InputError(f"'{word}' begins the ids of {len(begun)} jobs: {some}", hint="give more characters")
-    if not begun:
+    matches = [job for job in jobs if word and job.id.startswith(word)]
+    if len(matches) > 1:
+        some = ", ".join(sorted(job.id for job in matches)[:5])
+        raise InputError(f"'{word}' matches {len(matches)} job ids: {some}", hint="give more characters")
+    if not matches:
         raise NotFoundError(f"no job '{word}'", hint="`isthmus jobs` lists your jobs")
-    return begun[0]
+    return matches[0]

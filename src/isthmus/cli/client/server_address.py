@@ -1,4 +1,4 @@
-"""A server's address, and what makes it safe to send a token there."""
+"""Server URLs and TLS settings for sending tokens safely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.core.loopback import is_loopback
 
 
 def require_private(server: str) -> None:
-    """Raise `InputError` where a token sent to URL `server` could be read on its way."""
+    """Raise `InputError` if URL `server` would receive the token unencrypted over a network."""
     url = parse_server(server)
     if url.scheme == "http" and not is_loopback(url.host):
         raise InputError(
@@ -22,7 +22,7 @@ def require_private(server: str) -> None:
 
 
 def parse_server(server: str) -> httpx.URL:
-    """Return the URL of a server; raise `InputError` where it is none."""
+    """Return the parsed server URL; raise `InputError` if invalid."""
     try:
         url = httpx.URL(server)
     except (httpx.InvalidURL, ValueError) as error:
@@ -33,8 +33,8 @@ def parse_server(server: str) -> httpx.URL:
 
 
 def authority(ca: Path | None) -> ssl.SSLContext:
-    """Return what vouches for servers: the PEM file `ca` (None: the system's authorities)."""
+    """Return a TLS context that trusts the PEM file `ca` (None: the system's CAs)."""
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
-        raise InputError(f"the certificate file {ca} cannot be used: {error}") from error
+        raise InputError(f"cannot load certificate file {ca}: {error}") from error

@@ -1,4 +1,4 @@
-"""What a server's refusal, or its silence, becomes for whoever asked."""
+"""Map error responses and connection failures to Isthmus errors."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _BY_STATUS: dict[int, type[IsthmusError]] = {
 
 
 def unreachable(server: str, error: httpx.TransportError, *, unsent: bool) -> UnavailableError:
-    """Return the error of a server that did not answer; `unsent`: no connection was made."""
+    """Return the error for a server that did not respond; `unsent`: the connection failed."""
     if unsent:
         return UnavailableError(
             f"no server at {server}: {error}",
-            hint="start one with `isthmus serve`, or name another with --server or ISTHMUS_SERVER",
+            hint="start one with `isthmus serve`, or set --server or ISTHMUS_SERVER",
         )
     return UnavailableError(
-        f"the server at {server} did not answer: {error or type(error).__name__}",
-        hint="it may be restarting; the same command can be given again",
+        f"the server at {server} did not respond: {error or type(error).__name__}",
+        hint="it may be restarting; run the command again",
     )
 
 
 def named_error(response: httpx.Response, server: str) -> IsthmusError:
-    """Return the error that a response's body names, or the one nearest to its status."""
+    """Return the error that a response body names, or the one for its HTTP status."""
     try:
         body = response.json()
     except ValueError:
         body = None
     if not isinstance(body, dict) or not isinstance(body.get("message"), str):
         kind = _BY_STATUS.get(response.status_code, IsthmusError)
-        return kind(f"{server} answered {response.status_code} {response.reason_phrase}")
+        return kind(f"{server} returned {response.status_code} {response.reason_phrase}")
     named = getattr(errors, str(body.get("error")), None)
     if not (isinstance(named, type) and issubclass(named, IsthmusError)):
         named = _BY_STATUS.get(response.status_code, IsthmusError)
-    if issubclass(named, errors.FileError):  # its message already names the place
+    if issubclass(named, errors.FileError):  # its message already has the location
         named = InputError
     hint = body.get("hint")
     if issubclass(named, AuthError) and response.status_code == 401:
-        hint = "give --token-file FILE, or set ISTHMUS_TOKEN_FILE; the pool's operator makes tokens"
+        hint = "give --token-file FILE or set ISTHMUS_TOKEN_FILE; the pool's operator creates tokens"
     return named(body["message"], hint=hint if isinstance(hint, str) else None)

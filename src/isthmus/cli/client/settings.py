@@ -1,12 +1,12 @@
-"""Which server, with which token: options first, then the environment, then the context file.
+"""Server URL, token and CA: from options, then environment variables, then the context file.
 
-The context file is `isthmus/context.yaml` under `XDG_CONFIG_HOME` (by default `~/.config`), for example::
+The context file is `isthmus/context.yaml` in `XDG_CONFIG_HOME` (by default `~/.config`), for example::
 
     server: https://pool.example:8470
     token_file: ~/.config/isthmus/token
     ca: ~/.config/isthmus/ca.pem
 
-A token is never an option: other users of the machine can read a process's command line.
+The token itself is not an option, because other users of a machine can read command lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIELDS = ("server", "token_file", "ca")
 
 @dataclass(frozen=True)
 class Settings:
-    """The server's URL, the token of who asks, and the authority that signed the server's certificate."""
+    """The server's URL, the user's token, and the CA file for the server's certificate."""
 
     server: str = DEFAULT_SERVER
     token: str | None = None
@@ -41,7 +41,7 @@ def resolve(
     token_file: Path | None = None,
     ca: Path | None = None,
 ) -> Settings:
-    """Return the settings in force; raise `InputError` for a token or context file that cannot be used."""
+    """Return the effective settings; raise `InputError` for an unusable token or context file."""
     context = read_context(environ)
     authority = ca or environ.get("ISTHMUS_CA") or context.get("ca")
     return Settings(
@@ -52,13 +52,13 @@ def resolve(
 
 
 def context_path(environ: Mapping[str, str]) -> Path:
-    """Return where the context file is looked for."""
+    """Return the path of the context file."""
     base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
     return Path(base) / "isthmus" / "context.yaml"
 
 
 def read_context(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the context file, none without a file; raise `FileError` if it is malformed."""
+    """Return the fields of the context file, empty if missing; raise `FileError` if malformed."""
     file = context_path(environ)
     try:
         content: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
@@ -67,24 +67,25 @@ def read_context(environ: Mapping[str, str]) -> dict[str, str]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise FileError(f"cannot be read: {error}", file=str(file)) from error
     if not isinstance(content, dict):
-        raise FileError("is not a mapping", file=str(file), hint="it holds " + ", ".join(_FIELDS))
+        raise FileError("is not a mapping", file=str(file), hint="valid fields: " + ", ".join(_FIELDS))
     for key, value in content.items():
         if key not in _FIELDS or not isinstance(value, str):
             raise FileError(
-                "unknown field" if key not in _FIELDS else "a text is needed",
-                file=str(file), field=str(key), value=value, hint="it holds " + ", ".join(_FIELDS),
+                "unknown field" if key not in _FIELDS else "must be a string",
+                file=str(file), field=str(key), value=value, hint="valid fields: " + ", ".join(_FIELDS),
             )  # fmt: skip
     return content
 
 
 def read_token(file: Path) -> str:
-    """Return the token in `file`; raise `InputError` if there is none."""
+    """Return the token in `file`; raise `InputError` if missing or malformed."""
     try:
         token = file.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the token file {file} cannot be read: {error}") from error
     if not token or not token.isascii() or any(ch.isspace() for ch in token):
-        raise InputError(f"the token file {file} holds no token", hint="it holds one line, the token")
+        hint = "it must contain the token on one line"
+        raise InputError(f"the token file {file} contains no valid token", hint=hint)
     return token
 
 

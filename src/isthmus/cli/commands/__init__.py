@@ -1,1 +1,1 @@
-"""The commands, one file per group."""
+"""The commands, one module per group."""

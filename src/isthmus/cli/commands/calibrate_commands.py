@@ -1,4 +1,4 @@
-"""`isthmus calibrate`: fit the parameters of the time model to runs, or to micro-benchmarks made here."""
+"""`isthmus calibrate`: fit time-model parameters to measured runs or to micro-benchmarks of this machine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FITTED = "matmul_share,wan_share"
 
 
 class Parts(NamedTuple):
-    """Whose parts are timed too, and in what size: `micro_batch` samples of `sequence` tokens."""
+    """The model whose parts are benchmarked, with `micro_batch` samples of `sequence` tokens."""
 
     model: Path
     micro_batch: int
     sequence: int
 
     def options(self) -> list[str]:
-        """Return them as the micro-benchmarks' process takes them."""
+        """Return the command-line options for the benchmark process."""
         size = ["--micro-batch", str(self.micro_batch), "--sequence", str(self.sequence)]
         return ["--model", str(self.model), *size]
 
@@ -61,48 +61,45 @@ def calibrate(
     runs: Annotated[
         Path | None, typer.Argument(metavar="[RUNS]", help="A table of measured iterations (YAML).")
     ] = None,
-    fit: Annotated[str, typer.Option(metavar="NAMES", help="Parameters to fit, by comma.")] = FITTED,
+    fit: Annotated[str, typer.Option(metavar="NAMES", help="Parameters to fit, comma-separated.")] = FITTED,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Run micro-benchmarks of this machine's chip instead.")
+        bool, typer.Option("--measure", help="Run micro-benchmarks on this machine's chip instead.")
     ] = False,
-    chip: Annotated[
-        str, typer.Option(metavar="CHIP", help="What this machine's chip is called.")
-    ] = "CPU-core",
+    chip: Annotated[str, typer.Option(metavar="CHIP", help="Name of this machine's chip.")] = "CPU-core",
     pool: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --measure: measure the links of this pool too.")
+        Path | None, typer.Option(metavar="FILE", help="With --measure: also measure the links of this pool.")
     ] = None,
     routes: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The routes.json of a running emulator of that pool.")
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="MODEL", help="With --measure: time the parts of this model too, in fp32."),
+        typer.Option(metavar="MODEL", help="With --measure: also time the parts of this model, in fp32."),
     ] = None,
     micro_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Samples of a micro-batch of that model.")
+        int, typer.Option(metavar="N", min=1, help="Samples per micro-batch of that model.")
     ] = 1,
     sequence: Annotated[
-        int, typer.Option(metavar="TOKENS", min=1, help="Length of a sample of that model.")
+        int, typer.Option(metavar="TOKENS", min=1, help="Tokens per sample of that model.")
     ] = 128,
     copies: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=1, help="Measure so many cores at once, each with a copy, as a run uses them."
-        ),
+        typer.Option(metavar="N", min=1, help="Benchmark N cores at once, as a training run uses them."),
     ] = 1,
     base: CalibrationOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the calibration.")] = "measured",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; printed without it."),
+        typer.Option("--output", "-o", metavar="FILE", help="Calibration file to write (default: print)."),
     ] = None,
 ) -> None:
-    """Fit parameters of the time model, with their uncertainty, and write a calibration file.
+    """Fit time-model parameters with their uncertainty and write a calibration file.
 
-    The file names what it was fitted on; its predictions are never compared with that.
+    The file lists the runs it was fitted on; these are excluded from comparisons with its predictions.
     """
+    # Step 1: read the inputs. Step 2: fit runs, or run micro-benchmarks. Step 3: write and print the result.
     if measure == (runs is not None):
-        raise InputError("give a table of runs, or --measure", hint="one of the two")
+        raise InputError("give either a table of runs or --measure", hint="they exclude each other")
     start = read_calibration(base)
     if runs is not None:
         keys = [key.strip() for key in fit.split(",") if key.strip()]
@@ -126,30 +123,30 @@ def _routes(file: Path | None) -> Routes | None:
         read: Routes = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise InputError(
-            f"{file} holds no routes: {error}", hint="name the routes.json of the emulator"
+            f"cannot read routes from {file}: {error}", hint="give the routes.json of the emulator"
         ) from error
     return read
 
 
 def _require_known(keys: list[str], runs: RunTable) -> None:
-    """Raise `InputError` for a parameter, or for a chip or link, of which the runs say nothing."""
+    """Raise `InputError` for an unknown parameter, or for a chip or link that no run uses."""
     if not keys:
-        raise InputError("no parameter to fit", hint="name some with --fit, of " + ", ".join(PARAMETERS))
+        raise InputError("no parameter to fit", hint="choose with --fit from " + ", ".join(PARAMETERS))
     pools = [load_pool(run.pool) for run in runs.runs]
     chips = [pool.chip(group).name for pool in pools for one in pool.clusters for group in one.node_groups]
-    places = dict.fromkeys([*chips, *(f"{one.source}>{one.target}" for pool in pools for one in pool.links)])
+    scopes = dict.fromkeys([*chips, *(f"{one.source}>{one.target}" for pool in pools for one in pool.links)])
     for key in keys:
         scope, slash, name = key.rpartition("/")
         if name not in PARAMETERS:
-            raise InputError(f"unknown parameter '{key}'", hint="known are " + ", ".join(PARAMETERS))
-        if slash and scope.partition(":")[0] not in places:
-            raise InputError(f"'{key}': no run has '{scope}'", hint="the runs have " + ", ".join(places))
+            raise InputError(f"unknown parameter '{key}'", hint="known: " + ", ".join(PARAMETERS))
+        if slash and scope.partition(":")[0] not in scopes:
+            raise InputError(f"'{key}': no run uses '{scope}'", hint="the runs use " + ", ".join(scopes))
 
 
 def _with_links(
     made: Calibration, pool: Pool, routes: Routes | None, model: Path | None, tokens: int
 ) -> Calibration:
-    """Return `made` with the links of `pool`; with routes to links at work, single messages too."""
+    """Return `made` with link measurements of `pool`; with `routes` also message times."""
     shares = measure_links(pool, routes)
     messages = {}
     if routes is not None:
@@ -163,10 +160,10 @@ def _with_links(
 
 
 def _measured(chip: str, name: str, start: Calibration, copies: int, parts: Parts | None) -> Calibration:
-    """Return `start` with the parameters of a chip as worker processes measure them here, all at once."""
+    """Return `start` with chip parameters measured by `copies` concurrent processes on this machine."""
     known = catalogue()
     if chip not in known:
-        raise InputError(f"unknown chip '{chip}'", hint="known are " + ", ".join(known))
+        raise InputError(f"unknown chip '{chip}'", hint="known: " + ", ".join(known))
     found = _measurements(copies, parts.options() if parts else ())
     made = calibrate_chip(known[chip], found[0], name=name)
     made = made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
@@ -178,17 +175,17 @@ def _measured(chip: str, name: str, start: Calibration, copies: int, parts: Part
 
 
 def _measurements(copies: int, options: Sequence[str]) -> list[Measurement]:
-    """Run the micro-benchmarks `copies` times at once; several have a core each."""
-    command = [sys.executable, "-m", "isthmus.train.measure.measure_chip", *options]
-    pinned = [["--core", str(core)] if copies > 1 else [] for core in range(copies)]
+    """Run `copies` benchmark processes concurrently; several are pinned to one core each."""
+    argv = [sys.executable, "-m", "isthmus.train.measure.measure_chip", *options]
+    core_options = [["--core", str(core)] if copies > 1 else [] for core in range(copies)]
     processes = [
-        subprocess.Popen([*command, *own], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for own in pinned
+        subprocess.Popen([*argv, *core], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for core in core_options
     ]
     printed = [process.communicate() for process in processes]
     for process, (_, errors) in zip(processes, printed, strict=True):
         if process.returncode:
-            last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+            last = (errors.strip().splitlines() or ["no error output"])[-1]
             raise UnavailableError(f"the micro-benchmarks failed: {last}", hint="install isthmus[train]")
     return [Measurement.model_validate_json(out) for out, _ in printed]
 
@@ -198,10 +195,8 @@ def _shown(made: Calibration, output: Path | None) -> RenderableType:
         (key, f"{one.value:.4g}", f"± {one.relative:.0%}", PARAMETERS[key.rpartition("/")[2]].text)
         for key, one in made.parameters.items()
     ]
-    where = f"written to {output}" if output else "not written: name a file with --output"
-    fitted = (
-        f"{made.name}: fitted on {len(made.fitted_on)} runs, which it leaves {made.residual:.1%} off; {where}"
-    )
+    where = f"written to {output}" if output else "not written; use --output FILE"
+    fitted = f"{made.name}: fitted on {len(made.fitted_on)} runs with residual {made.residual:.1%}; {where}"
     return Group(
         table("", ("parameter", "value", "uncertainty", "meaning"), rows, "value"), Text(""), Text(fitted)
     )

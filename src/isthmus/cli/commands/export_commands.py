@@ -1,4 +1,4 @@
-"""Commands that leave for other training frameworks and come back from them: export, measured."""
+"""Commands for other training frameworks: export a plan, compare it with a run's log (`measured`)."""
 
 from __future__ import annotations
 
@@ -48,40 +48,45 @@ Framework = Literal["megatron", "torchtitan", "isthmus"]
 )
 def export(
     shell: Shell,
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, by hand or of `isthmus plan`.")],
-    to: Annotated[
-        Framework, typer.Option(metavar="|".join(get_args(Framework)), help="Whose words to write it in.")
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plan`.")
     ],
+    to: Annotated[Framework, typer.Option(metavar="|".join(get_args(Framework)), help="Target framework.")],
     job: Annotated[
         Path | None,
-        typer.Option(metavar="JOB", help="Hyper-parameters; 50 iterations to measure without it."),
+        typer.Option(metavar="JOB", help="Hyper-parameters (default: 50 iterations for measurement)."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A folder or config.json; the job's or plan's own.")
+        str | None,
+        typer.Option(metavar="MODEL", help="A folder or config.json (default: the job's or plan's)."),
     ] = None,
     pool: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The plan's pool: its nodes, for the launch.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The plan's pool, for the nodes of the launch command."),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="PREFIX", help="Data in the framework's own form; mock or test data without."),
+        typer.Option(metavar="PREFIX", help="Data in the framework's format (default: mock or test data)."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; printed without it."),
+        typer.Option("--output", "-o", metavar="FILE", help="File to write (default: print)."),
     ] = None,
 ) -> None:
-    """Write a plan for Megatron-LM, torchtitan or our own runtime, or say why it cannot be said there."""
+    """Export a plan to Megatron-LM, torchtitan or the Isthmus runtime.
+
+    If the framework cannot express the plan, explain why.
+    """
     given = load_plan(plan)
-    asked = load_job(job) if job else None
-    read = load_model(Path(model or (asked.model if asked else model_path(given, None))).resolve())
+    requested = load_job(job) if job else None
+    read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
     if to == "isthmus":
-        made = to_runtime(given, read, job=asked)
+        made = to_runtime(given, read, job=requested)
     elif pool is None:
-        raise InputError(f"{to} is started node by node", hint="name the pool with --pool")
+        raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")
     else:
         write = to_megatron if to == "megatron" else to_torchtitan
-        made = write(given, read, load_pool(pool), job=asked, data=data)
+        made = write(given, read, load_pool(pool), job=requested, data=data)
     if output:
         _write(output, made)
     if shell.as_json:
@@ -94,12 +99,12 @@ def export(
 
 def _write(file: Path, made: Exported) -> None:
     if made.framework == "torchtitan" and not (file.suffix == ".py" and file.stem.isidentifier()):
-        raise InputError(f"{file} is no Python module", hint="name it as a module, such as plan_config.py")
+        raise InputError(f"{file} is not a Python module name", hint="use a name such as plan_config.py")
     try:
         file.write_text(made.text, encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"{file} cannot be written: {error}", hint="name a file in a folder that is there"
+            f"cannot write {file}: {error}", hint="choose a file in an existing folder"
         ) from error
 
 
@@ -115,27 +120,27 @@ def _write(file: Path, made: Exported) -> None:
 def measured(
     shell: Shell,
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that was run.")],
-    log: Annotated[list[Path], typer.Option(metavar="FILE", help="Its log; several are read as one.")],
+    log: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="Log of the run; several files are concatenated.")
+    ],
     pool: PoolOption,
     format: Annotated[  # noqa: A002
         LogFormat | None,
-        typer.Option(
-            metavar="|".join(get_args(LogFormat)), help="Who wrote the log; told from its lines without it."
-        ),
+        typer.Option(metavar="|".join(get_args(LogFormat)), help="Format of the log (default: detected)."),
     ] = None,
-    warm_up: Annotated[int, typer.Option(metavar="N", min=0, help="First iterations to leave out.")] = 5,
+    warm_up: Annotated[int, typer.Option(metavar="N", min=0, help="First iterations to skip.")] = 5,
     model: ModelOption = None,
     calibration: CalibrationOption = None,
     add: Annotated[
         Path | None, typer.Option(metavar="RUNS", help="Add the run to this table, for `calibrate`.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the run is called; the log's name without it.")
+        str | None, typer.Option(metavar="NAME", help="Name of the run (default: the log's name).")
     ] = None,
 ) -> None:
-    """Compare a prediction with the log of the run: Megatron-LM's, torchtitan's or our runtime's.
+    """Compare a prediction with the log of a run by Megatron-LM, torchtitan or the Isthmus runtime.
 
-    The first iterations and the logged intervals they are in are left out.
+    The first iterations are skipped, and with them the logging intervals that contain them.
     """
     given, chosen, run = load_plan(plan), read_calibration(calibration), name or log[0].stem
     chosen.require_unseen(run)
@@ -144,7 +149,7 @@ def measured(
     if add:
         if given.model is None:
             raise InputError(
-                f"plan '{given.id}' names no model", hint="a table of runs needs it: name it in the plan"
+                f"plan '{given.id}' has no model", hint="--add needs it; set `model` in the plan"
             )
         add_run(add, name=run, plan=plan, pool=pool, iteration_s=found.iteration_s)
     answer = {"run": run, **beside(found, forecast)}
@@ -157,7 +162,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
             with file.open(encoding="utf-8", errors="replace") as opened:
                 yield from opened
         except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror}", hint="check the path") from error
+            raise InputError(f"cannot read {file}: {error.strerror}", hint="check the path") from error
 
 
 def _beside_shown(answer: dict[str, Any]) -> RenderableType:
@@ -177,7 +182,7 @@ def _beside_shown(answer: dict[str, Any]) -> RenderableType:
     foot = (
         f"{answer['run']}: predicted is {answer['predicted_over_measured']:.3f} of measured, "
         f"which is {where} the band; "
-        f"{done['iterations']} iterations of {done['format']}, the first {done['skipped']} left out"
+        f"{done['iterations']} iterations of {done['format']}, the first {done['skipped']} skipped"
     )
     return Group(table("", ("", "predicted", "measured"), rows, "predicted|measured"), Text(""), Text(foot))
 

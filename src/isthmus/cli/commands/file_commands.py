@@ -38,7 +38,7 @@ KINDS = "|".join(FILE_KINDS)
 )
 def schema(
     shell: Shell,
-    kind: Annotated[FileKind, typer.Argument(metavar=KINDS, help="Which file form.")],
+    kind: Annotated[FileKind, typer.Argument(metavar=KINDS, help="The kind of file.")],
 ) -> None:
     """Print the JSON Schema of a file, for editors and other tools."""
     answer = json_schema(kind)
@@ -55,12 +55,12 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan or a policy.")],
     kind: Annotated[
         FileKind | None,
-        typer.Option(metavar=KINDS, help="What the file is; found out if not said."),
+        typer.Option(metavar=KINDS, help="The kind of file (default: detected)."),
     ] = None,
 ) -> None:
-    """Check a file without sending it anywhere.
+    """Check a file locally.
 
-    A mistake is named with its line, field, value and the nearest valid word.
+    An error shows its line, field, value and the nearest valid word.
     """
     found = kind or _guess(file)
     summary = _CHECKS[found](file)
@@ -74,21 +74,21 @@ def _told(file: Path, kind: str, summary: dict[str, Any]) -> str:
 
 
 def _guess(file: Path) -> FileKind:
-    """Return the kind whose telling field the file has; raise `InputError` where it has none."""
+    """Return the file kind by its characteristic field; raise `InputError` if it has none."""
     document, _ = read_yaml(file)
     keys = set(document) if isinstance(document, dict) else set()
-    telling: tuple[tuple[FileKind, str], ...] = (
+    characteristic: tuple[tuple[FileKind, str], ...] = (
         ("pool", "clusters"),
         ("job", "training"),
         ("plan", "stages"),
         *(("policy", key) for key in sorted(OwnerPolicy.model_fields) if key != "version"),
     )
-    for kind, key in telling:
+    for kind, key in characteristic:
         if key in keys:
             return kind
     raise InputError(
         f"{file} is neither a pool (clusters), a job (training), a plan (stages) nor a policy (pool_share)",
-        hint="say what it should be with --kind pool, job, plan or policy",
+        hint="set --kind to pool, job, plan or policy",
     )
 
 
@@ -120,7 +120,7 @@ _CHECKS = {"pool": _check_pool, "job": _check_job, "plan": _check_plan, "policy"
 
 @verb(commands, panel=PANEL, examples=["isthmus chips", "isthmus chips --json | jq '.H20.source'"])
 def chips(shell: Shell) -> None:
-    """List the chips known by data sheet, with the source of the figures."""
+    """List the built-in chips with the source of their data."""
     known: dict[str, BaseModel] = dict(catalogue())
 
     def show() -> object:

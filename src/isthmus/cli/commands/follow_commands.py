@@ -22,41 +22,43 @@ from isthmus.core.messages.api_views import JobView, PoolView
 commands = typer.Typer()
 PANEL = "Jobs"
 OUTAGE_S = 60.0
-"""How long a server may be away before following it is given up."""
+"""Seconds that a server may be unreachable before following a job fails."""
 
 IntervalOption = Annotated[
     float,
-    typer.Option("--interval", metavar="SECONDS", min=0.1, help="Least time between two looks."),
+    typer.Option("--interval", metavar="SECONDS", min=0.1, help="Minimum time between updates."),
 ]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one look: its view, all figures so far, and whether the server was away just now."""
+    """The state of a followed job at one time."""
 
     view: JobView
+    # All metrics so far.
     figures: Figures
+    # Whether the server was unreachable, so that `view` is the last known one.
     away: bool = False
 
 
 class Outage:
-    """How long the server has been away, at most `OUTAGE_S`."""
+    """Tracks how long the server has been unreachable, up to `OUTAGE_S`."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell, self._seen_s = shell, shell.now()
 
     def end(self) -> None:
-        """Note that the server has just answered."""
+        """Record a response of the server."""
         self._seen_s = self._shell.now()
 
     def bear(self, error: UnavailableError) -> None:
-        """Raise `error` if the server has been away for too long."""
+        """Raise `error` if the server has been unreachable for longer than `OUTAGE_S`."""
         if self._shell.now() - self._seen_s > OUTAGE_S:
             raise error
 
 
 def say_nothing(_text: str) -> None:
-    """Take no notice."""
+    """Ignore the text."""
 
 
 def snapshots(
@@ -66,16 +68,15 @@ def snapshots(
     interval_s: float,
     note: Callable[[str], None] = say_nothing,
 ) -> Iterator[Snapshot]:
-    """Look at job id `job` whenever there is news until it has ended and its last metrics are in.
+    """Yield a snapshot of job id `job` at each change until it has ended and all metrics are read.
 
-    News comes by the server's event stream; where that is cut, which `note` is told, a look is taken every
-    `interval_s` seconds. A server that goes away is waited for, `OUTAGE_S` at most; then `UnavailableError`
-    is raised.
+    Changes come from the server's event stream; if it breaks, `note` is called and the job is polled every
+    `interval_s` seconds. Raises `UnavailableError` if the server is unreachable for longer than `OUTAGE_S`.
     """
     figures, cursor = Figures(), 0
     view = client.job(job)
     outage = Outage(shell)
-    with News(shell, client, job, interval_s, note) as news:
+    with News(shell, client, job, interval_s, note) as changes:
         while True:
             try:
                 view = client.job(job)
@@ -88,7 +89,7 @@ def snapshots(
                 yield Snapshot(view, figures)
                 if view.state in ENDED:
                     return
-            news.wait()
+            changes.wait()
 
 
 def _drain_metrics(client: Client, job: str, cursor: int, figures: Figures) -> int:
@@ -102,32 +103,33 @@ def _drain_metrics(client: Client, job: str, cursor: int, figures: Figures) -> i
 
 
 def watch_job(shell: Shell, client: Client, job: str, interval_s: float = 1.0) -> None:
-    """Show job id `job` until it ends; raise `IsthmusError` unless it succeeded."""
+    """Display job id `job` until it ends; raise `IsthmusError` unless it succeeded."""
     last = _show_until_ended(shell, client, job, interval_s)
     if last.view.state != "succeeded":
         reason = f": {last.view.reason}" if last.view.reason else ""
-        raise IsthmusError(f"job {job} {last.view.state}{reason}", hint=f"its logs: `isthmus logs {job}`")
+        raise IsthmusError(f"job {job} {last.view.state}{reason}", hint=f"see `isthmus logs {job}`")
 
 
 def _show_until_ended(shell: Shell, client: Client, job: str, interval_s: float) -> Snapshot:
     live = shell.stdout.isatty() and not shell.as_json
-    looks = snapshots(shell, client, job, interval_s, say_nothing if live else shell.note)
+    followed = snapshots(shell, client, job, interval_s, say_nothing if live else shell.note)
     if shell.as_json:
-        return _print_changes(looks, lambda look: shell.line(as_record(look.view, look.figures)))
+        return _print_changes(followed, lambda now: shell.line(as_record(now.view, now.figures)))
     if live:
-        return _show_live(shell, client, looks)
-    return _print_changes(looks, lambda look: shell.print(as_line(look.view, look.figures)))
+        return _show_live(shell, client, followed)
+    return _print_changes(followed, lambda now: shell.print(as_line(now.view, now.figures)))
 
 
 def _print_changes(looks: Iterator[Snapshot], emit: Callable[[Snapshot], None]) -> Snapshot:
-    """Emit each look whose state or step differs from the one before, and return the last."""
-    told: Any = None
-    for look in looks:
-        state = (look.view.state, look.view.reason, look.view.attempt, look.figures.steps[-1:])
-        if state != told:
-            emit(look)
-            told = state
-    return look
+    """Emit each snapshot whose state or step differs from the previous one; return the last."""
+    previous: Any = None
+    for snapshot in looks:
+        view = snapshot.view
+        state = (view.state, view.reason, view.attempt, snapshot.figures.steps[-1:])
+        if state != previous:
+            emit(snapshot)
+            previous = state
+    return snapshot
 
 
 def _show_live(shell: Shell, client: Client, looks: Iterator[Snapshot]) -> Snapshot:
@@ -137,15 +139,16 @@ def _show_live(shell: Shell, client: Client, looks: Iterator[Snapshot]) -> Snaps
 
     pool = _pool_if_allowed(client)
     with Live(console=shell.console(), auto_refresh=False, vertical_overflow="visible") as live:
-        for look in looks:
-            live.update(dashboard(look.view, look.figures, pool, away=look.away), refresh=True)
-    return look
+        for snapshot in looks:
+            page = dashboard(snapshot.view, snapshot.figures, pool, away=snapshot.away)
+            live.update(page, refresh=True)
+    return snapshot
 
 
 def _pool_if_allowed(client: Client) -> PoolView | None:
     try:
         return client.pool()
-    except IsthmusError:  # links are then shown without their capacity
+    except IsthmusError:  # show links without their capacity
         return None
 
 
@@ -157,7 +160,7 @@ def _pool_if_allowed(client: Client) -> PoolView | None:
 def watch(shell: Shell, client: Client, job: JobArgument, interval_s: IntervalOption = 1.0) -> None:
     """Follow a job until it ends: state, stages, loss, links.
 
-    The exit status is 0 only if it succeeded. A server that restarts meanwhile is waited for.
+    The exit status is 0 only if the job succeeded. Waits for a server that restarts.
     """
     watch_job(shell, client, find_id(client, job), interval_s)
 
@@ -171,13 +174,13 @@ def logs(
     shell: Shell,
     client: Client,
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank's log.")] = None,
     interval_s: IntervalOption = 1.0,
 ) -> None:
-    """Print what the workers wrote.
+    """Print the logs of the workers.
 
-    Lines of several ranks are told apart by the rank before them. A server that restarts is waited for.
+    Each line is prefixed with its rank. Waits for a server that restarts.
     """
     found = find_id(client, job)
     lines = _Lines(shell, named=rank is None)
@@ -198,7 +201,7 @@ def logs(
 
 
 class _Lines:
-    """Turns pieces of log, which may end anywhere, into whole lines."""
+    """Prints log chunks, which may end anywhere, as complete lines."""
 
     def __init__(self, shell: Shell, *, named: bool) -> None:
         self._shell, self._named = shell, named
@@ -206,25 +209,25 @@ class _Lines:
         self._cursor = 0
 
     def drain(self, client: Client, job: str, rank: int | None) -> None:
-        """Print all text of `job` that has not been printed; may be repeated after an error."""
+        """Print all new log text of `job`; safe to repeat after an error."""
         while (page := client.logs(job, after=self._cursor, rank=rank)).chunks:
             self._take(page.chunks)
             self._cursor = page.next
 
     def _take(self, chunks: Sequence[LogChunk]) -> None:
-        """Print the lines that `chunks` complete (with `--json` the chunks themselves)."""
+        """Print the lines completed by `chunks` (with `--json` the chunks themselves)."""
         for chunk in chunks:
             if self._shell.as_json:
                 self._shell.line(chunk)
                 continue
             key = (chunk.attempt, chunk.rank)
-            *whole, self._begun[key] = (self._begun.get(key, "") + chunk.text).split("\n")
-            for line in whole:
+            *complete, self._begun[key] = (self._begun.get(key, "") + chunk.text).split("\n")
+            for line in complete:
                 self._print(chunk.rank, line)
         self._shell.stdout.flush()
 
     def finish(self) -> None:
-        """Print what never got its line's end."""
+        """Print incomplete last lines."""
         for (_, rank), line in sorted(self._begun.items()):
             if line:
                 self._print(rank, line)

@@ -32,37 +32,36 @@ PLANNING_POLL_S = 0.3
     examples=[
         "isthmus submit job.yaml",
         "isthmus submit job.yaml --watch",
-        "isthmus submit job.yaml --dry-run   (its plans, its place in the queue, when it should start)",
+        "isthmus submit job.yaml --dry-run   (plans, queue position, expected start)",
         "isthmus submit job.yaml --json | jq -r .id",
-        "isthmus submit job.yaml --key nightly-2026-11-20   (again: the same job, not a second one)",
+        "isthmus submit job.yaml --key nightly-2026-11-20   (a retry returns the same job)",
     ],
 )
 def submit(
     shell: Shell,
     client: Client,
-    file: Annotated[
-        Path, typer.Argument(metavar="JOB.yaml", help="What to train: see `isthmus schema job`.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file: see `isthmus schema job`.")],
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Repeating a submission with the same key gives the same job."),
+        typer.Option(metavar="KEY", help="Idempotency key: a retry with the same key returns the same job."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would become of it, and submit nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show plans, queue position and expected start without submitting."),
     ] = False,
 ) -> None:
     """Submit a job.
 
-    The job file and the model's config.json are read here; relative paths start at the file. Ctrl-C while
-    watching ends the watching, not the job.
+    The job file and the model's config.json are read on this machine; relative paths start at the job file.
+    Ctrl-C ends --watch, not the job.
     """
     if dry_run and (watch or key):
-        raise InputError("--dry-run submits nothing: leave --watch and --key away")
+        raise InputError("--dry-run excludes --watch and --key", hint="remove them")
     job = load_job(file)
     model = load_model(job.model)
     require_trainable(model)
-    if job.parallel != Parallel():  # the planner takes half a second to be loaded
+    if job.parallel != Parallel():  # importing the planner takes half a second
         from isthmus.control.placement import check_degrees
 
         check_degrees(job, model)
@@ -76,7 +75,7 @@ def submit(
         try:
             watch_job(shell, client, view.id)
         except KeyboardInterrupt:
-            shell.note(f"job {view.id} goes on; `isthmus cancel {view.id}` stops it")
+            shell.note(f"job {view.id} continues; `isthmus cancel {view.id}` stops it")
             raise
 
 
@@ -89,8 +88,8 @@ def _would_be(found: DryRun, now_s: float) -> object:
 def _what_next(view: JobView, *, watching: bool) -> str:
     lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
     if view.job.policy == "manual":
-        lines.append(f"  isthmus plans {view.id}           lists the candidate plans")
-        lines.append(f"  isthmus choose {view.id} PLAN     starts it by one of them")
+        lines.append(f"  isthmus plans {view.id}           lists candidate plans")
+        lines.append(f"  isthmus choose {view.id} PLAN     starts it with one of them")
     if not watching:
         lines.append(f"  isthmus watch {view.id}           follows it")
     return "\n".join(lines)
@@ -119,12 +118,12 @@ def plans(
     client: Client,
     job: JobArgument,
     wait_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the planner.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Maximum wait for the planner.")
     ] = 30.0,
 ) -> None:
-    """List a job's candidate plans.
+    """List a job's candidate plans with predicted time, traffic and cost.
 
-    With the predicted time, traffic and cost of each, and why other combinations were refused.
+    Also shows why other combinations were rejected.
     """
     found = find_job(client, job)
     deadline_s = shell.now() + wait_s
@@ -132,7 +131,7 @@ def plans(
         shell.sleep(PLANNING_POLL_S)
         found = client.job(found.id)
     if found.state == "planning":
-        raise ConflictError(f"job {found.id} is still being planned", hint="ask again in a moment")
+        raise ConflictError(f"job {found.id} is still being planned", hint="try again later")
     answer = client.plans(found.id)
     shell.answer(answer, lambda: _show_plans(found, answer))
 
@@ -157,9 +156,9 @@ def choose(
     job: JobArgument,
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan's id, from `isthmus plans JOB`.")],
 ) -> None:
-    """Choose the plan that a job runs by, and start it."""
+    """Choose a job's plan and start the job."""
     view = client.choose(find_id(client, job), plan)
-    shell.answer(view, lambda: f"job {view.id} runs by plan {plan}: {view.state}\n  isthmus watch {view.id}")
+    shell.answer(view, lambda: f"job {view.id} uses plan {plan}: {view.state}\n  isthmus watch {view.id}")
 
 
 @verb(
@@ -175,18 +174,18 @@ def preempt(
     shell: Shell,
     client: Client,
     job: JobArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree: have the job take their place.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Preempt them.")] = False,
 ) -> None:
-    """Show whose chips a waiting job could have, and with --yes take them.
+    """List the jobs that a waiting job could preempt; preempt them with --yes.
 
-    Only jobs of a lower priority at each owner are named. All sites get ready, and the work of the pool's
-    jobs is saved and verified, before anybody is ended; those go on later, from where they were.
+    Only jobs of a lower priority at each owner are listed. No job is stopped before all sites are ready and
+    the victims' checkpoints are verified. Preempted pool jobs resume later from these checkpoints.
     """
     view = client.job(find_id(client, job))
     if not view.offer:
         raise ConflictError(
-            f"job {view.id} is {view.state}, and nobody's chips would let it start now",
-            hint=f"isthmus show {view.id} says what it waits for",
+            f"job {view.id} is {view.state}; no preemption would let it start now",
+            hint=f"`isthmus show {view.id}` shows what it waits for",
         )
     if not yes:
         shell.answer(view, lambda: _offer_page(view))
@@ -201,15 +200,15 @@ def _offer_page(view: JobView) -> object:
 
     from isthmus.cli.terminal.queue_tables import victims_table
 
-    ask = Text(f"\n  isthmus preempt {view.id} --yes   agrees")
-    return Group(victims_table("It could have the chips of", view.offer), ask)
+    ask = Text(f"\n  isthmus preempt {view.id} --yes   preempts them")
+    return Group(victims_table("Jobs it could preempt", view.offer), ask)
 
 
 @verb(commands, panel=PANEL, examples=["isthmus cancel my-job"])
 def cancel(shell: Shell, client: Client, job: JobArgument) -> None:
     """Stop a job.
 
-    Every site releases what it held; checkpoints stay.
+    Every site releases its resources; checkpoints are kept.
     """
     view = client.cancel(find_id(client, job))
     shell.answer(view, lambda: f"job {view.id} is {view.state}")
@@ -217,10 +216,10 @@ def cancel(shell: Shell, client: Client, job: JobArgument) -> None:
 
 @verb(commands, panel=PANEL, examples=["isthmus delete my-job"])
 def delete(shell: Shell, client: Client, job: JobArgument) -> None:
-    """Forget a job that has ended, with its metrics and logs.
+    """Delete an ended job with its metrics and logs.
 
-    Checkpoints and the trained model stay.
+    Checkpoints and the trained model are kept.
     """
     found = find_id(client, job)
     client.delete(found)
-    shell.answer({"deleted": found}, lambda: f"job {found} is forgotten")
+    shell.answer({"deleted": found}, lambda: f"job {found} is deleted")

@@ -1,8 +1,8 @@
-"""`measure_links`: what a TCP flow reaches on each link of a pool, as a share of what the link offers;
-`measure_messages`: what single messages of the runtime take there.
+"""`measure_links`: goodput of a TCP flow on each link of a pool, as a fraction of the model's prediction;
+`measure_messages`: overhead of single runtime messages.
 
-The routes are those of the site's emulator or gateway (`routes.json`), and the far end is a sink on this
-machine; without routes the pool's links are emulated for the time of the measurement.
+Routes come from the site's emulator or gateway (`routes.json`); the receiver is a sink on this machine.
+Without routes the pool's links are emulated during the measurement.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from isthmus.core.pool import Pool
 from isthmus.wan import dial, links_in_background
 
 Routes = Mapping[str, Mapping[str, str]]
-"""{cluster: {other cluster: "host:port" of the proxy that leads there}}."""
+"""{cluster: {other cluster: "host:port" of the proxy to it}}."""
 
 CHUNK = bytes(1 << 16)
 REPETITIONS = 3
 MESSAGE_BYTES = 1 << 18
-"""Bytes of the single messages that are timed: about an activation of a small micro-batch."""
+"""Size of timed messages: about the activations of a small micro-batch."""
 
 
 def measure_links(
     pool: Pool, routes: Routes | None = None, seconds: float = 0.5
 ) -> dict[tuple[str, str], list[float]]:
-    """Return for every directed link the shares reached, one for each of three flows of about `seconds`.
+    """Return for every directed link the fractions reached by three flows of about `seconds` each.
 
-    Raises `InputError` for a pool without links or routes that lack one, `UnavailableError` and `PeerError`
-    for a route that leads nowhere.
+    Raises `InputError` for a pool without links or with missing routes, `UnavailableError` and `PeerError`
+    for an unreachable route.
     """
     if not pool.links:
-        raise InputError("the pool has no links to measure", hint="give them under `links` in the pool")
+        raise InputError(
+            "the pool has no links to measure", hint="define them under `links` in the pool file"
+        )
     with ExitStack() as stack:
         sink = stack.enter_context(_sink())
         found = routes or stack.enter_context(links_in_background(pool)).routes
@@ -56,48 +58,51 @@ def measure_links(
 def measure_messages(
     pool: Pool, routes: Routes, num_bytes: int = MESSAGE_BYTES
 ) -> dict[tuple[str, str], list[float]]:
-    """Return for every directed link what messages of `num_bytes` take beside delay and bytes, in seconds.
+    """Return for every directed link the overhead of messages of `num_bytes`, in seconds.
 
-    The messages are tensors that two workers send to and fro as in training, so this is the time of the
-    runtime's threads, of what forwards the bytes (an emulator, a gateway) and of this machine's sockets. Both
-    directions of a link are given the same. Raises `UnavailableError` where the workers cannot run.
+    Overhead is the time beyond link delay and transmission: runtime threads, the forwarding emulator or
+    gateway, and this machine's sockets. Two workers exchange tensors as in training; both directions of a
+    link get the same values. Raises `UnavailableError` if the workers cannot run.
     """
     found: dict[tuple[str, str], list[float]] = {}
     for link in pool.links:
         ends = link.source, link.target
         back = pool.link(link.target, link.source) or link
         if ends[::-1] not in found:
-            there_s = transfer_s(link, num_bytes, back) + transfer_s(back, num_bytes, link)
-            taken_s = _message_times(_route(routes, *ends), num_bytes)
-            found[ends] = [one - there_s / 2 for one in taken_s]
+            round_trip_s = transfer_s(link, num_bytes, back) + transfer_s(back, num_bytes, link)
+            measured_s = _message_times(_route(routes, *ends), num_bytes)
+            found[ends] = [one_way_s - round_trip_s / 2 for one_way_s in measured_s]
         else:
             found[ends] = found[ends[::-1]]
     return found
 
 
 def _message_times(route: str, num_bytes: int) -> list[float]:
-    """Return half of the round trip of messages, measured by two processes on cores 0 and 1.
+    """Return half the round-trip times of messages, in seconds, between processes on cores 0 and 1.
 
-    The quicker half of them: the others met whatever else is at work on this machine.
+    Keeps the faster half of the samples; the others are disturbed by other load on this machine.
     """
-    command = [sys.executable, "-m", "isthmus.train.measure.measure_message", "--cores", "--route", route]
-    done = subprocess.run([*command, "--bytes", str(num_bytes)], capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", "isthmus.train.measure.measure_message", "--cores", "--route", route]
+    done = subprocess.run([*argv, "--bytes", str(num_bytes)], capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UnavailableError(f"messages could not be timed: {last}", hint="install isthmus[train]")
+        last = (done.stderr.strip().splitlines() or ["no error output"])[-1]
+        raise UnavailableError(f"cannot measure message times: {last}", hint="install isthmus[train]")
     times: list[float] = sorted(json.loads(done.stdout))
     return times[: len(times) // 2 + 1]
 
 
 def _route(routes: Routes, source: str, target: str) -> str:
     if target not in routes.get(source, {}):
-        raise InputError(f"no route from {source} to {target}", hint="give the routes of the pool's emulator")
+        raise InputError(
+            f"no route from {source} to {target}", hint="give the routes.json of the pool's emulator"
+        )
     return routes[source][target]
 
 
 def _goodput(sink: tuple[str, int], route: str, num_bytes: float) -> float:
-    """Return the bytes a second of one flow of `num_bytes`, slow start and the round trip left out."""
+    """Return the goodput of one flow in bytes per second, without slow start and round trip."""
     with dial(sink, route) as connection:
+        # Step 1: measure the round trip. Step 2: leave slow start. Step 3: time the flow.
         round_trip_s = min(_exchange(connection, 1) for _ in range(3))
         _exchange(connection, max(1, int(num_bytes / 4)))
         sent_bytes = max(len(CHUNK), int(num_bytes))
@@ -106,19 +111,19 @@ def _goodput(sink: tuple[str, int], route: str, num_bytes: float) -> float:
 
 
 def _exchange(connection: socket.socket, num_bytes: int) -> float:
-    """Send so many bytes and wait for the sink's answer; return the seconds."""
-    begun_s = time.perf_counter()
+    """Send `num_bytes` bytes and wait for the sink's acknowledgement; return the seconds."""
+    start_s = time.perf_counter()
     connection.sendall(num_bytes.to_bytes(8, "big"))
     for start in range(0, num_bytes, len(CHUNK)):
         connection.sendall(CHUNK[: num_bytes - start])
     if not connection.recv(1):
-        raise InputError("the sink went away", hint="measure again")
-    return time.perf_counter() - begun_s
+        raise InputError("the sink closed the connection", hint="measure again")
+    return time.perf_counter() - start_s
 
 
 @contextmanager
 def _sink() -> Iterator[tuple[str, int]]:
-    """Listen on this machine and answer each message with a byte once it has come whole."""
+    """Run a server on this machine that acknowledges each complete message with one byte."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_serve, args=(server,), name="sink", daemon=True)
         thread.start()
@@ -133,9 +138,9 @@ def _serve(server: socket.socket) -> None:
     while True:
         try:
             connection, _ = server.accept()
-        except OSError:  # the block was left
+        except OSError:  # the server was shut down
             return
-        with connection, suppress(OSError):  # a link that ends resets its connections
+        with connection, suppress(OSError):  # a link that stops resets its connections
             _answer(connection)
 
 

@@ -1,4 +1,4 @@
-"""Commands that tell before a run what it will take: simulate, compare, profile, memory."""
+"""Commands that predict a run: simulate, compare, profile, memory."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from isthmus.sim import chrome_trace, timeline_page
 commands = typer.Typer()
 PANEL = "Know before you run"
 
-PoolOption = Annotated[Path, typer.Option(metavar="FILE", help="The pool that the plan's clusters are in.")]
+PoolOption = Annotated[Path, typer.Option(metavar="FILE", help="The pool with the plan's clusters.")]
 ModelOption = Annotated[
-    str | None, typer.Option(metavar="MODEL", help="A folder or config.json; the plan's own without it.")
+    str | None, typer.Option(metavar="MODEL", help="A folder or config.json (default: the plan's).")
 ]
 CalibrationOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A calibration; data sheets without it.")
+    Path | None, typer.Option(metavar="FILE", help="A calibration file (default: data sheets).")
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or config.json.")]
 
 
 def read_calibration(path: Path | None) -> Calibration:
-    """Return the calibration of a file, or that of data sheets."""
+    """Return the calibration from a file, or the data-sheet calibration."""
     return load_calibration(path) if path else DATA_SHEET
 
 
 def model_path(plan: Plan, given: str | None) -> str:
-    """Return the model a plan is for; raise `InputError` where nobody says."""
+    """Return the model path, `given` or the plan's; raise `InputError` if both are missing."""
     path = given or plan.model
     if path is None:
-        raise InputError(f"plan '{plan.id}' names no model", hint="name one in the plan, or with --model")
+        raise InputError(f"plan '{plan.id}' has no model", hint="set `model` in the plan, or use --model")
     return path
 
 
@@ -60,17 +60,19 @@ def model_path(plan: Plan, given: str | None) -> str:
 )
 def simulate(
     shell: Shell,
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, by hand or of `isthmus plans`.")],
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plans`.")
+    ],
     pool: PoolOption,
     model: ModelOption = None,
     calibration: CalibrationOption = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace that Perfetto opens.")
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the timeline.")
     ] = None,
-    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the timeline.")] = None,
 ) -> None:
-    """Simulate an iteration of a plan: time, tokens per card, bubbles, communication, memory, links."""
+    """Simulate one iteration of a plan: time, throughput, bubbles, communication, memory, links."""
     given = load_plan(plan)
     forecast = predict(
         given,
@@ -92,25 +94,25 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"{file} cannot be written: {error}", hint="name a file in a folder that is there"
+            f"cannot write {file}: {error}", hint="choose a file in an existing folder"
         ) from error
 
 
 def forecast_shown(forecast: Forecast) -> RenderableType:
-    """Return a forecast for people: a sentence, the stages, the links, and what it rests on."""
+    """Render a forecast: a summary, the stages, the links and the assumptions."""
     head = (
         f"An iteration takes {format_seconds(forecast.iteration_s)} "
-        f"({format_seconds(forecast.low_s)} to {format_seconds(forecast.high_s)} in nine of ten cases): "
+        f"(90 % interval {format_seconds(forecast.low_s)} to {format_seconds(forecast.high_s)}): "
         f"{forecast.tgs_tokens_per_card_s:,.0f} tokens per card and second, "
         f"{forecast.samples_per_s:.4g} samples/s."
     )
-    whole = forecast.iteration_s
+    total_s = forecast.iteration_s
     rows = [
         (
             f"{run.replica}/{run.stage}",
             run.cluster,
-            *(f"{format_seconds(x)} ({x / whole:.0%})" for x in (run.busy_s, run.bubble_s)),
-            f"{format_seconds(run.exposed_communication_s)} ({run.exposed_communication_s / whole:.0%})",
+            *(f"{format_seconds(x)} ({x / total_s:.0%})" for x in (run.busy_s, run.bubble_s)),
+            f"{format_seconds(run.exposed_communication_s)} ({run.exposed_communication_s / total_s:.0%})",
             format_bytes(run.peak_memory_bytes),
         )
         for run in forecast.run.stages
@@ -127,7 +129,7 @@ def forecast_shown(forecast: Forecast) -> RenderableType:
         if link.num_bytes
     ]
     if links:
-        shown += [Text(""), table("Links", ("link", "an iteration", "utilisation"), links)]
+        shown += [Text(""), table("Links", ("link", "per iteration", "utilisation"), links)]
     return Group(*shown, Text(""), *(Text(f"- {note}", style="dim") for note in forecast.assumptions))
 
 
@@ -136,7 +138,7 @@ def forecast_shown(forecast: Forecast) -> RenderableType:
     panel=PANEL,
     examples=[
         "isthmus compare near.yaml far.yaml --pool pool.yaml",
-        "isthmus compare plan.yaml runs.yaml --pool pool.yaml   (a prediction beside measured runs of it)",
+        "isthmus compare plan.yaml runs.yaml --pool pool.yaml   (a prediction and measured runs)",
     ],
 )
 def compare(
@@ -147,7 +149,7 @@ def compare(
     model: ModelOption = None,
     calibration: CalibrationOption = None,
 ) -> None:
-    """Compare what two plans take, or a prediction with measured runs that its calibration has not seen."""
+    """Compare two plans, or a prediction with measured runs that its calibration was not fitted on."""
     from isthmus.plan.time.measured_runs import is_run_table, load_runs
 
     chosen, read = read_calibration(calibration), load_pool(pool)
@@ -160,7 +162,7 @@ def compare(
     if is_run_table(b):
         measured = [run for run in load_runs(b).runs if Path(run.plan).resolve() == a.resolve()]
         if not measured:
-            raise InputError(f"{b} holds no run of {a}", hint="name the table in which this plan was run")
+            raise InputError(f"{b} has no run of {a}", hint="give a table with runs of this plan")
         for run in measured:
             chosen.require_unseen(run.name)
         rows = [(run.name, run.iteration_s) for run in measured]
@@ -176,7 +178,7 @@ def compare(
     }
     lines = [(a.stem, format_seconds(first.iteration_s), "1.000")]
     lines += [(name, format_seconds(s), f"{s / first.iteration_s:.3f}") for name, s in rows]
-    shell.answer(answer, lambda: table("", ("plan or run", "iteration", "over the first"), lines))
+    shell.answer(answer, lambda: table("", ("plan or run", "iteration", "relative to first"), lines))
 
 
 @verb(
@@ -187,10 +189,10 @@ def compare(
 def profile(
     shell: Shell,
     model: ModelArgument,
-    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.")] = 4096,
-    micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences of a micro-batch.")] = 1,
+    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Sequence length.")] = 4096,
+    micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences per micro-batch.")] = 1,
 ) -> None:
-    """Print a model's parameters and its layer matrix: compute, memory and communication of every part."""
+    """Print a model's parameter count and the compute, memory and communication of every part."""
     made = profile_model(load_model(model))
     tokens = micro_batch * sequence
     rows = layer_matrix(made, sequence_length=sequence, num_tokens=tokens)
@@ -226,23 +228,23 @@ def profile(
 def memory(
     shell: Shell,
     model: ModelArgument,
-    parallel: Annotated[str, typer.Option(metavar="DEGREES", help="As tp=4,pp=4,cp=4,ep=32.")] = "tp=1",
-    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Length of a sequence.")] = 4096,
-    inference: Annotated[bool, typer.Option("--inference", help="Weights alone, no training.")] = False,
+    parallel: Annotated[str, typer.Option(metavar="DEGREES", help="Such as tp=4,pp=4,cp=4,ep=32.")] = "tp=1",
+    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Sequence length.")] = 4096,
+    inference: Annotated[bool, typer.Option("--inference", help="Weights only, no training state.")] = False,
     accounting: Annotated[
-        Literal["default", "report"], typer.Option(metavar="default|report", help="How it is counted.")
+        Literal["default", "report"], typer.Option(metavar="default|report", help="Accounting rules.")
     ] = "default",
 ) -> None:
-    """Print what a chip holds: weights by group, gradients, optimizer, activations of a layer, KV cache."""
+    """Print memory per chip: weights by group, gradients, optimizer, activations of a layer, KV cache."""
     degrees = Parallel.parse(parallel)
     answer = memory_table(
         load_model(model), degrees, sequence_length=sequence, inference=inference, accounting=accounting
     )
-    shell.answer(answer, lambda: table("", ("what", "bytes", ""), _flat(answer), "bytes"))
+    shell.answer(answer, lambda: table("", ("item", "bytes", ""), _flat(answer), "bytes"))
 
 
 def _flat(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]]:
-    """Return a nested table as rows; only figures in bytes are shown in binary units too."""
+    """Flatten a nested table into rows; byte values also get binary units."""
     rows = []
     for key, one in value.items():
         name = f"{path}{key}"

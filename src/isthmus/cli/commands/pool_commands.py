@@ -1,4 +1,4 @@
-"""Commands on the pool and who may use it: pool, token create."""
+"""Commands on the pool and its access tokens: pool, token create."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from isthmus.core.errors import InputError
 from isthmus.core.messages.api_views import TokenRequest
 
 commands = typer.Typer()
-token_commands = typer.Typer(help="Make tokens (admin only).", no_args_is_help=False)
+token_commands = typer.Typer(help="Create tokens (admin only).", no_args_is_help=False)
 commands.add_typer(token_commands, name="token", rich_help_panel="Pool")
 
 
 @verb(commands, panel="Pool", examples=["isthmus pool", "isthmus pool --json | jq '.clusters[].free_chips'"])
 def pool(shell: Shell, client: Client) -> None:
-    """Show the clusters with their free chips, and the links between them."""
+    """Show the clusters with their free chips, and the links."""
     view = client.pool()
 
     def show() -> object:
@@ -44,27 +44,28 @@ def create(
     shell: Shell,
     client: Client,
     owner: Annotated[str | None, typer.Option(metavar="NAME", help="For an owner's agents.")] = None,
-    user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user who submits jobs.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user that submits jobs.")] = None,
     admin: Annotated[
         str | None, typer.Option(metavar="NAME", help="For another operator of the pool.")
     ] = None,
 ) -> None:
-    """Make a token and print it.
+    """Create a token and print it.
 
-    This is the only time it is shown: the server keeps a hash.
+    The token is shown only once; the server stores a hash.
     """
-    asked = {"owner": owner, "user": user, "admin": admin}
-    given = [(role, name) for role, name in asked.items() if name is not None]
+    roles = {"owner": owner, "user": user, "admin": admin}
+    given = [(role, name) for role, name in roles.items() if name is not None]
     if len(given) != 1:
         raise InputError(
-            f"{len(given)} of --owner, --user and --admin were given", hint="one token has one role: give one"
+            f"{len(given)} of --owner, --user and --admin were given",
+            hint="a token has one role; give one of them",
         )
     ((role, name),) = given
     try:
         request = TokenRequest.model_validate({"role": role, "name": name})
     except ValidationError as error:
         raise InputError(
-            f"'{name}' is not a name", hint="letters, digits, '.', '_' and '-', at most 63 of them"
+            f"'{name}' is not a valid name", hint="use at most 63 letters, digits, '.', '_' and '-'"
         ) from error
     view = client.create_token(request)
     shell.answer(view, lambda: view.token)

@@ -1,4 +1,4 @@
-"""Commands that are long-lived processes: serve, agent, links. Their extras are imported late."""
+"""Commands that run as long-lived processes: serve, agent, links. Optional dependencies load lazily."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ PoolOption = Annotated[
 ]
 OptionalPoolOption = Annotated[
     Path | None,
-    typer.Option("--pool", metavar="POOL.yaml", help="The operator's file: links, owners, chips."),
+    typer.Option("--pool", metavar="POOL.yaml", help="The operator's pool file: links, owners, chips."),
 ]
 StateOption = Annotated[
-    Path, typer.Option("--state", metavar="DIR", help="The folder that survives restarts.")
+    Path, typer.Option("--state", metavar="DIR", help="State folder, kept across restarts.")
 ]
 HostOption = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Where to listen; other than loopback needs TLS.")
+    str, typer.Option(metavar="ADDRESS", help="Listen address; addresses other than loopback need TLS.")
 ]
 CertificateOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")
 ]
 DatabaseOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Holds the address of a PostgreSQL that several servers share."),
+    typer.Option(metavar="FILE", help="File with the address of a PostgreSQL shared by several servers."),
 ]
 LogJsonOption = Annotated[
-    bool, typer.Option("--log-json", help="Log one JSON object a line, with job and part as fields.")
+    bool, typer.Option("--log-json", help="Log one JSON object per line, with job and part as fields.")
 ]
 ObjectiveOption = Annotated[
-    Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What the queue is ordered for.")
+    Objective, typer.Option(metavar="|".join(get_args(Objective)), help="Objective of the queue order.")
 ]
 PatienceOption = Annotated[
     float,
     typer.Option(
-        "--patience", metavar="SECONDS", min=0, help="After waiting so long a job has chips kept for it."
+        "--patience", metavar="SECONDS", min=0, help="Waiting time after which chips are reserved for a job."
     ),
 ]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
@@ -78,22 +78,22 @@ def serve(
     pool: OptionalPoolOption = None,
     host: HostOption = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Listen port; 0 picks a free one.")
     ] = DEFAULT_PORT,
     database: DatabaseOption = None,
     tls_cert: CertificateOption = None,
     tls_key: KeyOption = None,
     self_signed: Annotated[
-        bool, typer.Option("--self-signed", help="Make a certificate in the state folder.")
+        bool, typer.Option("--self-signed", help="Create a certificate in the state folder.")
     ] = False,
     objective: ObjectiveOption = "arrival",
     patience_s: PatienceOption = 3600.0,
     log_json: LogJsonOption = False,
 ) -> None:
-    """Run the control plane: what agents and users connect to.
+    """Run the control plane, to which agents and users connect.
 
-    Ctrl-C ends it; jobs that run go on, and a later start takes them up again. Of several servers on one
-    database one leads; any answers, and another leads within seconds when it dies.
+    Ctrl-C stops it; running jobs continue and a restarted server resumes them. Several servers may share one
+    database: one leads, all serve requests, and another takes over within seconds if the leader dies.
     """
     server = import_extra("isthmus.control.server.run_server", "server")
     if database is not None:
@@ -117,10 +117,10 @@ def serve(
 
 
 def _how_to_use(found: dict[str, str]) -> str:
-    lines = [f"the pool's server listens at {found['server']}"]
+    lines = [f"server listening at {found['server']}"]
     if "admin_token" not in found:
-        return "\n".join([*lines, "the admin's token was made by another server on the same database"])
-    lines += ["to use it as its admin:"]
+        return "\n".join([*lines, "another server on the same database has created the admin token"])
+    lines += ["to use it as admin:"]
     token = shlex.quote(found["admin_token"])
     lines += [f"  export ISTHMUS_SERVER={found['server']} ISTHMUS_TOKEN_FILE={token}"]
     lines += [f"  export ISTHMUS_CA={shlex.quote(found['certificate'])}"] if "certificate" in found else []
@@ -143,10 +143,10 @@ def agent(
     state: StateOption,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Which cluster of the pool this site is; if it has several."),
+        typer.Option(metavar="NAME", help="This site's cluster (required if the pool has several)."),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where the site's workers listen.")
+        str, typer.Option(metavar="ADDRESS", help="Listen address of the site's workers.")
     ] = "127.0.0.1",
     routes: Annotated[
         Path | None,
@@ -154,40 +154,40 @@ def agent(
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="POLICY.yaml", help="What the pool may do here: see `isthmus schema policy`."),
+        typer.Option(metavar="POLICY.yaml", help="Limits for pool jobs: see `isthmus schema policy`."),
     ] = None,
     storage: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The site's own storage, below which jobs find their paths."),
+        typer.Option(metavar="DIR", help="The site's own storage folder; jobs' paths are below it."),
     ] = None,
     sources: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="How to get at other sites' storage: JSON, by cluster."),
+        typer.Option(metavar="FILE", help="Access to other sites' storage: JSON, by cluster."),
     ] = None,
     server: ServerOption = None,
     token_file: TokenFileOption = None,
     ca: CaOption = None,
     log_json: LogJsonOption = False,
 ) -> None:
-    """Run a site's agent: it starts and watches the workers.
+    """Run a site's agent, which starts and monitors the workers.
 
-    It connects outward only. Ctrl-C stops the agent and its workers.
+    It makes outbound connections only. Ctrl-C stops the agent and its workers.
     """
     site = import_extra("isthmus.agent", "agent")
     settings = resolve(shell.environ, server=server, token_file=token_file, ca=ca)
     if settings.token is None:
         raise AuthError(
-            "an agent needs a token of its cluster's owner",
-            hint="`isthmus token create --owner NAME` makes one; give it with --token-file",
+            "the agent needs a token of its cluster's owner",
+            hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
         )
     require_private(settings.server)
-    here = _cluster(load_pool(pool), cluster)
-    rules = _policy(policy, here)
+    own_cluster = _cluster(load_pool(pool), cluster)
+    owner_policy = _policy(policy, own_cluster)
     _log_to(shell, as_json=log_json)
     site.run_agent(
         site.AgentConfig(
-            server=settings.server, token=settings.token, cluster=here,
-            state=state, host=host, routes=routes, ca=settings.ca, policy=rules,
+            server=settings.server, token=settings.token, cluster=own_cluster,
+            state=state, host=host, routes=routes, ca=settings.ca, policy=owner_policy,
             storage=storage, sources=sources,
         )
     )  # fmt: skip
@@ -203,20 +203,20 @@ def agent(
 )
 def links(
     shell: Shell,
-    pool: Annotated[Path, typer.Argument(metavar="POOL.yaml", help="The pool whose links are emulated.")],
+    pool: Annotated[Path, typer.Argument(metavar="POOL.yaml", help="The pool with the links to emulate.")],
     state: Annotated[
-        Path, typer.Option("--state", metavar="DIR", help="Gets its files of routes and links.")
+        Path, typer.Option("--state", metavar="DIR", help="Folder for routes.json and other output.")
     ],
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of jitter and loss.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of jitter and loss.")] = 0,
     runs_first: Annotated[
-        bool, typer.Option("--runs-first", help="Give traffic by others.json only what runs leave.")
+        bool, typer.Option("--runs-first", help="Prioritise runs over traffic through others.json.")
     ] = False,
 ) -> None:
     """Emulate the pool's wide-area links on this machine, without root.
 
-    Each direction gets its own bandwidth, delay, jitter and loss, shared by all that crosses it: runs, which
-    dial the addresses in routes.json, and whatever else you send by those in others.json. With --runs-first
-    the network keeps the two apart, as one does where bandwidth is guaranteed.
+    Each direction has its own bandwidth, delay, jitter and loss, shared by all its traffic: runs connect
+    through the addresses in routes.json, other traffic through those in others.json. --runs-first gives
+    other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth.
     """
     from isthmus.wan.emulator import run_links
 
@@ -225,7 +225,7 @@ def links(
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import `module`; raise `InputError` naming the extra where a package outside Isthmus is missing."""
+    """Import `module`; if a third-party package is missing, raise `InputError` with the extra to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -240,16 +240,14 @@ def import_extra(module: str, extra: str) -> ModuleType:
 def _cluster(pool: Pool, name: str | None) -> Cluster:
     known = [cluster.name for cluster in pool.clusters]
     if name is None and len(known) > 1:
-        raise InputError(
-            "the pool has several clusters", hint="say which is this one: --cluster " + "|".join(known)
-        )
+        raise InputError("the pool has several clusters", hint="choose one: --cluster " + "|".join(known))
     if name is not None and name not in known:
-        raise NotFoundError(f"the pool has no cluster '{name}'", hint="it has " + ", ".join(known))
+        raise NotFoundError(f"the pool has no cluster '{name}'", hint="available: " + ", ".join(known))
     return pool.cluster(name or known[0])
 
 
 def _policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
-    """Read the owner's policy for `cluster`; raise `FileError` where it names what is not there."""
+    """Return the owner's policy for `cluster`; raise `FileError` if it refers to unknown names."""
     if file is None:
         return OwnerPolicy()
     policy = load_policy(file)
@@ -264,10 +262,10 @@ def _policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
 
 
 def _log_to(shell: Shell, *, as_json: bool = False) -> None:
-    """Let the process's log go to standard error."""
+    """Send the process's log to standard error."""
     stream = shell.stderr if shell.stderr is not sys.stderr else None
     handler = logging.StreamHandler(stream)
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if as_json else plain)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each report otherwise
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # INFO logs one line per request
     logging.basicConfig(level=logging.INFO, handlers=[handler])

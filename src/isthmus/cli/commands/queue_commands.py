@@ -1,4 +1,4 @@
-"""Commands that say why a job waits and until when: queue, show."""
+"""Commands that show why a job waits and when it should start: queue, show."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PANEL = "Jobs"
     ],
 )
 def queue(shell: Shell, client: Client) -> None:
-    """List your jobs that wait: their place, why, when they should start.
+    """List your waiting jobs: queue position, reason, expected start.
 
-    An operator sees everybody's. `isthmus show JOB` says it in full.
+    An operator sees all users' jobs. `isthmus show JOB` shows the details.
     """
     found = client.queue()
 
@@ -45,7 +45,7 @@ def queue(shell: Shell, client: Client) -> None:
     ],
 )
 def show(shell: Shell, client: Client, job: JobArgument) -> None:
-    """Show a job: where it runs; or why it waits, what it lacks where, who goes first, until when."""
+    """Show a job: where it runs, or missing resources, jobs ahead of it and expected start."""
     found = find_id(client, job)
     view, standing = client.job(found), client.standing(found)
 

@@ -1,4 +1,4 @@
-"""Commands that write what a job did to a file: report, trace."""
+"""Commands that write a job's results to a file: report, trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PANEL = "Jobs"
 
 
 def all_metrics(client: Client, job: str) -> list[StepMetrics]:
-    """Return every step's metrics of job id `job`."""
+    """Return all step metrics of job id `job`."""
     found: list[StepMetrics] = []
     cursor = 0
     while True:
@@ -37,10 +37,11 @@ def report(
     client: Client,
     job: JobArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: JOB.html in this folder.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Default: JOB.html in the current folder."),
     ] = None,
 ) -> None:
-    """Write a job's report: one HTML page that needs no network.
+    """Write a job's report as one self-contained HTML page.
 
     Loss, throughput, the timeline of traced steps, stages, links, and the plan predicted against measured.
     """
@@ -57,7 +58,7 @@ def trace(
     shell: Shell,
     client: Client,
     job: JobArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")],
 ) -> None:
     """Write the timeline of a job's traced steps for Perfetto or chrome://tracing."""
     from isthmus.cli.job_report.stage_trace import trace_events
@@ -65,7 +66,9 @@ def trace(
 
     view = find_job(client, job)
     if view.plan is None:
-        raise ConflictError(f"job {view.id} has no plan yet", hint="a trace exists once the job has run")
+        raise ConflictError(
+            f"job {view.id} has no plan yet", hint="a trace is available after the job has run"
+        )
     events = trace_events(all_metrics(client, view.id), view.plan)
     document = {
         "traceEvents": events,
@@ -75,7 +78,7 @@ def trace(
     try:
         write_atomically(output, json.dumps(document))
     except OSError as error:
-        raise UnavailableError(f"{output} cannot be written: {error.strerror or error}") from error
+        raise UnavailableError(f"cannot write {output}: {error.strerror or error}") from error
     shell.answer(
         {"trace": str(output), "events": len(events)}, lambda: f"wrote {output} ({len(events)} events)"
     )

@@ -1,4 +1,4 @@
-"""Commands that look for plans and say why they are as they are: plan, explain."""
+"""Commands that search for plans and explain them: plan, explain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from isthmus.plan.time.predict import Forecast, predict
 commands = typer.Typer()
 PANEL = "Know before you run"
 QUIET_S = 1.0
-"""Searches shorter than this say nothing before their answer."""
+"""Interval of progress messages, in seconds."""
 
 
 @verb(
@@ -44,7 +44,7 @@ QUIET_S = 1.0
         "isthmus plan job.yaml --pool pool.yaml",
         "isthmus plan job.yaml --pool pool.yaml --objective cost --deadline 86400",
         "isthmus plan job.yaml --pool pool.yaml --tp 4 --top 1 --json",
-        "isthmus plan job.yaml --pool pool.yaml --save plans   (a file for `explain` and `simulate` each)",
+        "isthmus plan job.yaml --pool pool.yaml --save plans   (one file per plan, for `explain`)",
     ],
 )
 def plan(
@@ -52,18 +52,22 @@ def plan(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job: see `isthmus schema job`.")],
     pool: Annotated[Path, typer.Option(metavar="FILE", help="The pool to plan on.")],
     objective: Annotated[
-        Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What is best.")
+        Objective, typer.Option(metavar="|".join(get_args(Objective)), help="What to optimise.")
     ] = "time",
     top: Annotated[int, typer.Option(metavar="K", min=1, help="Plans to return.")] = 5,
     deadline: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Time the whole job may take.")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of the whole job.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(metavar="X", min=0, help="Price the whole job may have.")
+        float | None, typer.Option(metavar="X", min=0, help="Maximum price of the whole job.")
     ] = None,
-    tp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix tensor parallelism.")] = None,
+    tp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Fix the tensor-parallel degree.")
+    ] = None,
     pp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the number of stages.")] = None,
-    dp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the replicas of a chain.")] = None,
+    dp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Fix the replicas of a pipeline.")
+    ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Fix the micro-batch size.")
     ] = None,
@@ -72,15 +76,15 @@ def plan(
         typer.Option(metavar="NAME", help="Fix the schedule: 1f1b, gpipe, overlapped or zero_bubble."),
     ] = None,
     runnable: Annotated[
-        bool, typer.Option("--runnable", help="Only plans that our own runtime executes.")
+        bool, typer.Option("--runnable", help="Only plans that the Isthmus runtime can execute.")
     ] = False,
     save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write each plan to a file of its own.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write each plan to its own file.")
     ] = None,
 ) -> None:
-    """Search the best plans for a job on a pool, and say why they are and what was refused.
+    """Search for the best plans for a job; explain each choice and each rejection.
 
-    Ctrl-C ends the search with the best found so far.
+    Ctrl-C stops the search and returns the best plans found so far.
     """
     given = load_job(job)
     limits = Limits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
@@ -102,13 +106,13 @@ def plan(
         seconds = time.monotonic() - started_s
     if save:
         _save(save, answer.plans)
-    told = answer.as_dict(seconds)
-    told["search"]["runnable"] = [one.id for one in answer.plans if why_not_runnable(one) is None]
-    shell.answer(told, lambda: _shown(answer, seconds))
+    record = answer.as_dict(seconds)
+    record["search"]["runnable"] = [one.id for one in answer.plans if why_not_runnable(one) is None]
+    shell.answer(record, lambda: _shown(answer, seconds))
 
 
 class _Watch:
-    """Tells once a second what was found so far; asks for the end after Ctrl-C."""
+    """Callback of the search: reports progress once a second and stops it after Ctrl-C."""
 
     def __init__(self, shell: Shell, started_s: float, interrupted: list[int]) -> None:
         self._shell, self._due_s, self._interrupted = shell, started_s + QUIET_S, interrupted
@@ -117,8 +121,8 @@ class _Watch:
         now_s = time.monotonic()
         if now_s >= self._due_s:
             self._due_s = now_s + QUIET_S
-            found = f"best so far {format_seconds(best.estimate_s)} a step" if best else "nothing yet"
-            self._shell.note(f"{tally.evaluated} chains cut, {tally.pruned} pruned, {found}")
+            found = f"best so far {format_seconds(best.estimate_s)} per step" if best else "no plan yet"
+            self._shell.note(f"{tally.evaluated} pipelines evaluated, {tally.pruned} pruned, {found}")
         return not self._interrupted
 
 
@@ -128,36 +132,36 @@ def _save(folder: Path, plans: tuple[Plan, ...]) -> None:
         for one in plans:
             (folder / f"{one.id}.json").write_text(one.model_dump_json(indent=1), encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error}", hint="name another folder") from error
+        raise InputError(f"cannot write to {folder}: {error}", hint="choose another folder") from error
 
 
 def _shown(answer: Answer, seconds: float) -> RenderableType:
     rows = []
     for one in answer.plans:
-        seen = one.predicted
-        if seen is None:
+        predicted = one.predicted
+        if predicted is None:
             continue
         rows.append(
             (
                 one.id,
-                format_seconds(seen.iteration_s),
-                f"{seen.tgs_tokens_per_card_s:,.0f}",
-                f"{seen.cost_per_iteration:.4g}",
+                format_seconds(predicted.iteration_s),
+                f"{predicted.tgs_tokens_per_card_s:,.0f}",
+                f"{predicted.cost_per_iteration:.4g}",
                 " > ".join(one.clusters),
                 " + ".join(f"{len(some)} x {len(one.pipeline(some[0]))}" for some in one.kinds),
                 one.schedule + (f", {one.local_steps} local steps" if one.local_steps > 1 else ""),
                 "yes" if why_not_runnable(one) is None else "",
             )
         )
-    head = ("plan", "step", "tokens/card s", "cost", "clusters", "replicas x stages", "schedule", "runs here")
-    parts: list[RenderableType] = [table("Plans", head, rows)] if rows else [Text("no plan")]
+    head = ("plan", "step", "tokens/card s", "cost", "clusters", "replicas x stages", "schedule", "runnable")
+    parts: list[RenderableType] = [table("Plans", head, rows)] if rows else [Text("no plan found")]
     parts += [Text(f"{one.id}: {one.why}") for one in answer.plans[:1]]
-    parts += [Text(f"refused {', '.join(one.clusters)}: {one.reason}") for one in answer.refused]
-    proof = "nothing of the space was left out" if answer.optimal else "large dimensions were thinned"
+    parts += [Text(f"rejected {', '.join(one.clusters)}: {one.reason}") for one in answer.refused]
+    coverage = "complete search" if answer.optimal else "large dimensions were sampled"
     parts.append(
         Text(
-            f"{format_seconds(seconds)}: {answer.evaluated} chains cut, {answer.pruned} pruned; {proof}; "
-            f"no plan can take less than {format_seconds(answer.bound_s)}"
+            f"{format_seconds(seconds)}: {answer.evaluated} pipelines evaluated, {answer.pruned} pruned; "
+            f"{coverage}; lower bound on the step time {format_seconds(answer.bound_s)}"
         )
     )
     return Group(*parts)
@@ -173,14 +177,16 @@ def _shown(answer: Answer, seconds: float) -> RenderableType:
 )
 def explain(
     shell: Shell,
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan: by hand, or of `isthmus plan`.")],
-    pool: Annotated[Path, typer.Option(metavar="FILE", help="The pool that its clusters are in.")],
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plan`.")
+    ],
+    pool: Annotated[Path, typer.Option(metavar="FILE", help="The pool with the plan's clusters.")],
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A folder or config.json; the plan's own without it.")
+        str | None, typer.Option(metavar="MODEL", help="A folder or config.json (default: the plan's).")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it (SVG).")] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a drawing (SVG).")] = None,
 ) -> None:
-    """Say what a plan does where, what bounds it, and what a faster one would need."""
+    """Explain a plan stage by stage: bottleneck, idle time, what would make it faster."""
     given = load_plan(plan)
     forecast = predict(given, load_pool(pool), load_model(model_path(given, model)))
     sentences = explained(given, forecast)
@@ -188,40 +194,44 @@ def explain(
         try:
             picture.write_text(plan_picture(given), encoding="utf-8")
         except OSError as error:
-            raise InputError(f"{picture} cannot be written: {error}", hint="name another file") from error
+            raise InputError(f"cannot write {picture}: {error}", hint="choose another file") from error
     answer = {"plan": given.id, "iteration_s": forecast.iteration_s, "sentences": sentences}
     shell.answer(json.loads(json.dumps(answer)), lambda: Text("\n".join(sentences)))
 
 
 def explained(plan: Plan, forecast: Forecast) -> list[str]:
-    """Return what a plan does and what bounds it, a sentence each."""
-    whole_s = forecast.iteration_s
+    """Return sentences that describe a plan and its bottlenecks."""
+    step_s = forecast.iteration_s
     stages = " or ".join(dict.fromkeys(str(len(plan.pipeline(some[0]))) for some in plan.kinds))
     head = f"{plan.id}: {plan.dp} replica{'s' if plan.dp > 1 else ''} of {stages} stages on "
-    head += f"{', '.join(plan.clusters)}; {plan.samples} samples a step in {format_seconds(whole_s)}."
-    told = [head, *_what_each_does(plan, forecast), *_what_replicas_do(plan), *_what_bounds(forecast)]
-    lacking = why_not_runnable(plan)
-    told.append(f"Our runtime does not execute it: {lacking}." if lacking else "Our runtime executes it.")
-    return told
+    head += f"{', '.join(plan.clusters)}; {plan.samples} samples per step in {format_seconds(step_s)}."
+    sentences = [head, *_what_each_does(plan, forecast), *_what_replicas_do(plan), *_what_bounds(forecast)]
+    reason = why_not_runnable(plan)
+    sentences.append(
+        f"The Isthmus runtime cannot execute it: {reason}."
+        if reason
+        else "The Isthmus runtime can execute it."
+    )
+    return sentences
 
 
 def _what_each_does(plan: Plan, forecast: Forecast) -> Iterator[str]:
     for stage, cost in zip(plan.pipeline(0), forecast.stages, strict=True):
-        again = 0 if stage.recompute == "none" else stage.recompute_layers or stage.num_layers
+        recomputed = 0 if stage.recompute == "none" else stage.recompute_layers or stage.num_layers
         chip, pass_s = cost.host.chip, cost.load.forward_s + cost.load.backward_s
         text = f"Layers {stage.layers[0]} to {stage.layers[1] - 1} on {stage.num_chips} {chip.name} of "
-        text += f"{stage.cluster}: {format_seconds(pass_s)} a micro-batch"
-        if again:
-            text += f", {again} of them recomputed to fit {format_bytes(chip.memory_bytes)}"
+        text += f"{stage.cluster}: {format_seconds(pass_s)} per micro-batch"
+        if recomputed:
+            text += f", {recomputed} layers recomputed to fit {format_bytes(chip.memory_bytes)}"
         yield text + "."
-    cuts: dict[str, list[int]] = {}
+    splits: dict[str, list[int]] = {}
     for replica in range(plan.dp):
-        cuts.setdefault("; ".join(map(_place_of, plan.pipeline(replica))), []).append(replica)
-    for cut, others in list(cuts.items())[1:]:
-        who = (
+        splits.setdefault("; ".join(map(_place_of, plan.pipeline(replica))), []).append(replica)
+    for split, others in list(splits.items())[1:]:
+        subject = (
             f"Replica {others[0]} has" if len(others) == 1 else f"Replicas {', '.join(map(str, others))} have"
         )
-        yield f"{who} {cut}."
+        yield f"{subject} {split}."
 
 
 def _place_of(stage: Stage) -> str:
@@ -230,48 +240,48 @@ def _place_of(stage: Stage) -> str:
 
 
 def _what_replicas_do(plan: Plan) -> Iterator[str]:
-    """Yield what replicas take where it differs, and how often they average."""
+    """Yield the batches of replicas where they differ, and the interval of local SGD."""
     kinds: dict[tuple[int, int], list[str]] = {}
     for replica in range(plan.dp):
         taken = plan.micro_batches_of(replica), plan.micro_batch_size_of(replica)
         kinds.setdefault(taken, []).append(str(replica))
     if len(kinds) > 1:
         for (count, size), replicas in kinds.items():
-            who = (
-                f"Replica {replicas[0]} takes"
+            subject = (
+                f"Replica {replicas[0]} processes"
                 if len(replicas) == 1
-                else f"Replicas {', '.join(replicas)} take"
+                else f"Replicas {', '.join(replicas)} process"
             )
-            yield f"{who} {count} micro-batches of {size}."
+            yield f"{subject} {count} micro-batches of {size}."
     if plan.local_steps > 1:
         yield (
-            f"{max(plan.replica_groups) + 1} groups of replicas that share no cluster take "
-            f"{plan.local_steps} steps each on its own, then average their parameters: that changes what is "
-            "learned."
+            f"{max(plan.replica_groups) + 1} replica groups without a common cluster each take "
+            f"{plan.local_steps} local steps, then average their parameters (local SGD, which changes the "
+            "training result)."
         )
 
 
 def _what_bounds(forecast: Forecast) -> Iterator[str]:
-    run, whole_s = forecast.run, forecast.iteration_s
+    run, step_s = forecast.run, forecast.iteration_s
     slowest = max(run.stages, key=lambda one: one.busy_s)
     yield (
-        f"Stage {slowest.stage} of replica {slowest.replica} on {slowest.cluster} sets the pace: busy "
-        f"{slowest.busy_s / whole_s:.0%} of the step."
+        f"Stage {slowest.stage} of replica {slowest.replica} on {slowest.cluster} is the bottleneck: busy "
+        f"{slowest.busy_s / step_s:.0%} of the step."
     )
     waits = max(run.stages, key=lambda one: one.exposed_communication_s)
-    if waits.exposed_communication_s > 0.01 * whole_s:
+    if waits.exposed_communication_s > 0.01 * step_s:
         waited = format_seconds(waits.exposed_communication_s)
         yield (
             f"Stage {waits.stage} on {waits.cluster} waits {waited} for messages or gradients: a faster or "
-            "nearer link would save up to that."
+            "shorter link would save up to that time."
         )
     idle = max(run.stages, key=lambda one: one.bubble_s)
-    if idle.bubble_s > 0.01 * whole_s:
-        share = idle.bubble_s / whole_s
+    if idle.bubble_s > 0.01 * step_s:
+        share = idle.bubble_s / step_s
         yield (
             f"Stage {idle.stage} on {idle.cluster} is idle for {share:.0%} of the step: more micro-batches "
-            "or an evener split would use it."
+            "or a more even split would reduce that."
         )
     for link in run.links:
         if link.num_bytes:
-            yield f"{link.source} to {link.target} is {link.utilisation:.0%} full."
+            yield f"{link.source} to {link.target} is {link.utilisation:.0%} utilised."

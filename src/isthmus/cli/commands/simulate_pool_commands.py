@@ -1,4 +1,4 @@
-"""`isthmus simulate-pool`: what a trace of jobs comes to in a pool, beside each owner alone."""
+"""`isthmus simulate-pool`: simulate a job trace in a pool and with each owner alone."""
 
 from __future__ import annotations
 
@@ -47,25 +47,27 @@ def simulate_pool(
     shell: Shell,
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="[TRACE]", help="Jobs, from `sacct -P` or an Alibaba CSV; else generated."),
+        typer.Argument(
+            metavar="[TRACE]", help="Jobs from `sacct -P` or an Alibaba CSV (default: generated)."
+        ),
     ] = None,
     pool: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The pool; else one that the load asks for.")
+        Path | None, typer.Option(metavar="FILE", help="The pool (default: sized for the load).")
     ] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="alone: each owner's own queue; home: that, and the pool's where a job waits; "
-            "pool: one queue for all. All three, without it; may be repeated.",
+            help="alone: each owner's own queue; home: own queue first, then the pool's; "
+            "pool: one queue for all. Repeatable; default: all three.",
         ),
     ] = None,
     objective: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="By what the pool orders its queue: arrival, utilisation, throughput or deadline; "
-            "may be repeated, to see them side by side.",
+            help="Objective of the pool's queue order: arrival, utilisation, throughput or deadline. "
+            "Repeatable, for comparison.",
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Jobs to generate.")] = 1000,
@@ -73,26 +75,26 @@ def simulate_pool(
         int, typer.Option(metavar="N", min=1, max=64, help="Owners of a generated trace or pool.")
     ] = 3,
     load: Annotated[
-        float, typer.Option(metavar="X", min=0.01, help="What is asked for, of what such a pool can give.")
+        float, typer.Option(metavar="X", min=0.01, help="Offered load as a fraction of capacity.")
     ] = 0.8,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the first jobs of the trace.")
+        int | None, typer.Option(metavar="N", min=1, help="Use only the first N jobs of the trace.")
     ] = None,
     node_mtbf_days: Annotated[
-        float | None, typer.Option(metavar="D", min=0.1, help="Let each node fail about every so many days.")
+        float | None, typer.Option(metavar="D", min=0.1, help="Mean time between failures of a node.")
     ] = None,
     days: Annotated[
-        float | None, typer.Option(metavar="D", min=0.01, help="End each run after so many days.")
+        float | None, typer.Option(metavar="D", min=0.01, help="Stop each run after D simulated days.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed has the same outcome.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Random seed.")] = 0,
 ) -> None:
-    """Play a trace of jobs in a pool, with the server's own coordinator, on a virtual clock.
+    """Simulate a job trace in a pool with the server's own coordinator on a virtual clock.
 
-    Shows how long whose jobs waited, how busy the chips were, and what had to make way: in the pool, and in
-    each owner's own queue alone. Ctrl-C prints what was reached.
+    Reports waiting time per owner, utilisation and preemptions, for the pool and for each owner alone.
+    Ctrl-C prints the results so far.
     """
     given = _read(trace, limit) if trace else _generate(owners, jobs, load, seed)
-    asked = Comparison(
+    comparison = Comparison(
         trace=given,
         pool=load_pool(pool) if pool else pool_for(given, load, owners),
         scenarios=_among("scenario", get_args(Scenario), scenario) or get_args(Scenario),
@@ -102,10 +104,10 @@ def simulate_pool(
         until_s=days * DAY_S if days else None,
     )
     for reason, count in given.skipped.items():
-        shell.note(f"{count} rows left out: {reason}")
+        shell.note(f"{count} rows skipped: {reason}")
     found = []
     with interruptible() as interrupted:
-        for outcome in compare(asked, _Watch(shell, len(given.jobs), interrupted)):
+        for outcome in compare(comparison, _Watch(shell, len(given.jobs), interrupted)):
             found.append(outcome)
             if shell.as_json:
                 shell.line(outcome.as_dict())
@@ -114,7 +116,7 @@ def simulate_pool(
 
 
 class _Watch:
-    """Tells once a second how far a run has come; asks for its end after Ctrl-C."""
+    """Callback of a simulation: reports progress once a second and stops it after Ctrl-C."""
 
     def __init__(self, shell: Shell, jobs: int, interrupted: list[int]) -> None:
         self._shell, self._jobs, self._interrupted = shell, jobs, interrupted
@@ -130,21 +132,21 @@ class _Watch:
 def _read(path: Path, limit: int | None) -> Trace:
     trace = read_trace(path, limit)
     if not trace.jobs:
-        raise InputError(f"{path} has no job that asked for chips and ran", hint="name another trace")
+        raise InputError(f"{path} has no job that requested chips and ran", hint="choose another trace")
     return trace
 
 
 def _generate(owners: int, jobs: int, load: float, seed: int) -> Trace:
-    """Return a generated trace of owners of unlike size."""
+    """Return a generated trace with owners of different sizes."""
     chips = {f"owner-{number + 1}": CHIPS_PER_NODE * 8 * (number % 3 + 1) for number in range(owners)}
     return generate_trace(chips, seed=seed, num_jobs=jobs, load=load, chips_per_worker=CHIPS_PER_NODE)
 
 
 def _among(what: str, known: tuple[Kind, ...], names: list[str] | None) -> tuple[Kind, ...]:
-    """Return those of `known` that are named; raise `InputError` for a name that is not known."""
+    """Return the entries of `known` listed in `names`; raise `InputError` for an unknown name."""
     unknown = [name for name in names or () if name not in known]
     if unknown:
-        raise InputError(f"no {what} '{unknown[0]}'", hint=f"there is {', '.join(map(str, known))}")
+        raise InputError(f"unknown {what} '{unknown[0]}'", hint=f"known: {', '.join(map(str, known))}")
     return tuple(one for one in known if one in (names or ()))
 
 
@@ -155,7 +157,7 @@ def _name(one: PoolOutcome) -> str:
 def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
     runs = [
         (
-            _name(one) + ("" if one.whole else " (broken off)"),
+            _name(one) + ("" if one.whole else " (interrupted)"),
             f"{one.pool.done}/{one.pool.num_jobs}",
             format_seconds(one.pool.mean_s),
             format_seconds(one.pool.p95_s),
@@ -167,17 +169,17 @@ def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
         )
         for one in outcomes
     ]
-    figures = (
+    columns = (
         "done",
         "mean wait",
         "p95 wait",
-        "chips busy",
-        "made way",
-        "lost a node",
+        "utilisation",
+        "preempted",
+        "node failures",
         "days",
         "events/CPU s",
     )
-    every = table("In all", ("scenario", *figures), runs, right="|".join(figures))
+    totals = table("Totals", ("scenario", *columns), runs, right="|".join(columns))
     heads = ("owner", "jobs", *(f"{_name(one)}: mean, p95" for one in outcomes))
     rows = []
     for owner in sorted({waits.owner for one in outcomes for waits in one.owners}):
@@ -187,4 +189,4 @@ def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
             for waits in theirs
         ]
         rows.append((owner, str(theirs[0].num_jobs), *cells))
-    return Group(every, "", table("Waits by owner", heads, rows, right="|".join(heads[1:])))
+    return Group(totals, "", table("Waits by owner", heads, rows, right="|".join(heads[1:])))

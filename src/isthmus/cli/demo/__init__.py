@@ -1,1 +1,1 @@
-"""`isthmus demo`: a pool on this machine, and a job trained on it."""
+"""`isthmus demo`: a local pool and a training job on it."""

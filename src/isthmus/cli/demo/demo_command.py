@@ -1,4 +1,4 @@
-"""`isthmus demo`: a model trained across three emulated clusters, and what the distance cost."""
+"""`isthmus demo`: train a model across three emulated clusters and measure the cost of the WAN links."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ from isthmus.core.plan import Plan
 
 commands = typer.Typer()
 BASELINE_STEPS = 24
-"""Steps of the run without wide-area links."""
+"""Steps of the comparison run without wide-area links."""
 WARM_UP_STEPS = 4
-"""Steps at the beginning that are not counted: first allocations, connections."""
+"""First steps that are not counted (allocations, connection setup)."""
 CALM = 0.05
-"""A step is disturbed where real computing took this share of it longer than the virtual chips would."""
+"""A step is disturbed if real computation overran the virtual time by more than this fraction of the step."""
 FEWEST_CALM_STEPS = 5
-"""With fewer undisturbed steps than this, all are counted."""
+"""With fewer undisturbed steps than this, all steps are counted."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job that has ended, with all its figures."""
+    """A finished job with all its metrics."""
 
     view: JobView
     figures: Figures
 
     @property
     def step_s(self) -> float:
-        """Median seconds of an undisturbed step (of all steps, where hardly any was undisturbed)."""
+        """Median time of undisturbed steps in seconds (of all steps if too few are undisturbed)."""
         steps = {step: s for step, s in self.figures.series("step_s") if step >= WARM_UP_STEPS}
         overruns = dict(self.figures.series("overrun_s"))
-        calm = [s for step, s in steps.items() if overruns.get(step, 0.0) <= CALM * s]
-        return statistics.median(calm if len(calm) >= FEWEST_CALM_STEPS else steps.values())
+        undisturbed = [s for step, s in steps.items() if overruns.get(step, 0.0) <= CALM * s]
+        enough = len(undisturbed) >= FEWEST_CALM_STEPS
+        return statistics.median(undisturbed if enough else steps.values())
 
 
 @verb(
@@ -62,13 +63,13 @@ class Outcome:
 def demo(
     shell: Shell,
     state: Annotated[
-        Path, typer.Option("--state", metavar="DIR", help="Gets the demo's files; emptied first.")
+        Path, typer.Option("--state", metavar="DIR", help="Folder for the demo's files; emptied first.")
     ] = Path(".isthmus/demo"),
     steps: Annotated[
-        int | None, typer.Option(metavar="N", min=10, help="Training steps, instead of the job's.")
+        int | None, typer.Option(metavar="N", min=10, help="Training steps (default: the job's).")
     ] = None,
 ) -> None:
-    """Train a small model across three emulated clusters of three owners, and show what it came to."""
+    """Train a small model across three emulated clusters of three owners and show the result."""
     with demo_folder(state) as folder:
         _run(shell, folder, steps)
 
@@ -79,26 +80,29 @@ def _run(shell: Shell, folder: Path, steps: int | None) -> None:
     if steps is not None:
         job = job.model_copy(update={"training": job.training.model_copy(update={"steps": steps})})
     say = _speaker(shell)
-    say("Starting three clusters of three owners, and the wide-area links between them.")
-    with DemoPool(folder, pool) as site:
+    # Step 1: start the pool and train across it.
+    say("Starting three clusters of three owners and the wide-area links between them.")
+    with DemoPool(folder, pool) as processes:
         if not shell.as_json:
-            shell.print(pool_table(site.client.pool()))
-        view, plan = _submit(shell, site.client, job)
-        trained = _train(shell, site, view, plan)
-        say("The same plan with the wide-area links taken out, for comparison.")
-        near = _run_baseline(shell, site, job, plan)
-        pool_view = site.client.pool()
-    say("Does the checkpoint load in transformers, with the same loss?")
+            shell.print(pool_table(processes.client.pool()))
+        view, plan = _submit(shell, processes.client, job)
+        trained = _train(shell, processes, view, plan)
+        # Step 2: run the same plan without wide-area links.
+        say("Running the same plan without wide-area links, for comparison.")
+        baseline = _run_baseline(shell, processes, job, plan)
+        pool_view = processes.client.pool()
+    # Step 3: check the trained model and write the report.
+    say("Checking that the checkpoint loads in transformers with the same loss.")
     check = _check_result(folder, job, trained.figures)
     report = folder / "report.html"
     extra = {
         "step with wide-area links": f"{trained.step_s:.3f} s",
-        "step without them": f"{near.step_s:.3f} s",
-        "efficiency": f"{near.step_s / trained.step_s:.1%} of the same plan without wide-area links",
+        "step without them": f"{baseline.step_s:.3f} s",
+        "efficiency": f"{baseline.step_s / trained.step_s:.1%} of the same plan without wide-area links",
         "loss in transformers": f"{check['loss']:.4f} (differs by {check['difference']:.1e})",
     }
     write_report(trained.view, trained.figures.metrics, pool_view, report, extra=extra)
-    result = _result(job, plan, trained, near) | {
+    result = _result(job, plan, trained, baseline) | {
         "checkpoint_loss_difference": check["difference"],
         "report": str(report),
     }
@@ -106,12 +110,12 @@ def _run(shell: Shell, folder: Path, steps: int | None) -> None:
 
 
 def training_s(figures: Figures) -> float:
-    """Return the seconds that all training steps took together."""
+    """Return the total seconds of all training steps."""
     return sum(seconds for _, seconds in figures.series("step_s"))
 
 
 def _speaker(shell: Shell):  # type: ignore[no-untyped-def]
-    """Return how the demo speaks: headings on standard output, or on standard error beside JSON."""
+    """Return a function that prints a heading: on standard output, or on standard error with `--json`."""
     return shell.note if shell.as_json else lambda text: shell.print(f"\n{text}")
 
 
@@ -124,9 +128,11 @@ def _submit(shell: Shell, client: Client, job: Job) -> tuple[JobView, Plan]:
     plans = client.plans(view.id)
     if not plans.plans:
         reasons = "; ".join(f"{'+'.join(one.clusters)}: {one.reason}" for one in plans.refused)
-        raise IsthmusError(f"no plan: {reasons}")
+        raise IsthmusError(f"no plan found: {reasons}")
     if not shell.as_json:
-        shell.print("\nNo single cluster can hold the job. Candidate plans, predicted fastest first:")
+        shell.print(
+            "\nNo single cluster has enough memory for the job. Candidate plans, predicted fastest first:"
+        )
         shell.print(plans_table(plans))
     return view, plans.plans[0]
 
@@ -161,15 +167,15 @@ def _run_baseline(shell: Shell, site: DemoPool, job: Job, plan: Plan) -> Outcome
 
 
 def _outcome(shell: Shell, client: Client, job: str) -> Outcome:
-    for look in snapshots(shell, client, job, 0.2):
-        last = look
+    for snapshot in snapshots(shell, client, job, 0.2):
+        last = snapshot
     if last.view.state != "succeeded":
         raise IsthmusError(f"the demo's job {job} {last.view.state}: {last.view.reason}")
     return Outcome(last.view, last.figures)
 
 
 def _check_result(folder: Path, job: Job, figures: Figures) -> dict[str, float]:
-    """Load the result in transformers, in a process of its own, and compare its loss with the runtime's."""
+    """Load the result in transformers in a separate process; compare its loss with the runtime's."""
     write_atomically(folder / "job.json", job.model_dump_json())
     printed = run_tool(
         ["isthmus.train.process.verify", str(folder / "job.json")], folder / "logs" / "verify.log"
@@ -182,7 +188,7 @@ def _check_result(folder: Path, job: Job, figures: Figures) -> dict[str, float]:
 
 
 def _result(job: Job, plan: Plan, trained: Outcome, near: Outcome) -> dict[str, object]:
-    """Return the demo's figures, as its last line of JSON has them."""
+    """Return the demo's result, as printed with `--json`."""
     losses = trained.figures.series("loss")
     return {
         "clusters": list(plan.clusters),
@@ -203,7 +209,7 @@ def _summary(result: dict[str, object]) -> str:
         f"\nLoss {result['loss_first']:.2f} -> {result['loss_last']:.2f} nats per byte "
         f"in {result['steps']} steps, {result['training_s']:.0f} s.\n"
         f"Efficiency {result['efficiency']:.1%} of the same plan without wide-area links "
-        f"(schedule {result['schedule']}; chips are virtual: computing is padded to their time).\n"
+        f"(schedule {result['schedule']}; virtual chips: computation is padded to their time).\n"
         f"Checkpoint {result['checkpoint']}: loads in transformers, its loss differs by "
         f"{result['checkpoint_loss_difference']:.1e}.\n"
         f"Report {result['report']}"

@@ -1,4 +1,4 @@
-"""`demo_folder`: the demo's pool, job and model, in a folder that one demo at a time empties and uses."""
+"""`demo_folder`: an exclusively locked folder with the demo's pool, job and model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.state_folder import locked, unwritable
 
 MARKER = ".isthmus-demo"
-"""A file that says that a folder is the demo's own, and may be emptied by the next demo."""
+"""Marker file: the folder belongs to the demo, and the next demo may empty it."""
 
 
 @contextmanager
 def demo_folder(state: Path) -> Iterator[Path]:
-    """Empty the demo's folder, fill it with pool, job and model, and hold it for this demo alone.
+    """Lock the demo's folder, empty it and write pool, job and model.
 
-    Raises `InputError` for a folder that is somebody else's, `UnavailableError` where another demo is at work
-    in it, or where it takes no files.
+    Raises `InputError` if the folder has other content, `UnavailableError` if another demo uses it or it is
+    not writable.
     """
     folder = state.resolve()
     try:
-        there = {one.name for one in folder.iterdir()} if folder.exists() else set()
+        names = {one.name for one in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
         raise unwritable(folder, error) from error
-    if there - {"lock"} and MARKER not in there:
-        raise InputError(f"{folder} is not empty and not the demo's", hint="give another --state folder")
+    if names - {"lock"} and MARKER not in names:
+        raise InputError(f"{folder} is not empty and not a demo folder", hint="choose another --state folder")
     with locked(folder, "demo"):
         try:
             _fill(folder)

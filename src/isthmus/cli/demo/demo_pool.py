@@ -1,4 +1,4 @@
-"""`DemoPool`: the processes of the demo (links, server, one agent per site), and that none is left behind."""
+"""`DemoPool`: starts and stops the demo's processes (links, server, one agent per site)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class DemoPool:
-    """A pool on this machine: a context manager that starts every process and ends every one it started.
+    """A local pool: a context manager that starts all its processes and stops them on exit.
 
-    `folder` holds `pool.yaml`, may hold the owners' `policy.yaml`, and gets the state, logs and tokens of
-    each process.
+    `folder` contains `pool.yaml` and optionally a `policy.yaml` for all owners; it receives the state, logs
+    and tokens of each process.
     """
 
     def __init__(self, folder: Path, pool: Pool) -> None:
@@ -47,9 +47,9 @@ class DemoPool:
 
     @property
     def client(self) -> Client:
-        """The connection of the demo's user."""
+        """The client of the demo's user."""
         if self._client is None:
-            raise UnavailableError("the demo's pool is not up")
+            raise UnavailableError("the demo's pool is not running")
         return self._client
 
     def __enter__(self) -> DemoPool:
@@ -83,8 +83,8 @@ class DemoPool:
         self._wait("server", lambda: admin_token.exists() and self._healthy())
         with Client(self.server, read_token(admin_token)) as admin:
             for owner in dict.fromkeys(cluster.owner for cluster in self.pool.clusters):
-                made = admin.create_token(TokenRequest(role="owner", name=owner))
-                write_private(self.folder / f"{owner}.token", made.token)
+                created = admin.create_token(TokenRequest(role="owner", name=owner))
+                write_private(self.folder / f"{owner}.token", created.token)
             user = admin.create_token(TokenRequest(role="user", name="demo"))
         write_private(self.folder / "user.token", user.token)
         self._await_links()
@@ -101,7 +101,7 @@ class DemoPool:
         self._wait(None, self._all_connected)
 
     def restart_links(self, *, runs_first: bool) -> None:
-        """Emulate the links anew, between runs: with `runs_first` other traffic gets what runs leave."""
+        """Restart the link emulation between runs; `runs_first` prioritises runs over other traffic."""
         links = self._processes.pop("links")
         links.terminate()
         _end(links)
@@ -117,22 +117,22 @@ class DemoPool:
         self.use_wide_area_links(True)
 
     def use_wide_area_links(self, emulated: bool) -> None:
-        """Let runs that start from now on go through the emulated links, or straight to each other."""
+        """Route runs that start from now on through the emulated links, or directly."""
         routes = json.loads((self.folder / "links" / "routes.json").read_text(encoding="utf-8"))
         write_atomically(self.folder / "routes.json", json.dumps(routes if emulated else {}))
 
     def check(self) -> None:
-        """Raise `UnavailableError`, with the end of its log, if a process of the pool has ended."""
+        """Raise `UnavailableError` with the end of its log if a process of the pool has exited."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 log = (self.folder / "logs" / f"{name}.log").read_text(errors="replace").strip()
                 raise UnavailableError(
-                    f"the demo's {name} ended with status {process.returncode}: {log[-400:]}",
-                    hint=f"its log: {self.folder / 'logs' / (name + '.log')}",
+                    f"the demo's {name} exited with status {process.returncode}: {log[-400:]}",
+                    hint=f"log: {self.folder / 'logs' / (name + '.log')}",
                 )
 
     def stop(self) -> None:
-        """End every process: agents first, since they end the workers. Safe to call again."""
+        """Stop all processes, agents first because they stop the workers. Idempotent."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -154,7 +154,7 @@ class DemoPool:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the demo, and the demo ends them in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which stops them in order
                 preexec_fn=_end_with_parent,
                 env={key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")},
             )
@@ -181,21 +181,21 @@ class DemoPool:
             if time.monotonic() > deadline:
                 what = name or "agents"
                 raise UnavailableError(
-                    f"the demo's {what} did not come up in {START_TIMEOUT_S:.0f} s",
+                    f"the demo's {what} did not start within {START_TIMEOUT_S:.0f} s",
                     hint=f"logs: {self.folder / 'logs'}",
                 )
             time.sleep(0.05)
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a secret to a file that only its owner can read."""
+    """Write a secret to a file with mode 0600."""
     file.unlink(missing_ok=True)
     file.touch(mode=0o600)
     file.write_text(text + "\n", encoding="utf-8")
 
 
 def _end_with_parent() -> None:
-    """Have Linux send SIGTERM to this process when the demo dies, however it dies."""
+    """Make Linux send SIGTERM to this process when the demo process ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -216,10 +216,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Let a second Ctrl-C not cut short the ending of processes."""
+    """Ignore further Ctrl-C while processes are stopped."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: there is nothing to hold off
+    except ValueError:  # not the main thread: signals do not arrive here
         yield
         return
     try:
@@ -229,12 +229,12 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def run_tool(arguments: list[str], log: Path) -> str:
-    """Run a Python module and return what it printed; raise `IsthmusError` with the end of its errors."""
+    """Run a Python module and return its output; raise `IsthmusError` with the end of its errors."""
     with log.open("wb") as errors:
         done = subprocess.run(
             [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, check=False
         )
     if done.returncode:
-        told = log.read_text(errors="replace").strip()[-600:]
-        raise IsthmusError(f"{arguments[0]} failed with status {done.returncode}: {told}", hint=f"log: {log}")
+        tail = log.read_text(errors="replace").strip()[-600:]
+        raise IsthmusError(f"{arguments[0]} failed with status {done.returncode}: {tail}", hint=f"log: {log}")
     return done.stdout.decode()

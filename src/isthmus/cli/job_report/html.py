@@ -1,4 +1,4 @@
-"""What the report's sections are made of: tables, bars, numbers as text. Text goes through `escape`."""
+"""HTML elements of the report: tables, bars, formatted numbers. All text is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.core.units import format_seconds
 
 
 def share_bar(parts: Sequence[float]) -> str:
-    """Return a bar of computing, exposed communication and idling, as shares of their sum."""
+    """Return a stacked bar of compute, exposed communication and idle time, as shares of their sum."""
     total = sum(parts) or 1.0
     kinds = ("compute", "exposed", "idle")
     pieces = "".join(
@@ -27,7 +27,7 @@ def table(
     numbers: Iterable[int] = (),
     raw: Sequence[int] = (),
 ) -> str:
-    """Return a table; columns in `numbers` align right, those in `raw` are HTML already."""
+    """Return a table; columns in `numbers` are right-aligned, columns in `raw` are HTML."""
     right = set(numbers)
 
     def cell(tag: str, index: int, text: str) -> str:
@@ -40,30 +40,30 @@ def table(
 
 
 def none(text: str) -> str:
-    """Return the words for a table that has no rows."""
+    """Return a paragraph that replaces an empty table."""
     return f'<p class="none">{escape(text)}</p>'
 
 
 def moment(at_s: float) -> str:
-    """Return a time since the epoch as people read it."""
+    """Format a time in seconds since the epoch as UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def seconds(value: float | None) -> str:
-    """Return a time, or a dash for one that is not known."""
+    """Format a duration in seconds, or a dash for None."""
     return "–" if value is None else format_seconds(value)
 
 
 def rate(value: float | None) -> str:
-    """Return a number with its thousands set apart, or a dash."""
+    """Format a number with thousands separators, or a dash for None."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def ratio(measured: float | None, foreseen: float | None) -> str:
-    """Return measured over foreseen, or a dash."""
+    """Format measured over predicted, or a dash."""
     return f"{measured / foreseen:.2f}" if measured is not None and foreseen else "–"
 
 
 def setting(value: Any) -> str:
-    """Return the value of a setting as text."""
+    """Format the value of a setting."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The tables and texts of the report, as HTML. Every value from a user or a site goes through `escape`."""
+"""Sections of the report as HTML. Every value from a user or a site is escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isthmus.core.units import format_bytes, format_seconds
 
 
 def header(view: JobView, figures: Figures, pool: PoolView | None) -> str:
-    """Return the top of the page: name, state, model, where, when, and what was virtual."""
+    """Return the page header: name, state, model, clusters, times, and a note on virtual chips."""
     facts = [
         ("job", view.id),
         ("user", view.user),
@@ -41,7 +41,7 @@ def header(view: JobView, figures: Figures, pool: PoolView | None) -> str:
 
 
 def tiles(view: JobView, figures: Figures) -> str:
-    """Return the figures that one looks for first."""
+    """Return the summary tiles: loss, steps, throughput, step time, traffic."""
     losses = figures.series("loss")
     shown: list[tuple[str, str, str]] = []
     if losses:
@@ -54,11 +54,11 @@ def tiles(view: JobView, figures: Figures) -> str:
         restarts = f"{view.restarts} restarts" if view.restarts != 1 else "1 restart"
         total = view.job.training.steps
         shown.append(("steps done", f"{figures.done(total):,}", f"of {total:,}, {restarts}"))
-    rate, pace_s = figures.tokens_per_s(), figures.iteration_s()
+    rate, step_s = figures.tokens_per_s(), figures.iteration_s()
     if rate is not None:
-        shown.append(("tokens a second", f"{rate:,.0f}", "median over steps"))
-    if pace_s is not None:
-        shown.append(("time of a step", format_seconds(pace_s), "median"))
+        shown.append(("tokens per second", f"{rate:,.0f}", "median over steps"))
+    if step_s is not None:
+        shown.append(("step time", format_seconds(step_s), "median"))
     sent = sum(value for _, value in figures.series("wan_bytes", combine=sum))
     if sent:
         shown.append(("sent between clusters", format_bytes(sent), "all steps reported"))
@@ -70,13 +70,13 @@ def tiles(view: JobView, figures: Figures) -> str:
 
 
 def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
-    """Return the table of stages: where, what, and how each spent a step."""
+    """Return the table of stages: placement, layers, predicted memory and step-time breakdown."""
     if view.plan is None:
         return html.none("No plan has been chosen.")
     groups = _groups(pool)
     rows = []
-    for rank, place in enumerate(one.stage for one in view.plan.ranks):
-        stage = view.plan.stages[place]
+    for rank, index in enumerate(one.stage for one in view.plan.ranks):
+        stage = view.plan.stages[index]
         share = figures.share(rank)
         cells = ["–", "–", "–", ""]
         if share is not None:
@@ -85,7 +85,7 @@ def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         group = groups.get((stage.cluster, stage.node_group))
         chip = group.chip + (" (virtual)" if group.virtual else "") if group else stage.node_group
         memory = view.plan.predicted.peak_memory_bytes if view.plan.predicted else ()
-        predicted = format_bytes(memory[place]) if place < len(memory) else "–"
+        predicted = format_bytes(memory[index]) if index < len(memory) else "–"
         layers = f"{stage.layers[0]}–{stage.layers[1] - 1}"
         rows.append([str(rank), stage.cluster, chip, layers, *cells[:3], predicted, cells[3]])
     columns = (
@@ -96,18 +96,18 @@ def stages(view: JobView, figures: Figures, pool: PoolView | None) -> str:
         "compute",
         "exposed communication",
         "idle",
-        "memory predicted",
+        "predicted memory",
     )
-    return html.table((*columns, "share of a step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
+    return html.table((*columns, "share of step"), rows, numbers=(0, 3, 4, 5, 6, 7), raw=(8,))
 
 
 def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
-    """Return the table of links: traffic, capacity, what the plan foresaw."""
+    """Return the table of links: measured and predicted traffic, capacity, delay, loss."""
     traffic = figures.link_mbps(view.plan) if view.plan else {}
     if not traffic:
-        return html.none("The job crosses no wide-area link.")
+        return html.none("The job uses no wide-area links.")
     known = {(link.source, link.target): link for link in (pool.links if pool else ())}
-    foreseen = _predicted_mbps(view.plan) if view.plan else {}
+    predicted = _predicted_mbps(view.plan) if view.plan else {}
     rows = []
     for (source, target), rate in traffic.items():
         link = known.get((source, target))
@@ -116,7 +116,7 @@ def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
             [
                 f"{source}\u00a0→\u00a0{target}",
                 f"{rate:.1f}",
-                f"{foreseen[source, target]:.1f}" if (source, target) in foreseen else "–",
+                f"{predicted[source, target]:.1f}" if (source, target) in predicted else "–",
                 f"{capacity:g}" if capacity else "–",
                 f"{rate / capacity:.0%}" if capacity else "–",
                 f"{link.delay_ms:g} ms" if link else "–",
@@ -127,7 +127,7 @@ def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
     columns = (
         "link",
         "Mbit/s, mean",
-        "demand predicted",
+        "predicted demand",
         "capacity",
         "used",
         "delay, one way",
@@ -138,7 +138,7 @@ def links(view: JobView, figures: Figures, pool: PoolView | None) -> str:
 
 
 def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
-    """Return the plan in words, predicted against measured, and the assumptions behind."""
+    """Return the plan summary, predicted and measured performance, and the assumptions."""
     pieces = []
     if view.plan is not None:
         chosen = view.plan
@@ -150,7 +150,7 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
         pieces.append(_compared(chosen, figures))
     if extra:
         lines = [[str(label), html.setting(value)] for label, value in extra.items()]
-        pieces.append("<h3>Also measured</h3>" + html.table(("what", "value"), lines, numbers=(1,)))
+        pieces.append("<h3>Also measured</h3>" + html.table(("item", "value"), lines, numbers=(1,)))
     if view.plan is not None and view.plan.predicted and view.plan.predicted.assumptions:
         items = "".join(f"<li>{escape(one)}</li>" for one in view.plan.predicted.assumptions)
         pieces.append(f"<h3>The prediction assumes</h3><ul>{items}</ul>")
@@ -158,7 +158,7 @@ def plan(view: JobView, figures: Figures, extra: Mapping[str, Any]) -> str:
 
 
 def _layout(chosen: Plan) -> str:
-    """Return the numbers of stages, replicas and micro-batches, each number once where replicas differ."""
+    """Describe the numbers of stages, replicas and micro-batches; distinct values if replicas differ."""
     firsts = [replicas[0] for replicas in chosen.kinds]
     stages = " or ".join(dict.fromkeys(str(len(chosen.pipeline(one))) for one in firsts))
     counts = " or ".join(dict.fromkeys(str(chosen.micro_batches_of(one)) for one in firsts))
@@ -167,12 +167,12 @@ def _layout(chosen: Plan) -> str:
 
 
 def _sizes(chosen: Plan) -> str:
-    """Return the micro-batch sizes of the replicas, each once."""
+    """Return the distinct micro-batch sizes of the replicas."""
     return " or ".join(str(n) for n in sorted({chosen.micro_batch_size_of(r) for r in range(chosen.dp)}))
 
 
 def refused(view: JobView) -> str:
-    """Return the other candidates and the combinations that were refused, with the reasons."""
+    """Return the other candidate plans and the rejected combinations, with reasons."""
     if view.plans is None:
         return html.none("Not recorded.")
     pieces = []
@@ -189,34 +189,34 @@ def refused(view: JobView) -> str:
         ]
         pieces.append(
             "<h3>Other candidates</h3>"
-            + html.table(("plan", "clusters", "step predicted", "why"), rows, (2,))
+            + html.table(("plan", "clusters", "predicted step", "why"), rows, (2,))
         )
     if view.plans.refused:
         rows = [[" + ".join(one.clusters), one.reason] for one in view.plans.refused]
-        pieces.append("<h3>Refused</h3>" + html.table(("clusters", "reason"), rows))
-    return "".join(pieces) or html.none("Nothing was refused, and there was no other candidate.")
+        pieces.append("<h3>Rejected</h3>" + html.table(("clusters", "reason"), rows))
+    return "".join(pieces) or html.none("There were no other candidates and no rejections.")
 
 
 def settings(view: JobView) -> str:
-    """Return what the user asked for."""
-    asked = view.job.training.model_dump(mode="json")
-    rows = [[key.replace("_", " "), html.setting(value)] for key, value in asked.items()]
+    """Return the training settings of the job."""
+    settings_by_name = view.job.training.model_dump(mode="json")
+    rows = [[key.replace("_", " "), html.setting(value)] for key, value in settings_by_name.items()]
     return html.table(("training", "value"), rows, numbers=(1,))
 
 
 def _compared(chosen: Plan, figures: Figures) -> str:
-    foreseen_s = chosen.predicted.iteration_s if chosen.predicted else None
-    foreseen_rate = predicted_tokens_per_s(chosen)
-    pace_s, rate = figures.iteration_s(), figures.tokens_per_s()
+    predicted_s = chosen.predicted.iteration_s if chosen.predicted else None
+    predicted_rate = predicted_tokens_per_s(chosen)
+    step_s, rate = figures.iteration_s(), figures.tokens_per_s()
     rows = [
-        ["time of a step", html.seconds(foreseen_s), html.seconds(pace_s), html.ratio(pace_s, foreseen_s)],
-        ["tokens a second", html.rate(foreseen_rate), html.rate(rate), html.ratio(rate, foreseen_rate)],
+        ["step time", html.seconds(predicted_s), html.seconds(step_s), html.ratio(step_s, predicted_s)],
+        ["tokens per second", html.rate(predicted_rate), html.rate(rate), html.ratio(rate, predicted_rate)],
     ]
     return html.table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3))
 
 
 def _predicted_mbps(plan_: Plan) -> dict[tuple[str, str], float]:
-    """Return the demand that the plan foresaw for each link; a hop's figure holds for both directions."""
+    """Return the predicted demand of each link in 1e6 bit/s; a hop's rate applies to both directions."""
     if plan_.predicted is None:
         return {}
     found: dict[tuple[str, str], float] = {}
@@ -242,8 +242,8 @@ def _groups(pool: PoolView | None) -> dict[tuple[str, str], NodeGroup]:
 def _virtual_note(view: JobView, figures: Figures, pool: PoolView | None) -> str:
     if view.job.compute == "virtual":
         return (
-            '<p class="virtual"><b>A rehearsal:</b> each stage waited for the time that the plan predicts '
-            "instead of computing; all bytes between stages were really sent. Nothing was learned.</p>"
+            '<p class="virtual"><b>Virtual computation:</b> each stage waited for the predicted time '
+            "instead of computing; all messages between stages were sent. The model was not trained.</p>"
         )
     chosen, groups = view.plan, _groups(pool)
     used = dict.fromkeys((stage.cluster, stage.node_group) for stage in chosen.stages) if chosen else {}
@@ -253,23 +253,21 @@ def _virtual_note(view: JobView, figures: Figures, pool: PoolView | None) -> str
     overrun = _overrun_note(figures)
     return (
         '<p class="virtual"><b>Virtual chips:</b> '
-        f"{escape(', '.join(virtual))}. Each stage computed for real and then waited until the time that its "
-        f"virtual chip would have taken; all bytes between stages were really sent.{overrun}</p>"
+        f"{escape(', '.join(virtual))}. Each stage computed for real, then waited until its virtual chip's "
+        f"time had passed; all messages between stages were sent.{overrun}</p>"
     )
 
 
 def _overrun_note(figures: Figures) -> str:
-    """Say by how much real computing was slower than the virtual chips: then the times are this machine's."""
+    """Return by how much real computation overran the virtual chips' time, or ""."""
     overrun_s = [value for _, value in figures.series("overrun_s")]
     if not overrun_s:
         return ""
     mean_s = fmean(overrun_s)
-    return (
-        f" Real computing overran that time by {format_seconds(mean_s)} a step (mean of the slowest stage)."
-    )
+    return f" Real computation overran that time by {format_seconds(mean_s)} per step (slowest stage, mean)."
 
 
 def _model_name(path: str) -> str:
-    """Return the folder's name, also where the path names the `config.json` in it."""
+    """Return the name of the model folder, also for a path to its `config.json`."""
     pure = PurePath(path)
     return pure.parent.name if pure.name == "config.json" and pure.parent.name else pure.name

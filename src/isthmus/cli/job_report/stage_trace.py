@@ -1,4 +1,4 @@
-"""What stages did in a step, as transfers across the WAN and as a Chrome trace (opens in Perfetto).
+"""Timeline of a step: WAN transfers, and a Chrome trace for Perfetto.
 
 Format: "Trace Event Format", Google, with complete ("X") and asynchronous ("b", "e") events; times in
 microseconds.
@@ -19,13 +19,12 @@ COMPUTE_KINDS = ("forward", "backward")
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """One message between neighbouring stages: `kind` `forward` (activations) or `backward` (gradients).
+    """One message between consecutive stages, from its send until its receive (seconds since the epoch)."""
 
-    From the moment it was handed over to be sent until the receiver had taken it, seconds since the epoch.
-    """
-
+    # `forward` (activations) or `backward` (gradients).
     kind: str
     micro_batch: int
+    # Sending and receiving rank.
     source: int
     target: int
     start_s: float
@@ -33,12 +32,12 @@ class Transfer:
 
 
 def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
-    """Return the messages of one step between ranks of different clusters, by start.
+    """Return the messages of one step between ranks of different clusters, ordered by start.
 
-    Spans name neither peer nor direction; both follow from the order of work. What is sent after a forward
-    goes to the next stage, after a backward to the one before; what is received came from there likewise.
-    A message that only one side recorded begins with the end of the computation that made it, or ends with
-    the start of the one that used it.
+    Spans have no peer or direction; both follow from the order of spans. A send after a forward goes to the
+    next stage, after a backward to the previous one; a receive before a forward comes from the previous
+    stage, before a backward from the next one. If one side recorded no span, the message starts at the end of
+    the computation that produced it, or ends at the start of the one that used it.
     """
     spans = {one.rank: one.spans for one in metrics}
     found = []
@@ -46,9 +45,9 @@ def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
         for kind, target in zip(COMPUTE_KINDS, reversed(neighbours(plan, source)), strict=True):
             if target is None or plan.stage_of(source).cluster == plan.stage_of(target).cluster:
                 continue
-            sent, taken = _sent(own, kind), _taken(spans.get(target, ()), kind)
-            for micro_batch in sorted(sent.keys() & taken.keys()):
-                start_s, end_s = sent[micro_batch], taken[micro_batch]
+            sent_s, received_s = _sent(own, kind), _taken(spans.get(target, ()), kind)
+            for micro_batch in sorted(sent_s.keys() & received_s.keys()):
+                start_s, end_s = sent_s[micro_batch], received_s[micro_batch]
                 found.append(
                     Transfer(
                         kind=kind, micro_batch=micro_batch, source=source, target=target,
@@ -59,45 +58,44 @@ def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
 
 
 def _sent(spans: Sequence[Span], kind: str) -> dict[int, float]:
-    """Return when the result of each micro-batch's `kind` computation was handed over to be sent."""
-    handed = {span.micro_batch: span.end_s for span in spans if span.kind == kind}
+    """Return by micro-batch when the result of its `kind` computation was sent, in seconds."""
+    sent_s = {span.micro_batch: span.end_s for span in spans if span.kind == kind}
     for span in spans:
         if span.kind == "send" and _last_before(spans, span) == kind:
-            handed[span.micro_batch] = span.start_s
-    return handed
+            sent_s[span.micro_batch] = span.start_s
+    return sent_s
 
 
 def _taken(spans: Sequence[Span], kind: str) -> dict[int, float]:
-    """Return when the input of each micro-batch's `kind` computation had been received."""
-    taken = {span.micro_batch: span.start_s for span in spans if span.kind == kind}
+    """Return by micro-batch when the input of its `kind` computation was received, in seconds."""
+    received_s = {span.micro_batch: span.start_s for span in spans if span.kind == kind}
     for span in spans:
         if span.kind == "receive" and _first_after(spans, span) == kind:
-            taken[span.micro_batch] = span.end_s
-    return taken
+            received_s[span.micro_batch] = span.end_s
+    return received_s
 
 
 def _last_before(spans: Sequence[Span], at: Span) -> str | None:
-    made = [
+    earlier = [
         x for x in spans
         if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.start_s <= at.start_s
     ]  # fmt: skip
-    return max(made, key=lambda x: x.start_s).kind if made else None
+    return max(earlier, key=lambda x: x.start_s).kind if earlier else None
 
 
 def _first_after(spans: Sequence[Span], at: Span) -> str | None:
-    used = [
+    later = [
         x for x in spans
         if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.end_s >= at.end_s
     ]  # fmt: skip
-    return min(used, key=lambda x: x.start_s).kind if used else None
+    return min(later, key=lambda x: x.start_s).kind if later else None
 
 
 def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, Any]]:
-    """Return every recorded span as Chrome trace events, in the order of time; names first.
+    """Return all spans as Chrome trace events in time order, after the name events.
 
-    A process is a cluster; a thread is a rank, and another its sends, which overlap with computation. A
-    further process `WAN` has the transfers between clusters.
-    Time 0 is the first span's start. No spans give no events.
+    Clusters are processes. Each rank has one thread for its work and one for its sends, which overlap with
+    computation. The process `WAN` has the transfers between clusters. Time 0 is the start of the first span.
     """
     spans = [(one, span) for one in metrics for span in one.spans]
     if not spans:

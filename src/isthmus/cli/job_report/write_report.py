@@ -1,4 +1,4 @@
-"""`write_report`: one job as one HTML page that needs no network; its script draws the charts."""
+"""`write_report`: a job report as one self-contained HTML page; its script draws the charts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from isthmus.core.plan import Plan
 __all__ = ["render_report", "trace_events", "write_report"]
 
 MAX_POINTS = 1500
-"""Points of a curve that the page carries; more could not be told apart on a screen."""
+"""Maximum points per curve; more cannot be distinguished on a screen."""
 MAX_TIMELINES = 16
-"""Steps that the timeline offers, evenly chosen among those with spans."""
+"""Maximum steps in the timeline, evenly spaced among those with spans."""
 
 
 def write_report(
@@ -35,17 +35,16 @@ def write_report(
     *,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the page for job `view` to `path`, whole or not at all.
+    """Write the report of job `view` to `path` atomically.
 
-    `pool` says which chips are virtual, who owns a cluster and what its links carry; without it the page
-    leaves that out. `extra` adds lines (label, value) to the measured figures. Raises `UnavailableError`
-    where the file cannot be written.
+    `pool` adds virtual chips, owners and link capacities to the page. `extra` adds (label, value) lines to
+    the measurements. Raises `UnavailableError` if the file cannot be written.
     """
     page = render_report(view, metrics, pool, extra=extra)
     try:
         write_atomically(path, page)
     except OSError as error:
-        raise UnavailableError(f"the report {path} cannot be written: {error.strerror or error}") from error
+        raise UnavailableError(f"cannot write the report {path}: {error.strerror or error}") from error
 
 
 def render_report(
@@ -55,7 +54,7 @@ def render_report(
     *,
     extra: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the page as text; see `write_report`."""
+    """Return the page as HTML; see `write_report`."""
     figures = Figures(metrics)
     parts = {
         "title": html.escape(f"{view.name} · Isthmus report"),
@@ -78,7 +77,7 @@ def _asset(name: str) -> str:
 
 
 def _script_json(data: Any) -> str:
-    """Return `data` as JSON that cannot end the script element it stands in, whatever names users chose."""
+    """Return `data` as JSON that cannot close the surrounding script element, whatever names it contains."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -105,7 +104,7 @@ def _timelines(figures: Figures, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str, Any]:
-    """Return one step for the page: lanes of spans and of transfers, in milliseconds from its first span."""
+    """Return one step for the page: spans per rank and transfers per link, in ms from its first span."""
     spans = [span for one in metrics for span in one.spans]
     zero_s, end_s = min(span.start_s for span in spans), max(span.end_s for span in spans)
 
@@ -131,5 +130,5 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
         links.setdefault(label, []).append(
             [one_way.kind, one_way.micro_batch, ms(one_way.start_s), ms(one_way.end_s)]
         )
-    wan = [{"label": label, "spans": carried} for label, carried in links.items()]
+    wan = [{"label": label, "spans": spans} for label, spans in links.items()]
     return {"step": step, "length_ms": ms(end_s), "lanes": lanes, "links": wan}

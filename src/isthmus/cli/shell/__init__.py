@@ -1,1 +1,1 @@
-"""The outside world as commands see it, passed in so that tests replace it."""
+"""Process environment of commands: streams, clock, network, signals, logging; replaceable in tests."""

@@ -1,4 +1,4 @@
-"""`interruptible`: long work that a first Ctrl-C asks to end, and that then shows what it has."""
+"""`interruptible`: the first Ctrl-C requests an early end, so that partial results can be printed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextlib import contextmanager
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Note the first Ctrl-C in the list given; the second interrupts as usual."""
-    found: list[int] = []
+    """Append the first Ctrl-C to the yielded list; the second raises `KeyboardInterrupt`."""
+    received: list[int] = []
 
-    def note(number: int, frame: object) -> None:  # noqa: ARG001
-        if found:
+    def on_signal(number: int, frame: object) -> None:  # noqa: ARG001
+        if received:
             raise KeyboardInterrupt
-        found.append(number)
+        received.append(number)
 
     try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not in the main thread: nobody can interrupt it
-        yield found
+        before = signal.signal(signal.SIGINT, on_signal)
+    except ValueError:  # not the main thread: signals do not arrive here
+        yield received
         return
     try:
-        yield found
+        yield received
     finally:
         signal.signal(signal.SIGINT, before)

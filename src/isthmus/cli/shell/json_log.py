@@ -1,4 +1,4 @@
-"""`JsonLines`: a log for machines, one JSON object a line, with the fields that a record carries."""
+"""`JsonLines`: log formatter that writes one JSON object per line, with the extra fields of each record."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import logging
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-"""What every record has: the rest are the fields that its logger gave it."""
+"""Standard attributes of a log record; all others are extra fields."""
 
 
 class JsonLines(logging.Formatter):
-    """Writes time (ISO 8601, UTC), level, logger, message, the record's own fields (job, part), error."""
+    """Writes time (ISO 8601, UTC), level, logger, message, extra fields (job, part) and error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the JSON line of a record."""
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),

@@ -1,4 +1,4 @@
-"""`Shell`: what commands touch of the world, passed in so that tests need no process, clock or network."""
+"""`Shell`: the environment of commands (variables, streams, clock, network), replaceable in tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Nowhere(io.StringIO):
-    """In place of a stream that was closed before Python began (`>&-`), which it has as None."""
+    """Discards output; replaces a standard stream that was closed before start (`>&-`)."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -27,26 +27,26 @@ class _Nowhere(io.StringIO):
 
 @dataclass
 class Shell:
-    """Where commands read settings and write answers; `as_json` is the command's `--json`.
-
-    `transport` replaces the network (None: the real one); `now` is in seconds since the epoch.
-    """
+    """Environment variables, streams, network and clock of a command."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     stdout: TextIO = field(default_factory=lambda: sys.stdout or _Nowhere())
     stderr: TextIO = field(default_factory=lambda: sys.stderr or _Nowhere())
+    # Replaces the network in tests (None: the real one).
     transport: httpx.BaseTransport | None = None
     sleep: Callable[[float], None] = time.sleep
+    # Seconds since the epoch.
     now: Callable[[], float] = time.time
+    # The command's `--json`.
     as_json: bool = False
 
     def __post_init__(self) -> None:
-        """Let a terminal that lacks a character show `?` instead."""
+        """Print `?` for characters that the terminal cannot encode."""
         if isinstance(self.stdout, io.TextIOWrapper):
             self.stdout.reconfigure(errors="replace")
 
     def console(self, stream: TextIO | None = None) -> Console:
-        """Return a rich console on `stream` (standard output): coloured on a terminal, plain elsewhere."""
+        """Return a rich console on `stream` (default: standard output), with colour on a terminal only."""
         from rich.console import Console
 
         target = stream or self.stdout
@@ -55,32 +55,32 @@ class Shell:
         return Console(file=target, width=width, highlight=False, soft_wrap=not target.isatty())
 
     def answer(self, value: BaseModel | Sequence[BaseModel] | Any, show: Callable[[], Any]) -> None:
-        """Print `value` as a line of JSON where `--json` asks for it, else what `show` returns."""
+        """Print `value` as a JSON line with `--json`, else what `show` returns."""
         if self.as_json:
             self.line(value)
             return
         self.print(show())
 
     def print(self, *shown: RenderableType) -> None:
-        """Print for people on standard output; strings are taken literally, never as markup."""
+        """Print on standard output; strings are literal text, not markup."""
         console = self.console()
         for one in shown:
             console.print(one, markup=False)
 
     def note(self, text: str) -> None:
-        """Print an aside on standard error."""
+        """Print a note on standard error."""
         self.stderr.write(text + "\n")
         self.stderr.flush()
 
     def line(self, value: BaseModel | Sequence[BaseModel] | Any) -> None:
-        """Print one line of JSON and flush it; escaped where the stream could not carry it otherwise."""
+        """Print one line of JSON and flush; non-ASCII is escaped unless the stream is UTF."""
         unicode = (self.stdout.encoding or "utf-8").lower().startswith("utf")
         self.stdout.write(json.dumps(plain(value), ensure_ascii=not unicode) + "\n")
         self.stdout.flush()
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON's own types: models by their aliases, sequences element by element."""
+    """Convert `value` to JSON types: models by alias, containers recursively."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, Mapping):

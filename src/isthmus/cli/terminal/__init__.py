@@ -1,1 +1,1 @@
-"""What commands print to a terminal: tables, charts and the live dashboard."""
+"""Terminal output of commands: tables, charts and the live dashboard."""

@@ -1,4 +1,4 @@
-"""Charts made of characters, for the terminal."""
+"""Text charts for the terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _EIGHTHS = "▁▂▃▄▅▆▇█"
 
 
 def curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
-    """Return a plot of `values` as `height` lines, top first, each with its scale at the left.
+    """Return an area chart of `values` as `height` lines, top first, with the scale at the left.
 
-    A column fills from the bottom in eighths of a line; an empty list of values gives no lines.
+    Columns have a resolution of an eighth of a line; no values give no lines.
     """
     columns = resample(values, width)
     if not columns:
@@ -29,7 +29,7 @@ def curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
 
 
 def bar(parts: Sequence[float], marks: str, width: int) -> str:
-    """Return a bar of `width` characters shared out among `parts` (any unit), each drawn with its mark."""
+    """Return a bar of `width` characters divided in proportion to `parts`, each drawn with its mark."""
     total = sum(parts)
     if total <= 0:
         return " " * width
@@ -42,7 +42,7 @@ def bar(parts: Sequence[float], marks: str, width: int) -> str:
 
 
 def resample(values: Sequence[float], width: int) -> list[float]:
-    """Return at most `width` means over equal shares of `values`, in order."""
+    """Return at most `width` means over equal-sized runs of `values`."""
     if len(values) <= width:
         return list(values)
     edges = [i * len(values) // width for i in range(width + 1)]

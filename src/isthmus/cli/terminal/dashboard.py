@@ -1,4 +1,4 @@
-"""What `watch` shows of a job: a live page, a line, or a JSON object."""
+"""Output of `watch`: a live page, a line, or a JSON object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 RECENT_STEPS = 10
-"""Rates and shares are means over this many steps, so that the page shows what happens now."""
+"""Rates and time breakdowns are means over this many latest steps."""
 
 
 def as_record(view: JobView, figures: Figures) -> dict[str, Any]:
-    """Return the present state of a job as a JSON object (`isthmus watch --json` prints one a line)."""
+    """Return the current state of a job as a JSON object for `isthmus watch --json`."""
     plan, ranks = view.plan, figures.ranks
     shares = {rank: figures.share(rank, last_steps=RECENT_STEPS) for rank in ranks}
     traffic = figures.link_mbps(plan, last_steps=RECENT_STEPS) if plan else {}
@@ -50,10 +50,10 @@ def as_record(view: JobView, figures: Figures) -> dict[str, Any]:
 
 
 def as_line(view: JobView, figures: Figures) -> str:
-    """Return the present state of a job as one line."""
+    """Return the current state of a job as one line of text."""
     if not figures.steps or view.state != "running":
-        words = f"{view.state}: {view.reason}" if view.reason else view.state
-        return f"{view.id}  {words}{_next_step(view)}"
+        state = f"{view.state}: {view.reason}" if view.reason else view.state
+        return f"{view.id}  {state}{_next_step(view)}"
     loss, rate = figures.last("loss"), figures.last("tokens_per_s")
     eta_s = figures.eta_s(view.job.training.steps)
     pieces = [
@@ -62,7 +62,7 @@ def as_line(view: JobView, figures: Figures) -> str:
     ]
     pieces += [f"loss {loss:.4f}"] if loss is not None else []
     pieces += [f"{rate:,.0f} tokens/s"] if rate is not None else []
-    pieces += [f"{format_seconds(eta_s)} to go"] if eta_s is not None else []
+    pieces += [f"{format_seconds(eta_s)} left"] if eta_s is not None else []
     return "  ".join(pieces)
 
 
@@ -93,7 +93,7 @@ def _headline(view: JobView, figures: Figures, *, away: bool) -> RenderableType:
     text.append(f"  {view.reason}" if view.reason else "")
     text.append(_next_step(view), style="bold")
     text.append(f"  restarts: {view.restarts}" if view.restarts else "", style="yellow")
-    text.append("  the server is away; waiting for it" if away else "", style="red")
+    text.append("  server unreachable, retrying" if away else "", style="red")
     if not figures.steps:
         return text
     steps = view.job.training.steps
@@ -101,9 +101,9 @@ def _headline(view: JobView, figures: Figures, *, away: bool) -> RenderableType:
     text.append("\n" + bar((done, steps - done), "━─", 40) + f" {done}/{steps}")
     eta_s, loss = figures.eta_s(steps), figures.last("loss")
     rate, held_out = figures.last("tokens_per_s"), figures.last("validation_loss")
-    text.append(f"  {format_seconds(eta_s)} to go" if eta_s and view.state == "running" else "")
+    text.append(f"  {format_seconds(eta_s)} left" if eta_s and view.state == "running" else "")
     text.append(f"  loss {loss:.4f}" if loss is not None else "")
-    text.append(f"  held out {held_out:.4f}" if held_out is not None else "")
+    text.append(f"  validation loss {held_out:.4f}" if held_out is not None else "")
     text.append(f"  {rate:,.0f} tokens/s" if rate is not None else "")
     return text
 
@@ -136,11 +136,11 @@ def _stages(view: JobView, figures: Figures) -> RenderableType:
         "layers",
         "part",
         "compute",
-        "waits",
+        "exposed comm.",
         "idle",
-        "share of a step",
+        "share of step",
     )
-    return table("Stages", columns, rows, "rank|compute|waits|idle")
+    return table("Stages", columns, rows, "rank|compute|exposed comm.|idle")
 
 
 def _links(view: JobView, figures: Figures, pool: PoolView | None) -> RenderableType:
@@ -151,7 +151,7 @@ def _links(view: JobView, figures: Figures, pool: PoolView | None) -> Renderable
         (link.source, link.target): link.bandwidth_gbps * 1e3 for link in (pool.links if pool else ())
     }
     for link, rate in (figures.link_mbps(view.plan, last_steps=RECENT_STEPS) if view.plan else {}).items():
-        full = capacity.get(link)
-        share = bar((rate, max(0.0, full - rate)), "█·", 24) if full else ""
-        rows.append((f"{link[0]} > {link[1]}", f"{rate:.1f}", f"{full:g}" if full else "?", share))
+        link_mbps = capacity.get(link)
+        share = bar((rate, max(0.0, link_mbps - rate)), "█·", 24) if link_mbps else ""
+        rows.append((f"{link[0]} > {link[1]}", f"{rate:.1f}", f"{link_mbps:g}" if link_mbps else "?", share))
     return table("Links", ("link", "Mbit/s", "of", "used"), rows, "Mbit/s|of")

@@ -1,4 +1,4 @@
-"""Pages for the terminal about jobs that wait: the queue, and one job in full."""
+"""Terminal pages for waiting jobs: the queue, one job, a dry run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from isthmus.core.units import format_seconds
 
 
 def queue_table(standings: Sequence[Standing], now_s: float) -> RenderableType:
-    """Return the jobs that wait, first to start first; `now_s` is seconds since the epoch."""
+    """Return the table of waiting jobs in start order; `now_s` is in seconds since the epoch."""
     if not standings:
-        return Text("No job waits.")
+        return Text("No waiting jobs.")
     rows = [
         (
             str(one.place or "-"),
@@ -32,12 +32,12 @@ def queue_table(standings: Sequence[Standing], now_s: float) -> RenderableType:
         )
         for one in standings
     ]
-    columns = ("place", "job", "user", "priority", "state", "submitted", "should start", "why")
+    columns = ("place", "job", "user", "priority", "state", "submitted", "expected start", "reason")
     return table("", columns, rows, "place")
 
 
 def start_text(one: Standing, now_s: float) -> str:
-    """Say when a job should start: `in 2 min 0 s (1 min 36 s to 2 min 24 s)`; `-` where nobody can tell."""
+    """Format the expected start: `in 2 min 0 s (1 min 36 s to 2 min 24 s)`, or `-` if unknown."""
     if one.start_s is None:
         return "-"
     if one.latest_s is not None and one.latest_s <= now_s:
@@ -48,7 +48,7 @@ def start_text(one: Standing, now_s: float) -> str:
 
 
 def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
-    """Return everything about one job: where it runs, or why it does not."""
+    """Return the page of one job: where it runs, or why it waits."""
     head = Text(f"job {view.id} of {view.user}, priority {standing.priority}, is ")
     head.append_text(state_text(view.state))
     if view.reason and not standing.needs:
@@ -68,37 +68,37 @@ def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
             )
             for part in view.parts
         ]
-        columns = ("cluster", "owner", "ranks", "wanted", "is", "detail")
+        columns = ("cluster", "owner", "ranks", "desired", "observed", "detail")
         shown += [Text(""), table("Parts", columns, rows)]
     if standing.refused:
         shown += [Text(""), refusals_table(standing.refused)]
     if view.offer:
-        shown += [Text(""), victims_table("It could have the chips of, if you agree", view.offer)]
-        shown.append(Text(f"  isthmus preempt {view.id} --yes   takes their place"))
+        shown += [Text(""), victims_table("Jobs it could preempt", view.offer)]
+        shown.append(Text(f"  isthmus preempt {view.id} --yes   preempts them"))
     if view.victims:
-        shown += [Text(""), victims_table("It takes the place of", view.victims)]
+        shown += [Text(""), victims_table("Jobs it preempts", view.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in standing.notes))
 
 
 def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
-    """Return what would become of a job that was not submitted."""
+    """Return the page of a dry run: expected queue status, plans, missing resources."""
     one = found.standing
-    shown: list[RenderableType] = [Text(f"job {one.name} was not submitted; if it were now:")]
+    shown: list[RenderableType] = [Text(f"dry run of job {one.name} (not submitted); if submitted now:")]
     shown += [*standing_lines(one, now_s), Text(""), plans_table(found.plans)]
-    lacking = [refusal for refusal in one.refused if refusal not in found.plans.refused]
-    if lacking:
-        shown += [Text(""), refusals_table(lacking, "Lacking now")]
+    missing = [refusal for refusal in one.refused if refusal not in found.plans.refused]
+    if missing:
+        shown += [Text(""), refusals_table(missing, "Missing now")]
     if found.victims:
-        shown += [Text(""), victims_table("It could have the chips of, if you agreed", found.victims)]
+        shown += [Text(""), victims_table("Jobs it could preempt", found.victims)]
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
 
 
 def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:
-    """Yield why a job waits, its place, who goes first, and when it should start."""
+    """Yield lines with reason, queue position, expected start, needed chips and jobs ahead."""
     if one.reason and one.needs:
-        yield Text(f"  why        {one.reason}")
+        yield Text(f"  reason     {one.reason}")
     if one.place is not None:
-        yield Text(f"  place      {one.place} in the queue")
+        yield Text(f"  position   {one.place} in the queue")
     if one.start_s is not None:
         yield Text(f"  starts     {start_text(one, now_s)}")
     if one.needs:
@@ -111,18 +111,18 @@ def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:
         yield Text("  ahead      " + ", ".join(names))
 
 
-def refusals_table(refused: Sequence[Refusal], title: str = "Refused") -> RenderableType:
-    """Return what each stage refused, where and at whose clusters."""
+def refusals_table(refused: Sequence[Refusal], title: str = "Rejected") -> RenderableType:
+    """Return the table of rejections by co-scheduling filter, owner and clusters."""
     rows = [(one.stage or "search", one.owner or "", " + ".join(one.clusters), one.reason) for one in refused]
-    return table(title, ("stage", "owner", "clusters", "reason"), rows)
+    return table(title, ("filter", "owner", "clusters", "reason"), rows)
 
 
 def victims_table(title: str, victims: Sequence[VictimView]) -> RenderableType:
-    """Return whose chips a job could have, at whose cluster, and the work that each would lose."""
+    """Return the table of preemption victims with their chips and unsaved work."""
     rows = [
         (
             one.job,
-            "of the pool" if one.attempt else "of the site",
+            "pool job" if one.attempt else "local job",
             one.cluster,
             one.owner,
             " ".join(f"{number} {group}" for group, number in one.chips.items()),
@@ -130,4 +130,4 @@ def victims_table(title: str, victims: Sequence[VictimView]) -> RenderableType:
         )
         for one in victims
     ]
-    return table(title, ("job", "is", "cluster", "owner", "chips", "unsaved work"), rows)
+    return table(title, ("job", "kind", "cluster", "owner", "chips", "unsaved work"), rows)

@@ -1,4 +1,4 @@
-"""Tables for the terminal: plans, jobs, pool, chips; from views to what rich can print."""
+"""Terminal tables of plans, jobs, pool and chips."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from isthmus.core.pool import Link
 from isthmus.core.units import format_bytes, format_seconds
 
 MAX_WORD = 24
-"""A longer word, such as a path, is broken where the terminal is narrow."""
+"""Longer words, such as paths, may be broken on narrow terminals."""
 
 _STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Table:
-    """Return a plain table; columns named in `right` (separated by `|`) are aligned to the right.
+    """Return a plain table; columns listed in `right` (separated by `|`) are right-aligned.
 
-    Where the terminal is narrow, cells wrap between words, never within one.
+    On narrow terminals cells wrap between words.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     made = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -48,18 +48,18 @@ def state_text(state: str) -> Text:
 
 
 def stages_text(plan: Plan) -> str:
-    """Describe the stages of a plan: `qingyang 0-5 > hangzhou 6-11`, equal replicas counted.
+    """Describe the stages of a plan: `qingyang 0-5 > hangzhou 6-11`, with the number of equal replicas.
 
-    Unlike ones stand side by side, with the micro-batches that each of them takes.
+    Different replicas are listed side by side with their micro-batches.
     """
     if len(plan.kinds) == 1:
         return _pipeline_text(plan, 0) + (f"  × {plan.dp} replicas" if plan.dp > 1 else "")
     found = []
     for replicas in plan.kinds:
         count, size = plan.micro_batches_of(replicas[0]), plan.micro_batch_size_of(replicas[0])
-        taken = f" ({count} micro-batches" + (f" of {size})" if plan.replica_micro_batch_sizes else ")")
+        batches = f" ({count} micro-batches" + (f" of {size})" if plan.replica_micro_batch_sizes else ")")
         times = f"  × {len(replicas)}" if len(replicas) > 1 else ""
-        found.append(_pipeline_text(plan, replicas[0]) + taken + times)
+        found.append(_pipeline_text(plan, replicas[0]) + batches + times)
     return " | ".join(found)
 
 
@@ -73,9 +73,9 @@ def _pipeline_text(plan: Plan, replica: int) -> str:
 
 
 def plans_table(plans: PlanSet) -> RenderableType:
-    """Return the candidate plans, fastest first, why each came out so, and what was refused and why."""
+    """Return the candidate plans, fastest first, their explanations, and the rejected combinations."""
     if not plans.plans:
-        shown: list[RenderableType] = [Text("No candidate plan.")]
+        shown: list[RenderableType] = [Text("No candidate plans.")]
     else:
         columns = ("plan", "stages: layers", "iteration", "tokens/s", "WAN Gbit/s", "cost/step")
         right = "iteration|tokens/s|WAN Gbit/s|cost/step"
@@ -84,8 +84,8 @@ def plans_table(plans: PlanSet) -> RenderableType:
     if reasons:
         shown += [Text(""), table("Why", ("plan", "reason"), reasons)]
     if plans.refused:
-        refused = [(" + ".join(one.clusters), one.reason) for one in plans.refused]
-        shown += [Text(""), table("Refused", ("clusters", "reason"), refused)]
+        rejected = [(" + ".join(one.clusters), one.reason) for one in plans.refused]
+        shown += [Text(""), table("Rejected", ("clusters", "reason"), rejected)]
     return Group(*shown)
 
 
@@ -105,7 +105,7 @@ def _plan_row(plan: Plan) -> tuple[str, ...]:
 
 
 def _wan_text(predicted: Prediction) -> str:
-    """Return the rate at each hop, and the largest that gradients have between two clusters."""
+    """Return the rate of each hop, and the largest gradient rate between two clusters, in Gbit/s."""
     rates = [f"{gbps:.3g}" for gbps in predicted.wan_gbps]
     if predicted.gradient_gbps:
         rates.append(f"{max(predicted.gradient_gbps.values()):.3g} (gradients)")
@@ -113,7 +113,7 @@ def _wan_text(predicted: Prediction) -> str:
 
 
 def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
-    """Return the jobs, latest first; `now_s` is seconds since the epoch."""
+    """Return the table of jobs, latest first; `now_s` is in seconds since the epoch."""
     if not jobs:
         return Text("No jobs. Submit one with `isthmus submit job.yaml`.")
     rows = [
@@ -132,7 +132,7 @@ def jobs_table(jobs: Sequence[JobView], now_s: float) -> RenderableType:
 
 
 def pool_table(pool: PoolView) -> RenderableType:
-    """Return the clusters with their free chips, and the links between them."""
+    """Return the tables of clusters with free chips, and of links."""
     rows = []
     for view in pool.clusters:
         groups = [
@@ -140,7 +140,7 @@ def pool_table(pool: PoolView) -> RenderableType:
             + (" (virtual)" if group.virtual else "")
             for group in view.cluster.node_groups
         ]
-        connected = Text("connected", style="green") if view.connected else Text("away", style="red")
+        connected = Text("connected", style="green") if view.connected else Text("disconnected", style="red")
         rows.append(
             (view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups))
         )
@@ -164,7 +164,7 @@ def _link_row(link: Link) -> tuple[str, ...]:
 
 
 def chips_table(chips: Iterable[Chip]) -> RenderableType:
-    """Return the chip catalogue with the source of its figures."""
+    """Return the table of built-in chips with their sources."""
     rows = [
         (
             chip.name,

@@ -1,1 +1,1 @@
-"""The files that users write: read, validated, and refused with file and line."""
+"""Read and validate user files; errors carry file and line."""

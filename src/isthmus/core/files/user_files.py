@@ -1,7 +1,6 @@
-"""Read the files that users write (a pool, a job, a plan, an owner's policy), and give their JSON Schema.
+"""Read user files (pool, job, plan, owner policy) and return their JSON Schema.
 
-A mistake becomes a `FileError` with file, line, field, value and, where a word is nearly right, the
-nearest valid one.
+An invalid file raises `FileError` with file, line, field, value and, for a misspelt word, a suggestion.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ def load_policy(path: str | Path) -> OwnerPolicy:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan written by hand or by `isthmus plans --json`.
+    """Read a plan, hand-written or from `isthmus plans --json`.
 
-    A relative path of its model is taken from the folder the file is in.
+    A relative model path is resolved against the folder of the file.
     """
     plan = _load(Path(path), Plan)
     if plan.model is None or "://" in plan.model:
@@ -47,7 +46,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def load_job(path: str | Path) -> Job:
-    """Read `job.yaml`; relative paths in it are taken from the folder the file is in, `~` is the reader's."""
+    """Read `job.yaml`; resolve relative paths against its folder and `~` against the caller's home."""
     file = Path(path)
     job = _load(file, Job)
     base = file.resolve().parent
@@ -70,7 +69,7 @@ def load_job(path: str | Path) -> Job:
 
 
 def _at_home(text: str) -> Path:
-    """Return a path, one that begins with `~/` from the user's home folder."""
+    """Return `text` as a path with a leading `~` expanded."""
     return Path(text).expanduser() if text == "~" or text.startswith("~/") else Path(text)
 
 
@@ -83,7 +82,7 @@ def _load(file: Path, kind: type[AnyModel]) -> AnyModel:
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:
-    """Return the JSON Schema of a file form; a pool's also admits `between` and `round_trip_ms` on links."""
+    """Return the JSON Schema of a file kind; a pool's includes `between` and `round_trip_ms` on links."""
     schema = FILE_KINDS[kind].model_json_schema(by_alias=True)
     if kind != "pool":
         return schema

@@ -1,4 +1,4 @@
-"""Turn a validation error into one line a person can act on: file, line, field, value, nearest valid word."""
+"""Convert a pydantic validation error to a `FileError` with line, field, value and suggestion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isthmus.core.pool import UnknownNameError
 def explain(
     error: ValidationError, document: Any, lines: Lines, file: Path, kind: type[BaseModel]
 ) -> FileError:
-    """Turn pydantic's first complaint (misspelt fields before missing ones) into one that names a line."""
+    """Convert the first pydantic error (misspelt fields before others) to a `FileError` with its line."""
     mistakes = error.errors()
     details = next((x for x in mistakes if x["type"] == "extra_forbidden"), mistakes[0])
     place = _place_in_file(details["loc"], document)
@@ -55,18 +55,18 @@ def _message(
 
 
 def _in_words(details: ErrorDetails) -> str:
-    """Return a complaint of pydantic in the words of these files: names and lists."""
+    """Return a pydantic message in YAML terms (names, lists)."""
     context = details.get("ctx") or {}
     if details["type"] == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
-        return "a name is needed, of letters, digits, '.', '_' and '-', at most 63 of them"
+        return "must be a name of at most 63 letters, digits, '.', '_' and '-'"
     if details["type"] == "tuple_type":
-        return "a list is needed"
+        return "must be a list"
     text = details["msg"].removeprefix("Value error, ").replace("Tuple", "List")
     return text[0].lower() + text[1:]
 
 
 def _siblings(kind: type[BaseModel], loc: Location) -> list[str]:
-    """Return the field names valid at the place where an unknown one was found."""
+    """Return the valid field names at location `loc`."""
     model: type[BaseModel] | None = kind
     for step in loc[:-1]:
         if isinstance(step, int) or model is None:
@@ -88,7 +88,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint for an unknown `word`: the nearest of the `known`, or all of them where they are few."""
+    """Return a hint for an unknown `word`: the closest of `known`, or all if at most 24."""
     known = list(dict.fromkeys(known))
     lower = {name.lower(): name for name in known}
     match = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
@@ -98,7 +98,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _place_in_file(loc: Location, document: Any) -> Location:
-    """Return where in the document pydantic's `loc` points: links are expanded before they are validated."""
+    """Map pydantic's `loc` to the document; links were expanded before validation."""
     if loc[:1] == ("links",) and len(loc) > 1 and isinstance(loc[1], int):
         count = -1
         for index, link in enumerate(document.get("links") or []):
@@ -110,7 +110,7 @@ def _place_in_file(loc: Location, document: Any) -> Location:
 
 
 def _find_value(document: Any, value: str, kind: str) -> Location | None:
-    """Return where `value` stands in the document under a key that can hold a `kind`."""
+    """Return the location of `value` under a key that can hold a `kind`."""
     keys = {"cluster": ("from", "to", "between"), "chip": ("chip",), "owner": ("owner",)}[kind]
 
     def search(node: Any, at: Location) -> Location | None:

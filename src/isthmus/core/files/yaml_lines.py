@@ -1,4 +1,4 @@
-"""Read YAML (or JSON) and remember on which line each value stands."""
+"""Read YAML (or JSON) and record the line of each value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = dict[Location, int]
 
 
 def read_yaml(file: Path) -> tuple[Any, Lines]:
-    """Return the document in a YAML (or JSON) file and the 1-based line of each value in it."""
+    """Return the document of a YAML (or JSON) file and the 1-based line of each value."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -30,7 +30,7 @@ def read_yaml(file: Path) -> tuple[Any, Lines]:
         raise FileError(
             "is nested too deeply, or refers to itself",
             file=str(file),
-            hint="write its values out, without anchors",
+            hint="replace anchors by their values",
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -39,7 +39,7 @@ def read_yaml(file: Path) -> tuple[Any, Lines]:
     except yaml.YAMLError as error:
         raise FileError(f"is not YAML: {error}", file=str(file)) from error
     if not isinstance(document, dict):
-        raise FileError("holds no fields", file=str(file), line=1, hint="see `isthmus schema --help`")
+        raise FileError("contains no fields", file=str(file), line=1, hint="see `isthmus schema --help`")
     return document, lines
 
 
@@ -60,7 +60,7 @@ def _collect_lines(node: yaml.Node, at: Location, lines: Lines, file: Path) -> N
 
 
 def value_at(document: Any, place: Location) -> Any:
-    """Return the value at `place`, or None where the document has none."""
+    """Return the value at `place`, or None."""
     for step in place:
         try:
             document = document[step]
@@ -70,5 +70,5 @@ def value_at(document: Any, place: Location) -> Any:
 
 
 def dotted(place: Location) -> str:
-    """Show a location as people write it: `clusters[0].node_groups[1].chip`."""
+    """Format a location: `clusters[0].node_groups[1].chip`."""
     return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in place).lstrip(".")

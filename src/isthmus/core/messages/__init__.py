@@ -1,1 +1,1 @@
-"""What crosses process boundaries: server and agent, server and user, agent and worker."""
+"""Messages between processes: server and agent, server and user, agent and worker."""

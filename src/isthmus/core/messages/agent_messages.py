@@ -1,14 +1,16 @@
-"""What the server and a site's agent say to each other.
+"""Messages between the server and a site's agent.
 
-The protocol is level-triggered: in every exchange the agent reports what it *has* (`AgentReport`), and the
-server answers with what it *should have* (`AgentOrders`). A lost, repeated or delayed exchange is mended by
-the next one; nothing is ever ordered twice, since a part is named by (job, attempt, cluster).
+The protocol is level-triggered: each sync carries the agent's observed state (`AgentReport`) and the server's
+desired state (`AgentOrders`). The next sync repairs a lost, repeated or delayed one. Orders are idempotent,
+because (job, attempt, cluster) identifies a part.
 
-A part's life at its site only moves forward (prepared or refused, running, succeeded or failed, released),
-so a late or repeated report can never take it back. Two duties of the agent follow. It reports every part it
-knows until the orders no longer name it. And it answers an order `released` for a part that it does not know
-by reporting it `released`: silence about a part proves nothing, since the report may be older than the order.
-Of one set of orders it carries out those to release first.
+A part's state at its site only moves forward (prepared or refused, running, succeeded or failed, released),
+so a late or repeated report cannot revert it. The agent therefore
+
+1. reports every part it knows until the orders no longer list it;
+2. reports `released` for an unknown part that the server orders `released`, because a part's absence from a
+   report proves nothing: the report may be older than the order;
+3. executes the release orders of a sync first.
 """
 
 from __future__ import annotations
@@ -24,31 +26,29 @@ from isthmus.core.priority import Priority
 PROTOCOL_VERSION = 1
 
 PartState = Literal["queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"]
-"""What an agent observes. `queued`: it stands in the site's queue and holds nothing; `ready`: its cards are
-free or those of victims that may be evicted for it, and kept for it under a lease, while nobody has been
-evicted; `prepared`: cards are held under a lease; `refused`: they could not be had; `released`: nothing of
-the part is left at the site, not a process and not a card."""
+"""Observed state of a part. `queued`: in the site's queue, without devices; `ready`: free devices, or those
+of evictable victims, are reserved under a lease and no victim is evicted yet; `prepared`: devices are held
+under a lease; `refused`: devices were not available; `released`: the site has no process or device of it."""
 
 Desired = Literal["queued", "ready", "prepared", "running", "released"]
-"""What the server wants of a part. From `prepared` on the victims of its order are evicted."""
+"""State that the server wants for a part. From `prepared` on, the victims in its order are evicted."""
 
 
 Fault = Literal["peer", "evicted", "own", "permanent"]
-"""Where the cause of a failure lies. `peer`: a rank here lost another one, so the cause is elsewhere;
-`evicted`: the site's owner took the cards back for a local job of a higher level, and the part (protected
-first if there was time) goes to `released` by itself; `own`: it is here; `permanent`: it is here, and another
-attempt would end in the same way."""
+"""Cause of a part's failure. `peer`: a rank lost a peer, so the cause is elsewhere; `evicted`: a local job of
+a higher level took the devices (after a checkpoint if time allowed), and the part becomes `released` without
+an order; `own`: an error at this site; `permanent`: an error here that a restart would repeat."""
 
 _BY_WEIGHT: tuple[Fault | None, ...] = (None, "peer", "evicted", "own", "permanent")
 
 
 def explains_more(one: Fault | None, other: Fault | None) -> bool:
-    """Tell whether a failure of fault `one` is nearer to the root of the matter than one of `other`."""
+    """Return whether fault `one` is closer to the root cause than `other`."""
     return _BY_WEIGHT.index(one) > _BY_WEIGHT.index(other)
 
 
 class WorkerAddress(Frozen):
-    """Where a rank listens inside its cluster."""
+    """The address where a rank listens inside its cluster."""
 
     rank: Index
     cluster: Name
@@ -57,37 +57,37 @@ class WorkerAddress(Frozen):
 
 
 class RankMap(Frozen):
-    """Every rank of a run with its address, once all have checked in."""
+    """The address of every rank of a run; complete once all have checked in."""
 
     workers: tuple[WorkerAddress, ...]
 
 
 class Protection(Frozen):
-    """A checkpoint that will survive the part: written, read back and verified, `num_bytes` large."""
+    """A checkpoint that was written, read back and verified, and survives the part."""
 
     step: Index
     num_bytes: Index
 
 
 class Victim(Frozen):
-    """Whose cards a part may have: a part of another job of the pool, or (`attempt` 0) a local job."""
+    """A preemption victim: a part of another pool job, or (`attempt` 0) a local job."""
 
     job: Name
     attempt: Index = 0
 
 
 class QueueEntry(Frozen):
-    """One waiting job of a site's queue: a part of the pool, or (`attempt` 0) a local job."""
+    """A waiting job in a site's queue: a part of a pool job, or (`attempt` 0) a local job."""
 
     job: Name
     attempt: Index = 0
 
 
 class LocalJobSeen(Frozen):
-    """A job of the site's own users, as far as the pool needs to know. `level` is one of the site's own.
+    """A local job of the site, as reported to the pool. `level` is one of the site's own.
 
-    `preemptible` says that the owner's policy lets jobs of the pool of a higher level take its cards;
-    `unsaved_s` is the work, in seconds, that it would lose.
+    `preemptible`: the owner's policy lets pool jobs of a higher level preempt it; `unsaved_s`: the work in
+    seconds that it would lose.
     """
 
     name: Name
@@ -99,10 +99,10 @@ class LocalJobSeen(Frozen):
 
 
 class ObservedPart(Frozen):
-    """What an agent has of one part. `fault` says of one that failed where the cause lies, `detail` what.
+    """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
-    Both stay with the part until it is forgotten, so that a lost report loses no reason. `unsaved_s` is the
-    work since its last checkpoint; `protection` answers an order to protect.
+    Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
+    since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`.
     """
 
     job: Name
@@ -116,11 +116,11 @@ class ObservedPart(Frozen):
 
 
 class PartOrder(Frozen):
-    """What an agent should have of one part. `lease_s` bounds how long `ready` and `prepared` hold cards.
+    """The desired state of one part. `lease_s` limits how long `ready` and `prepared` hold devices.
 
-    `user` is whose job it is. `protect` asks a running part for a checkpoint that survives it, before it is
-    released. `victims` are those whose cards it is given from `prepared` on, as far as the policy of the
-    site's owner allows. `files_at` names the clusters that have the job's files, where this one may not.
+    `user` submitted the job. `protect` requests a verified checkpoint of a running part before its release.
+    `victims` are evicted for the part from `prepared` on, as far as the owner's policy allows. `files_at`
+    lists the clusters that have the job's files, in case this one has not.
     """
 
     job: Name
@@ -138,9 +138,9 @@ class PartOrder(Frozen):
 
 
 class AgentReport(Frozen):
-    """One agent's half of an exchange. `incarnation` is new at each start of the agent.
+    """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
-    `queue` is the site's queue as it stands, first to start first; `local_jobs` are those of its own users.
+    `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users.
     """
 
     protocol: Count = PROTOCOL_VERSION
@@ -156,11 +156,11 @@ class AgentReport(Frozen):
 
 
 class AgentOrders(Frozen):
-    """The server's half: every part that should exist at the site, and when to report again.
+    """The response of a sync: every part that should exist at the site, and when to sync again.
 
-    An answer also says that the metrics and logs of the report are on disk at the server. `fence` grows with
-    every change of the server that speaks for the pool: an agent drops orders under a lower one than it has
-    seen. `queue` is the order in which the pool's jobs should stand in the site's queue.
+    A response also acknowledges that the metrics and logs of the report are durable at the server. `fence` is
+    a fencing token that grows at each leader change: an agent ignores orders with a lower one than it has
+    seen. `queue` is the desired order of pool jobs in the site's queue.
     """
 
     protocol: Count = PROTOCOL_VERSION
@@ -171,7 +171,7 @@ class AgentOrders(Frozen):
 
 
 class StepMetrics(Frozen):
-    """One rank's figures of one step. Loss is set by the last stage only; WAN bytes are those sent."""
+    """The metrics of one rank and step. Only the last stage sets the loss; WAN bytes are bytes sent."""
 
     job: Name
     attempt: Count
@@ -182,7 +182,7 @@ class StepMetrics(Frozen):
 
 
 class Span(Frozen):
-    """One thing a stage did in a step, for the timeline: seconds since the epoch."""
+    """An activity of a rank in a step, for the timeline; times in seconds since the epoch."""
 
     kind: str
     micro_batch: int
@@ -191,7 +191,7 @@ class Span(Frozen):
 
 
 class LogChunk(Frozen):
-    """Text of a worker's log from byte `offset` on."""
+    """Text of a worker's log, starting at byte `offset`."""
 
     job: Name
     attempt: Count
@@ -201,7 +201,7 @@ class LogChunk(Frozen):
 
 
 def parse_protocol(message: dict[str, Any]) -> int:
-    """Return the protocol version a message claims, 0 where it claims none."""
+    """Return the protocol version of a message, 0 if absent."""
     version = message.get("protocol")
     return version if isinstance(version, int) else 0
 

@@ -1,4 +1,4 @@
-"""What the server shows users: the bodies of the REST interface, shared by server and command line."""
+"""Bodies of the REST API, shared by server and command line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Cluster, Link
 
 JobState = Literal[
-    "planning",  # the planner has been asked
-    "choosing",  # candidate plans exist; the user (or the policy) chooses
-    "waiting",  # no plan fits now; tried again when the pool changes
-    "blocked",  # the plan it has to run by does not fit now; starts when it does
-    "preempting",  # its sites get ready to take the place of others, who are being protected
-    "preparing",  # cards are being held at every site of the chosen plan
-    "starting",  # committed everywhere; workers check in
+    "planning",  # the plan search runs
+    "choosing",  # candidate plans exist; the user or the policy chooses one
+    "waiting",  # no plan fits now; retried when the pool changes
+    "blocked",  # the chosen plan does not fit now; starts when it does
+    "preempting",  # its sites reserve devices while its victims are checkpointed
+    "preparing",  # every site of the chosen plan reserves devices
+    "starting",  # all sites have committed; workers check in
     "running",
-    "stopping",  # releasing every part, to restart, to end or to be cancelled
+    "stopping",  # all parts are released, to restart, end or cancel
     "succeeded",
     "failed",
     "cancelled",
@@ -28,7 +28,7 @@ JobState = Literal[
 
 
 class Submission(Frozen):
-    """A job with the dimensions of its model, read where the user has it. `key` makes a retry harmless."""
+    """A job and its model's dimensions, which the client reads. `key` is the idempotency key of retries."""
 
     job: Job
     model: Model
@@ -36,7 +36,7 @@ class Submission(Frozen):
 
 
 class PartView(Frozen):
-    """One part of the present attempt: what is wanted of it and what its site last reported."""
+    """One part of the current attempt: its desired state and the state last reported by its site."""
 
     cluster: Name
     owner: Name
@@ -47,10 +47,10 @@ class PartView(Frozen):
 
 
 class VictimView(Frozen):
-    """Whose chips a waiting job could have: a job of the pool, or (`attempt` 0) a local job of the site.
+    """A preemption victim: a pool job, or (`attempt` 0) a local job of the site.
 
-    `chips` are those that it would give up, by node group; `unsaved_s` is the work that it would lose if it
-    were ended now (a job of the pool is protected before that).
+    `chips` counts the chips that it would release, by node group; `unsaved_s` is its work since the last
+    checkpoint (a pool job is checkpointed before it is stopped).
     """
 
     cluster: Name
@@ -62,10 +62,10 @@ class VictimView(Frozen):
 
 
 class JobView(Frozen):
-    """A job as its user sees it. `reason` says why it waits or how it ended.
+    """A job as shown to its user. `reason` says why it waits or how it ended.
 
-    `place` is its place in the queue, 1 the first; `offer` names whose chips it could have now, if its user
-    agrees, and `victims` those whose place it is taking.
+    `place` is its queue position, from 1; `offer` lists the jobs that it could preempt now if its user
+    agrees, and `victims` the jobs that it is preempting.
     """
 
     id: Name
@@ -87,10 +87,10 @@ class JobView(Frozen):
 
 
 class ClusterView(Frozen):
-    """A cluster as the pool knows it: `connected` while its agent has reported lately.
+    """The pool's view of a cluster; `connected` while its agent reports regularly.
 
-    `queue` is the order in which the pool's jobs should stand in its queue, `misplaced` the number of them
-    that it last reported elsewhere.
+    `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
+    last report.
     """
 
     cluster: Cluster
@@ -103,35 +103,35 @@ class ClusterView(Frozen):
 
 
 class PoolView(Frozen):
-    """The pool as it stands."""
+    """The current state of the pool."""
 
     clusters: tuple[ClusterView, ...]
     links: tuple[Link, ...]
 
 
 class MetricsPage(Frozen):
-    """Step metrics after a cursor; ask again with `after=next`."""
+    """Step metrics after a cursor; request the next page with `after=next`."""
 
     metrics: tuple[StepMetrics, ...]
     next: Index
 
 
 class LogPage(Frozen):
-    """Log text after a cursor; ask again with `after=next`."""
+    """Log text after a cursor; request the next page with `after=next`."""
 
     chunks: tuple[LogChunk, ...]
     next: Index
 
 
 class TokenRequest(Frozen):
-    """Ask for a token of an owner (its agents) or of a user (submits jobs); only an admin may."""
+    """Request for a token (admin only): `owner` for the owner's agents, `user` to submit jobs."""
 
     role: Literal["admin", "owner", "user"]
     name: Name
 
 
 class TokenView(Frozen):
-    """A new token: shown once, stored hashed."""
+    """A new token; shown once, stored as a hash."""
 
     role: Literal["admin", "owner", "user"]
     name: Name
@@ -139,7 +139,7 @@ class TokenView(Frozen):
 
 
 class Health(Frozen):
-    """Answer of the open endpoint `/v1/health`."""
+    """Response of the unauthenticated endpoint `/v1/health`."""
 
     protocol: Count
     version: str

@@ -1,4 +1,4 @@
-"""`Standing`: where a job stands in the queue, as its user sees it: why, behind whom, until when."""
+"""`Standing`: queue position, missing resources and expected start of a job; `DryRun`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.core.priority import Priority
 
 
 class Ahead(Frozen):
-    """A job that goes before another. `job` is None where it is another user's."""
+    """A job ahead in the queue. `job` is None if it belongs to another user."""
 
     job: Name | None = None
     state: JobState
@@ -19,14 +19,13 @@ class Ahead(Frozen):
 
 
 class Standing(Frozen):
-    """Where a job that does not run yet stands.
+    """Queue status of a job that has not started.
 
-    `place` is its place among the jobs that wait for chips, 1 the first (None: it is not among them, `reason`
-    says why). `refused` says what it lacks, which stage of co-scheduling found so, and at which owner.
-    `needs` are the chips that it waits for, by cluster and node group. `ahead` are the first of those before
-    it that want chips of the same node groups. It should start at `start_s`; nine of ten such jobs start
-    between `earliest_s` and `latest_s` where runs take up to a fifth more or less than predicted (seconds of
-    the epoch; None: nothing that is known starts it). `notes` say what the times rest on.
+    `place` is its position among the jobs that wait for chips, from 1 (None: not in the queue, see `reason`).
+    `refused` lists missing resources by co-scheduling filter and owner. `needs` counts the chips that it
+    waits for, by cluster and node group. `ahead` lists the first jobs before it on the same node groups.
+    `start_s` is the expected start; `earliest_s` to `latest_s` is the 90 % interval if run times deviate by
+    up to 20 % (seconds since the epoch; None: unknown). `notes` state the assumptions.
     """
 
     id: Name
@@ -47,11 +46,11 @@ class Standing(Frozen):
 
 
 class DryRun(Frozen):
-    """What would become of a job if it were submitted now; nothing was changed.
+    """Result of a dry-run submission; the pool is unchanged.
 
-    Where no plan fits what is free, `plans` are those it would have to wait for. `standing` is that of the
-    first of them, `victims` are those whose chips it could have for that one at once, if its user agreed:
-    none where it needs nobody's, or where nobody's would do.
+    If no plan fits the free chips, `plans` are those that the job would wait for. `standing` is the queue
+    status of the first plan; `victims` are the jobs it could preempt to start that plan at once (empty: no
+    preemption needed, or none would suffice).
     """
 
     plans: PlanSet

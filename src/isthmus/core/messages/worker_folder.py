@@ -1,7 +1,7 @@
-"""A worker's whole interface: one folder, the files in it, and who writes each (`docs/design/skeleton.md`).
+"""The interface of a worker: the files of one folder and the writer of each (`docs/design/skeleton.md`).
 
-Whoever can place `spec.json` and start `python -m isthmus.train.process.worker FOLDER` can run a worker.
-Every file is written to a temporary name and renamed, or appended by one writer in whole lines.
+To run a worker, write `spec.json` and start `python -m isthmus.train.process.worker FOLDER`. Files are
+replaced atomically (write to a temporary name, then rename) or appended in whole lines by a single writer.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ _Model = TypeVar("_Model", bound=Frozen)
 
 
 class WorkerSpec(Frozen):
-    """All that one rank of a run is told at its start.
+    """Start configuration of one rank.
 
-    `run` is the job's id at the server, under which metrics are reported. `host` is where the worker
-    listens; `routes` maps another cluster to the `host:port` of the HTTP CONNECT proxy that leads there.
-    `device` `auto` computes on the first card that the agent made visible, and on the CPU without one.
-    `stage_time` makes the chip virtual: every forward and backward is computed and then padded by waiting to
-    that time; in a job of `compute: virtual` nothing is computed. `trace_steps` are the steps whose spans are
-    recorded. A rank map must come within `rendezvous_timeout_s`. Workers in different clusters are joined by
-    `lanes` connections a pair, under `congestion_control` where the kernel has it. Peers exchange a sign of
-    life every `heartbeat_s`: a connection that misses three is made anew, and a peer silent for
-    `peer_timeout_s` counts as lost; as long the others wait for a rank whose process is started again.
+    `run` is the server's job id, used for metrics. The worker listens on `host`; `routes` maps another
+    cluster to the `host:port` of the HTTP CONNECT proxy that leads there. `device` `auto` uses the first GPU
+    that the agent made visible, else the CPU. `stage_time` emulates a virtual chip: each forward and backward
+    is padded to that time (with `compute: virtual` the worker only waits). `trace_steps` are the steps whose
+    spans are recorded. `rendezvous_timeout_s` limits the wait for the rank map. Two workers in different
+    clusters share `lanes` TCP connections, with `congestion_control` if the kernel supports it. Peers send a
+    heartbeat every `heartbeat_s`; a connection reconnects after three missed ones, and a peer silent for
+    `peer_timeout_s` is lost. `peer_timeout_s` also limits the wait for a rank whose process restarts.
     """
 
     version: Literal[1] = WORKER_VERSION
@@ -64,17 +63,17 @@ class WorkerSpec(Frozen):
 
     @property
     def stage(self) -> Stage:
-        """The stage that this rank computes, or computes a share of."""
+        """The stage of this rank."""
         return self.plan.stage_of(self.rank)
 
     @property
     def cluster(self) -> str:
-        """The cluster that this rank runs in."""
+        """The cluster of this rank."""
         return self.stage.cluster
 
 
 class ProtectRequest(Frozen):
-    """A checkpoint is wanted that survives the run, of the state after more than `after` steps."""
+    """Request for a durable checkpoint of a state after more than `after` steps."""
 
     after: Index
 
@@ -92,16 +91,16 @@ EventKind = Literal[
     "lost",
     "resumed",
 ]
-"""What befalls a rank. Told by its supervisor: its process `died`, was `restarted`, or it `gave_up`; it is
-`frozen` (no sign of life), `stalled` (at work in one step for long), and then `going_on`. By itself: it is
-`slow` (or no longer); nothing comes from a peer (`cut`), and then again (`mended`); a peer is `lost`; all
-have `resumed` after a loss."""
+"""Kinds of worker event. From the supervisor: the process `died` or was `restarted`, or the supervisor
+`gave_up`; the rank is `frozen` (no heartbeat), `stalled` (too long in one step), then `going_on`. From the
+rank: it is `slow` (or no longer); a peer's messages stop (`cut`) and return (`mended`); a peer is `lost`;
+all ranks `resumed` after a loss."""
 
 
 class WorkerEvent(Frozen):
-    """Something that befell `rank` at `time_s` (epoch), in words; `peer` is the other rank, if there is one.
+    """An event of `rank` at `time_s` (epoch), described by `detail`; `peer` is the other rank, if any.
 
-    `seconds` is how long it lasted, where that is known; `step` the step it goes on with.
+    `seconds` is its duration, if known; `step` the step at which the rank continues.
     """
 
     time_s: NotNegative
@@ -115,7 +114,7 @@ class WorkerEvent(Frozen):
 
 @dataclass(frozen=True)
 class WorkerFolder:
-    """The folder of one worker: paths, and reading and writing them whole."""
+    """The folder of one worker: its paths, with atomic reads and writes."""
 
     path: Path
 
@@ -131,17 +130,17 @@ class WorkerFolder:
 
     @property
     def ranks(self) -> Path:
-        """`RankMap`, written by the agent once the server has every address."""
+        """`RankMap`, written by the agent once the server has all addresses."""
         return self.path / "ranks.json"
 
     @property
     def metrics(self) -> Path:
-        """One `StepMetrics` a line, appended by the worker."""
+        """`StepMetrics`, one per line, appended by the worker."""
         return self.path / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
-        """One `WorkerEvent` a line, appended by the worker and its supervisor; the log has them in words."""
+        """`WorkerEvent`, one per line, appended by the worker and its supervisor; also logged as text."""
         return self.path / "events.jsonl"
 
     @property
@@ -151,86 +150,88 @@ class WorkerFolder:
 
     @property
     def protect(self) -> Path:
-        """`ProtectRequest`, written by the agent that wants the work saved."""
+        """`ProtectRequest`, written by the agent to request a checkpoint."""
         return self.path / "protect.json"
 
     @property
     def protected(self) -> Path:
-        """`Protection`, written by the worker once it has read its part of such a checkpoint back."""
+        """`Protection`, written by the worker once it has verified its part of the requested checkpoint."""
         return self.path / "protected.json"
 
     @property
     def saved(self) -> Path:
-        """Written by the worker after each checkpoint: its time is that of the last one."""
+        """Touched by the worker after each checkpoint; its mtime is the time of the last one."""
         return self.path / "saved"
 
     @property
     def started(self) -> Path:
-        """Written by the agent when it starts a job of the site's own: its time is that of the start."""
+        """Written by the agent when it starts a local job; its mtime is the start time."""
         return self.path / "started"
 
     @property
     def exit(self) -> Path:
-        """The exit status in decimal, written by the adapter's wrapper."""
+        """Exit status in decimal, written by the adapter's wrapper."""
         return self.path / "exit"
 
     def read_spec(self) -> WorkerSpec:
         """Return the spec; raise `InputError` if it is missing or malformed, `ProtocolError` if too new."""
         spec = _read(self.spec, WorkerSpec)
         if spec is None:
-            raise InputError(f"no {self.spec}", hint="the agent writes it before it starts the worker")
+            raise InputError(
+                f"{self.spec} is missing", hint="the agent writes it before it starts the worker"
+            )
         return spec
 
     def write_spec(self, spec: WorkerSpec) -> None:
-        """Make the folder and put the spec into it."""
+        """Create the folder and write the spec."""
         write_atomically(self.spec, spec.model_dump_json(by_alias=True, indent=1))
 
     def read_checkin(self) -> WorkerAddress | None:
-        """Return where the worker listens, or None while it does not."""
+        """Return the worker's address, or None before check-in."""
         return _read(self.checkin, WorkerAddress)
 
     def write_checkin(self, address: WorkerAddress) -> None:
-        """Say where the worker listens."""
+        """Publish the worker's address."""
         write_atomically(self.checkin, address.model_dump_json())
 
     def read_ranks(self) -> RankMap | None:
-        """Return the rank map, or None while there is none."""
+        """Return the rank map, or None if not written yet."""
         return _read(self.ranks, RankMap)
 
     def write_ranks(self, ranks: RankMap) -> None:
-        """Hand the worker its rank map."""
+        """Write the rank map for the worker."""
         write_atomically(self.ranks, ranks.model_dump_json())
 
     def read_protect(self) -> ProtectRequest | None:
-        """Return the latest request for a checkpoint, or None where there was none."""
+        """Return the latest checkpoint request, or None."""
         return _read(self.protect, ProtectRequest)
 
     def write_protect(self, request: ProtectRequest) -> None:
-        """Ask the worker for a checkpoint that survives it."""
+        """Request a durable checkpoint from the worker."""
         write_atomically(self.protect, request.model_dump_json())
 
     def read_protected(self) -> Protection | None:
-        """Return the worker's last checkpoint that was read back, or None where there is none."""
+        """Return the worker's last verified checkpoint, or None."""
         return _read(self.protected, Protection)
 
     def write_protected(self, protection: Protection) -> None:
-        """Say which checkpoint was read back and is whole."""
+        """Publish the last verified checkpoint."""
         write_atomically(self.protected, protection.model_dump_json())
 
     def read_exit(self) -> int | None:
-        """Return the exit status, or None while the worker runs (or its wrapper died with it)."""
+        """Return the exit status, or None while the worker runs or if its wrapper died too."""
         try:
             return int(self.exit.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             return None
 
     def write_exit(self, status: int) -> None:
-        """Record how the worker ended."""
+        """Write the exit status of the worker."""
         write_atomically(self.exit, f"{status}\n")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees it whole or not at all; make its folder."""
+    """Write `text` to `path` atomically and durably; create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -256,5 +257,5 @@ def _read(path: Path, kind: type[_Model]) -> _Model | None:
         problem = ProtocolError if where == "version" else InputError
         raise problem(
             f"{path}: {where or 'file'}: {first['msg']}",
-            hint=f"agent and worker must be of one release (worker format {WORKER_VERSION})",
+            hint=f"use the same release of agent and worker (worker format {WORKER_VERSION})",
         ) from error

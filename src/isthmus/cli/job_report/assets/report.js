@@ -39,7 +39,7 @@ const tickText = (value, all) => {
 function lineChart(id, series, zero) {
   const host = document.getElementById(id);
   const shown = series.filter(one => one.points.length);
-  if (!shown.length) { host.innerHTML = '<p class="none">No figures were reported.</p>'; return; }
+  if (!shown.length) { host.innerHTML = '<p class="none">No metrics were reported.</p>'; return; }
   const points = shown.flatMap(one => one.points);
   const x0 = Math.min(...points.map(p => p[0])), x1 = Math.max(...points.map(p => p[0]));
   let y0 = zero ? 0 : Math.min(...points.map(p => p[1])), y1 = Math.max(...points.map(p => p[1]));
