@@ -117,7 +117,7 @@ def test_misuse_is_refused():
     event.trigger()
     with pytest.raises(RuntimeError, match="already triggered"):
         event.trigger()
-    with pytest.raises(RuntimeError, match="free already"):
+    with pytest.raises(RuntimeError, match="already free"):
         Resource(kernel, 2).release()
     with pytest.raises(ValueError, match="capacity"):
         Resource(kernel, 0)
