@@ -1,4 +1,4 @@
-"""`measure`: what a log comes to, its warm-up left out, beside what was predicted; `add_run` keeps it."""
+"""`measure`: a summary of a training log without its warm-up; `add_run` adds it to a table of runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from isthmus.plan.time.predict import Forecast
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Seconds of an iteration over the `iterations` that count; `skipped` came before them.
+    """Iteration time, memory and loss of a log.
 
-    `iteration_s` is the median. A log that tells means of several iterations hides their spread: then
-    `stdev_s`, `min_s` and `max_s` are those of the means.
+    For a log of means over several iterations, `stdev_s`, `min_s` and `max_s` are those of the means.
     """
 
     format: LogFormat
     iterations: int
+    """Number of iterations that count."""
     skipped: int
+    """Number of iterations before them."""
     iteration_s: float
+    """Median time of an iteration."""
     mean_s: float
     stdev_s: float
     min_s: float
@@ -38,16 +40,16 @@ class Measured:
 
 
 def measure(log: Log, warm_up: int) -> Measured:
-    """Return what `log` says; intervals with any of the first `warm_up` iterations are left out.
+    """Return the summary of `log` without intervals that include any of the first `warm_up` iterations.
 
-    Raises `InputError` where nothing is left.
+    Raises `InputError` if no interval remains.
     """
     begin = log.intervals[0].iteration - log.intervals[0].num
     kept = [one for one in log.intervals if one.iteration - one.num - begin >= warm_up]
     last = log.intervals[-1].iteration
     if not kept:
         raise InputError(
-            f"the log ends with iteration {last}, of which {warm_up} and their intervals are warm-up",
+            f"no interval after {warm_up} iterations of warm-up: the log ends with iteration {last}",
             hint="run longer, log more often, or lower --warm-up",
         )
     each = [one.iteration_s for one in kept for _ in range(one.num)]
@@ -68,7 +70,7 @@ def measure(log: Log, warm_up: int) -> Measured:
 
 
 def beside(measured: Measured, forecast: Forecast) -> dict[str, Any]:
-    """Return prediction and measurement side by side, as `isthmus measured --json` prints them."""
+    """Return measurement and prediction, as `isthmus measured --json` prints them."""
     seconds = measured.iteration_s
     return {
         "plan": forecast.plan,
@@ -92,9 +94,10 @@ def beside(measured: Measured, forecast: Forecast) -> dict[str, Any]:
 
 
 def add_run(table: Path, *, name: str, plan: Path, pool: Path, iteration_s: float) -> None:
-    """Add a run to a table that `isthmus calibrate` fits to, in place of one of the same name.
+    """Add a run to a table for `isthmus calibrate`, or replace the run of the same name.
 
-    Paths are written as seen from the table. Raises `FileError` for a file that is no table of runs.
+    Paths are written relative to the table's folder. Raises `FileError` if the file is not a table of runs or
+    cannot be written.
     """
     known = load_runs(table) if table.exists() else None
     runs = [run for run in known.runs if run.name != name] if known else []

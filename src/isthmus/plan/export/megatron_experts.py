@@ -1,4 +1,4 @@
-"""`expert_arguments`: experts and their router as the `--moe-...` options of Megatron-LM describe them."""
+"""`expert_arguments`: experts and their router as the `--moe-...` options of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from isthmus.plan.export.obstacle import Obstacle
 
 
 def expert_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
-    """Yield what the options cannot say of how experts are chosen."""
+    """Yield the properties of a router that the options cannot express."""
     router = decoder.router
     if not decoder.sparse:
         return
     if router.groups > 1 and not router.sigmoid:
         yield Obstacle(
-            "groups of experts chosen by the best expert in each: it takes the sum of several",
+            "expert groups ranked by their best expert: it ranks them by the sum of several",
             "train it with its own code",
         )
     if router.sigmoid and not router.renormalised:
-        yield Obstacle("weights of sigmoid scores that are not made to sum to one", "set norm_topk_prob")
+        yield Obstacle("sigmoid router without normalised expert weights", "set norm_topk_prob")
 
 
 def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
-    """Return the options of a decoder that has experts, cut by `tp` or dealt over `ep` ranks."""
+    """Return the options of a decoder with experts, sharded over `ep` ranks, or by `tp` if `ep` is 1."""
     router = decoder.router
     experts = decoder.sparse[0]
     found = [
@@ -51,7 +51,7 @@ def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
 
 
 def _router_arguments(router: Router) -> list[Flag]:
-    """Return the options of the router; weights of the chosen sum to one unless told otherwise."""
+    """Return the options of the router; by default the weights of the chosen experts sum to one."""
     found = []
     if router.sigmoid:
         found.append(flag("moe-router-score-function", "sigmoid"))

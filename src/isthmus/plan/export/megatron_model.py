@@ -1,4 +1,4 @@
-"""`model_arguments`: a decoder as the command line of Megatron-LM describes it."""
+"""`model_arguments`: a decoder as command-line options of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from isthmus.plan.profile.attention import Latent
 
 
 def model_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
-    """Yield what Megatron-LM's options cannot say of a decoder."""
+    """Yield the properties of a decoder that Megatron-LM's options cannot express."""
     dense = [block for block in decoder.blocks if not block.num_experts]
     biased = {decoder.attention.o_bias, *(block.bias for block in decoder.blocks)}
     if len(biased) > 1:
         yield Obstacle(
-            "biases in attention's output but not in the feed-forward blocks, or the other way round: "
-            "--disable-bias-linear governs both",
-            "leave them out of config.json, or train with our runtime",
+            "biases in the attention output but not in the feed-forward blocks, or vice versa: "
+            "--disable-bias-linear applies to both",
+            "remove them from config.json, or train with the Isthmus runtime",
         )
     if len({block.intermediate for block in dense}) > 1:
-        yield Obstacle("feed-forward blocks of several widths", "train it with our runtime")
+        yield Obstacle("feed-forward blocks of several widths", "train it with the Isthmus runtime")
     rope = decoder.rope
     if rope.kind == "yarn" and (rope.original, rope.beta_fast, rope.beta_slow) != (4096, 32.0, 1.0):
         yield Obstacle(
             f"YaRN from {rope.original} positions, betas {rope.beta_fast:g} and {rope.beta_slow:g}: "
-            "with latent attention it has 4096, 32 and 1",
-            "take rope_scaling out of config.json",
+            "with latent attention it supports only 4096, 32 and 1",
+            "remove rope_scaling from config.json",
         )
     yield from expert_obstacles(decoder)
 
@@ -77,7 +77,7 @@ def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) ->
 
 
 def _latent_arguments(decoder: Decoder, latent: Latent) -> list[Flag]:
-    """Return the options of multi-head latent attention, whose keys have a rotated and an unrotated part."""
+    """Return the options of multi-head latent attention."""
     rope = decoder.rope
     found = [
         flag("multi-latent-attention"),

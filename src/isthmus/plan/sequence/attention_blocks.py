@@ -14,7 +14,7 @@ from isthmus.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPlan:
-    """Block indices of each core, in order; `total_cost` is `slowest_cost` plus the cost of the used cores."""
+    """Block indices of each core, in order; `total_cost` is `slowest_cost` plus the cost of its cores."""
 
     cores: tuple[tuple[int, ...], ...]
     slowest_cost: float
