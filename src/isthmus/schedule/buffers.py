@@ -24,14 +24,14 @@ def is_last_use(operation: Operation, trains: bool) -> bool:
 
 
 def _most(operations: Iterable[Operation], trains: bool) -> int:
-    held: dict[tuple[int, int], int] = {}
-    now = most = 0
+    by_micro_batch: dict[tuple[int, int], int] = {}
+    held = most = 0
     for one in operations:
         key = one.micro_batch, one.chunk
         if one.kind.startswith("receive_"):
-            held[key] = held.get(key, 0) + 1
-            now += 1
-            most = max(most, now)
+            by_micro_batch[key] = by_micro_batch.get(key, 0) + 1
+            held += 1
+            most = max(most, held)
         elif is_last_use(one, trains):
-            now -= held.pop(key, 0)
+            held -= by_micro_batch.pop(key, 0)
     return most

@@ -83,20 +83,20 @@ def _wanted(schedule: Schedule) -> list[set[Operation]]:
 
 
 def _check_complete(stage: int, wanted: set[Operation], operations: Iterable[Operation]) -> None:
-    found = Counter(operations)
-    for one in found:
+    counts = Counter(operations)
+    for one in counts:
         if one.kind == "backward_input":
-            whole = Operation("backward", one.micro_batch, one.chunk)
-            if whole in wanted:
-                wanted.discard(whole)
+            unsplit = Operation("backward", one.micro_batch, one.chunk)
+            if unsplit in wanted:
+                wanted.discard(unsplit)
                 wanted |= {one, Operation("backward_weight", one.micro_batch, one.chunk)}
-    for one in found:
+    for one in counts:
         if one not in wanted:
             raise _refuse(stage, one, "is unexpected")
-        if found[one] > 1:
-            raise _refuse(stage, one, f"appears {found[one]} times")
+        if counts[one] > 1:
+            raise _refuse(stage, one, f"appears {counts[one]} times")
     for one in wanted:
-        if one not in found:
+        if one not in counts:
             raise _refuse(stage, one, "is missing")
 
 

@@ -88,9 +88,9 @@ class _Flow:
         peer, chunk = schedule.route(one.micro_batch)[virtual]
         if one.kind == "forward":
             return peer, Operation("forward", one.micro_batch, chunk)
-        whole = Operation("backward", one.micro_batch, chunk)
-        cut = Operation("backward_input", one.micro_batch, chunk)
-        return peer, whole if whole in self.place[peer] else cut
+        unsplit = Operation("backward", one.micro_batch, chunk)
+        split = Operation("backward_input", one.micro_batch, chunk)
+        return peer, unsplit if unsplit in self.place[peer] else split
 
     def proof(self, stage: int, one: Operation) -> Operation | None:
         """Return the operation of `stage` whose input implies that the peer has used the output of `one`."""

@@ -60,10 +60,12 @@ def grid_of(plan: Plan) -> Grid:
 def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
     """Yield the properties of a plan that do not fit a rank grid, independent of the framework."""
     splits = [tuple(stage.num_layers for stage in plan.pipeline(replica)) for replica in range(plan.dp)]
-    odd = next((replica for replica in range(plan.dp) if splits[replica] != splits[0]), None)
-    if odd is not None:
-        a, b = (", ".join(map(str, splits[replica])) for replica in (0, odd))
-        yield Obstacle(f"replicas differ: replica 0 has stages of {a} layers, replica {odd} of {b}", _UNLIKE)
+    different = next((replica for replica in range(plan.dp) if splits[replica] != splits[0]), None)
+    if different is not None:
+        a, b = (", ".join(map(str, splits[replica])) for replica in (0, different))
+        yield Obstacle(
+            f"replicas differ: replica 0 has stages of {a} layers, replica {different} of {b}", _UNLIKE
+        )
     for name in _DEGREES:
         yield from _differing(plan, name, lambda stage, name=name: getattr(stage, name))  # type: ignore[misc]
     if len(set(plan.replica_micro_batches)) > 1:

@@ -52,17 +52,17 @@ def measure(log: Log, warm_up: int) -> Measured:
             f"no interval after {warm_up} iterations of warm-up: the log ends with iteration {last}",
             hint="run longer, log more often, or lower --warm-up",
         )
-    each = [one.iteration_s for one in kept for _ in range(one.num)]
+    times_s = [one.iteration_s for one in kept for _ in range(one.num)]
     losses = [one.loss for one in log.intervals if one.loss is not None]
     return Measured(
         format=log.format,
-        iterations=len(each),
-        skipped=last - begin - len(each),
-        iteration_s=median(each),
-        mean_s=fmean(each),
-        stdev_s=pstdev(each),
-        min_s=min(each),
-        max_s=max(each),
+        iterations=len(times_s),
+        skipped=last - begin - len(times_s),
+        iteration_s=median(times_s),
+        mean_s=fmean(times_s),
+        stdev_s=pstdev(times_s),
+        min_s=min(times_s),
+        max_s=max(times_s),
         peak_memory_bytes=log.peak_memory_bytes,
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
@@ -105,14 +105,18 @@ def add_run(table: Path, *, name: str, plan: Path, pool: Path, iteration_s: floa
     runs.append(
         MeasuredRun(name=name, plan=str(plan.resolve()), pool=str(pool.resolve()), iteration_s=iteration_s)
     )
-    seen = [
+    relative_runs = [
         run.model_copy(
             update={"plan": os.path.relpath(run.plan, base), "pool": os.path.relpath(run.pool, base)}
         )
         for run in runs
     ]
-    made = RunTable(source=known.source if known else "logs read by `isthmus measured`", runs=tuple(seen))
+    table_of_runs = RunTable(
+        source=known.source if known else "logs read by `isthmus measured`", runs=tuple(relative_runs)
+    )
     try:
-        table.write_text(yaml.safe_dump(made.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        table.write_text(
+            yaml.safe_dump(table_of_runs.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
+        )
     except OSError as error:
         raise FileError(f"cannot be written: {error}", file=str(table)) from error

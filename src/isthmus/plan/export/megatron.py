@@ -103,26 +103,26 @@ def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
 
 
 def _parallel(plan: Plan, grid: Grid) -> list[Flag]:
-    found = [
+    flags = [
         flag("tensor-model-parallel-size", grid.tp),
         flag("pipeline-model-parallel-size", grid.pp),
         flag("context-parallel-size", grid.cp),
     ]
     if grid.pp > 1:
-        found.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
+        flags.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
     if grid.sp:
-        found.append(flag("sequence-parallel"))
+        flags.append(flag("sequence-parallel"))
     if plan.zero or plan.optimizer_on_host:
-        found.append(flag("use-distributed-optimizer"))
+        flags.append(flag("use-distributed-optimizer"))
     if plan.optimizer_on_host:
-        found += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
+        flags += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
     if plan.overlap_gradients:
-        found.append(flag("overlap-grad-reduce"))
-    return found
+        flags.append(flag("overlap-grad-reduce"))
+    return flags
 
 
 def _training(plan: Plan, training: Training) -> list[Flag]:
-    found = [
+    flags = [
         flag("micro-batch-size", plan.micro_batch_size),
         flag("global-batch-size", plan.samples),
         flag("train-iters", training.steps),
@@ -142,7 +142,7 @@ def _training(plan: Plan, training: Training) -> list[Flag]:
         flag("log-throughput"),
     ]
     precision = plan.precision or training.precision
-    return found + ([flag(precision)] if precision in ("bf16", "fp16") else [])
+    return flags + ([flag(precision)] if precision in ("bf16", "fp16") else [])
 
 
 def _data(model: Model, data: str | None) -> list[Flag]:

@@ -51,28 +51,28 @@ def launches_of(plan: Plan, grid: Grid, pool: Pool) -> tuple[Launch, ...]:
     group, `PlanError` if a group has too few nodes.
     """
     taken: dict[tuple[str, str], int] = {}
-    seats: list[_Seat] = []
+    slots: list[_Seat] = []
     for number in range(grid.pp):
         for replica in range(grid.dp):
             stage = plan.pipeline(replica)[number]
             for _ in range(grid.cp):
-                seats += _seat_group(stage, number, grid.tp, group_of(pool, stage), taken)
-    found: list[Launch] = []
-    runs = itertools.groupby(seats, key=lambda seat: (seat.cluster, seat.node_group, seat.node))
+                slots += _seat_group(stage, number, grid.tp, group_of(pool, stage), taken)
+    launches: list[Launch] = []
+    runs = itertools.groupby(slots, key=lambda seat: (seat.cluster, seat.node_group, seat.node))
     for (cluster, group, node), run in runs:
-        here = list(run)
-        found.append(
+        members = list(run)
+        launches.append(
             Launch(
-                node_rank=len(found),
+                node_rank=len(launches),
                 cluster=cluster,
                 node_group=group,
                 node=node,
-                devices=tuple(seat.device for seat in here),
-                first_rank=sum(len(one.devices) for one in found),
-                stages=tuple(dict.fromkeys(seat.stage for seat in here)),
+                devices=tuple(seat.device for seat in members),
+                first_rank=sum(len(one.devices) for one in launches),
+                stages=tuple(dict.fromkeys(seat.stage for seat in members)),
             )
         )
-    return tuple(found)
+    return tuple(launches)
 
 
 def _seat_group(

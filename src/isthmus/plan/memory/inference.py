@@ -50,10 +50,10 @@ def sequence_limits(room_bytes: float, kv_bytes_per_token: float, lengths: Seque
         raise InputError("no lengths, or a length below 1", hint="give measured sequence lengths in tokens")
     count = len(lengths)  # integers are divided last, to avoid rounding errors
     demand = ((length * (count - index), length) for index, length in enumerate(sorted(lengths)))
-    tightest, at = max(demand)
+    tightest, length_at_limit = max(demand)
     return SequenceLimits(
         by_maximum=int(room_bytes // (kv_bytes_per_token * max(lengths))),
         by_mean=int(room_bytes * count // (kv_bytes_per_token * sum(lengths))),
         by_distribution=int(room_bytes * count // (kv_bytes_per_token * tightest)),
-        tightest_length=at,
+        tightest_length=length_at_limit,
     )

@@ -62,14 +62,14 @@ def held_layer(layer: LayerProfile, recompute: Recompute, shard: Sharding, load:
 def _gradients(layer: LayerProfile, shard: Sharding, load: Load) -> float:
     """Return the peak bytes of gradients in a layer's backward pass, less the activations freed by then."""
     sizes, block = (load.tokens, load.sequence_length, load.precision_bytes), layer.feed_forward
-    inner = block.working_bytes(*sizes, shard=shard)
-    freed = block.activation_bytes(*sizes, shard=shard)
+    inner_bytes = block.working_bytes(*sizes, shard=shard)
+    freed_bytes = block.activation_bytes(*sizes, shard=shard)
     return max(
-        inner,
-        inner / 2 + _elements(layer, shard, ("down",)) * load.precision_bytes,
-        _elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner,
-        layer.attention.working_bytes(*sizes, shard=shard) - freed,
-        layer.norms.working_bytes(*sizes, shard=shard) - freed,
+        inner_bytes,
+        inner_bytes / 2 + _elements(layer, shard, ("down",)) * load.precision_bytes,
+        _elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner_bytes,
+        layer.attention.working_bytes(*sizes, shard=shard) - freed_bytes,
+        layer.norms.working_bytes(*sizes, shard=shard) - freed_bytes,
     )
 
 

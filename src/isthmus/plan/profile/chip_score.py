@@ -69,12 +69,20 @@ def evaluate_chips(
     best_link = max(chip.in_node_link.bandwidth_bytes_per_s for chip in chips)
     scores = []
     for chip in chips:
-        compute, held = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
+        compute, memory_ratio = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
         link = chip.in_node_link.bandwidth_bytes_per_s / best_link
-        logs = w.compute * math.log(compute) + w.memory * math.log(held) + w.communication * math.log(link)
+        logs = (
+            w.compute * math.log(compute)
+            + w.memory * math.log(memory_ratio)
+            + w.communication * math.log(link)
+        )
         scores.append(
             ChipScore(
-                chip=chip.name, compute=compute, memory=held, communication=link, score=math.exp(logs / total)
+                chip=chip.name,
+                compute=compute,
+                memory=memory_ratio,
+                communication=link,
+                score=math.exp(logs / total),
             )
         )
     return tuple(sorted(scores, key=lambda one: (-one.score, one.chip)))

@@ -59,15 +59,15 @@ def _deal(block_costs: Sequence[float], count: int) -> tuple[tuple[int, ...], ..
     left, block = math.fsum(block_costs), 0
     for core in range(count):
         limit = left / (count - core)
-        mine: list[int] = []
+        assigned: list[int] = []
         cost = 0.0
         while block < len(block_costs):
             last = core == count - 1
             if not last and not cost + block_costs[block] * 0.5 < limit:
                 break
-            mine.append(block)
+            assigned.append(block)
             cost += block_costs[block]
             block += 1
         left -= cost
-        cores.append(tuple(mine))
+        cores.append(tuple(assigned))
     return tuple(cores)

@@ -60,14 +60,14 @@ def _pack(lengths: Sequence[int], limit: int) -> list[tuple[int, tuple[int, ...]
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     groups: list[tuple[int, tuple[int, ...]]] = []
-    room: list[int] = []
+    free_tokens: list[int] = []
     for i in order:
         width = -(-lengths[i] // limit)
-        fit = next((g for g, free in enumerate(room) if width == 1 and free >= lengths[i]), None)
+        fit = next((g for g, free in enumerate(free_tokens) if width == 1 and free >= lengths[i]), None)
         if fit is None:
             groups.append((width, (i,)))
-            room.append(limit - lengths[i] if width == 1 else 0)
+            free_tokens.append(limit - lengths[i] if width == 1 else 0)
         else:
             groups[fit] = (1, (*groups[fit][1], i))
-            room[fit] -= lengths[i]
+            free_tokens[fit] -= lengths[i]
     return groups

@@ -87,11 +87,13 @@ def fit_shapes(calibration: Calibration, runs: Sequence[Observation]) -> Calibra
     shape's runs, shrunk towards 1 according to their scatter; a single run is not enough. The residual stays
     that of the fit, which holds for shapes that were not measured.
     """
-    found: dict[str, list[float]] = {}
+    errors_by_shape: dict[str, list[float]] = {}
     for run in runs:
         if run.shape:
-            found.setdefault(run.shape, []).append(math.log(run.measured_s / run.model(calibration)))
-    groups = {shape: errors for shape, errors in found.items() if len(errors) > 1}
+            errors_by_shape.setdefault(run.shape, []).append(
+                math.log(run.measured_s / run.model(calibration))
+            )
+    groups = {shape: errors for shape, errors in errors_by_shape.items() if len(errors) > 1}
     if not groups:
         return calibration
     scatter, belief = _within(list(groups.values())), PARAMETERS["shape_time"].relative
@@ -125,8 +127,8 @@ class _Problem:
     def errors(self, at: Sequence[float]) -> list[float]:
         """Return log(modelled / measured time) of each run, (num_runs,)."""
         values = {key: math.exp(x) for key, x in zip(self.keys, at, strict=True)}
-        moved = self.calibration.with_values(values)
-        return [math.log(run.model(moved) / run.measured_s) for run in self.runs]
+        trial = self.calibration.with_values(values)
+        return [math.log(run.model(trial) / run.measured_s) for run in self.runs]
 
     def cost(self, at: Sequence[float], errors: Sequence[float], sigma: float) -> float:
         """Return Huber's loss over the runs plus squares over the prior."""

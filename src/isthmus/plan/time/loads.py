@@ -254,16 +254,16 @@ def _memory_of(
 
 def distinct_replicas(plan: Plan) -> tuple[int, ...]:
     """Return the first equal replica of each replica, (dp,)."""
-    found: dict[tuple[object, ...], int] = {}
+    first_of: dict[tuple[object, ...], int] = {}
     pipelines: dict[int, list[Stage]] = {}
     for stage in plan.stages:
         pipelines.setdefault(stage.replica, []).append(stage)
-    kinds = []
+    first_equal = []
     for replica, stages in sorted(pipelines.items()):
-        alike = [tuple(value for name, value in stage if name != "replica") for stage in stages]
+        content = [tuple(value for name, value in stage if name != "replica") for stage in stages]
         batches = plan.micro_batches_of(replica), plan.micro_batch_size_of(replica)
-        kinds.append(found.setdefault((*batches, *alike), replica))
-    return tuple(kinds)
+        first_equal.append(first_of.setdefault((*batches, *content), replica))
+    return tuple(first_equal)
 
 
 def _in_flight_limit(memory: StageMemory, chip_bytes: int) -> int:

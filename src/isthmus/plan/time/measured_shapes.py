@@ -43,7 +43,7 @@ def with_shapes(
     embedding = embedding_pass(profile, host, share, precision)
     head = head_pass(profile, host, share, precision)
     update_each_s = update_s(host, first.update_parameters, batch.precision_bytes)
-    made = {
+    fitted = {
         f"{shape_scope(chip.name, *size, 1)}/shape_time": _Usual.of(measured, lambda one: one.layer_s).over(
             _both(layer)
         ),
@@ -54,7 +54,7 @@ def with_shapes(
     }
     return calibration.model_copy(
         update={
-            "parameters": {**calibration.parameters, **made},
+            "parameters": {**calibration.parameters, **fitted},
             "fitted_on": (*calibration.fitted_on, f"parts-{ends}"),
         }
     )

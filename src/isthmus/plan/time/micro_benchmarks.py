@@ -80,7 +80,7 @@ def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibrati
     """
     peak = chip.flop_per_s(measured.precision)
     rate = chip.memory_bandwidth_bytes_per_s
-    found = {
+    shares = {
         "matmul_share": [t.flops / t.best_s / peak for t in measured.matmul],
         "attention_share": [t.flops / t.best_s / peak for t in measured.attention],
         "memory_share": [t.num_bytes / t.best_s / rate for t in measured.memory],
@@ -91,7 +91,9 @@ def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibrati
         name=name,
         source=f"micro-benchmarks of {measured.device} as {chip.name}, {measured.precision}",
         fitted_on=tuple(timing.name for timing in kinds),
-        parameters={f"{chip.name}/{key}": _parameter(key, values) for key, values in found.items() if values},
+        parameters={
+            f"{chip.name}/{key}": _parameter(key, values) for key, values in shares.items() if values
+        },
     )
 
 
@@ -104,14 +106,14 @@ def with_links(
 
     `messages_s` holds the times of single messages without delay and transfer.
     """
-    found = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
-    found |= {
+    fitted = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
+    fitted |= {
         f"{ends}/message_s": _parameter("message_s", [max(one, LEAST_S) for one in values])
         for ends, values in (messages_s or {}).items()
     }
     return calibration.model_copy(
         update={
-            "parameters": {**calibration.parameters, **found},
+            "parameters": {**calibration.parameters, **fitted},
             "fitted_on": (*calibration.fitted_on, *(f"link-{ends}" for ends in shares)),
         }
     )

@@ -136,15 +136,15 @@ def simulate_plan(
 ) -> tuple[TrainingRun, tuple[StageCost, ...]]:
     """Return only the simulation and the costs of the first replica's stages; otherwise as `predict`."""
     wires = wires_of(plan, pool, calibration, dict(interference or {}))
-    kinds: dict[int, Replica] = {}
+    replica_of: dict[int, Replica] = {}
     first: tuple[StageCost, ...] = ()
-    kind_of = distinct_replicas(plan)
-    for replica in dict.fromkeys(kind_of):
+    first_equal = distinct_replicas(plan)
+    for replica in dict.fromkeys(first_equal):
         costs = stage_costs(plan, pool, profile, calibration, replica)
         first = first or costs
         schedule = schedule_of(plan, costs, wires, replica)
-        kinds[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
-    replicas = [kinds[replica] for replica in kind_of]
+        replica_of[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
+    replicas = [replica_of[replica] for replica in first_equal]
     training = Training(
         replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed,
         local_steps=plan.local_steps,
@@ -251,8 +251,8 @@ def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Cali
         relative = calibration.relative(name, scope)
         if not relative:
             continue
-        moved = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
-        total += math.log(estimate_s(plan, pool, profile, moved) / base_s) ** 2
+        varied = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
+        total += math.log(estimate_s(plan, pool, profile, varied) / base_s) ** 2
     return math.sqrt(total)
 
 

@@ -87,12 +87,12 @@ def _bytes(holder: Holder, averaged: bool) -> float:
 def segments(holders: Sequence[Holder]) -> tuple[Segment, ...]:
     """Return the segments between the stage boundaries of all replicas, in order of layers."""
     cuts = sorted({end for holder in holders for end in holder.layers})
-    found = []
+    result = []
     for first, last in itertools.pairwise(cuts):
-        here = tuple(h for h in holders if h.layers[0] <= first and last <= h.layers[1])
-        if sum(h.count for h in here) > 1:
-            found.append(Segment(layers=(first, last), holders=here))
-    return tuple(found)
+        members = tuple(h for h in holders if h.layers[0] <= first and last <= h.layers[1])
+        if sum(h.count for h in members) > 1:
+            result.append(Segment(layers=(first, last), holders=members))
+    return tuple(result)
 
 
 @dataclass

@@ -143,15 +143,15 @@ class _Run:
         )
         if not details:
             return run
-        kept = {number: given for given, number in reversed(list(enumerate(class_of)))}
-        pipelines = [(given, self.pipelines[number]) for number, given in sorted(kept.items())]
+        first_given = {number: given for given, number in reversed(list(enumerate(class_of)))}
+        pipelines = [(given, self.pipelines[number]) for number, given in sorted(first_given.items())]
         names = [[load.cluster for load in replica.stages] for replica in self.classes]
         path = account.critical_path(self.pipelines)
         return replace(
             run,
             spans=tuple(span for given, p in pipelines for span in account.spans_of(p, given)),
             flights=tuple(f for given, p in pipelines for f in account.flights_of(p, given, names[p.number])),
-            critical_path=tuple(replace(s, replica=kept.get(s.replica, s.replica)) for s in path),
+            critical_path=tuple(replace(s, replica=first_given.get(s.replica, s.replica)) for s in path),
         )
 
     def _stages(self, number: int, each_s: float, details: bool) -> list[StageRun]:

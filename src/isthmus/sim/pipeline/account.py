@@ -57,16 +57,16 @@ def memory_over_time(log: list[Entry], static_bytes: float, activation_bytes: fl
 
 def peak_bytes(log: list[Entry], static_bytes: float, activation_bytes: float) -> float:
     """Return the largest number of bytes of `memory_over_time`."""
-    held = most = 0
+    in_flight = peak = 0
     for entry in log:
         if entry[4] is None:
             kind = entry[3].kind
             if kind == "forward":
-                held += 1
-                most = max(most, held)
+                in_flight += 1
+                peak = max(peak, in_flight)
             elif kind in ("backward", "backward_weight"):
-                held -= 1
-    return static_bytes + most * activation_bytes
+                in_flight -= 1
+    return static_bytes + peak * activation_bytes
 
 
 def spans_of(pipeline: Pipeline, replica: int) -> Iterator[Span]:
@@ -117,17 +117,19 @@ def critical_path(pipelines: list[Pipeline]) -> tuple[Span, ...]:
     """
     ends = [[[entry[1] for entry in log] for log in pipeline.logs] for pipeline in pipelines]
     number = {pipeline.number: index for index, pipeline in enumerate(pipelines)}
-    at = max(((e[-1], r, s) for r, logs in enumerate(ends) for s, e in enumerate(logs) if e), default=None)
+    position = max(
+        ((e[-1], r, s) for r, logs in enumerate(ends) for s, e in enumerate(logs) if e), default=None
+    )
     path: list[Span] = []
-    while at is not None and at[0] > 0:
-        time_s, replica, stage = at
+    while position is not None and position[0] > 0:
+        time_s, replica, stage = position
         log = pipelines[replica].logs[stage]
         index = bisect_right(ends[replica][stage], time_s) - 1
         while index >= 0 and log[index][0] == log[index][1]:
             index -= 1
         if index < 0:
             break
-        span, at = _leg(log[index], replica, stage, number)
+        span, position = _leg(log[index], replica, stage, number)
         if span is not None:
             path.append(span)
     return tuple(reversed(path))
