@@ -93,7 +93,7 @@ def test_chips_that_a_cluster_does_not_have_are_told_of(folder):
     fits = answer("simulate", folder / "far.yaml", "--pool", folder / "pool.yaml")
     told = answer("simulate", folder / "large.yaml", "--pool", folder / "pool.yaml")
     assert not any("which has" in note for note in fits["assumptions"])
-    assert any("takes 1,000 chips of a/" in note for note in told["assumptions"])
+    assert any("uses 1,000 chips of a/" in note for note in told["assumptions"])
 
 
 def test_a_plan_without_a_model_asks_for_one(folder):

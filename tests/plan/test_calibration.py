@@ -141,7 +141,7 @@ def test_a_calibration_survives_its_file(tmp_path):
 
 def test_nothing_to_fit_to_is_refused():
     """A fit needs a run, and a time above 0."""
-    with pytest.raises(InputError, match="nothing to fit to"):
+    with pytest.raises(InputError, match="no runs with a positive time"):
         fit_calibration(DATA_SHEET, ["matmul_share"], [], name="f", source="s")
 
 

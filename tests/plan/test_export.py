@@ -119,12 +119,12 @@ REFUSED = {
             ],
         }
     ),
-    "micro-batches: each must take as many": staged((4, 4), dp=2, replica_micro_batches=(8, 4)),
+    "micro-batches: the numbers must be equal": staged((4, 4), dp=2, replica_micro_batches=(8, 4)),
     "no schedule 'overlapped'": staged((4, 4), schedule="overlapped"),
     "no schedule 'zero_bubble'": staged((4, 4), schedule="zero_bubble"),
-    "a warm-up of its own": staged((4, 4), warm_up=(2, 1)),
+    "a custom warm-up": staged((4, 4), warm_up=(2, 1)),
     "do not fill groups": staged((4, 4), schedule="interleaved", micro_batches=7),
-    "cannot be cut into 3 pieces": staged((6, 2), schedule="interleaved", chunks=3),
+    "cannot be split into 3 chunks": staged((6, 2), schedule="interleaved", chunks=3),
     "ZeRO 3": staged((4, 4), dp=2, zero=3),
     "precision fp8": staged((4, 4), precision="fp8"),
 }
@@ -159,7 +159,7 @@ def test_recomputation_that_differs_by_stage_is_refused():
     assert option(megatron(recomputing(4, 3)), "recompute-num-layers") == "4"
     with pytest.raises(PlanError, match="4 of 5, 1 of 3"):
         megatron(recomputing(4, 1))
-    with pytest.raises(PlanError, match="all or none"):
+    with pytest.raises(PlanError, match="all layers or none"):
         megatron(recomputing(4, 3, kind="selective"))
 
 
@@ -173,7 +173,7 @@ def test_what_only_torchtitan_lacks_is_refused_there_alone():
     """Selective or partial recomputation, accumulation without a pipeline, context parallelism unsharded."""
     for plan, reason in (
         (staged((5, 3), recompute="selective"), "saves other tensors"),
-        (staged((5, 3), recompute="full", recompute_layers=2), "every layer or none"),
+        (staged((5, 3), recompute="full", recompute_layers=2), "all layers or none"),
         (staged((8,), dp=2, zero=1), "after each of several micro-batches"),
         (staged((5, 3), cp=2), "always shards the optimizer"),
     ):
@@ -186,8 +186,8 @@ def test_what_only_torchtitan_lacks_is_refused_there_alone():
     ("config", "reason"),
     [
         ({"hidden_act": "gelu"}, "activation is gelu"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "stretched by 'yarn'"),
-        ({"mlp_bias": True}, "disable-bias-linear governs both"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "uses 'yarn' scaling"),
+        ({"mlp_bias": True}, "disable-bias-linear applies to both"),
     ],
 )
 def test_models_without_words_are_refused(config, reason):
@@ -202,7 +202,7 @@ def test_experts_chosen_in_a_way_without_words_are_refused():
     for name in ("deepseek-v3", "deepseek-v2-lite"):
         model = load_model(configs / f"{name}.json")
         to_megatron(staged((model.num_layers,)), model, POOL)
-    with pytest.raises(PlanError, match="groups of experts"):
+    with pytest.raises(PlanError, match="expert groups"):
         to_megatron(staged((60,)), load_model(configs / "deepseek-v2.json"), POOL)
 
 
@@ -218,7 +218,7 @@ def test_a_job_gives_its_hyper_parameters_and_must_agree():
         "7", "0.0001", "5", "corpus",
     ]  # fmt: skip
     other = Job.model_validate(fields | {"training": training | {"global_batch_size": 16}})
-    with pytest.raises(InputError, match="samples a step is 8 in plan 'p' and 16 in job 'j'"):
+    with pytest.raises(InputError, match="samples per step is 8 in plan 'p' and 16 in job 'j'"):
         to_megatron(staged((4, 4)), model_of(8), POOL, job=other)
 
 

@@ -114,11 +114,11 @@ def test_a_resumed_run_warms_up_again():
 
 def test_a_log_of_another_batch_or_none_is_refused():
     """A run is compared with its own plan only; a file without iterations says which form was looked for."""
-    with pytest.raises(InputError, match="took 32 samples, plan 'p' takes 16"):
+    with pytest.raises(InputError, match="has 32 samples, plan 'p' has 16"):
         read_log([megatron(1, 5.0, samples=32)], PLAN)
     with pytest.raises(InputError, match="megatron or torchtitan or isthmus"):
         read_log(["hello"], PLAN)
-    with pytest.raises(InputError, match="as torchtitan writes it"):
+    with pytest.raises(InputError, match="the format of torchtitan"):
         read_log([megatron(1, 5.0)], PLAN, "torchtitan")
 
 

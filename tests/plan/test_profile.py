@@ -159,15 +159,15 @@ def test_a_missing_dimension_is_named(key, value):
     ("architecture", "changes", "named"),
     [
         ("LlamaForCausalLM", {"num_key_value_heads": "2"}, "num_key_value_heads is '2'"),
-        ("LlamaForCausalLM", {"num_key_value_heads": 3}, "divides num_attention_heads, 4"),
-        ("LlamaForCausalLM", {"num_attention_heads": 100, "num_key_value_heads": 1}, "hidden_size is 64"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 3}, "must divide num_attention_heads, 4"),
+        ("LlamaForCausalLM", {"num_attention_heads": 100, "num_key_value_heads": 1}, "hidden_size, 64"),
         ("LlamaForCausalLM", {"head_dim": -1}, "head_dim is -1"),
         ("LlamaForCausalLM", {"intermediate_size": 10**400}, "intermediate_size"),
         ("PhiForCausalLM", {"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half'"),
-        ("Qwen3ForCausalLM", {"layer_types": ["full_attention"]}, "the 2 layers' kinds"),
+        ("Qwen3ForCausalLM", {"layer_types": ["full_attention"]}, "types of 2 layers"),
         ("Qwen3ForCausalLM", {"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 5}, "mlp_only_layers is 5"),
-        ("MixtralForCausalLM", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "there are 8 experts"),
+        ("MixtralForCausalLM", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "num_experts, 8"),
     ],
 )
 def test_what_a_config_cannot_mean_is_refused_by_name(architecture, changes, named):

@@ -214,5 +214,5 @@ def test_what_does_not_fit_is_refused():
     apart = pool_of("A100", "A100").model_copy(update={"links": ()})
     with pytest.raises(PlanError, match="no link from a to b"):
         predict(plan_of(clusters="ab"), apart, model)
-    with pytest.raises(PlanError, match="cuts 8 layers, the model has 16"):
+    with pytest.raises(PlanError, match="has 8 layers, the model 16"):
         predict(plan_of(), pool_of("A100", "A100"), model_of(layers=16))

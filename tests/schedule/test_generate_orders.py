@@ -240,7 +240,7 @@ def test_a_backward_is_cut_whole_or_not_at_all() -> None:
     operations = schedule.stages[0]
     for wrong, why in (
         (tuple(one for one in operations if one != half), "is missing"),
-        ((*operations[:-1], whole, operations[-1]), "has no place"),
+        ((*operations[:-1], whole, operations[-1]), "is unexpected"),
         ((half, *(one for one in operations if one != half)), "comes before"),
         ((*(one for one in operations if one != half), half), "after the update"),
     ):
@@ -257,18 +257,18 @@ def test_routes_say_who_meets_whom() -> None:
     with pytest.raises(ValueError, match="no peer"):
         schedule.peer(1, down)
     stray = (*schedule.stages[0], Operation("forward", 0, 1))
-    with pytest.raises(PlanError, match="no place"):
+    with pytest.raises(PlanError, match="is unexpected"):
         check_schedule(replace(schedule, stages=(stray, schedule.stages[1])))
 
 
 @pytest.mark.parametrize(
     ("routes", "why"),
     [
-        ((((0, 0), (1, 0)), ((1, 0), (0, 0))), "route 1: chunk 0 of stage 1 is piece 1 and piece 0"),
-        ((((0, 0), (1, 0), (0, 0)),), "route 0: chunk 0 of stage 0 is piece 0 and piece 2"),
-        ((((0, 0), (1, 0)), ((1, 1),)), "route 1: 1 pieces, route 0 has 2"),
-        ((((0, 0), (2, 0)),), "no chunk 0 of stage 2"),
-        ((((0, 0), (1, 2)),), "no chunk 2 of stage 1"),
+        ((((0, 0), (1, 0)), ((1, 0), (0, 0))), "route 1: chunk 0 of stage 1 holds virtual stages 1 and 0"),
+        ((((0, 0), (1, 0), (0, 0)),), "route 0: chunk 0 of stage 0 holds virtual stages 0 and 2"),
+        ((((0, 0), (1, 0)), ((1, 1),)), "route 1: 1 virtual stages, route 0 has 2"),
+        ((((0, 0), (2, 0)),), "stage 2 has no chunk 0"),
+        ((((0, 0), (1, 2)),), "stage 1 has no chunk 2"),
     ],
 )
 def test_a_piece_of_the_model_has_one_place(routes: tuple[tuple[Place, ...], ...], why: str) -> None:

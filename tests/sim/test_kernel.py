@@ -105,19 +105,19 @@ def test_a_queue_hands_out_in_order():
 
 
 def test_misuse_is_refused():
-    """The past, an event twice, a place given back twice, a resource without places."""
+    """The past, an event twice, a place given back twice, a resource without slots."""
     kernel = Kernel()
     kernel.call(1.0, lambda _: None)
     kernel.run()
-    with pytest.raises(ValueError, match="has passed"):
+    with pytest.raises(ValueError, match="in the past"):
         kernel.call(0.5, lambda _: None)
-    with pytest.raises(ValueError, match="has passed"):
+    with pytest.raises(ValueError, match="in the past"):
         run_one(kernel, 0.5)
     event = kernel.event()
     event.trigger()
-    with pytest.raises(RuntimeError, match="once"):
+    with pytest.raises(RuntimeError, match="already triggered"):
         event.trigger()
-    with pytest.raises(RuntimeError, match="free already"):
+    with pytest.raises(RuntimeError, match="already free"):
         Resource(kernel, 2).release()
     with pytest.raises(ValueError, match="capacity"):
         Resource(kernel, 0)

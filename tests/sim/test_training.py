@@ -272,10 +272,10 @@ def test_the_answer_has_the_promised_form():
 
 
 def test_what_cannot_run_is_refused():
-    """A missing wire, no replica, stages that do not fit the schedule, a schedule that waits for ever."""
+    """A missing link, no replica, stages that do not fit the schedule, a schedule that deadlocks."""
     schedule = make_schedule("1f1b", 2, 2)
     replica = Replica(stages=(load("a"), load("b")), schedule=schedule)
-    with pytest.raises(InputError, match="no wire from a to b"):
+    with pytest.raises(InputError, match="no link from a to b"):
         simulate(Training(replicas=(replica,)))
     with pytest.raises(InputError):
         simulate(Training(replicas=()))
@@ -283,7 +283,7 @@ def test_what_cannot_run_is_refused():
         Replica(stages=(load("a"),), schedule=schedule)
     first, last = schedule.stages
     silent = tuple(one for one in first if one.kind != "send_forward")
-    with pytest.raises(PlanError, match="waits for ever"):
+    with pytest.raises(PlanError, match="deadlocks"):
         simulate(
             Training(replicas=(replace(replica, schedule=Schedule("bad", 2, (silent, last))),), wires=wires())
         )

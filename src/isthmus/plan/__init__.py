@@ -1,6 +1,6 @@
-"""From a job and a pool to candidate plans; from a plan to what it takes: profile, memory, time, search.
+"""The planner: profiles of models, memory and time of a plan, and the search for plans of a job on a pool.
 
-The functions below are all a notebook needs; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
+This is the API for notebooks; see `docs/guide/plan.md` and `docs/guide/simulate.md`.
 """
 
 from isthmus.plan.memory.stage_memory import stage_memory

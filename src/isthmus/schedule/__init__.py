@@ -1,4 +1,4 @@
-"""Pipeline schedules as pure data, and their checker: read by the simulator and the runtime alike."""
+"""Pipeline schedules as plain data, and their checker; simulator and runtime execute the same schedules."""
 
 from isthmus.schedule.buffers import is_last_use, receive_buffers
 from isthmus.schedule.check import check_schedule

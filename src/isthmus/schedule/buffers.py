@@ -1,4 +1,4 @@
-"""`receive_buffers`: how many receive buffers each stage of a schedule needs at its fullest."""
+"""`receive_buffers`: the peak number of receive buffers of each stage of a schedule."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from isthmus.schedule.operation import Operation, Schedule
 
 
 def receive_buffers(schedule: Schedule) -> tuple[int, ...]:
-    """Return by stage the largest number of received tensors that are held at one time.
+    """Return the largest number of received tensors that each stage holds at one time, (num_stages,).
 
-    A buffer is held from the start of its receive until it was used for the last time: what a forward works
-    on until its backward (its `backward_weight` where that is cut in two; the forward itself where nothing
-    trains), a gradient until the same backward. Where `lay_exchanges` made the schedule and no backward is
-    cut in two, a stage that hears from `n` peers holds at most one more than its micro-batches in flight, and
-    `receive_ahead` for each peer.
+    A buffer is held from the start of its receive to its last use: the backward of its micro-batch
+    (`backward_weight` if the backward is split, the forward in a forward-only schedule). In a schedule by
+    `lay_exchanges` without split backwards, a stage with `n` peers holds at most its micro-batches in flight
+    + 1 + `n * receive_ahead` buffers.
     """
     return tuple(_most(operations, schedule.trains) for operations in schedule.stages)
 
 
 def is_last_use(operation: Operation, trains: bool) -> bool:
-    """Tell whether after `operation` nothing received for its micro-batch and chunk is used any more."""
+    """Return whether `operation` is the last to use the tensors received for its micro-batch and chunk."""
     return operation.kind in (("backward", "backward_weight") if trains else ("forward",))
 
 
 def _most(operations: Iterable[Operation], trains: bool) -> int:
-    held: dict[tuple[int, int], int] = {}
-    now = most = 0
+    by_micro_batch: dict[tuple[int, int], int] = {}
+    held = most = 0
     for one in operations:
         key = one.micro_batch, one.chunk
         if one.kind.startswith("receive_"):
-            held[key] = held.get(key, 0) + 1
-            now += 1
-            most = max(most, now)
+            by_micro_batch[key] = by_micro_batch.get(key, 0) + 1
+            held += 1
+            most = max(most, held)
         elif is_last_use(one, trains):
-            now -= held.pop(key, 0)
+            held -= by_micro_batch.pop(key, 0)
     return most

@@ -1,4 +1,4 @@
-"""`check_schedule`: is a schedule complete, in order, free of deadlock, and what does it keep in flight?"""
+"""`check_schedule`: checks that a schedule is complete, ordered and free of deadlock."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from isthmus.schedule.operation import Kind, Operation, Place, Schedule
 
 
 def check_schedule(schedule: Schedule) -> tuple[int, ...]:
-    """Return the peak number of micro-batches in flight (forward done, backward not) per stage.
+    """Return the peak number of micro-batches in flight (forward done, backward not), (num_stages,).
 
-    With chunks it is that of the chunks' micro-batches together; a backward cut in two ends with its
-    `backward_weight`, which needs the stage's inputs. Raises `PlanError`, naming stage, operation and reason,
-    unless
-    - it has stages and micro-batches, and all its routes are equally long;
-    - each route leads through chunks that are there, each one piece of the model whichever route passes it;
-    - each stage does everything that its place asks for exactly once per micro-batch, and nothing else;
-    - it computes only on what has arrived, sends only what it has computed, updates after all backwards;
-    - the k-th send of a stage to another is what that one receives k-th from it;
-    - no stage waits for ever, even if a send completes only once its receive was posted (no buffers).
+    Micro-batches of all chunks of a stage count together; a split backward ends with its `backward_weight`,
+    which needs the stage's inputs. Raises `PlanError` with stage, operation and reason unless
+    - the counts of stages, micro-batches and chunks are positive, and all routes have the same length;
+    - each route consists of existing chunks, and each chunk is the same virtual stage in all routes;
+    - each stage executes every operation that its position requires exactly once per micro-batch, and no
+      other;
+    - each operation follows those that it depends on, and the update follows all backwards;
+    - the k-th send between two stages matches the k-th receive;
+    - the schedule is free of deadlock, even if a send completes only once its receive is posted (unbuffered).
     """
     require_counts(schedule.num_stages, schedule.num_micro_batches, schedule.num_chunks)
     _check_routes(schedule)
@@ -41,18 +41,18 @@ def _check_routes(schedule: Schedule) -> None:
     places: dict[Place, int] = {}
     for number, route in enumerate(schedule.routes):
         if len(route) != schedule.num_virtual_stages:
-            lengths = f"{len(route)} pieces, route 0 has {schedule.num_virtual_stages}"
+            lengths = f"{len(route)} virtual stages, route 0 has {schedule.num_virtual_stages}"
             raise PlanError(f"schedule, route {number}: {lengths}")
         for virtual, (stage, chunk) in enumerate(route):
             if not (0 <= stage < schedule.num_stages and 0 <= chunk < schedule.num_chunks):
-                raise PlanError(f"schedule, route {number}: there is no chunk {chunk} of stage {stage}")
+                raise PlanError(f"schedule, route {number}: stage {stage} has no chunk {chunk}")
             if places.setdefault((stage, chunk), virtual) != virtual:
-                both = f"piece {places[stage, chunk]} and piece {virtual} of the model"
-                raise PlanError(f"schedule, route {number}: chunk {chunk} of stage {stage} is {both}")
+                both = f"virtual stages {places[stage, chunk]} and {virtual}"
+                raise PlanError(f"schedule, route {number}: chunk {chunk} of stage {stage} holds {both}")
 
 
 def _required(schedule: Schedule, virtual: int) -> list[Kind]:
-    """Return what virtual stage `virtual` must do once per micro-batch; `backward` may be cut in two."""
+    """Return what virtual stage `virtual` executes once per micro-batch; `backward` may be split."""
     first, last = virtual == 0, virtual == schedule.num_virtual_stages - 1
     kinds: list[Kind] = ["forward"]
     if not first:
@@ -70,7 +70,7 @@ def _required(schedule: Schedule, virtual: int) -> list[Kind]:
 
 
 def _wanted(schedule: Schedule) -> list[set[Operation]]:
-    """Return what each stage must do, with every backward in one piece."""
+    """Return the required operations of each stage, all backwards unsplit."""
     wanted: list[set[Operation]] = [set() for _ in schedule.stages]
     required = [_required(schedule, v) for v in range(schedule.num_virtual_stages)]
     for m in range(schedule.num_micro_batches):
@@ -83,20 +83,20 @@ def _wanted(schedule: Schedule) -> list[set[Operation]]:
 
 
 def _check_complete(stage: int, wanted: set[Operation], operations: Iterable[Operation]) -> None:
-    found = Counter(operations)
-    for one in found:
+    counts = Counter(operations)
+    for one in counts:
         if one.kind == "backward_input":
-            whole = Operation("backward", one.micro_batch, one.chunk)
-            if whole in wanted:
-                wanted.discard(whole)
+            unsplit = Operation("backward", one.micro_batch, one.chunk)
+            if unsplit in wanted:
+                wanted.discard(unsplit)
                 wanted |= {one, Operation("backward_weight", one.micro_batch, one.chunk)}
-    for one in found:
+    for one in counts:
         if one not in wanted:
-            raise _refuse(stage, one, "has no place there")
-        if found[one] > 1:
-            raise _refuse(stage, one, f"appears {found[one]} times")
+            raise _refuse(stage, one, "is unexpected")
+        if counts[one] > 1:
+            raise _refuse(stage, one, f"appears {counts[one]} times")
     for one in wanted:
-        if one not in found:
+        if one not in counts:
             raise _refuse(stage, one, "is missing")
 
 
@@ -112,7 +112,7 @@ _AFTER: dict[Kind, tuple[Kind, ...]] = {
     "wait_send_backward": ("send_backward",),
     "wait_receive_backward": ("receive_backward",),
 }
-"""What must come before an operation of the same micro-batch and chunk, where the stage does it at all."""
+"""Operations of the same micro-batch and chunk that must precede each kind, if the stage executes them."""
 
 
 _BACKWARDS = ("backward", "backward_input", "backward_weight")
@@ -130,7 +130,7 @@ def _check_order(stage: int, operations: tuple[Operation, ...]) -> None:
 
 
 Exchange = tuple[Kind, int, int]
-"""An exchange as both ends know it: the sender's kind, micro-batch, virtual stage of the sender."""
+"""Key of a transfer, equal at both ends: kind at the sender, micro-batch, virtual stage of the sender."""
 
 
 def _exchange(schedule: Schedule, stage: int, one: Operation) -> Exchange:
@@ -145,7 +145,7 @@ def _exchange(schedule: Schedule, stage: int, one: Operation) -> Exchange:
 
 
 def _check_matching(schedule: Schedule) -> None:
-    """The order of sends from a to b is the order of receives at b from a."""
+    """Raise unless the order of sends from a to b equals the order of receives at b from a."""
     sends: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     receives: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for stage, one in schedule:
@@ -156,11 +156,11 @@ def _check_matching(schedule: Schedule) -> None:
     for (source, target), sent in sends.items():
         for out, back in zip(sent, receives[source, target], strict=True):
             if _exchange(schedule, source, out) != _exchange(schedule, target, back):
-                raise _refuse(source, out, f"meets {back} of stage {target}, which expects another message")
+                raise _refuse(source, out, f"matches {back} of stage {target}, which expects another message")
 
 
 def _check_progress(schedule: Schedule) -> None:
-    """Let every stage run as far as it can, over and over: what then remains waits for ever."""
+    """Raise if executing the schedule deadlocks: advance every stage until none can move."""
     place = [0] * schedule.num_stages
     sent: set[Exchange] = set()
     posted: set[Exchange] = set()
@@ -183,8 +183,8 @@ def _check_progress(schedule: Schedule) -> None:
     stuck = [s for s, operations in enumerate(schedule.stages) if place[s] < len(operations)]
     if stuck:
         first = stuck[0]
-        story = "; ".join(f"stage {s} at {schedule.stages[s][place[s]]}" for s in stuck)
-        raise _refuse(first, schedule.stages[first][place[first]], f"waits for ever (deadlock: {story})")
+        blocked = "; ".join(f"stage {s} at {schedule.stages[s][place[s]]}" for s in stuck)
+        raise _refuse(first, schedule.stages[first][place[first]], f"never completes (deadlock: {blocked})")
 
 
 def _peak_in_flight(operations: Iterable[Operation]) -> int:

@@ -1,4 +1,4 @@
-"""`dualpipe`: micro-batches enter at both ends of the pipeline, through two copies of the model."""
+"""`dualpipe`: the bidirectional pipeline of DeepSeek-V3, with two copies of the model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from isthmus.schedule.operation import Kind, Operation, Schedule
 
 
 def dualpipe(num_stages: int, num_micro_batches: int, receive_ahead: int = 1) -> Schedule:
-    """Even micro-batches run down the stages in chunk 0, odd ones up in chunk 1, a second copy of the model.
+    """Return the DualPipe schedule: even micro-batches run down the stages in chunk 0, odd ones up in 1.
 
-    Stage `s` and its mirror image hold the same layers, in the two directions. A forward of one direction and
-    a backward of the other follow each other where the original computes them at once. Needs an even number
-    of stages, and an even number of micro-batches of at least twice that. Source: DeepSeek-AI, "DeepSeek-V3
-    Technical Report", 2024, section 3.2.1, and the eight phases of its published schedule.
+    Chunk 1 is a second copy of the model: stage `s` and stage `num_stages - 1 - s` hold the same layers.
+    Where the original overlaps a forward of one direction with a backward of the other, they run one after
+    the other. Requires an even number of stages, and an even number of micro-batches of at least twice that.
+    Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1, and the eight phases of its
+    published schedule.
     """
     require_counts(num_stages, num_micro_batches)
     if num_stages % 2 or num_micro_batches % 2 or num_micro_batches < 2 * num_stages:
@@ -31,9 +32,9 @@ def dualpipe(num_stages: int, num_micro_batches: int, receive_ahead: int = 1) ->
 
 
 class _Stage:
-    """The order of one stage, written phase by phase.
+    """The operations of one stage, built phase by phase.
 
-    `near` is the direction whose entrance is nearer to the stage (0 runs down, 1 runs up), `far` the other.
+    `near` is the direction whose entry is closer to the stage (0 runs down, 1 runs up), `far` the other.
     """
 
     def __init__(self, stage: int, num_stages: int, num_micro_batches: int) -> None:
@@ -46,21 +47,26 @@ class _Stage:
         self.kept: deque[Operation] = deque()
 
     def order(self) -> tuple[Operation, ...]:
-        """Return the computing operations of the stage."""
+        """Return the compute operations of the stage, in order."""
         near, far = self.near, self.far
+        # Phase 1: warm up with forwards of the near direction.
         for _ in range(2 * self.inward):
             self._take("forward", near)
+        # Phase 2: forwards of both directions in turn.
         for _ in range(self.depth + 1):
             self._take("forward", near)
             self._take("forward", far)
+        # Phase 3: split backwards and forwards of the far direction.
         for _ in range(self.inward):
             self._take("backward_input", far)
             self._weight()
             self._take("forward", far)
+        # Phase 4, the steady state: a forward of one direction with a backward of the other.
         for _ in range(self.main):
             for ahead, back in ((near, far), (far, near)):
                 self._take("forward", ahead)
                 self._take("backward", back)
+        # Phase 5: the last forwards, between backwards of both directions.
         for _ in range(self.inward):
             self._take("backward", far)
             self._take("forward", far)
@@ -69,7 +75,7 @@ class _Stage:
         return tuple(self.made)
 
     def _drain(self) -> None:
-        """Finish the backwards; the later ones put their weight gradients off to the waits at the end."""
+        """Add phases 6 to 8, the remaining backwards; the later ones defer their weight gradients."""
         for i in range(2 * (self.depth + 1)):
             self._take("backward" if i <= self.depth else "backward_input", (self.far, self.near)[i % 2])
         for _ in range(self.inward):
@@ -79,10 +85,10 @@ class _Stage:
             self._weight()
 
     def _take(self, kind: Kind, direction: int) -> None:
-        """Do `kind` for the next micro-batch of `direction`."""
-        way: Kind = "forward" if kind == "forward" else "backward"
-        number = self.next.get((way, direction), 0)
-        self.next[way, direction] = number + 1
+        """Append `kind` for the next micro-batch of `direction`."""
+        pass_kind: Kind = "forward" if kind == "forward" else "backward"
+        number = self.next.get((pass_kind, direction), 0)
+        self.next[pass_kind, direction] = number + 1
         one = Operation(kind, 2 * number + direction, direction)
         self.made.append(one)
         if kind == "backward_input":

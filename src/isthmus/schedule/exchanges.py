@@ -1,12 +1,12 @@
-"""`lay_exchanges`: turn what every stage computes into a schedule whose exchanges overlap computing.
+"""`lay_exchanges`: adds communication that overlaps computation to a schedule of compute operations.
 
-The rules, for every stage:
-- before a computation, the receives of its own input and of the next `receive_ahead` inputs from every peer
-  are posted, so that a stage holds at most `1 + receive_ahead` receive buffers per peer;
-- a computation's output is sent as soon as it is there, and no computation waits for a send;
-- the wait that frees a send's buffer comes when a message from the same peer proves that the send has arrived
-  (the peer computed it after it had used what was sent): it bounds the buffers and never blocks. Sends
-  without such a proof are waited for before the update, or when there are more of them than there may be.
+Rules, for every stage:
+- before a computation, it posts the receives of that input and of the next `receive_ahead` inputs from every
+  peer, so a stage holds at most `1 + receive_ahead` receive buffers per peer;
+- it sends an output immediately after the computation; computation never waits for a send;
+- the wait that frees a send buffer follows a message from the same peer that implies delivery (the peer
+  computed that message after using the sent tensor): it bounds the buffers and never blocks. Sends without
+  such a message are waited for before the update, or as soon as more than `max_sends` are pending.
 
 Source: cross-domain pooling report, section 4.2.1, which starts the sends later (`docs/design/simulator.md`).
 """
@@ -44,14 +44,14 @@ def require_counts(num_stages: int, num_micro_batches: int, num_chunks: int = 1)
     counts = (("stages", num_stages), ("micro-batches", num_micro_batches), ("chunks", num_chunks))
     for what, count in counts:
         if count < 1:
-            raise PlanError(f"a schedule of {count} {what}", hint="all counts must be at least 1")
+            raise PlanError(f"schedule with {count} {what}", hint="all counts must be at least 1")
 
 
 def lay_exchanges(computing: Schedule, receive_ahead: int = 1, max_sends: float = math.inf) -> Schedule:
-    """Return `computing`, whose stages hold computing operations alone, with exchanges and update laid in.
+    """Return `computing`, a schedule of compute operations only, with communication and update added.
 
-    `receive_ahead` is the number of receives posted beyond the one that is needed next, per peer (at least
-    0). Of the sends of a stage that no message proves to have arrived at most `max_sends` are under way.
+    `receive_ahead` is the number of receives posted beyond the next one, per peer (at least 0). `max_sends`
+    limits the pending sends of a stage that no received message confirms.
     """
     if receive_ahead < 0:
         raise PlanError(f"receive_ahead is {receive_ahead}", hint="it must be at least 0")
@@ -62,7 +62,7 @@ def lay_exchanges(computing: Schedule, receive_ahead: int = 1, max_sends: float 
 
 
 class _Flow:
-    """Who feeds whom: per stage and computing operation its input's peer and place in that peer's order."""
+    """The data flow of a schedule: the producer and the consumer of each compute operation's tensors."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.orders, self.trains = schedule.stages, schedule.trains
@@ -70,9 +70,9 @@ class _Flow:
         self.source: list[dict[Operation, int]] = [{} for _ in schedule.stages]
         self.target: list[dict[Operation, tuple[int, Operation]]] = [{} for _ in schedule.stages]
         self.queues: dict[tuple[int, int], list[Operation]] = defaultdict(list)
-        """By (sender, receiver): the receiver's operations that the messages feed, in the order sent."""
+        """By (sender, receiver): the receiver's operations that use the messages, in send order."""
         self.sent_at: dict[tuple[int, int], list[int]] = defaultdict(list)
-        """By (sender, receiver): at which place of the sender's order each message is made."""
+        """By (sender, receiver): the position in the sender's operations that computes each message."""
         for stage, one in schedule:
             if one.kind in _OUTPUT and (step := self._next(schedule, stage, one)) is not None:
                 peer, fed = step
@@ -88,12 +88,12 @@ class _Flow:
         peer, chunk = schedule.route(one.micro_batch)[virtual]
         if one.kind == "forward":
             return peer, Operation("forward", one.micro_batch, chunk)
-        whole = Operation("backward", one.micro_batch, chunk)
-        cut = Operation("backward_input", one.micro_batch, chunk)
-        return peer, whole if whole in self.place[peer] else cut
+        unsplit = Operation("backward", one.micro_batch, chunk)
+        split = Operation("backward_input", one.micro_batch, chunk)
+        return peer, unsplit if unsplit in self.place[peer] else split
 
     def proof(self, stage: int, one: Operation) -> Operation | None:
-        """Return the operation of `stage` whose input proves that the peer used the output of `one`."""
+        """Return the operation of `stage` whose input implies that the peer has used the output of `one`."""
         peer, fed = self.target[stage][one]
         used_at = self.place[peer][fed]
         for made_at, proven in zip(self.sent_at[peer, stage], self.queues[peer, stage], strict=True):
@@ -118,6 +118,7 @@ def _lay_stage(flow: _Flow, stage: int, ahead: int, max_sends: float) -> Iterato
     proven: dict[Operation, list[Operation]] = defaultdict(list)
     unproven: deque[Operation] = deque()
     for one in flow.orders[stage]:
+        # Step 1: post the receives up to this input and `ahead` beyond.
         source = flow.source[stage].get(one)
         if source is not None:
             needed[source] = max(needed[source], number[one] + 1)
@@ -125,9 +126,11 @@ def _lay_stage(flow: _Flow, stage: int, ahead: int, max_sends: float) -> Iterato
             end = min(needed[peer] + ahead, len(queues[peer]))
             yield from (_exchange(_INPUT, fed) for fed in queues[peer][posted[peer] : end])
             posted[peer] = max(posted[peer], end)
+        # Step 2: wait for the input, and free the send buffers whose delivery it implies.
         if source is not None:
             yield _wait(_exchange(_INPUT, one))
             yield from proven.pop(one, ())
+        # Step 3: compute and send.
         yield one
         if one in flow.target[stage]:
             send = _exchange(_OUTPUT, one)

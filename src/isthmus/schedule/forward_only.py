@@ -1,4 +1,4 @@
-"""`forward_only`: how a held-out set is evaluated."""
+"""`forward_only`: the schedule of evaluation on a held-out set."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from isthmus.schedule.exchanges import lay_exchanges, require_counts
 from isthmus.schedule.operation import Operation, Schedule
 
 SENDS_UNDER_WAY = 16
-"""Messages of a stage that may be on their way: what a stage has sent, and nobody has, is in its memory."""
+"""Least limit on the pending sends of a stage; each keeps its tensor in the sender's memory."""
 
 
 @lru_cache(maxsize=8)
 def forward_only(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> Schedule:
-    """Forwards alone. A stage asks for an input when it needs it, and is ahead of its sends by a few.
+    """Return a schedule of forwards only, without receive-ahead and with a limited number of pending sends.
 
-    With several chunks micro-batches go in groups of `num_stages`, each through all chunks before the next:
-    of one that waits for its next chunk there are never more. Asked again it is the same object.
+    With several chunks, micro-batches pass in groups of `num_stages`, each group through all chunks before
+    the next, so at most `num_stages` wait for their next chunk. Calls with equal arguments return the same
+    object.
     """
     require_counts(num_stages, num_micro_batches, num_chunks)
     order = tuple(

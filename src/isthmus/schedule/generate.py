@@ -1,4 +1,4 @@
-"""All schedules by name, and those whose exchanges block: `1f1b`, `gpipe`."""
+"""`make_schedule`: schedules by name; and the schedules with blocking communication, `1f1b` and `gpipe`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from isthmus.schedule.zero_bubble import zero_bubble
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
-    """One forward, one backward, with blocking exchanges, as Megatron-LM runs it.
+    """Return the 1F1B schedule with blocking communication, as Megatron-LM runs it.
 
     Stage `s` warms up with `min(num_stages - s - 1, num_micro_batches)` forwards. In the steady state it
-    exchanges with a neighbour in both directions at once and waits for both, so that no two stages wait to
-    send to each other. Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-    Clusters", SC 2021, section 2.2.
+    starts the send to and the receive from a neighbour together and waits for both, which avoids deadlock.
+    Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021,
+    section 2.2.
     """
     require_counts(num_stages, num_micro_batches)
     stages = tuple(
@@ -34,7 +34,7 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
 
 
 def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:
-    """All forwards, then all backwards in the same order of micro-batches, with blocking exchanges.
+    """Return the GPipe schedule: all forwards, then all backwards in the same order, blocking communication.
 
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
     Parallelism", 2019.
@@ -57,7 +57,7 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     "overlapped": overlapped,
     "zero_bubble": zero_bubble,
 }
-"""Schedules a plan may name: `f(num_stages, num_micro_batches) -> Schedule`; some take more by keyword."""
+"""Schedules by name: `f(num_stages, num_micro_batches) -> Schedule`; some take further keyword arguments."""
 
 
 def make_schedule(
@@ -70,16 +70,16 @@ def make_schedule(
 ) -> Schedule:
     """Return the schedule called `name`.
 
-    `warm_up` (forwards by stage) is for `overlapped` alone, `num_chunks` (pieces per stage) for
-    `interleaved`; both have defaults there. Raises `PlanError` for an unknown name, a count below 1, or what
-    does not go with the schedule.
+    Only `overlapped` accepts `warm_up` (forwards by stage), and only `interleaved` accepts `num_chunks`
+    (model chunks per stage); both are optional. Raises `PlanError` for an unknown name, a count below 1, or
+    an argument that the schedule does not accept.
     """
     if name not in SCHEDULES:
         raise PlanError(f"unknown schedule '{name}'", hint="known: " + ", ".join(sorted(SCHEDULES)))
     if warm_up and name != "overlapped":
-        raise PlanError(f"schedule '{name}' takes no warm-up of its own", hint="leave warm_up out")
+        raise PlanError(f"schedule '{name}' does not accept warm_up", hint="remove `warm_up`")
     if num_chunks is not None and name != "interleaved":
-        raise PlanError(f"schedule '{name}' takes no number of chunks", hint="leave chunks out")
+        raise PlanError(f"schedule '{name}' does not accept chunks", hint="remove `chunks`")
     if warm_up:
         return overlapped(num_stages, num_micro_batches, warm_up)
     if num_chunks is not None:
@@ -88,13 +88,13 @@ def make_schedule(
 
 
 class _Ends:
-    """What one stage does, less the exchanges that its place at an end of the pipeline spares it."""
+    """Operations of one stage; the first and the last stage omit communication beyond the pipeline's ends."""
 
     def __init__(self, stage: int, num_stages: int) -> None:
         self.first, self.last = stage == 0, stage == num_stages - 1
 
     def exchange(self, *pairs: tuple[Kind, int]) -> list[Operation]:
-        """Start all exchanges at once, then wait for each: (kind, micro_batch) pairs."""
+        """Return operations that start all transfers, (kind, micro_batch) pairs, then wait for each."""
         kept = [Operation(kind, m) for kind, m in pairs if not self._spared(kind)]
         return kept + [Operation(_WAIT[one.kind], one.micro_batch) for one in kept]
 

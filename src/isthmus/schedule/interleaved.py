@@ -1,4 +1,4 @@
-"""`interleaved`: 1F1B over several model chunks per stage, for a bubble that many times smaller."""
+"""`interleaved`: 1F1B over `num_chunks` model chunks per stage, which divides the bubble by `num_chunks`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from isthmus.schedule.operation import Operation, Schedule
 def interleaved(
     num_stages: int, num_micro_batches: int, num_chunks: int = 2, receive_ahead: int = 1
 ) -> Schedule:
-    """Every stage holds `num_chunks` pieces of the model and takes micro-batches in groups of `num_stages`.
+    """Return the interleaved 1F1B schedule: `num_chunks` model chunks per stage, groups of `num_stages`.
 
-    A group passes chunk 0, then chunk 1, and so on; backwards mirror it. What does not fill a group joins the
-    first one, of `g` micro-batches. Stage `s` warms up with `2 (num_stages - s - 1) + (num_chunks - 1) g`
-    forwards of a chunk. Exchanges overlap computing (`lay_exchanges`). Source: D. Narayanan et al.,
-    "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, section 2.2.
+    A group of micro-batches passes chunk 0, then chunk 1, and so on; backwards pass in reverse. Micro-batches
+    that do not fill a group join the first one, of size `g`. Stage `s` warms up with
+    `2 (num_stages - s - 1) + (num_chunks - 1) g` forwards of a chunk. Communication overlaps computation
+    (`lay_exchanges`). Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters", SC 2021, section 2.2.
     """
     require_counts(num_stages, num_micro_batches, num_chunks)
     first = min(num_micro_batches, num_stages + num_micro_batches % num_stages)

@@ -1,4 +1,4 @@
-"""The nouns of a pipeline schedule: `Operation`, and `Schedule` as one list of operations per stage."""
+"""`Operation`, one step of a pipeline stage, and `Schedule`, one list of operations per stage."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Kind = Literal[
     "wait_receive_backward",
     "update",
 ]
-"""`forward` and `backward` compute. A schedule may cut a `backward` into `backward_input`, which makes the
-gradient that the stage before waits for, and, any time later, `backward_weight`. `send_*` and `receive_*`
-start an exchange and never block; the `wait_*` of the same name blocks until it is complete. A `forward`
-exchange carries activations to the next stage, a `backward` one their gradients to the stage before. `update`
-applies the optimiser after the last backward."""
+"""`forward` and `backward` compute. A schedule may split a `backward` into `backward_input`, which computes
+the gradient for the previous stage, and a later `backward_weight`. `send_*` and `receive_*` start a transfer
+and never block; the `wait_*` of the same name blocks until it completes. `*_forward` transfers activations to
+the next stage, `*_backward` their gradients to the previous one. `update` applies the optimizer after the
+last backward."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing a stage does: `kind`, for a micro-batch (from 0) and a model chunk (0 unless interleaved)."""
+    """One operation of a stage: `kind`, for a micro-batch and a model chunk (both counted from 0)."""
 
     kind: Kind
     micro_batch: int
@@ -42,20 +42,19 @@ class Operation:
 
 
 Place = tuple[int, int]
-"""Where a piece of the model is: (stage, chunk)."""
+"""A chunk of a stage: (stage, chunk)."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What every stage does in one step, in order: `stages[s]` is the list of stage `s`.
+    """The operations of one training step: `stages[s]` lists those of stage `s`, in order.
 
-    With `num_chunks` > 1 stage `s` holds the virtual stages `s`, `s + num_stages`, ... of the pipeline.
-    `routes` places the pieces otherwise: each route lists the (stage, chunk) of every virtual stage in
-    pipeline order, and micro-batch `m` takes route `m % len(routes)`. A chunk of a stage is one piece of the
-    model: routes that pass it have it at the same place. Two routes through two copies of the
-    model, in opposite directions, make a bidirectional pipeline. `trains` is False for a schedule of forwards
-    alone (evaluation): no backward, no update. Exchanges between an ordered pair of stages are first in,
-    first out: the k-th send meets the k-th receive.
+    With `num_chunks` > 1, stage `s` holds the virtual stages `s`, `s + num_stages`, ... of the pipeline,
+    unless `routes` places them: each route lists the (stage, chunk) of every virtual stage in pipeline order,
+    and micro-batch `m` takes route `m % len(routes)`. All routes have a chunk at the same virtual stage. Two
+    routes in opposite directions, through two copies of the model, form a bidirectional pipeline. `trains` is
+    False for a forward-only schedule (evaluation): no backward, no update. Messages between an ordered pair
+    of stages are first in, first out: the k-th send matches the k-th receive.
     """
 
     name: str
@@ -72,11 +71,11 @@ class Schedule:
 
     @property
     def num_virtual_stages(self) -> int:
-        """Number of model pieces that one micro-batch passes, in pipeline order."""
+        """Number of virtual stages that one micro-batch passes."""
         return len(self.routes[0]) if self.routes else self.num_stages * self.num_chunks
 
     def route(self, micro_batch: int) -> tuple[Place, ...]:
-        """Return the (stage, chunk) of every virtual stage that `micro_batch` passes, in pipeline order."""
+        """Return the (stage, chunk) of every virtual stage of `micro_batch`, in pipeline order."""
         if self.routes:
             return self.routes[micro_batch % len(self.routes)]
         return self._straight
@@ -90,23 +89,23 @@ class Schedule:
         return tuple({place: virtual for virtual, place in enumerate(route)} for route in self.routes)
 
     def virtual(self, stage: int, operation: Operation) -> int:
-        """Return the virtual stage that `operation` of `stage` belongs to, -1 if its route has none there."""
+        """Return the virtual stage of `operation` of `stage`, -1 if its route omits that chunk."""
         if self.routes:
             places = self._virtual[operation.micro_batch % len(self.routes)]
             return places.get((stage, operation.chunk), -1)
         return operation.chunk * self.num_stages + stage
 
     def peer(self, stage: int, operation: Operation) -> int:
-        """Return the stage with which an exchange of `stage` takes place; computing operations have none.
+        """Return the stage at the other end of a transfer of `stage`.
 
-        Raises `ValueError` for a computing operation, and for an exchange beyond either end of the pipeline.
+        Raises `ValueError` for a compute operation, and for a transfer beyond either end of the pipeline.
         """
         step = _PEER_STEP.get(operation.kind.removeprefix("wait_"))
         if step is None:
-            raise ValueError(f"{operation} is no exchange")
+            raise ValueError(f"{operation} is not a communication operation")
         other = self.virtual(stage, operation) + step
         if not 0 <= other < self.num_virtual_stages:
-            raise ValueError(f"{operation} of stage {stage} has no peer: the pipeline ends there")
+            raise ValueError(f"{operation} of stage {stage} has no peer: it is at the end of the pipeline")
         return self.route(operation.micro_batch)[other][0]
 
     def __iter__(self) -> Iterator[tuple[int, Operation]]:

@@ -1,4 +1,4 @@
-"""`overlapped`: 1F1B with every exchange behind computing, and `warm_up_counts`, which sizes it."""
+"""`overlapped`: 1F1B with communication overlapped by computation, and its sizing, `warm_up_counts`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from isthmus.schedule.operation import Operation, Schedule
 def overlapped(
     num_stages: int, num_micro_batches: int, warm_up: Sequence[int] | None = None, receive_ahead: int = 1
 ) -> Schedule:
-    """Warm up with many forwards, then one forward and one backward in turn, then the backwards that remain.
+    """Return 1F1B with a longer warm-up: forwards, then forward-backward pairs, then the remaining backwards.
 
-    `warm_up[s]` forwards come before the first forward-backward pair of stage `s` (capped at the number of
-    micro-batches); at most `warm_up[s] + 1` micro-batches are in flight there. Without it, stage `s` warms up
-    with `2 (num_stages - s - 1)`: enough to hide exchanges of up to half a micro-batch's computing each way.
-    `receive_ahead` receives beyond the next one are posted before every computation. Source: cross-domain
-    pooling report, section 4.2.1. Raises `PlanError` if a stage warms up with more than the one before it:
-    such a pipeline waits for ever.
+    Stage `s` runs `warm_up[s]` forwards before its first pair (at most the number of micro-batches) and has
+    at most `warm_up[s] + 1` micro-batches in flight. The default, `2 (num_stages - s - 1)`, hides transfers
+    of up to half a micro-batch's compute time each way. `receive_ahead` receives beyond the next one are
+    posted before every computation. Source: cross-domain pooling report, section 4.2.1. Raises `PlanError` if
+    a stage warms up with more forwards than the previous stage: such a pipeline deadlocks.
     """
     require_counts(num_stages, num_micro_batches)
     if warm_up is None:
         warm_up = [2 * (num_stages - s - 1) for s in range(num_stages)]
     if len(warm_up) != num_stages or min(warm_up) < 0:
-        raise PlanError(f"warm-up counts {list(warm_up)} for {num_stages} stages", hint="one each, from 0 on")
+        raise PlanError(
+            f"warm-up counts {list(warm_up)} for {num_stages} stages", hint="one per stage, at least 0"
+        )
     counts = [min(count, num_micro_batches) for count in warm_up]
     if any(after > before for before, after in itertools.pairwise(counts)):
         raise PlanError(
-            f"warm-up counts {counts} rise", hint="a stage can warm up with what it was sent only"
+            f"warm-up counts {counts} increase", hint="no stage can warm up with more than the previous one"
         )
     stages = tuple(_order(count, num_micro_batches) for count in counts)
     return lay_exchanges(Schedule("overlapped", num_micro_batches, stages), receive_ahead)
@@ -44,17 +45,17 @@ def warm_up_counts(
     num_micro_batches: int,
     max_in_flight: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return how many forwards each stage must warm up with so that the pipeline keeps its best pace.
+    """Return the warm-up forwards of each stage with which the pipeline reaches its best pace, (num_stages,).
 
-    `pass_s[s]` is the seconds of a forward and a backward of one micro-batch at stage `s`; `hop_s[s]` those
-    of one exchange, transfer and delay, between stages `s` and `s + 1`, each way. To go at a pace of `p`
-    seconds per micro-batch, stage `s` must be ahead of the next by what passes while a gradient comes, is
-    used, and the next forward goes: (pass + 2 hop) / p forwards, rounded up. The pace is that of the slowest
-    stage, or the best that keeps within `max_in_flight[s]` micro-batches (what fits in memory, at least 1).
+    `pass_s[s]` is the time of a forward and a backward of one micro-batch at stage `s`; `hop_s[s]` the time
+    of one message (transfer and delay) between stages `s` and `s + 1`, each way. At a pace of `p` seconds per
+    micro-batch, stage `s` must lead the next stage by the round trip of a gradient and a forward: ceil((pass
+    + 2 hop) / p) forwards. The pace is that of the slowest stage, or the best at which stage `s` has at most
+    `max_in_flight[s]` micro-batches in flight (its memory limit, at least 1).
     """
     require_counts(len(pass_s), num_micro_batches)
     if len(hop_s) != len(pass_s) - 1:
-        raise PlanError(f"{len(hop_s)} hops between {len(pass_s)} stages", hint="one between each pair")
+        raise PlanError(f"{len(hop_s)} hops between {len(pass_s)} stages", hint="one per pair of neighbours")
     if max_in_flight is not None and (len(max_in_flight) != len(pass_s) or min(max_in_flight) < 1):
         raise PlanError(f"max_in_flight is {list(max_in_flight)}", hint="one per stage, at least 1")
     rounds_s = [own_s + 2 * there_s for own_s, there_s in zip(pass_s, hop_s, strict=False)]
@@ -71,7 +72,7 @@ def warm_up_counts(
 
 
 def _ahead(rounds_s: Sequence[float], pace_s: float) -> list[int]:
-    """Return the warm-up of every stage at a pace: what it must be ahead of the last one."""
+    """Return the warm-up of every stage at a pace: its lead over the last stage, (num_stages,)."""
     steps = [max(1, math.ceil(round_s / pace_s - 1e-9)) for round_s in rounds_s]
     return [sum(steps[stage:]) for stage in range(len(steps) + 1)]
 

@@ -1,4 +1,4 @@
-"""`zero_bubble`: 1F1B with the weight gradients put where stages would wait."""
+"""`zero_bubble`: 1F1B with weight gradients computed where stages would otherwise be idle."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from isthmus.schedule.operation import Operation, Schedule
 
 
 def zero_bubble(num_stages: int, num_micro_batches: int, receive_ahead: int = 1) -> Schedule:
-    """The order of 1F1B, with every backward cut in two; no stage holds more than 1F1B's first stage does.
+    """Return schedule ZB-H1: 1F1B with split backwards, at the peak memory of 1F1B's first stage.
 
-    Stage `s` keeps `s` weight gradients back: later stages send the first gradients sooner, and fill their
-    end with what they kept. Exchanges overlap computing. Source: P. Qi et al., "Zero Bubble Pipeline
-    Parallelism", ICLR 2024, schedule ZB-H1.
+    Stage `s` defers `s` weight gradients: later stages send the first input gradients sooner and fill their
+    idle time at the end with the deferred ones. Communication overlaps computation. Source: P. Qi et al.,
+    "Zero Bubble Pipeline Parallelism", ICLR 2024.
     """
     require_counts(num_stages, num_micro_batches)
     stages = tuple(_order(s, num_stages, num_micro_batches) for s in range(num_stages))

@@ -1,4 +1,4 @@
-"""What a plan will do: schedules, replicas, wires and failures on a virtual clock."""
+"""Discrete-event simulation of training: schedules, replicas, links and failures on a virtual clock."""
 
 from isthmus.sim.failures import Checkpoints, Failure, FailureRun, draw_failures, simulate_failures
 from isthmus.sim.iteration.simulate import simulate

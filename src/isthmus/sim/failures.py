@@ -1,6 +1,4 @@
-"""`simulate_failures`: many iterations with checkpoints, stages that die, and work that is lost and done
-again.
-"""
+"""`simulate_failures`: the time of a run with checkpoints, stage failures and lost work."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from isthmus.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """A checkpoint after every `period` iterations, which stops training for `stall_s`."""
+    """A checkpoint after every `period` iterations, which pauses training for `stall_s`."""
 
     period: int
     stall_s: float = 0.0
@@ -22,7 +20,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Stage `stage` dies at `at_s`; all stages stop, and train again `restart_s` later."""
+    """Stage `stage` fails at `at_s`; all stages stop and resume `restart_s` later."""
 
     at_s: float
     restart_s: float
@@ -31,42 +29,44 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRun:
-    """Where the time of a run went. The parts sum to `total_s`.
+    """Time of a run by cause; the parts sum to `total_s`.
 
-    `useful_s` is the iterations that count, `repeated_s` work that was done again or cut short, `stall_s`
-    the checkpoints, `down_s` the restarts. A failure after the end, or while the run is already down, counts
-    for nothing but its restart time beyond the present one.
+    A failure after the end is ignored; one during a restart only extends the restart.
     """
 
     total_s: float
     useful_s: float
+    """Time of the iterations that the run keeps."""
     repeated_s: float
+    """Time of work that was repeated or interrupted."""
     stall_s: float
+    """Time of checkpoints."""
     down_s: float
+    """Time of restarts."""
     num_failures: int
 
     @property
     def goodput(self) -> float:
-        """Useful seconds over all seconds."""
+        """Useful time over total time."""
         return self.useful_s / self.total_s if self.total_s else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name."""
+        """Return the fields and the goodput, for JSON."""
         return asdict(self) | {"goodput": self.goodput}
 
 
 def simulate_failures(
     iteration_s: float, num_iterations: int, checkpoints: Checkpoints, failures: Sequence[Failure] = ()
 ) -> FailureRun:
-    """Return what `num_iterations` of `iteration_s` cost with these checkpoints and failures.
+    """Return the time of `num_iterations` iterations of `iteration_s` with these checkpoints and failures.
 
-    A failure throws back to the last checkpoint that was finished; the start counts as one. Raises
-    `InputError` for numbers that make no sense.
+    A failure rolls back to the last completed checkpoint, or to the start. Raises `InputError` for values out
+    of range.
     """
     if iteration_s <= 0 or num_iterations < 0 or checkpoints.period < 1 or checkpoints.stall_s < 0:
         raise InputError(
             f"{num_iterations} iterations of {iteration_s} s with {checkpoints}",
-            hint="the iteration and the period must be positive, nothing may be negative",
+            hint="the iteration and the period must be positive, the other values at least 0",
         )
     coming = sorted(failures, key=lambda failure: failure.at_s)
     now_s = stall_s = down_s = work_s = 0.0
@@ -101,16 +101,16 @@ def simulate_failures(
 def draw_failures(
     mean_between_s: Sequence[float], restart_s: float, until_s: float, seed: int = 0
 ) -> tuple[Failure, ...]:
-    """Return failures up to `until_s`: stage `s` dies at random, on average every `mean_between_s[s]`
-    seconds.
-    """
-    chance = random.Random(seed)
+    """Return random failures up to `until_s`, on average every `mean_between_s[s]` seconds at stage `s`."""
+    rng = random.Random(seed)
     drawn = []
     for stage, mean_s in enumerate(mean_between_s):
         if mean_s <= 0:
-            raise InputError(f"stage {stage} fails every {mean_s} s on average", hint="it must be positive")
-        at_s = chance.expovariate(1 / mean_s)
+            raise InputError(
+                f"mean time between failures of stage {stage} is {mean_s} s", hint="it must be positive"
+            )
+        at_s = rng.expovariate(1 / mean_s)
         while at_s < until_s:
             drawn.append(Failure(at_s=at_s, restart_s=restart_s, stage=stage))
-            at_s += chance.expovariate(1 / mean_s)
+            at_s += rng.expovariate(1 / mean_s)
     return tuple(sorted(drawn, key=lambda failure: (failure.at_s, failure.stage)))

@@ -11,9 +11,9 @@
     kernel.start(lorry(Resource(kernel, 1)))
     kernel.run()
 
-A process is a generator. It yields the time at which it wants to go on, or an `Event`, whose value it is then
-sent. Things due at the same time happen in the order in which they were asked for, so that a run is a
-function of its inputs alone. The kernel knows neither real time nor chance.
+A process is a generator. It yields the time at which it resumes, or an `Event`, which sends its value to the
+process. Callbacks due at the same time run in the order in which they were scheduled, so a run is
+deterministic. The kernel uses neither real time nor random numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 
 class Event:
-    """Something that happens at most once and then has a value for all who wait or will wait for it."""
+    """An event that is triggered at most once and then passes its value to present and future waiters."""
 
     __slots__ = ("_kernel", "_waiting", "happened", "value")
 
@@ -38,16 +38,16 @@ class Event:
         self.value: Any = None
 
     def trigger(self, value: Any = None) -> None:
-        """Let it happen now; raise `RuntimeError` if it already has."""
+        """Trigger the event now; raise `RuntimeError` if it already was."""
         if self.happened:
-            raise RuntimeError("an event happens once")
+            raise RuntimeError("the event is already triggered")
         self.happened, self.value = True, value
         for step in self._waiting:
             self._kernel.call(self._kernel.now, step, value)
         self._waiting.clear()
 
     def then(self, step: Step) -> None:
-        """Call `step` with the value as soon as it happens: now, if it already has."""
+        """Call `step` with the value when the event is triggered, or now if it already is."""
         if self.happened:
             self._kernel.call(self._kernel.now, step, self.value)
         else:
@@ -55,14 +55,15 @@ class Event:
 
 
 Wish = float | Event | None
-"""What a step asks for: to be called again at a time, at an event, or (None) not at all."""
+"""When a callback is to be called again: at a time, at an event, or (None) never."""
 Step = Callable[[Any], Wish]
+"""A function that the kernel calls with a value; it returns when to call it again."""
 Steps = Generator[float | Event, Any, Any]
-"""The type of a process's generator."""
+"""The generator of a process."""
 
 
 class Kernel:
-    """The clock and what is due on it. `num_events` counts the steps taken so far."""
+    """The virtual clock and its queue of callbacks. `num_events` counts the callbacks run so far."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -71,39 +72,39 @@ class Kernel:
         self._order = count()
 
     def start(self, process: Steps) -> Event:
-        """Start `process` now; return the event of its end, whose value is what it returns."""
+        """Start `process` now; return the event of its end, whose value is its return value."""
         end = Event(self)
         self.call(self.now, _closing(process, end).send)
         return end
 
     def event(self) -> Event:
-        """Return an event of this kernel."""
+        """Return a new event of this kernel."""
         return Event(self)
 
     def call(self, time_s: float, step: Step, value: Any = None) -> None:
-        """Call `step(value)` at `time_s`; raise `ValueError` for a time that has passed."""
+        """Call `step(value)` at `time_s`; raise `ValueError` for a time in the past."""
         if time_s < self.now:
-            raise ValueError(f"it is {self.now} s; {time_s} s has passed")
+            raise ValueError(f"{time_s} s is in the past: it is {self.now} s")
         heapq.heappush(self._due, (time_s, next(self._order), step, value))
 
     def run(self, until_s: float = math.inf) -> float:
-        """Run until nothing is due, or until `until_s`; return the time. What is due at `until_s` runs."""
+        """Run callbacks up to and including `until_s`, or until none is left; return the time."""
         due, order = self._due, self._order
-        pop, push, taken = heapq.heappop, heapq.heappush, 0
+        pop, push, num_run = heapq.heappop, heapq.heappush, 0
         while due and due[0][0] <= until_s:
             self.now, _, step, value = pop(due)
-            taken += 1
+            num_run += 1
             try:
-                wish = step(value)
+                wait = step(value)
             except StopIteration:
                 continue
-            if wish.__class__ is float:
-                if wish < self.now:
-                    raise ValueError(f"it is {self.now} s; {wish} s has passed")
-                push(due, (wish, next(order), step, None))
-            elif wish is not None:
-                wish.then(step)  # type: ignore[union-attr]
-        self.num_events += taken
+            if wait.__class__ is float:
+                if wait < self.now:
+                    raise ValueError(f"{wait} s is in the past: it is {self.now} s")
+                push(due, (wait, next(order), step, None))
+            elif wait is not None:
+                wait.then(step)  # type: ignore[union-attr]
+        self.num_events += num_run
         if due:
             self.now = until_s
         return self.now
@@ -114,25 +115,25 @@ def _closing(process: Steps, end: Event) -> Steps:
 
 
 def all_of(kernel: Kernel, events: Iterable[Event]) -> Event:
-    """Return the event of all `events` having happened; its value is the list of theirs, in their order."""
+    """Return an event that is triggered after all `events`; its value is the list of theirs, in order."""
     waited = list(events)
-    both, missing = kernel.event(), len(waited)
+    combined, missing = kernel.event(), len(waited)
 
     def one_more(_: Any) -> None:
         nonlocal missing
         missing -= 1
         if missing <= 0:
-            both.trigger([event.value for event in waited])
+            combined.trigger([event.value for event in waited])
 
     for event in waited:
         event.then(one_more)
     if not waited:
-        both.trigger([])
-    return both
+        combined.trigger([])
+    return combined
 
 
 def first_of(kernel: Kernel, events: Iterable[Event]) -> Event:
-    """Return the event of the first of `events`; its value is (index, value)."""
+    """Return an event that is triggered with the first of `events`; its value is (index, value)."""
     first = kernel.event()
 
     def happened(index: int, value: Any) -> None:
@@ -145,18 +146,18 @@ def first_of(kernel: Kernel, events: Iterable[Event]) -> Event:
 
 
 class Resource:
-    """`capacity` equal places, given to those who asked first."""
+    """`capacity` equal slots, acquired first come, first served."""
 
     def __init__(self, kernel: Kernel, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a resource of capacity {capacity}")
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
         self._kernel = kernel
         self._waiting: deque[Event] = deque()
         self.free = capacity
         self.capacity = capacity
 
     def acquire(self) -> Event:
-        """Return the event of having a place."""
+        """Return an event that is triggered when a slot is acquired."""
         event = self._kernel.event()
         if self.free:
             self.free -= 1
@@ -166,17 +167,17 @@ class Resource:
         return event
 
     def release(self) -> None:
-        """Give a place back; raise `RuntimeError` if all are free."""
+        """Release a slot; raise `RuntimeError` if all are free."""
         if self._waiting:
             self._waiting.popleft().trigger()
         elif self.free == self.capacity:
-            raise RuntimeError("every place is free already")
+            raise RuntimeError("all slots are already free")
         else:
             self.free += 1
 
 
 class Queue:
-    """Items in order: whoever asked first gets the oldest."""
+    """A first-in, first-out queue of items; waiting `get` calls are served in order."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -191,7 +192,7 @@ class Queue:
             self._items.append(item)
 
     def get(self) -> Event:
-        """Return the event of getting an item."""
+        """Return an event that is triggered with the next item."""
         event = self._kernel.event()
         if self._items:
             event.trigger(self._items.popleft())

@@ -1,4 +1,4 @@
-"""What a simulated iteration was like, as plain data: per stage, per link, span by span."""
+"""Results of a simulation as plain data: per stage, per link, and as timeline spans."""
 
 from __future__ import annotations
 
@@ -12,38 +12,44 @@ SpanKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A piece of a stage's time. `exchange` and `all-reduce` are communication that computing waits for."""
+    """A span of a stage's timeline. `exchange` and `all-reduce` are exposed communication."""
 
     replica: int
     stage: int
     kind: SpanKind
     what: str
+    """The operation, as text."""
     start_s: float
     end_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flight:
-    """A message on a link: handed over, on its wire, its last byte sent, arrived (seconds)."""
+    """A message between clusters, and its times."""
 
     replica: int
     source: str
     target: str
     what: str
+    """Its content, as text, such as `gradient(3)` for micro-batch 3."""
     sent_s: float
+    """Send."""
     started_s: float
+    """Start on the link."""
     left_s: float
+    """Departure of the last byte."""
     arrives_s: float
+    """Arrival of the last byte."""
     num_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """What one stage of one replica did. `busy_s`, `bubble_s` and `exposed_communication_s` sum to the
-    iteration.
+    """Time and memory of one stage of one replica.
 
-    Exposed communication is waiting while what is waited for is under way, queues on its wire included; a
-    bubble is every other wait. `memory` is (time, bytes) at each change.
+    `busy_s`, `bubble_s` and `exposed_communication_s` sum to the iteration. Exposed communication is waiting
+    for a message or all-reduce in progress, its time in a link queue included; a bubble is any other wait.
+    `memory` is (seconds, bytes) at each change.
     """
 
     replica: int
@@ -56,7 +62,7 @@ class StageRun:
     memory: tuple[tuple[float, float], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name, without the memory over time."""
+        """Return times and peak memory by name, for JSON."""
         return {
             "busy_s": self.busy_s,
             "bubble_s": self.bubble_s,
@@ -67,7 +73,7 @@ class StageRun:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRun:
-    """What one direction between two clusters carried; `utilisation` is bytes over what it could move."""
+    """Bytes over one direction between two clusters; `utilisation` is bytes over the bytes at full rate."""
 
     source: str
     target: str
@@ -75,7 +81,7 @@ class LinkRun:
     utilisation: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures by name."""
+        """Return the fields by name, for JSON."""
         return {
             "from": self.source,
             "to": self.target,
@@ -86,10 +92,10 @@ class LinkRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """One or more simulated iterations; figures per stage and link are the mean of an iteration.
+    """The result of one or more simulated iterations; values per stage and link are means per iteration.
 
-    `stages` are replica by replica, first stage first. `critical_path` is the chain of spans, first to last,
-    that fills the whole time. It, `spans` and `flights` are empty unless details were asked for.
+    `stages` is ordered by replica, then stage. `critical_path` is the chain of spans that fills the whole
+    time. It, `spans` and `flights` are empty unless details were requested.
     """
 
     iteration_s: float
@@ -107,7 +113,7 @@ class TrainingRun:
         return self.iteration_s * self.iterations
 
     def as_dict(self, *, details: bool = False) -> dict[str, Any]:
-        """Return the run as `isthmus simulate --json` prints it; `details` adds path, spans and memory."""
+        """Return the result as `isthmus simulate --json` prints it; `details` adds path, spans and memory."""
         answer: dict[str, Any] = {
             "iteration_s": self.iteration_s,
             "stages": [stage.as_dict() for stage in self.stages],

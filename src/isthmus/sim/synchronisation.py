@@ -1,7 +1,8 @@
-"""What one synchronisation of parameters takes, by strategy: the equations of the PASSING paper, section 4.
+"""The time of one parameter synchronisation by strategy: the equations of the PASSING paper, section 4.
 
-`K` bytes of parameters on `s` servers of `n` chips each, `p` parameter servers (or switches); a ring inside a
-server over PCIe and UPI, a network card and a link outside. All rates in bytes a second.
+Symbols: `K` bytes of parameters, `s` servers of `n` chips each, `p` parameter servers (or switches). Chips of
+a server form a ring over PCIe and UPI; a server reaches the network over a NIC and a link. Rates are in bytes
+per second.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from isthmus.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class SyncCluster:
-    """`num_servers` of `chips_per_server` that train, `num_aggregators` parameter servers or switches."""
+    """Training servers of equal chips, with `num_aggregators` parameter servers or switches."""
 
     num_servers: int
     chips_per_server: int
@@ -28,48 +29,48 @@ class SyncCluster:
         counts = min(self.num_servers, self.chips_per_server, self.num_aggregators)
         rates = min(self.pcie_bytes_per_s, self.upi_bytes_per_s, self.nic_bytes_per_s, self.link_bytes_per_s)
         if counts < 1 or not rates > 0:
-            raise InputError(f"a cluster of {self}", hint="counts from 1 on, rates above 0")
+            raise InputError(f"invalid {self}", hint="counts must be at least 1, rates above 0")
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """What binds the ring inside a server."""
+        """Rate of the ring inside a server."""
         return min(self.pcie_bytes_per_s, self.upi_bytes_per_s)
 
     @property
     def network_bytes_per_s(self) -> float:
-        """What binds between servers."""
+        """Rate between servers."""
         return min(self.nic_bytes_per_s, self.link_bytes_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkTime:
-    """Seconds between servers, at either end, and which of the two binds."""
+    """Time of the communication between servers, at the aggregators and at the workers."""
 
     aggregator_s: float
     worker_s: float
 
     @property
     def total_s(self) -> float:
-        """The longer of the two: both ends work at once."""
+        """The longer of the two; both ends work in parallel."""
         return max(self.aggregator_s, self.worker_s)
 
     @property
     def bound(self) -> Literal["aggregator", "worker"]:
-        """The end that binds."""
+        """The slower end."""
         return "aggregator" if self.aggregator_s >= self.worker_s else "worker"
 
 
 def reduce_scatter_s(num_bytes: float, cluster: SyncCluster) -> float:
-    """Return the reduce-scatter inside a server: equation (1), (n - 1) K / (n min(PCIe, UPI))."""
+    """Return the time of the reduce-scatter inside a server: equation (1), (n - 1) K / (n min(PCIe, UPI))."""
     n = cluster.chips_per_server
     return (n - 1) * num_bytes / (n * cluster.ring_bytes_per_s)
 
 
 def psring_network(num_bytes: float, cluster: SyncCluster) -> NetworkTime:
-    """Return push and broadcast between servers: equation (2), 2 s K / (p min(NIC, link)).
+    """Return the time of push and broadcast between servers: equation (2), 2 s K / (p min(NIC, link)).
 
-    The equation counts the aggregators' cards alone; a worker's own card moves 2 K, and binds as soon as
-    there are more aggregators than servers.
+    The equation counts the aggregators' NICs only; a worker's NIC moves 2 K and is the bottleneck if there
+    are more aggregators than servers.
     """
     rate = cluster.network_bytes_per_s
     share = cluster.num_servers / cluster.num_aggregators
@@ -77,28 +78,26 @@ def psring_network(num_bytes: float, cluster: SyncCluster) -> NetworkTime:
 
 
 def psring_s(num_bytes: float, cluster: SyncCluster) -> float:
-    """Return a synchronisation by ring inside and parameter servers outside: equation (3), (1) + (2)."""
+    """Return the time with a ring inside servers and parameter servers outside: equation (3), (1) + (2)."""
     return reduce_scatter_s(num_bytes, cluster) + psring_network(num_bytes, cluster).total_s
 
 
 def parameter_server_network(num_bytes: float, cluster: SyncCluster) -> NetworkTime:
-    """Return a synchronisation where every chip talks to the parameter servers: equation (4), 2 s n K / (p
-    B).
-    """
+    """Return the time if every chip uses the parameter servers directly: equation (4), 2 s n K / (p B)."""
     one = psring_network(num_bytes, cluster)
     n = cluster.chips_per_server
     return NetworkTime(aggregator_s=n * one.aggregator_s, worker_s=n * one.worker_s)
 
 
 def parameter_server_s(num_bytes: float, cluster: SyncCluster) -> float:
-    """Return the seconds of `parameter_server_network`."""
+    """Return the total time of `parameter_server_network`."""
     return parameter_server_network(num_bytes, cluster).total_s
 
 
 def passing_s(num_bytes: float, cluster: SyncCluster) -> float:
-    """Return a synchronisation by ring inside and aggregation in the switches.
+    """Return the time with a ring inside servers and aggregation in the switches.
 
-    A switch adds at line rate and multicasts, so that it is no hot spot: a worker's card binds, sending and
-    receiving K at once. The paper gives no equation; this is section 4.2 in the terms of (1) and (2).
+    A switch adds at line rate and multicasts, so the bottleneck is a worker's NIC, which sends and receives K
+    at once. The paper gives no equation; this expresses section 4.2 in the terms of (1) and (2).
     """
     return reduce_scatter_s(num_bytes, cluster) + num_bytes / cluster.network_bytes_per_s

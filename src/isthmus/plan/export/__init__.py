@@ -1,4 +1,4 @@
-"""Plans for other training frameworks, and their logs read back: Megatron-LM, torchtitan, our own runtime.
+"""Export of plans to Megatron-LM, torchtitan and the Isthmus runtime, and analysis of their logs.
 
 See `docs/guide/export.md` and `docs/design/exports.md`.
 """

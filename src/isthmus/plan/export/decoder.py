@@ -1,4 +1,4 @@
-"""`decoder_of`: what Megatron-LM and torchtitan ask of a decoder, read from its `config.json`."""
+"""`decoder_of`: the decoder parameters that Megatron-LM and torchtitan need, from its `config.json`."""
 
 from __future__ import annotations
 
@@ -14,48 +14,55 @@ from isthmus.plan.profile.dimensions import layer_shape, with_defaults
 from isthmus.plan.profile.families import family_of
 
 _OTHER_MODEL = (
-    "train it with our runtime or its own code; Llama, Mistral, Qwen, Mixtral and DeepSeek can be exported"
+    "train it with the Isthmus runtime or its own code; "
+    "exports support Llama, Mistral, Qwen, Mixtral and DeepSeek"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """A rotary embedding: its base, how positions are stretched (`kind`) and by which `factor`.
-
-    `mscale` and `mscale_all_dim` are YaRN's corrections of the attention's scale, `original` the positions it
-    was trained for, `beta_fast` and `beta_slow` the rotations between which it blends.
-    """
+    """Parameters of a rotary embedding."""
 
     theta: float
+    """Base of the frequencies."""
     kind: str
+    """Scaling of positions, such as `default`, `llama3` or `yarn`."""
     factor: float
+    """Factor of that scaling."""
     mscale: float
+    """YaRN's correction of the attention scale."""
     mscale_all_dim: float
+    """YaRN's correction of the attention scale, over all dimensions."""
     original: int
+    """Number of positions before scaling."""
     beta_fast: float
+    """Rotations above which YaRN keeps frequencies."""
     beta_slow: float
+    """Rotations below which YaRN interpolates them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Router:
-    """How experts are chosen: by softmax or sigmoid of their scores, some with a bias that balances them.
-
-    `renormalised` says that the weights of the chosen ones sum to one, before `scale`. Of `groups` of experts
-    `groups_chosen` are looked at. `balance_weight` is that of the loss that balances them.
-    """
+    """Parameters of an expert router."""
 
     sigmoid: bool
+    """Whether scores pass through a sigmoid instead of a softmax."""
     bias: bool
+    """Whether a bias balances the experts."""
     renormalised: bool
+    """Whether the weights of the chosen experts sum to one, before `scale`."""
     scale: float
     groups: int
+    """Number of expert groups."""
     groups_chosen: int
+    """Number of groups to choose experts from."""
     balance_weight: float
+    """Weight of the load-balancing loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """Dimensions and constants of a decoder: `attention` of every layer, the feed-forward block of each."""
+    """Dimensions and constants of a decoder; `attention` is that of every layer, `blocks` one per layer."""
 
     hidden_size: int
     vocab_size: int
@@ -72,12 +79,12 @@ class Decoder:
 
     @property
     def sparse(self) -> tuple[FeedForwardShape, ...]:
-        """The blocks of experts."""
+        """The feed-forward blocks with experts."""
         return tuple(block for block in self.blocks if block.num_experts)
 
 
 def decoder_of(model: Model) -> Decoder:
-    """Return the decoder of a model in which `decoder_obstacles` finds nothing."""
+    """Return the decoder parameters of a model without `decoder_obstacles`."""
     family = family_of(model.architecture)
     config = with_defaults(family, model.config)
     shapes = [layer_shape(family, config, index) for index in range(model.num_layers)]
@@ -98,20 +105,20 @@ def decoder_of(model: Model) -> Decoder:
 
 
 def decoder_obstacles(model: Model) -> Iterator[Obstacle]:
-    """Yield what makes a model unlike the decoders that exports describe."""
+    """Yield the features of a model that exports do not support."""
     family = family_of(model.architecture)
     config = with_defaults(family, model.config)
     shapes = [layer_shape(family, config, index) for index in range(model.num_layers)]
-    for unlike in (*_unlike(shapes), *(["a bias in its head"] if family.head_bias else [])):
-        yield Obstacle(f"{model.architecture} has {unlike}", _OTHER_MODEL)
+    for feature in (*_unlike(shapes), *(["a bias in its head"] if family.head_bias else [])):
+        yield Obstacle(f"{model.architecture} has {feature}", _OTHER_MODEL)
     act = str(config.get("hidden_act", "silu"))
     if act != "silu":
         yield Obstacle(f"the activation is {act}, not a gated silu", _OTHER_MODEL)
     kind = _rope(config).kind
     if kind not in ("default", "llama3") and not (kind == "yarn" and family.latent):
         yield Obstacle(
-            f"its rotary embedding is stretched by '{kind}'",
-            "train at the original length: take rope_scaling out of config.json",
+            f"its rotary embedding uses '{kind}' scaling",
+            "train at the original length: remove rope_scaling from config.json",
         )
 
 
@@ -121,8 +128,8 @@ def _unlike(shapes: list[LayerShape]) -> Iterator[str]:
         "attention sinks": first.sinks,
         "capped attention scores": first.capped,
         "norms other than RMS": any(s.norm != "rms" for s in shapes) or first.qk_norm not in (None, "rms"),
-        "other than two norms a layer": any(s.num_norms != 2 for s in shapes),
-        "attention and feed-forward side by side": any(s.feed_forward.parallel for s in shapes),
+        "a number of norms per layer other than two": any(s.num_norms != 2 for s in shapes),
+        "parallel attention and feed-forward blocks": any(s.feed_forward.parallel for s in shapes),
         "a feed-forward block without gate": any(not s.feed_forward.gated for s in shapes),
         "windows in some layers only": len({s.attention.window for s in shapes}) > 1,
         "biases in its experts or router": any(
@@ -133,28 +140,28 @@ def _unlike(shapes: list[LayerShape]) -> Iterator[str]:
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return Rope(
-        theta=float(said.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        kind=str(said.get("rope_type") or said.get("type") or "default"),
-        factor=float(said.get("factor", 1.0)),
-        mscale=float(said.get("mscale", 1.0)),
-        mscale_all_dim=float(said.get("mscale_all_dim", 0.0)),
-        original=int(said.get("original_max_position_embeddings", 4096)),
-        beta_fast=float(said.get("beta_fast", 32)),
-        beta_slow=float(said.get("beta_slow", 1)),
+        theta=float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        kind=str(scaling.get("rope_type") or scaling.get("type") or "default"),
+        factor=float(scaling.get("factor", 1.0)),
+        mscale=float(scaling.get("mscale", 1.0)),
+        mscale_all_dim=float(scaling.get("mscale_all_dim", 0.0)),
+        original=int(scaling.get("original_max_position_embeddings", 4096)),
+        beta_fast=float(scaling.get("beta_fast", 32)),
+        beta_slow=float(scaling.get("beta_slow", 1)),
     )
 
 
 def _router(config: Mapping[str, Any], architecture: str) -> Router:
-    """Return the router; what a config leaves out is as the model's published class has it."""
-    third = architecture == "DeepseekV3ForCausalLM"
+    """Return the router; missing fields have the defaults of the model's published class."""
+    is_v3 = architecture == "DeepseekV3ForCausalLM"
     groups = int(config.get("n_group") or 1)
     return Router(
-        sigmoid=third,
-        bias=third,
-        renormalised=bool(config.get("norm_topk_prob", third or architecture == "MixtralForCausalLM")),
-        scale=float(config.get("routed_scaling_factor", 2.5 if third else 1.0)),
+        sigmoid=is_v3,
+        bias=is_v3,
+        renormalised=bool(config.get("norm_topk_prob", is_v3 or architecture == "MixtralForCausalLM")),
+        scale=float(config.get("routed_scaling_factor", 2.5 if is_v3 else 1.0)),
         groups=groups,
         groups_chosen=int(config.get("topk_group") or groups),
         balance_weight=float(config.get("router_aux_loss_coef", config.get("aux_loss_alpha", 0.001))),

@@ -1,4 +1,4 @@
-"""`Exported`: a plan in a framework's own words, and the shell text that starts it on every node."""
+"""`Exported`: a plan as a framework's configuration, and the file that launches it on every node."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from isthmus.core.plan import Plan
 from isthmus.plan.export.node_launches import Launch
 
 MEASURED_STEPS = 50
-"""Iterations of an export without a job: enough to measure the plan."""
+"""Number of iterations of an export without a job, enough to measure the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """`arguments` as the framework's parser takes them, `text` the file that starts them, and `notes`: what
-    the framework does otherwise than the plan says.
-    """
+    """A plan, exported to a framework."""
 
     framework: str
     plan: str
+    """Id of the plan."""
     text: str
+    """The file that launches it."""
     arguments: tuple[str, ...] = ()
+    """Arguments for the framework's parser."""
     launches: tuple[Launch, ...] = ()
     notes: tuple[str, ...] = ()
+    """Differences between the framework's behaviour and the plan."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as `isthmus export --json` prints it."""
@@ -46,9 +48,9 @@ class Exported:
 
 
 def training_of(plan: Plan, job: Job | None) -> Training:
-    """Return the job's hyper-parameters, or those of a short run that measures the plan.
+    """Return the job's hyperparameters, or those of a short run that measures the plan.
 
-    Raises `InputError` where the job asks for other batches than the plan was made for.
+    Raises `InputError` if batch, sequence length or precision differ between job and plan.
     """
     if job is None:
         return Training(
@@ -61,25 +63,25 @@ def training_of(plan: Plan, job: Job | None) -> Training:
     asked = job.training
     for what, of_plan, of_job in (
         ("sequence_length", plan.sequence_length, asked.sequence_length),
-        ("samples a step", plan.samples, asked.global_batch_size),
+        ("samples per step", plan.samples, asked.global_batch_size),
         ("precision", plan.precision or asked.precision, asked.precision),
     ):
         if of_plan != of_job:
             raise InputError(
                 f"{what} is {of_plan} in plan '{plan.id}' and {of_job} in job '{job.name}'",
-                hint="plan again for this job, or leave --job out",
+                hint="plan again for this job, or omit --job",
             )
     return asked
 
 
 def model_folder(model: Model) -> str:
-    """Return the folder of a model, where its tokenizer is, whether the folder or its file was named."""
+    """Return the folder of a model, which has its tokenizer, from the path of the folder or its file."""
     path = Path(model.path)
     return str(path.parent if path.suffix == ".json" else path)
 
 
 def rank_map(launches: Sequence[Launch]) -> list[str]:
-    """Return a line per launch: which node starts which ranks of which stages."""
+    """Return a line per launch with its node, ranks and stages."""
     lines = []
     for one in launches:
         last = one.first_rank + len(one.devices) - 1

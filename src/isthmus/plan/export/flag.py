@@ -1,4 +1,4 @@
-"""`Flag`: an option of a command line, as words."""
+"""`Flag`: a command-line option with its values."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of a command line with its values; a switch has none."""
+    """A command-line option with its values; a switch has none."""
 
     name: str
     values: tuple[str, ...] = ()
 
     def words(self) -> tuple[str, ...]:
-        """Return the option as separate words."""
+        """Return the option as separate arguments."""
         return (f"--{self.name}", *self.values)
 
 
 def flag(name: str, *values: object) -> Flag:
-    """Return an option with its values as text."""
+    """Return a `Flag` with its values converted to text."""
     return Flag(name, tuple(str(value) for value in values))

@@ -1,7 +1,7 @@
-"""`grid_of`: a plan as frameworks of one program see it: equal replicas, equal degrees, a block of ranks.
+"""`grid_of`: a plan as a rank grid, with equal replicas and the same degrees in all stages.
 
-Megatron-LM and torchtitan start the same program on every rank and derive a rank's place from one set of
-degrees. A plan fits if all its replicas are cut alike and every stage has the same degrees.
+Megatron-LM and torchtitan start the same program on every rank and derive its position from one set of
+degrees. A plan fits if all replicas have the same layer split and all stages the same degrees.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.plan.export.obstacle import Obstacle
 
 _DEGREES = ("tp", "cp", "ep", "sp")
-_UNLIKE = "run it with our runtime, or plan again with equal replicas (`isthmus plan --tp --pp --dp`)"
+_UNLIKE = "run it with the Isthmus runtime, or plan again with equal replicas (`isthmus plan --tp --pp --dp`)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Degrees of parallelism, and `parts[chunk][stage]`: the decoder layers of each piece of the model.
+    """Degrees of parallelism, and `parts[chunk][stage]`: the number of decoder layers of each model chunk.
 
-    Rank `((stage * dp + replica) * cp + i) * tp + j`: tensor parallelism varies fastest, stages slowest.
+    A rank is `((stage * dp + replica) * cp + i) * tp + j`: tensor parallelism varies fastest, stages slowest.
     """
 
     pp: int
@@ -33,7 +33,7 @@ class Grid:
 
     @property
     def chunks(self) -> int:
-        """Pieces of the model per stage."""
+        """Number of model chunks per stage."""
         return len(self.parts)
 
     @property
@@ -43,7 +43,7 @@ class Grid:
 
 
 def grid_of(plan: Plan) -> Grid:
-    """Return the grid of a plan in which `grid_obstacles` finds nothing."""
+    """Return the rank grid of a plan without `grid_obstacles`."""
     stages = plan.pipeline()
     first = stages[0]
     return Grid(
@@ -58,36 +58,38 @@ def grid_of(plan: Plan) -> Grid:
 
 
 def grid_obstacles(plan: Plan) -> Iterator[Obstacle]:
-    """Yield what keeps a plan from being a grid, whatever the framework."""
-    cuts = [tuple(stage.num_layers for stage in plan.pipeline(replica)) for replica in range(plan.dp)]
-    odd = next((replica for replica in range(plan.dp) if cuts[replica] != cuts[0]), None)
-    if odd is not None:
-        a, b = (", ".join(map(str, cuts[replica])) for replica in (0, odd))
-        yield Obstacle(f"replicas differ: replica 0 has stages of {a} layers, replica {odd} of {b}", _UNLIKE)
+    """Yield the properties of a plan that do not fit a rank grid, independent of the framework."""
+    splits = [tuple(stage.num_layers for stage in plan.pipeline(replica)) for replica in range(plan.dp)]
+    different = next((replica for replica in range(plan.dp) if splits[replica] != splits[0]), None)
+    if different is not None:
+        a, b = (", ".join(map(str, splits[replica])) for replica in (0, different))
+        yield Obstacle(
+            f"replicas differ: replica 0 has stages of {a} layers, replica {different} of {b}", _UNLIKE
+        )
     for name in _DEGREES:
         yield from _differing(plan, name, lambda stage, name=name: getattr(stage, name))  # type: ignore[misc]
     if len(set(plan.replica_micro_batches)) > 1:
         counts = ", ".join(map(str, plan.replica_micro_batches))
-        yield Obstacle(f"replicas take {counts} micro-batches: each must take as many", _UNLIKE)
+        yield Obstacle(f"replicas process {counts} micro-batches: the numbers must be equal", _UNLIKE)
     if len(set(plan.replica_micro_batch_sizes)) > 1:
         sizes = ", ".join(map(str, plan.replica_micro_batch_sizes))
-        yield Obstacle(f"replicas take micro-batches of {sizes} samples: they have one size", _UNLIKE)
+        yield Obstacle(f"replicas have micro-batches of {sizes} samples: the sizes must be equal", _UNLIKE)
     if plan.warm_up:
         yield Obstacle(
-            f"a warm-up of its own ({', '.join(map(str, plan.warm_up))})",
+            f"a custom warm-up ({', '.join(map(str, plan.warm_up))})",
             "plan with --schedule 1f1b, whose warm-up is fixed",
         )
     small = min(stage.num_layers for stage in plan.stages)
     chunks = plan.num_chunks or 1
     if chunks > small:
         yield Obstacle(
-            f"a stage of {small} layers cannot be cut into {chunks} pieces",
+            f"a stage of {small} layers cannot be split into {chunks} chunks",
             "set chunks to 1, or give the stage more layers",
         )
 
 
 def local_steps_obstacles(plan: Plan, lacking: str) -> Iterator[Obstacle]:
-    """Yield that replicas average every few steps, for which a framework lacks something."""
+    """Yield local steps as an incompatibility, with the reason `lacking` of the framework."""
     if plan.local_steps > 1:
         yield Obstacle(
             f"replicas average their parameters every {plan.local_steps} steps: {lacking}",
@@ -96,13 +98,13 @@ def local_steps_obstacles(plan: Plan, lacking: str) -> Iterator[Obstacle]:
 
 
 def interleaving_obstacles(plan: Plan) -> Iterator[Obstacle]:
-    """Yield where an interleaved order of ours is not that of the frameworks: groups that are not full."""
+    """Yield incomplete micro-batch groups, which the frameworks' interleaved schedules order differently."""
     pp = len(plan.pipeline())
     if (plan.num_chunks or 1) > 1 and plan.micro_batches % pp:
         yield Obstacle(
             f"{plan.micro_batches} micro-batches do not fill groups of {pp} stages, "
-            "and the rest would be ordered otherwise",
-            f"take a multiple of {pp} micro-batches",
+            "and the framework would order the rest differently",
+            f"use a multiple of {pp} micro-batches",
         )
 
 

@@ -1,4 +1,4 @@
-"""`to_runtime`: a plan as our own runtime takes it, or why it does not."""
+"""`to_runtime`: exports a plan to the Isthmus runtime."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NAME = "isthmus"
 
 
 def to_runtime(plan: Plan, model: Model, *, job: Job | None = None) -> Exported:
-    """Return the export of `plan`: its file, less the prediction and what means nothing there.
+    """Return the export of `plan`: its file without the prediction and fields that the runtime ignores.
 
-    Raises `PlanError` where the runtime cannot run it, `InputError` where the job asks for other batches.
+    Raises `PlanError` if the runtime cannot run it, `InputError` if job and plan differ in their batches.
     """
     require_none(NAME, plan.id, _obstacles(plan, model))
     training_of(plan, job)
-    moot: dict[str, object] = {"predicted": None, "model": plan.model or model.path}
+    overrides: dict[str, object] = {"predicted": None, "model": plan.model or model.path}
     if plan.dp == 1:
-        moot |= {"zero": 0, "overlap_gradients": False}
+        overrides |= {"zero": 0, "overlap_gradients": False}
     if plan.schedule != "interleaved":
-        moot |= {"chunks": None}
-    kept = plan.model_copy(update=moot)
+        overrides |= {"chunks": None}
+    kept = plan.model_copy(update=overrides)
     document = kept.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     return Exported(framework=NAME, plan=plan.id, text=text)
@@ -39,9 +39,9 @@ def _obstacles(plan: Plan, model: Model) -> Iterator[Obstacle]:
     if reason:
         yield Obstacle(reason, "plan again with `isthmus plan --runnable`, or export to another framework")
     for tp in sorted({stage.tp for stage in plan.stages if model.num_kv_heads % stage.tp}):
-        lacking = f"tp {tp} of {model.num_kv_heads} key and value heads: the runtime deals out whole ones"
-        yield Obstacle(lacking, "choose a tp that divides them")
+        reason = f"tp {tp} does not divide the {model.num_kv_heads} key and value heads"
+        yield Obstacle(reason, f"choose a tp that divides {model.num_kv_heads}")
     if plan.transport != "buffered":
-        yield Obstacle(f"{plan.transport} messages: the runtime buffers them", "leave transport out")
+        yield Obstacle(f"{plan.transport} messages: the runtime buffers messages", "remove `transport`")
     if model.architecture not in TRAINABLE:
-        yield Obstacle(f"it does not train {model.architecture}", "it trains " + ", ".join(TRAINABLE))
+        yield Obstacle(f"it does not train {model.architecture}", "supported: " + ", ".join(TRAINABLE))

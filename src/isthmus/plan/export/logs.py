@@ -1,8 +1,8 @@
-"""`read_log`: iterations from the log lines of Megatron-LM, torchtitan and our own runtime.
+"""`read_log`: parses iteration times from logs of Megatron-LM, torchtitan and the Isthmus runtime.
 
-The forms are those of `training_log` and `report_memory` of Megatron-LM (core 0.16 to 0.19), of
-`MetricsProcessor.log` of torchtitan (0.1 to 0.3), and of the workers' `metrics.jsonl`. Prefixes of launchers
-and colours of terminals are passed over, and so is every other line.
+The formats are those of `training_log` and `report_memory` of Megatron-LM (core 0.16 to 0.19), of
+`MetricsProcessor.log` of torchtitan (0.1 to 0.3), and of the workers' `metrics.jsonl`. Launcher prefixes,
+terminal colours and all other lines are ignored.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _STEP = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """A logged interval that ends with `iteration` (from 1): `num` iterations of `iteration_s` seconds each.
-
-    `num` is set where the intervals are put in order. Loss and memory are None where the line has none.
-    """
+    """A logged interval of `num` iterations; loss and memory are None if the line has none."""
 
     iteration: int
+    """The last iteration, counted from 1."""
     iteration_s: float
+    """Mean time of an iteration."""
     num: int = 1
+    """Number of iterations, set when the intervals are sorted."""
     loss: float | None = None
     memory_bytes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What a log says: its intervals in order, and the fullest chip where it is told."""
+    """The content of a log: its intervals in order, and the peak memory of any chip, if logged."""
 
     format: LogFormat
     intervals: tuple[Logged, ...]
@@ -57,10 +57,10 @@ class Log:
 
 
 def read_log(lines: Iterable[str], plan: Plan, form: LogFormat | None = None) -> Log:
-    """Return the log of a run of `plan`; its form is told from the lines where None is given.
+    """Return the log of a run of `plan`; if `form` is None, the format is detected from the lines.
 
-    An iteration that several ranks or attempts logged counts once: a line with a loss before one without,
-    else the later. Raises `InputError` where no line has the form, or a line is of another batch.
+    An iteration logged by several ranks or attempts counts once: a line with a loss takes precedence, else
+    the later one. Raises `InputError` if no line has the format, or a line has another batch size.
     """
     kept = [_COLOUR.sub("", line) for line in lines]
     forms = (form,) if form else tuple(_READERS)
@@ -72,15 +72,15 @@ def read_log(lines: Iterable[str], plan: Plan, form: LogFormat | None = None) ->
             intervals = tuple(_in_order(timed))
             return Log(format=name, intervals=intervals, peak_memory_bytes=max(memory, default=None))
     raise InputError(
-        f"no line with the time of an iteration, as {' or '.join(forms)} writes it",
-        hint="give the log of the rank that prints them: of the last stage",
+        f"no line with an iteration time in the format of {' or '.join(forms)}",
+        hint="give the log of the rank that prints iteration times: one of the last stage",
     )
 
 
 def _in_order(found: Iterable[Logged]) -> Iterator[Logged]:
     """Yield each interval once, in order, with its number of iterations.
 
-    The first interval is as long as the second, unless the run began within it.
+    The first interval is assumed as long as the second, but not to begin before the first iteration.
     """
     chosen: dict[int, Logged] = {}
     for one in found:
@@ -105,8 +105,8 @@ def _megatron(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:
         batch, loss = _BATCH.search(line), _LOSS.search(line)
         if batch and int(batch[1]) != plan.samples:
             raise InputError(
-                f"iteration {place[1]} took {batch[1]} samples, plan '{plan.id}' takes {plan.samples}",
-                hint="compare the run with the plan it was made by",
+                f"iteration {place[1]} has {batch[1]} samples, plan '{plan.id}' has {plan.samples}",
+                hint="compare the run with the plan that it ran",
             )
         yield Logged(
             iteration=int(place[1]),
@@ -116,7 +116,7 @@ def _megatron(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:
 
 
 def _torchtitan(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:
-    """Tokens per second and device, rounded to whole ones, give the time; only the last stage has a loss."""
+    """Yield intervals with the time from tokens per second and device; only the last stage logs a loss."""
     tokens = plan.samples * plan.sequence_length / sum(stage.num_chips for stage in plan.stages)
     for line in lines:
         found = _STEP.search(line)
@@ -132,7 +132,7 @@ def _torchtitan(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:
 
 
 def _isthmus(lines: Iterable[str], plan: Plan) -> Iterator[Logged]:  # noqa: ARG001
-    """The slowest rank of a step gives its time; steps are counted from 0."""
+    """Yield intervals with the time of the slowest rank; the runtime counts steps from 0."""
     slowest: dict[int, Logged] = {}
     for line in lines:
         try:

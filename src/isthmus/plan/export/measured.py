@@ -1,4 +1,4 @@
-"""`measure`: what a log comes to, its warm-up left out, beside what was predicted; `add_run` keeps it."""
+"""`measure`: a summary of a training log without its warm-up; `add_run` adds it to a table of runs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from isthmus.plan.time.predict import Forecast
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Seconds of an iteration over the `iterations` that count; `skipped` came before them.
+    """Iteration time, memory and loss of a log.
 
-    `iteration_s` is the median. A log that tells means of several iterations hides their spread: then
-    `stdev_s`, `min_s` and `max_s` are those of the means.
+    For a log of means over several iterations, `stdev_s`, `min_s` and `max_s` are those of the means.
     """
 
     format: LogFormat
     iterations: int
+    """Number of iterations that count."""
     skipped: int
+    """Number of iterations before them."""
     iteration_s: float
+    """Median time of an iteration."""
     mean_s: float
     stdev_s: float
     min_s: float
@@ -38,29 +40,29 @@ class Measured:
 
 
 def measure(log: Log, warm_up: int) -> Measured:
-    """Return what `log` says; intervals with any of the first `warm_up` iterations are left out.
+    """Return the summary of `log` without intervals that include any of the first `warm_up` iterations.
 
-    Raises `InputError` where nothing is left.
+    Raises `InputError` if no interval remains.
     """
     begin = log.intervals[0].iteration - log.intervals[0].num
     kept = [one for one in log.intervals if one.iteration - one.num - begin >= warm_up]
     last = log.intervals[-1].iteration
     if not kept:
         raise InputError(
-            f"the log ends with iteration {last}, of which {warm_up} and their intervals are warm-up",
+            f"no interval after {warm_up} iterations of warm-up: the log ends with iteration {last}",
             hint="run longer, log more often, or lower --warm-up",
         )
-    each = [one.iteration_s for one in kept for _ in range(one.num)]
+    times_s = [one.iteration_s for one in kept for _ in range(one.num)]
     losses = [one.loss for one in log.intervals if one.loss is not None]
     return Measured(
         format=log.format,
-        iterations=len(each),
-        skipped=last - begin - len(each),
-        iteration_s=median(each),
-        mean_s=fmean(each),
-        stdev_s=pstdev(each),
-        min_s=min(each),
-        max_s=max(each),
+        iterations=len(times_s),
+        skipped=last - begin - len(times_s),
+        iteration_s=median(times_s),
+        mean_s=fmean(times_s),
+        stdev_s=pstdev(times_s),
+        min_s=min(times_s),
+        max_s=max(times_s),
         peak_memory_bytes=log.peak_memory_bytes,
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
@@ -68,7 +70,7 @@ def measure(log: Log, warm_up: int) -> Measured:
 
 
 def beside(measured: Measured, forecast: Forecast) -> dict[str, Any]:
-    """Return prediction and measurement side by side, as `isthmus measured --json` prints them."""
+    """Return measurement and prediction, as `isthmus measured --json` prints them."""
     seconds = measured.iteration_s
     return {
         "plan": forecast.plan,
@@ -92,9 +94,10 @@ def beside(measured: Measured, forecast: Forecast) -> dict[str, Any]:
 
 
 def add_run(table: Path, *, name: str, plan: Path, pool: Path, iteration_s: float) -> None:
-    """Add a run to a table that `isthmus calibrate` fits to, in place of one of the same name.
+    """Add a run to a table for `isthmus calibrate`, or replace the run of the same name.
 
-    Paths are written as seen from the table. Raises `FileError` for a file that is no table of runs.
+    Paths are written relative to the table's folder. Raises `FileError` if the file is not a table of runs or
+    cannot be written.
     """
     known = load_runs(table) if table.exists() else None
     runs = [run for run in known.runs if run.name != name] if known else []
@@ -102,14 +105,18 @@ def add_run(table: Path, *, name: str, plan: Path, pool: Path, iteration_s: floa
     runs.append(
         MeasuredRun(name=name, plan=str(plan.resolve()), pool=str(pool.resolve()), iteration_s=iteration_s)
     )
-    seen = [
+    relative_runs = [
         run.model_copy(
             update={"plan": os.path.relpath(run.plan, base), "pool": os.path.relpath(run.pool, base)}
         )
         for run in runs
     ]
-    made = RunTable(source=known.source if known else "logs read by `isthmus measured`", runs=tuple(seen))
+    table_of_runs = RunTable(
+        source=known.source if known else "logs read by `isthmus measured`", runs=tuple(relative_runs)
+    )
     try:
-        table.write_text(yaml.safe_dump(made.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        table.write_text(
+            yaml.safe_dump(table_of_runs.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
+        )
     except OSError as error:
         raise FileError(f"cannot be written: {error}", file=str(table)) from error

@@ -1,7 +1,7 @@
-"""`to_megatron`: a plan as launch arguments of Megatron-LM, and the script that starts them on every node.
+"""`to_megatron`: exports a plan to Megatron-LM as arguments and a launch script for every node.
 
-Written against the parsers of megatron-core 0.16 to 0.19 (`megatron.training.arguments`, `TransformerConfig`,
-`PipelineParallelLayerLayout`); `tests/plan/test_export_parsers.py` gives them what is written here.
+Written for the parsers of megatron-core 0.16 to 0.19 (`megatron.training.arguments`, `TransformerConfig`,
+`PipelineParallelLayerLayout`); `tests/plan/test_export_parsers.py` checks the exports against them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SCHEDULES = ("1f1b", "interleaved")
 def to_megatron(
     plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None
 ) -> Exported:
-    """Return the export of `plan`; `data` is the prefix of data made by Megatron-LM's preprocessing.
+    """Return the export of `plan`; `data` is the path prefix of data preprocessed by Megatron-LM.
 
-    Without data it trains on mock data, without a job for 50 iterations: enough to measure the plan. Raises
-    `PlanError` with every reason why Megatron-LM cannot run the plan.
+    Without `data` it trains on mock data; without `job` it runs 50 iterations, enough to measure the plan.
+    Raises `PlanError` with all reasons why Megatron-LM cannot run the plan.
     """
     require_none(NAME, plan.id, decoder_obstacles(model))
     decoder = decoder_of(model)
@@ -66,14 +66,14 @@ def to_megatron(
 
 
 def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
-    """Yield what Megatron-LM cannot do of a plan; `experts` says that the model has some."""
+    """Yield why Megatron-LM cannot run a plan; `experts` is whether the model has experts."""
     yield from grid_obstacles(plan)
     yield from interleaving_obstacles(plan)
     yield from local_steps_obstacles(plan, "it reduces gradients every step")
     if len(plan.pipeline()) > 1 and plan.schedule not in _SCHEDULES:
         yield Obstacle(
             f"it has no schedule '{plan.schedule}', only {' and '.join(_SCHEDULES)}",
-            "plan with --schedule 1f1b, or run the plan with our runtime",
+            "plan with --schedule 1f1b, or run the plan with the Isthmus runtime",
         )
     if plan.zero > 1:
         yield Obstacle(
@@ -82,7 +82,7 @@ def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
         )
     if plan.optimizer_on_host and plan.zero != 1 and plan.dp > 1:
         yield Obstacle(
-            "the optimizer on the host, whole for every replica: it offloads the distributed optimizer alone",
+            "the optimizer on the host, unsharded: it offloads only the distributed optimizer",
             "plan with ZeRO 1",
         )
     if plan.precision not in (None, "bf16", "fp16", "fp32"):
@@ -90,39 +90,39 @@ def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
     first = plan.stages[0]
     if first.cp > 1 and plan.sequence_length % (2 * first.cp):
         yield Obstacle(
-            f"{plan.sequence_length} tokens are not cut into 2 x {first.cp} equal pieces for cp",
-            f"take a multiple of {2 * first.cp} tokens",
+            f"{plan.sequence_length} tokens cannot be split into 2 x {first.cp} equal parts for cp",
+            f"use a multiple of {2 * first.cp} tokens",
         )
     if experts and first.tp > 1 and not first.sp:
         yield Obstacle("experts with tp but without sequence parallelism", "set sp in every stage")
     if not experts and first.ep > 1:
-        yield Obstacle(f"ep {first.ep}, and the model has no experts", "set ep to 1")
+        yield Obstacle(f"ep {first.ep} for a model without experts", "set ep to 1")
     if first.ep > plan.dp * first.cp * first.tp:
         yield Obstacle(f"ep {first.ep} over {plan.dp * first.cp * first.tp} chips of a stage", "lower ep")
     yield from recomputation_obstacles(plan)
 
 
 def _parallel(plan: Plan, grid: Grid) -> list[Flag]:
-    found = [
+    flags = [
         flag("tensor-model-parallel-size", grid.tp),
         flag("pipeline-model-parallel-size", grid.pp),
         flag("context-parallel-size", grid.cp),
     ]
     if grid.pp > 1:
-        found.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
+        flags.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
     if grid.sp:
-        found.append(flag("sequence-parallel"))
+        flags.append(flag("sequence-parallel"))
     if plan.zero or plan.optimizer_on_host:
-        found.append(flag("use-distributed-optimizer"))
+        flags.append(flag("use-distributed-optimizer"))
     if plan.optimizer_on_host:
-        found += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
+        flags += [flag("use-precision-aware-optimizer"), flag("optimizer-cpu-offload")]
     if plan.overlap_gradients:
-        found.append(flag("overlap-grad-reduce"))
-    return found
+        flags.append(flag("overlap-grad-reduce"))
+    return flags
 
 
 def _training(plan: Plan, training: Training) -> list[Flag]:
-    found = [
+    flags = [
         flag("micro-batch-size", plan.micro_batch_size),
         flag("global-batch-size", plan.samples),
         flag("train-iters", training.steps),
@@ -142,7 +142,7 @@ def _training(plan: Plan, training: Training) -> list[Flag]:
         flag("log-throughput"),
     ]
     precision = plan.precision or training.precision
-    return found + ([flag(precision)] if precision in ("bf16", "fp16") else [])
+    return flags + ([flag(precision)] if precision in ("bf16", "fp16") else [])
 
 
 def _data(model: Model, data: str | None) -> list[Flag]:
@@ -158,14 +158,14 @@ def _notes(plan: Plan, data: str | None) -> tuple[str, ...]:
     if data is None:
         notes.append("mock data: give --data for training")
     if plan.transport == "buffered" and len(plan.pipeline()) > 1:
-        notes.append("messages wait for their receive (NCCL); the plan was predicted with buffered ones")
+        notes.append("sends wait for their receives (NCCL); the plan was predicted with buffered messages")
     if len(plan.clusters) > 1:
-        notes.append("all ranks must reach each other: NCCL knows no gateways between clusters")
+        notes.append("all ranks must reach each other: NCCL does not support gateways between clusters")
     return tuple(notes)
 
 
 def _script(plan: Plan, flags: Sequence[Flag], launches: Sequence[Launch]) -> str:
-    """Return a shell script that a node runs with its `NODE_RANK`, and all with the same `MASTER_ADDR`."""
+    """Return the shell script for all nodes, each with its `NODE_RANK` and the same `MASTER_ADDR`."""
     cases = [
         f"  {one.node_rank}) devices={','.join(map(str, one.devices))} nproc={len(one.devices)} ;;"
         for one in launches

@@ -1,4 +1,4 @@
-"""`expert_arguments`: experts and their router as the `--moe-...` options of Megatron-LM describe them."""
+"""`expert_arguments`: experts and their router as the `--moe-...` options of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from isthmus.plan.export.obstacle import Obstacle
 
 
 def expert_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
-    """Yield what the options cannot say of how experts are chosen."""
+    """Yield the properties of a router that the options cannot express."""
     router = decoder.router
     if not decoder.sparse:
         return
     if router.groups > 1 and not router.sigmoid:
         yield Obstacle(
-            "groups of experts chosen by the best expert in each: it takes the sum of several",
+            "expert groups ranked by their best expert: it ranks them by the sum of several",
             "train it with its own code",
         )
     if router.sigmoid and not router.renormalised:
-        yield Obstacle("weights of sigmoid scores that are not made to sum to one", "set norm_topk_prob")
+        yield Obstacle("sigmoid router without normalised expert weights", "set norm_topk_prob")
 
 
 def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
-    """Return the options of a decoder that has experts, cut by `tp` or dealt over `ep` ranks."""
+    """Return the options of a decoder with experts, sharded over `ep` ranks, or by `tp` if `ep` is 1."""
     router = decoder.router
     experts = decoder.sparse[0]
-    found = [
+    flags = [
         flag("num-experts", experts.num_experts),
         flag("moe-router-topk", experts.experts_per_token),
         flag("moe-ffn-hidden-size", experts.intermediate),
@@ -42,28 +42,28 @@ def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
     if len(decoder.sparse) < len(decoder.blocks):
         runs = itertools.groupby(bool(block.num_experts) for block in decoder.blocks)
         pattern = "+".join(f"[{int(sparse)}]*{len(list(run))}" for sparse, run in runs)
-        found.append(flag("moe-layer-freq", f"({pattern})"))
+        flags.append(flag("moe-layer-freq", f"({pattern})"))
     if experts.shared:
-        found.append(flag("moe-shared-expert-intermediate-size", experts.shared))
+        flags.append(flag("moe-shared-expert-intermediate-size", experts.shared))
     if experts.shared_gate:
-        found.append(flag("moe-shared-expert-gate"))
-    return found + _router_arguments(router)
+        flags.append(flag("moe-shared-expert-gate"))
+    return flags + _router_arguments(router)
 
 
 def _router_arguments(router: Router) -> list[Flag]:
-    """Return the options of the router; weights of the chosen sum to one unless told otherwise."""
-    found = []
+    """Return the options of the router; by default the weights of the chosen experts sum to one."""
+    flags = []
     if router.sigmoid:
-        found.append(flag("moe-router-score-function", "sigmoid"))
+        flags.append(flag("moe-router-score-function", "sigmoid"))
     elif not router.renormalised:
-        found.append(flag("moe-router-pre-softmax"))
+        flags.append(flag("moe-router-pre-softmax"))
     if router.bias:
-        found.append(flag("moe-router-enable-expert-bias"))
+        flags.append(flag("moe-router-enable-expert-bias"))
     if router.groups > 1:
-        found += [
+        flags += [
             flag("moe-router-num-groups", router.groups),
             flag("moe-router-group-topk", router.groups_chosen),
         ]
     if router.scale != 1.0:
-        found.append(flag("moe-router-topk-scaling-factor", router.scale))
-    return found
+        flags.append(flag("moe-router-topk-scaling-factor", router.scale))
+    return flags

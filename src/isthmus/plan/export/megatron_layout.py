@@ -1,8 +1,8 @@
-"""`layout_text`: the pieces of a model as Megatron-LM's `--pipeline-model-parallel-layout` writes them.
+"""`layout_text`: the model chunks in the format of Megatron-LM's `--pipeline-model-parallel-layout`.
 
-`E` is the embedding, `t` a decoder layer (`t*12` twelve of them), `L` the loss, and `|` parts the pieces.
-They stand in the order in which a token passes them: the first piece of every stage, then the second of
-every stage. Read by `PipelineParallelLayerLayout` of megatron-core.
+`E` is the embedding, `t` a decoder layer (`t*12` twelve of them), `L` the loss; `|` separates chunks. They
+are in forward order: the first chunk of every stage, then the second of every stage. Parsed by
+`PipelineParallelLayerLayout` of megatron-core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`model_arguments`: a decoder as the command line of Megatron-LM describes it."""
+"""`model_arguments`: a decoder as command-line options of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from isthmus.plan.profile.attention import Latent
 
 
 def model_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
-    """Yield what Megatron-LM's options cannot say of a decoder."""
+    """Yield the properties of a decoder that Megatron-LM's options cannot express."""
     dense = [block for block in decoder.blocks if not block.num_experts]
     biased = {decoder.attention.o_bias, *(block.bias for block in decoder.blocks)}
     if len(biased) > 1:
         yield Obstacle(
-            "biases in attention's output but not in the feed-forward blocks, or the other way round: "
-            "--disable-bias-linear governs both",
-            "leave them out of config.json, or train with our runtime",
+            "biases in the attention output but not in the feed-forward blocks, or vice versa: "
+            "--disable-bias-linear applies to both",
+            "remove them from config.json, or train with the Isthmus runtime",
         )
     if len({block.intermediate for block in dense}) > 1:
-        yield Obstacle("feed-forward blocks of several widths", "train it with our runtime")
+        yield Obstacle("feed-forward blocks of several widths", "train it with the Isthmus runtime")
     rope = decoder.rope
     if rope.kind == "yarn" and (rope.original, rope.beta_fast, rope.beta_slow) != (4096, 32.0, 1.0):
         yield Obstacle(
             f"YaRN from {rope.original} positions, betas {rope.beta_fast:g} and {rope.beta_slow:g}: "
-            "with latent attention it has 4096, 32 and 1",
-            "take rope_scaling out of config.json",
+            "with latent attention it supports only 4096, 32 and 1",
+            "remove rope_scaling from config.json",
         )
     yield from expert_obstacles(decoder)
 
@@ -36,7 +36,7 @@ def model_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
 def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) -> list[Flag]:
     """Return the options that describe the model, for sequences of `sequence_length` tokens."""
     shape = decoder.attention
-    found = [
+    flags = [
         flag("num-layers", len(decoder.blocks)),
         flag("hidden-size", decoder.hidden_size),
         flag("ffn-hidden-size", decoder.dense_width),
@@ -54,32 +54,32 @@ def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) ->
         flag("hidden-dropout", 0.0),
     ]
     if shape.latent:
-        found += _latent_arguments(decoder, shape.latent)
+        flags += _latent_arguments(decoder, shape.latent)
     else:
-        found.append(flag("kv-channels", shape.head_dim))
+        flags.append(flag("kv-channels", shape.head_dim))
         if shape.num_kv_heads != shape.num_heads:
-            found += [flag("group-query-attention"), flag("num-query-groups", shape.num_kv_heads)]
+            flags += [flag("group-query-attention"), flag("num-query-groups", shape.num_kv_heads)]
     if decoder.rope.kind == "llama3":
-        found += [flag("use-rope-scaling"), flag("rope-scaling-factor", decoder.rope.factor)]
+        flags += [flag("use-rope-scaling"), flag("rope-scaling-factor", decoder.rope.factor)]
     if decoder.rotary_share != 1.0:
-        found.append(flag("rotary-percent", decoder.rotary_share))
+        flags.append(flag("rotary-percent", decoder.rotary_share))
     if not shape.o_bias:
-        found.append(flag("disable-bias-linear"))
+        flags.append(flag("disable-bias-linear"))
         if shape.qkv_bias:
-            found.append(flag("add-qkv-bias"))
+            flags.append(flag("add-qkv-bias"))
     if shape.qk_norm:
-        found.append(flag("qk-layernorm"))
+        flags.append(flag("qk-layernorm"))
     if not decoder.tied:
-        found.append(flag("untie-embeddings-and-output-weights"))
+        flags.append(flag("untie-embeddings-and-output-weights"))
     if shape.window is not None and shape.window < sequence_length:
-        found.append(flag("window-size", f"{shape.window - 1},0"))
-    return found + (expert_arguments(decoder, tp, ep) if decoder.sparse else [])
+        flags.append(flag("window-size", f"{shape.window - 1},0"))
+    return flags + (expert_arguments(decoder, tp, ep) if decoder.sparse else [])
 
 
 def _latent_arguments(decoder: Decoder, latent: Latent) -> list[Flag]:
-    """Return the options of multi-head latent attention, whose keys have a rotated and an unrotated part."""
+    """Return the options of multi-head latent attention."""
     rope = decoder.rope
-    found = [
+    flags = [
         flag("multi-latent-attention"),
         flag("kv-lora-rank", latent.kv_rank),
         flag("qk-head-dim", latent.nope_dim),
@@ -89,11 +89,11 @@ def _latent_arguments(decoder: Decoder, latent: Latent) -> list[Flag]:
         flag("rope-type", "yarn" if rope.kind == "yarn" else "rope"),
     ]
     if latent.query_rank:
-        found.append(flag("q-lora-rank", latent.query_rank))
+        flags.append(flag("q-lora-rank", latent.query_rank))
     if rope.kind == "yarn":
-        found += [
+        flags += [
             flag("rotary-scaling-factor", rope.factor),
             flag("mscale", rope.mscale),
             flag("mscale-all-dim", rope.mscale_all_dim),
         ]
-    return found
+    return flags

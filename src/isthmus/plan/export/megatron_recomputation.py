@@ -1,6 +1,6 @@
-"""`recomputation_arguments`: what a plan recomputes, as the `--recompute-...` options of Megatron-LM say it.
+"""`recomputation_arguments`: a plan's recomputation as the `--recompute-...` options of Megatron-LM.
 
-They hold for all stages at once: everything (`uniform`), the first N layers of every stage (`block`), or one
+The options apply to all stages: all layers (`uniform`), the first N layers of every stage (`block`), or one
 part of every layer (`selective`).
 """
 
@@ -16,46 +16,48 @@ _MODULES = {"selective": "core_attn", "moe": "moe"}
 
 
 def recomputation_obstacles(plan: Plan) -> Iterator[Obstacle]:
-    """Yield what of a plan's recomputation the options cannot say."""
+    """Yield the properties of a plan's recomputation that the options cannot express."""
     kinds = {stage.recompute for stage in plan.stages if again(stage)}
-    remedy = "recompute as much in every stage, or run the plan with our runtime"
+    remedy = "use the same recomputation in every stage, or run the plan with the Isthmus runtime"
     if len(kinds) > 1:
-        yield Obstacle(f"stages recompute {' and '.join(sorted(kinds))}: it takes one kind for all", remedy)
+        yield Obstacle(
+            f"stages recompute {' and '.join(sorted(kinds))}: it supports one kind for all", remedy
+        )
     elif kinds and kinds != {"full"}:
         part = next((s for s in plan.stages if again(s) < s.num_layers), None)
         if part is not None:
             yield Obstacle(
                 f"{next(iter(kinds))} recomputation in {again(part)} of {part.num_layers} layers of a "
-                "stage: it takes all or none",
+                "stage: it supports all layers or none",
                 remedy,
             )
     elif kinds and plan.schedule == "interleaved" and any(again(s) < s.num_layers for s in plan.stages):
         yield Obstacle(
-            "recomputation of some layers, which it counts by piece of an interleaved stage", remedy
+            "recomputation of some layers, which it counts by chunk of an interleaved stage", remedy
         )
     elif kinds and _block(plan.stages) is None:
         counts = ", ".join(f"{again(s)} of {s.num_layers}" for s in plan.pipeline())
         yield Obstacle(
-            f"layers recomputed differ by stage ({counts}): --recompute-num-layers is one number for all",
+            f"recomputed layers differ by stage ({counts}): --recompute-num-layers is one number for all",
             remedy,
         )
 
 
 def again(stage: Stage) -> int:
-    """Return how many layers of a stage are recomputed."""
+    """Return the number of recomputed layers of a stage."""
     if stage.recompute == "none":
         return 0
     return stage.num_layers if stage.recompute_layers is None else stage.recompute_layers
 
 
 def _block(stages: Sequence[Stage]) -> int | None:
-    """Return N where every stage recomputes its first N layers, or all if it has fewer; None otherwise."""
+    """Return N if every stage recomputes min(N, its number of layers) layers, else None."""
     most = max(again(stage) for stage in stages)
     return most if all(again(stage) == min(most, stage.num_layers) for stage in stages) else None
 
 
 def recomputation_arguments(plan: Plan) -> list[Flag]:
-    """Return the options for a plan in which `recomputation_obstacles` finds nothing."""
+    """Return the options for a plan without `recomputation_obstacles`."""
     kind = next((stage.recompute for stage in plan.stages if again(stage)), None)
     if kind is None:
         return []

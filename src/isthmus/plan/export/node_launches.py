@@ -1,4 +1,4 @@
-"""`launches_of`: which node starts which ranks, so that a stage lands on the cluster it was planned for."""
+"""`launches_of`: the ranks that each node launches, so that each stage runs on its planned cluster."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from isthmus.plan.time.loads import group_of
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One `torchrun` on one node: ranks `first_rank` and on, one per device, of the named stages."""
+    """One `torchrun` on one node, with consecutive ranks from `first_rank`, one per device."""
 
     node_rank: int
     cluster: str
     node_group: str
     node: int
+    """Index of the node in its group."""
     devices: tuple[int, ...]
+    """Device indices on the node."""
     first_rank: int
     stages: tuple[int, ...]
+    """Stages of its ranks."""
 
     @property
     def where(self) -> str:
-        """The node in words."""
+        """The node, as text."""
         return f"{self.cluster}/{self.node_group} node {self.node}"
 
 
 @dataclass(frozen=True)
 class _Seat:
+    """A device and the stage that it runs."""
+
     cluster: str
     node_group: str
     node: int
@@ -40,40 +45,40 @@ class _Seat:
 
 
 def launches_of(plan: Plan, grid: Grid, pool: Pool) -> tuple[Launch, ...]:
-    """Return the launches in order of ranks; a node that two runs of ranks share has two.
+    """Return the launches in rank order; a node with two separate ranges of ranks has two.
 
-    Chips of one tensor-parallel group are on one node where they fit. Raises `InputError` for a place the
-    pool does not have, `PlanError` where a group has too few nodes.
+    A tensor-parallel group is on one node if it fits. Raises `InputError` for an unknown cluster or node
+    group, `PlanError` if a group has too few nodes.
     """
     taken: dict[tuple[str, str], int] = {}
-    seats: list[_Seat] = []
+    slots: list[_Seat] = []
     for number in range(grid.pp):
         for replica in range(grid.dp):
             stage = plan.pipeline(replica)[number]
             for _ in range(grid.cp):
-                seats += _seat_group(stage, number, grid.tp, group_of(pool, stage), taken)
-    found: list[Launch] = []
-    runs = itertools.groupby(seats, key=lambda seat: (seat.cluster, seat.node_group, seat.node))
+                slots += _seat_group(stage, number, grid.tp, group_of(pool, stage), taken)
+    launches: list[Launch] = []
+    runs = itertools.groupby(slots, key=lambda seat: (seat.cluster, seat.node_group, seat.node))
     for (cluster, group, node), run in runs:
-        here = list(run)
-        found.append(
+        members = list(run)
+        launches.append(
             Launch(
-                node_rank=len(found),
+                node_rank=len(launches),
                 cluster=cluster,
                 node_group=group,
                 node=node,
-                devices=tuple(seat.device for seat in here),
-                first_rank=sum(len(one.devices) for one in found),
-                stages=tuple(dict.fromkeys(seat.stage for seat in here)),
+                devices=tuple(seat.device for seat in members),
+                first_rank=sum(len(one.devices) for one in launches),
+                stages=tuple(dict.fromkeys(seat.stage for seat in members)),
             )
         )
-    return tuple(found)
+    return tuple(launches)
 
 
 def _seat_group(
     stage: Stage, number: int, tp: int, group: NodeGroup, taken: dict[tuple[str, str], int]
 ) -> list[_Seat]:
-    """Take the next `tp` chips of a group, beginning a new node where the rest of one is too small."""
+    """Return the next `tp` chips of a node group, on a new node if the current one has too few left."""
     place, size = (stage.cluster, stage.node_group), group.chips_per_node
     start = taken.get(place, 0)
     left = size - start % size
@@ -81,8 +86,8 @@ def _seat_group(
         start += left
     if start + tp > group.chips:
         raise PlanError(
-            f"{stage.cluster}/{stage.node_group} has {group.nodes} nodes of {size} chips: too few",
-            hint="give the pool that the plan was made for",
+            f"{stage.cluster}/{stage.node_group} has too few chips: {group.nodes} nodes of {size}",
+            hint="give the pool for which the plan was made",
         )
     taken[place] = start + tp
     return [_Seat(*place, *divmod(start + i, size), number) for i in range(tp)]

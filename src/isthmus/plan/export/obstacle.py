@@ -1,4 +1,4 @@
-"""`Obstacle`: why a framework cannot run a plan, and what to do about it; `require_none` refuses."""
+"""`Obstacle`: a reason why a framework cannot run a plan, with a remedy; `require_none` raises them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from isthmus.core.errors import PlanError
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One thing of a plan or model that a framework has no word for, and the nearest way around it."""
+    """A property of a plan or model that a framework does not support, and a remedy."""
 
     reason: str
     remedy: str
 
 
 def require_none(framework: str, plan: str, obstacles: Iterable[Obstacle]) -> None:
-    """Raise `PlanError` naming every obstacle, and every remedy once."""
+    """Raise `PlanError` with all reasons and distinct remedies, if any."""
     found = list(obstacles)
     if found:
         raise PlanError(

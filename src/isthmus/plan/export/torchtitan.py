@@ -1,8 +1,8 @@
-"""`to_torchtitan`: a plan as a configuration module of torchtitan, which also starts it on every node.
+"""`to_torchtitan`: exports a plan to torchtitan as a configuration module, which also launches it.
 
-torchtitan is configured by Python functions that `--module` and `--config` name. Written against
-`ConfigManager`, `ParallelismConfig` and the model builders of torchtitan 0.3.0, which are given the module in
-`tests/plan/test_export_parsers.py`.
+torchtitan is configured by a Python function, which `--module` and `--config` name. Written for
+`ConfigManager`, `ParallelismConfig` and the model builders of torchtitan 0.3.0;
+`tests/plan/test_export_parsers.py` checks the exports against them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from isthmus.plan.export.obstacle import Obstacle, require_none
 
 NAME = "torchtitan"
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
-"""Schedules of plans that torch.distributed.pipelining has under another name."""
+"""Schedules of plans and their names in torch.distributed.pipelining."""
 _MEGATRON = "export to Megatron-LM"
 
 
 def to_torchtitan(
     plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None
 ) -> Exported:
-    """Return the export of `plan`; `data` is a folder with the C4 data set, or one of its form.
+    """Return the export of `plan`; `data` is a folder with the C4 data set, or one in its format.
 
-    Without data it trains on torchtitan's own test data, without a job for 50 iterations. Raises `PlanError`
-    with every reason why torchtitan cannot run the plan.
+    Without `data` it trains on torchtitan's test data; without `job` it runs 50 iterations. Raises
+    `PlanError` with all reasons why torchtitan cannot run the plan.
     """
     require_none(NAME, plan.id, decoder_obstacles(model))
     decoder = decoder_of(model)
@@ -72,35 +72,35 @@ def to_torchtitan(
 
 
 def plan_obstacles(plan: Plan) -> Iterator[Obstacle]:
-    """Yield what torchtitan cannot do of a plan."""
+    """Yield why torchtitan cannot run a plan."""
     yield from grid_obstacles(plan)
     yield from interleaving_obstacles(plan)
-    yield from local_steps_obstacles(plan, "only its torchft experiment does, a run per group, not exported")
+    yield from local_steps_obstacles(plan, "only its torchft experiment does so, which is not exported")
     first, staged = plan.stages[0], len(plan.pipeline()) > 1
     if staged and plan.schedule not in SCHEDULES:
         yield Obstacle(
             f"it has no schedule '{plan.schedule}', only {', '.join(SCHEDULES)}",
-            "plan with --schedule 1f1b, or run the plan with our runtime",
+            "plan with --schedule 1f1b, or run the plan with the Isthmus runtime",
         )
     kinds = {"none" if stage.recompute_layers == 0 else stage.recompute for stage in plan.stages}
     partly = any(0 < (stage.recompute_layers or 0) < stage.num_layers for stage in plan.stages)
     if partly or len(kinds) > 1:
-        yield Obstacle("some layers recomputed and others not: it checkpoints every layer or none", _MEGATRON)
+        yield Obstacle("recomputation of some layers: it recomputes all layers or none", _MEGATRON)
     elif not kinds <= {"none", "full"}:
         yield Obstacle(
-            f"'{kinds.pop()}' recomputation: its selective policy saves other tensors than the plan counts",
-            f"recompute nothing or whole layers, or {_MEGATRON}",
+            f"'{kinds.pop()}' recomputation: its selective policy saves other tensors than the plan assumes",
+            f"recompute no layers or whole layers, or {_MEGATRON}",
         )
     if plan.zero > 1 and staged:
         yield Obstacle(
-            f"ZeRO {plan.zero} in a pipeline: it keeps whole gradients until the last micro-batch",
+            f"ZeRO {plan.zero} in a pipeline: it keeps full gradients until the last micro-batch",
             "plan with ZeRO 1",
         )
     if plan.optimizer_on_host:
-        yield Obstacle("the optimizer on the host: it offloads the weights as well", _MEGATRON)
+        yield Obstacle("the optimizer on the host: it also offloads the weights", _MEGATRON)
     if plan.dp > 1 and not staged and plan.micro_batches > 1:
         yield Obstacle(
-            "replicas without a pipeline reduce their gradients after each of several micro-batches",
+            "replicas without a pipeline: it reduces gradients after each of several micro-batches",
             f"plan with one larger micro-batch, or {_MEGATRON}",
         )
     if plan.zero == 0 and first.cp > 1:
@@ -112,28 +112,27 @@ def plan_obstacles(plan: Plan) -> Iterator[Obstacle]:
     pieces = (first.tp if first.sp else 1) * (2 * first.cp if first.cp > 1 else 1)
     if plan.sequence_length % pieces:
         yield Obstacle(
-            f"{plan.sequence_length} tokens are not cut into {pieces} equal pieces",
-            f"take a multiple of {pieces} tokens",
+            f"{plan.sequence_length} tokens cannot be split into {pieces} equal parts",
+            f"use a multiple of {pieces} tokens",
         )
 
 
 def _model_obstacles(decoder: Decoder, plan: Plan) -> Iterator[Obstacle]:
     shape = decoder.attention
-    unlike = {
+    unsupported = {
         "experts": bool(decoder.sparse),
         "latent attention": shape.latent is not None,
         "biases": shape.qkv_bias or shape.o_bias or any(block.bias for block in decoder.blocks),
         "a window shorter than the sequence": shape.window is not None
         and shape.window < plan.sequence_length,
-        "heads that are rotated in part": decoder.rotary_share != 1.0,
+        "partial rotary embeddings": decoder.rotary_share != 1.0,
         "blocks of several widths": len({block.intermediate for block in decoder.blocks}) > 1,
-        "norms of query and key and stretched positions": bool(shape.qk_norm)
-        and decoder.rope.kind == "llama3",
+        "norms of query and key and scaled positions": bool(shape.qk_norm) and decoder.rope.kind == "llama3",
     }
-    for text in (text for text, found in unlike.items() if found):
-        yield Obstacle(f"the model has {text}: only dense Llama and Qwen3 forms are exported", _MEGATRON)
+    for text in (text for text, found in unsupported.items() if found):
+        yield Obstacle(f"the model has {text}: only dense Llama and Qwen3 models are exported", _MEGATRON)
     if decoder.tied and len(plan.pipeline()) > 1:
-        yield Obstacle("embedding and head share their weights, and a pipeline parts them", _MEGATRON)
+        yield Obstacle("tied embedding and head in a pipeline with several stages", _MEGATRON)
 
 
 def parallelism_values(plan: Plan, grid: Grid) -> dict[str, object]:
@@ -159,7 +158,7 @@ def parallelism_values(plan: Plan, grid: Grid) -> dict[str, object]:
 
 
 def module_names(grid: Grid) -> list[list[str]]:
-    """Return the modules of each piece of the model: the first piece of every stage, then the second."""
+    """Return the module names of each model chunk: the first chunk of every stage, then the second."""
     pieces: list[list[str]] = []
     layer = 0
     for count in (count for chunk in grid.parts for count in chunk):
@@ -230,9 +229,9 @@ def _assignments(values: dict[str, object]) -> str:
 def _notes(plan: Plan, data: str | None) -> tuple[str, ...]:
     notes = []
     if data is None:
-        notes.append("torchtitan's own test data: give --data for training")
+        notes.append("torchtitan's test data: give --data for training")
     if plan.zero and len(plan.pipeline()) > 1:
-        notes.append("ZeRO 1 as FSDP that gathers weights once a step: they are sharded between steps too")
+        notes.append("ZeRO 1 as FSDP with one weight gather per step: weights are sharded between steps")
     if len(plan.clusters) > 1:
-        notes.append("all ranks must reach each other: NCCL knows no gateways between clusters")
+        notes.append("all ranks must reach each other: NCCL does not support gateways between clusters")
     return tuple(notes)

@@ -1,1 +1,1 @@
-"""What a chip holds: a pipeline stage in training, at its fullest, and the table of `isthmus memory`."""
+"""Memory per chip: the peak of a pipeline stage in training, and the table of `isthmus memory`."""

@@ -1,9 +1,8 @@
-"""How many sequences a chip can serve at once, from the room that is left for their key/value cache.
+"""The number of concurrent sequences that a chip can serve, from the memory available for their KV cache.
 
-Three answers to one question (`long-sequence-rl.txt`, 2.1): all sequences at their longest (safe, too few);
-all at their mean; or by the distribution of lengths: while the longest still grow, the others have ended and
-given back their cache, so what counts is that the number still running stays below the curve room / length at
-every length.
+Three estimates (`long-sequence-rl.txt`, 2.1): all sequences at maximum length (safe, too low); all at mean
+length; or by the distribution of lengths. By the last, shorter sequences have ended and freed their cache
+while the longest still grow, so the number still running must stay below cache / length at every length.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from isthmus.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceLimits:
-    """The largest number of sequences at once: by longest, by mean, and by the distribution of lengths.
-
-    `tightest_length` is the length at which the distribution comes closest to the limit.
-    """
+    """The largest number of concurrent sequences, by three estimates."""
 
     by_maximum: int
+    """All sequences at the maximum length."""
     by_mean: int
+    """All sequences at the mean length."""
     by_distribution: int
+    """By the distribution of lengths."""
     tightest_length: int
+    """The length in tokens at which the distribution is closest to the limit."""
 
 
 def cache_room_bytes(
@@ -35,29 +35,25 @@ def cache_room_bytes(
     others_bytes: float,
     used: float,
 ) -> float:
-    """Return the bytes left for the cache: the share `used` of the chip, less weights, profiled peak and
-    others.
-    """
+    """Return the bytes available for the cache: the share `used` of the memory, less the other arguments."""
     return max(0.0, used * memory_bytes - weights_bytes - peak_activation_bytes - others_bytes)
 
 
 def sequence_limits(room_bytes: float, kv_bytes_per_token: float, lengths: Sequence[int]) -> SequenceLimits:
-    """Return how many sequences fit into `room_bytes`; `lengths` (tokens, at least one) is a measured sample.
+    """Return how many sequences fit into `room_bytes`; `lengths` is a measured sample, in tokens.
 
-    All sequences start together and grow by a token a step. At length l the share s(l) of those at least as
-    long is running, so N s(l) l tokens are cached; the answer is the largest N that fits at every l of the
-    sample. Raises `InputError` for an empty sample or a length below 1.
+    All sequences start together and grow by one token per step. At length l the share s(l) of at least that
+    length is still running, so N s(l) l tokens are cached; the result by distribution is the largest N that
+    fits at every l of the sample. Raises `InputError` for an empty sample or a length below 1.
     """
     if not lengths or min(lengths) < 1:
-        raise InputError(
-            "no lengths, or one below 1", hint="give the measured lengths of some sequences in tokens"
-        )
-    count = len(lengths)  # whole numbers are divided last, so that none is rounded down by a hair
+        raise InputError("no lengths, or a length below 1", hint="give measured sequence lengths in tokens")
+    count = len(lengths)  # integers are divided last, to avoid rounding errors
     demand = ((length * (count - index), length) for index, length in enumerate(sorted(lengths)))
-    tightest, at = max(demand)
+    tightest, length_at_limit = max(demand)
     return SequenceLimits(
         by_maximum=int(room_bytes // (kv_bytes_per_token * max(lengths))),
         by_mean=int(room_bytes * count // (kv_bytes_per_token * sum(lengths))),
         by_distribution=int(room_bytes * count // (kv_bytes_per_token * tightest)),
-        tightest_length=at,
+        tightest_length=length_at_limit,
     )

@@ -1,10 +1,10 @@
 """The table of `isthmus memory`: bytes per chip and per layer, in two accountings.
 
-`default` agrees with torch (`plan.memory.stage`). `report` gives the tables of `long-sequence-rl.txt`, 2.1
-and 3.1, to the digit, oddities included: bf16 weights, gradients said to be bf16 but sized as fp32, the
-optimizer on the host, embedding, head, router and norms left out of training's sum, of norms only the one
-before attention and those of query and key, SwiGLU counted as its input of 2 x the expert's width, and worst-
-case routing as all of the chips' tokens at this chip's experts.
+`default` agrees with torch (`isthmus.plan.memory.stage_memory`). `report` reproduces the tables of
+`long-sequence-rl.txt`, 2.1 and 3.1, exactly: bf16 weights; gradients called bf16 but sized as fp32; the
+optimizer on the host; embedding, head, router and norms excluded from the sum of training; of the norms'
+activations only those before attention and of query and key; SwiGLU counted as its input of 2 x the expert
+width; worst-case routing as all tokens of the group at this chip's experts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BF16, _FP32 = 2, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Degrees of parallelism, as `tp=4,pp=4,cp=4,ep=32` writes them; sequence parallelism comes with `tp`."""
+    """Degrees of parallelism, parsed from `tp=4,pp=4,cp=4,ep=32`; `tp` implies sequence parallelism."""
 
     tp: int = 1
     pp: int = 1
@@ -42,14 +42,15 @@ class Parallel:
 
     @classmethod
     def parse(cls, text: str) -> Parallel:
-        """Read `tp=4,pp=4`; raise `InputError` for a degree that is unknown, said twice or below 1."""
+        """Parse `tp=4,pp=4`; raise `InputError` for a degree that is unknown, repeated or below 1."""
         known = [field.name for field in fields(cls)]
         degrees: dict[str, int] = {}
         for part in filter(None, text.replace(" ", "").split(",")):
             name, _, value = part.partition("=")
             if name not in known or name in degrees or not value.isdecimal() or int(value) < 1:
                 raise InputError(
-                    f"parallel degree '{part}'", hint=f"write NAME=NUMBER, of {', '.join(known)}, each once"
+                    f"parallel degree '{part}'",
+                    hint=f"write NAME=NUMBER, each name once; names: {', '.join(known)}",
                 )
             degrees[name] = int(value)
         return cls(**degrees)
@@ -63,17 +64,17 @@ def memory_table(
     inference: bool = False,
     accounting: Accounting = "default",
 ) -> dict[str, Any]:
-    """Return bytes on one chip of the fullest stage, and of one layer's activations for one sequence.
+    """Return the bytes on one chip of the largest stage, and of one layer's activations for one sequence.
 
-    `per_chip` has `weights` by group with their `total`, `gradients`, `optimizer` and their sum `static`;
-    `per_layer_activations` those of `attention` and, routed evenly or worst, of `moe` (the feed-forward of a
-    dense model). Layers are dealt out evenly, rounded up. In inference there are weights only, all of them
-    counted.
+    `per_chip` has `weights` by group with their `total`, `gradients`, `optimizer` and the sum `static`.
+    `per_layer_activations` has `attention` and, with balanced and worst-case routing, `moe` (the feed-forward
+    block of a dense model). Layers are divided evenly over the stages, rounded up. Inference counts weights
+    only, all of them.
     """
     profile = profile_model(model)
     if parallel.pp > profile.num_layers:
         raise InputError(
-            f"pp={parallel.pp}: the model has {profile.num_layers} layers", hint="each stage needs one"
+            f"pp={parallel.pp} for {profile.num_layers} layers", hint="each stage needs at least one layer"
         )
     degrees = Degrees(tp=parallel.tp, cp=parallel.cp, ep=parallel.ep, dp=parallel.dp, sp=parallel.tp > 1)
     weights = _weights(profile, parallel, degrees, report=accounting == "report", inference=inference)
@@ -106,7 +107,7 @@ def memory_table(
 def _weights(
     profile: ModelProfile, parallel: Parallel, degrees: Degrees, *, report: bool, inference: bool
 ) -> Bytes:
-    """Return bf16 bytes by group on a chip of the first, fullest stage (of all stages where `pp` is 1)."""
+    """Return the bf16 weight bytes by group on a chip of the first, largest stage."""
     layers = profile.layers[: -(-profile.num_layers // parallel.pp)]
     shard = degrees.sharding(layers[0])
     sums = {"embedding_lm_head": 0.0, "qkv": 0.0, "o": 0.0, "moe": 0.0, "gate": 0.0, "norm": 0.0}
@@ -118,7 +119,7 @@ def _weights(
         sums["norm"] += _BF16 * profile.final_norm.on_chip(shard)
     ends = [_BF16 * profile.embedding.on_chip(shard), _BF16 * profile.head.on_chip(shard)]
     sums["embedding_lm_head"] = sum(ends) if parallel.pp == 1 else max(ends)
-    if report:  # norms are never counted; embedding, head and router only in inference
+    if report:  # the report never counts norms, and embedding, head and router only in inference
         uncounted = ("norm",) if inference else ("norm", "embedding_lm_head", "gate")
         sums |= dict.fromkeys(uncounted, 0.0)
         sums["qkv"] = _BF16 * sum(_matrices(layer.attention, shard) for layer in layers)
@@ -126,7 +127,7 @@ def _weights(
 
 
 def _matrices(attention: Component, shard: Sharding) -> float:
-    """Return the elements of the query, key and value projections on one chip, their norms left out."""
+    """Return the elements of the query, key and value projections on one chip, without their norms."""
     named = (w for w in attention.weights if w.name in _GROUPS["qkv"] and w.matrix)
     return float(sum(weight.on_chip(shard) for weight in named))
 
@@ -138,7 +139,7 @@ def _group(part: Component, weight: Weight) -> str:
 
 
 def _report_layer(layer: LayerProfile, degrees: Degrees, sequence_length: int) -> dict[str, Any]:
-    """Return one layer's activations as Table 3.1 counts them: every output once, in bf16."""
+    """Return the bytes of one layer's activations as Table 3.1 counts them: every output once, in bf16."""
     whole = sequence_length / degrees.cp * _BF16
     tokens = whole / degrees.tp
     hidden = layer.hidden_size
@@ -174,7 +175,7 @@ def _report_moe(layer: LayerProfile, tokens: float, routed: float) -> Bytes:
 
 
 def _default_layer(layer: LayerProfile, degrees: Degrees, sequence_length: int) -> dict[str, Any]:
-    """Return one layer's activations as autograd keeps them; half of the layer's norms go with each block."""
+    """Return one layer's activation bytes as autograd saves them; each block has half of the norms."""
     tokens = sequence_length / degrees.cp
     shard = degrees.sharding(layer)
 

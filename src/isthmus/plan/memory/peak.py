@@ -1,12 +1,12 @@
-"""The memory above what is kept: which step of the backward pass holds most, and by how much.
+"""`working_bytes`: the peak memory of a backward pass above the saved activations.
 
-While a micro-batch runs backward, what it kept is freed step by step, and each step has gradients of its own
-alive. The steps compared, each relative to the moment when everything is kept (the end of the forward pass):
+A backward pass frees saved activations step by step, and each step holds its own gradients. The candidates
+for the peak, relative to the end of the forward pass:
 
-head       logits and their gradient beside the log-probabilities; then the gradient of the head's weight
-norm       the final norm's fp32 work
-layer i    the head and later layers are freed; a recomputed layer is rebuilt; its gradients are alive
-embedding  everything of this micro-batch is freed; the gradient of the table is alive
+head       logits and their gradient next to the log-probabilities; then the gradient of the head's weight
+norm       the fp32 tensors of the final norm
+layer i    head and later layers are freed; a recomputed layer is rebuilt; its gradients are live
+embedding  all activations of the micro-batch are freed; the gradient of the embedding table is live
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recom
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """One micro-batch on one chip: tokens (after context parallelism) and bytes of a compute element."""
+    """One micro-batch on one chip: tokens (divided by context parallelism) and bytes per compute element."""
 
     tokens: float
     sequence_length: int
@@ -28,19 +28,20 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldLayer:
-    """What one layer costs a chip: parameters here, bytes kept per micro-batch, bytes alive while it runs
-    backward beyond those, and the elements of its largest weight gradient.
-    """
+    """The memory of one layer on one chip."""
 
     dense_parameters: int
     expert_parameters: int
     kept_bytes: float
+    """Activations saved per micro-batch."""
     working_bytes: float
+    """Peak of the backward pass above these."""
     largest_gradient: int
+    """Elements of the largest weight gradient."""
 
 
 def held_layer(layer: LayerProfile, recompute: Recompute, shard: Sharding, load: Load) -> HeldLayer:
-    """Return what `layer` costs a chip that holds it as `shard` says, recomputed as `recompute` says."""
+    """Return the memory of `layer` on one chip, sharded by `shard` and recomputed by `recompute`."""
     weights = [weight for part in layer.components for weight in part.weights]
     sizes = (load.tokens, load.sequence_length, load.precision_bytes)
     kept = layer.activation_bytes(*sizes, recompute, shard)
@@ -59,16 +60,16 @@ def held_layer(layer: LayerProfile, recompute: Recompute, shard: Sharding, load:
 
 
 def _gradients(layer: LayerProfile, shard: Sharding, load: Load) -> float:
-    """Return the gradients alive in the fullest step of a layer's backward pass, less what is freed."""
+    """Return the peak bytes of gradients in a layer's backward pass, less the activations freed by then."""
     sizes, block = (load.tokens, load.sequence_length, load.precision_bytes), layer.feed_forward
-    inner = block.working_bytes(*sizes, shard=shard)
-    freed = block.activation_bytes(*sizes, shard=shard)
+    inner_bytes = block.working_bytes(*sizes, shard=shard)
+    freed_bytes = block.activation_bytes(*sizes, shard=shard)
     return max(
-        inner,
-        inner / 2 + _elements(layer, shard, ("down",)) * load.precision_bytes,
-        _elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner,
-        layer.attention.working_bytes(*sizes, shard=shard) - freed,
-        layer.norms.working_bytes(*sizes, shard=shard) - freed,
+        inner_bytes,
+        inner_bytes / 2 + _elements(layer, shard, ("down",)) * load.precision_bytes,
+        _elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner_bytes,
+        layer.attention.working_bytes(*sizes, shard=shard) - freed_bytes,
+        layer.norms.working_bytes(*sizes, shard=shard) - freed_bytes,
     )
 
 
@@ -86,7 +87,7 @@ def working_bytes(
     is_first: bool,
     is_last: bool,
 ) -> float:
-    """Return the most bytes alive beyond what one micro-batch keeps, over the steps of its backward pass."""
+    """Return the peak bytes of a micro-batch's backward pass above its saved activations."""
     return max(0.0, *_steps(profile, held, load, shard, is_first=is_first, is_last=is_last))
 
 
@@ -110,7 +111,7 @@ def _steps(
         ends = (profile.head, profile.final_norm)
         freed = sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
         if is_first and profile.tied_embeddings:
-            freed -= table  # the head's part of the gradient waits for the embedding's
+            freed -= table  # the head's gradient is kept until the embedding's is added
         yield profile.final_norm.working_bytes(*sizes, shard=shard) - freed
     for layer in reversed(held):
         yield layer.working_bytes - freed

@@ -1,15 +1,14 @@
-"""Memory of one chip of a pipeline stage in training: weights, gradients, optimizer, activations, buffers,
-reserve.
+"""`stage_memory`: the peak memory of one chip of a pipeline stage in training.
 
-The accounting is that of mixed-precision Adam as the runtime keeps it, in bytes per parameter:
+The accounting is mixed-precision Adam as the runtime implements it, in bytes per parameter:
 
 | precision | weights | gradients | optimizer |
 |---|---|---|---|
 | `fp32` | 4 | 4 | 8: two moments |
-| `bf16` | 2: the copy that is multiplied | 4: fp32 | 12: fp32 parameters and two moments |
+| `bf16` | 2: the compute copy | 4: fp32 | 12: fp32 parameters and two moments |
 
 An outer optimizer (local steps) adds 8 to the optimizer: the fp32 parameters of the last average, and a
-momentum. Activations are the tensors that autograd keeps (`plan.profile.layers`) for every micro-batch in
+momentum. Activations are the tensors that autograd saves (`isthmus.plan.profile`) for every micro-batch in
 flight.
 """
 
@@ -29,40 +28,43 @@ _COMPUTE_BYTES = {"bf16": 2, "fp32": 4}
 _OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
 _GRADIENT_BYTES = 4
 OUTER_BYTES = 8
-"""Bytes per parameter of an outer optimizer: parameters as they were averaged last, and momentum, in fp32."""
+"""Bytes per parameter of an outer optimizer: the last averaged parameters and a momentum, in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes on one chip of a stage. `buffers_bytes` live only while a layer or the head is being computed."""
+    """Peak bytes on one chip of a stage."""
 
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
+    """Activations saved for all micro-batches in flight."""
     buffers_bytes: float
+    """Tensors live only while a layer or the head is computed, and message buffers."""
     reserve_bytes: float
+    """Memory lost to fragmentation in the allocator."""
 
     @property
     def static_bytes(self) -> float:
-        """Bytes held through the whole iteration."""
+        """Bytes held throughout the iteration."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
     def allocated_bytes(self) -> float:
-        """Largest number of bytes in use at one time: what torch counts as allocated."""
+        """Peak bytes in use, as torch counts allocated memory."""
         return self.static_bytes + self.activations_bytes + self.buffers_bytes
 
     @property
     def total_bytes(self) -> float:
-        """Largest number of bytes held from the device, the allocator's reserve included."""
+        """Peak bytes taken from the device, including the allocator's reserve."""
         return self.allocated_bytes + self.reserve_bytes
 
 
 def beside(one: StageMemory, other: StageMemory) -> StageMemory:
-    """Return the memory of a chip that holds two pieces of the model and computes with one at a time.
+    """Return the memory of a chip that holds two parts of the model and computes with one at a time.
 
-    Micro-batches in flight are counted as those of the piece that keeps more.
+    All micro-batches in flight count as those of the part with more activations.
     """
     return StageMemory(
         weights_bytes=one.weights_bytes + other.weights_bytes,
@@ -76,10 +78,9 @@ def beside(one: StageMemory, other: StageMemory) -> StageMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """How one stage is cut: tensor, context, expert and data parallelism; `etp` cuts each expert as `tp`
-    does.
+    """The degrees of parallelism of one stage.
 
-    Without expert parallelism (`ep` 1) experts are cut like everything else; with it they stay whole.
+    Tensor parallelism shards experts only without expert parallelism (`ep` 1).
     """
 
     tp: int = 1
@@ -92,31 +93,29 @@ class Degrees:
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "ep", "dp"):
             if getattr(self, name) < 1:
-                raise PlanError(f"{name} is {getattr(self, name)}", hint="a degree is at least 1")
+                raise PlanError(f"{name} is {getattr(self, name)}", hint="a degree must be at least 1")
 
     @property
     def etp(self) -> int:
-        """Pieces each expert is cut into."""
+        """Tensor parallelism of each expert."""
         return self.tp if self.ep == 1 else 1
 
     @property
     def expert_dp(self) -> int:
-        """Chips that hold the same experts."""
+        """Number of chips that hold the same experts."""
         return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
 
     def dealt(self, stage: int, *, expert: bool = False) -> int:
-        """Return over how many chips ZeRO `stage` deals out what it deals out: optimizer 1, gradients 2,
-        weights 3.
-        """
+        """Return over how many chips ZeRO `stage` shards its state: optimizer 1, gradients 2, weights 3."""
         if self.zero < stage:
             return 1
         return self.expert_dp if expert else self.dp * self.cp
 
     def sharding(self, layer: LayerProfile, imbalance: float = 0.0) -> Sharding:
-        """Return how `layer` is cut, with routed tokens from balanced (`imbalance` 0) to worst (1).
+        """Return the sharding of `layer`, with routing from balanced (`imbalance` 0) to worst case (1).
 
-        Balanced, as many routed tokens arrive as leave: `experts_per_token` per token. At worst every token
-        of the `ep` chips goes to experts of this chip: min(experts_per_token, experts here) x ep.
+        Balanced routing sends `experts_per_token` routed copies of each token to this chip; in the worst case
+        all tokens of the `ep` chips go to its experts: min(experts_per_token, experts on this chip) x ep.
         """
         part, routed = layer.feed_forward, None
         if part.num_experts:
@@ -149,14 +148,15 @@ def stage_memory(
     imbalance: float = 0.0,
     reserve_fraction: float = 0.05,
 ) -> StageMemory:
-    """Return what one chip of the stage of decoder layers `[first, last)` holds at its fullest.
+    """Return the peak memory of one chip of the stage of decoder layers `[first, last)`.
 
-    `in_flight` micro-batches wait for their backward pass at once. `recompute_layers` of the layers (all,
-    without it) are recomputed as `recompute` says; the others keep everything. `imbalance` goes from 0
-    (balanced experts) to 1 (all tokens at this chip's experts). `outer_optimizer` is held beside the other
-    (local steps). `reserve_fraction` of the sum is lost in the allocator. Raises `PlanError` for an empty or
-    unknown range of layers, or a degree below 1.
+    `in_flight` micro-batches hold activations at the peak. `recompute` applies to `recompute_layers` of the
+    layers (default all); the others save all activations. `imbalance` ranges from 0 (balanced experts) to 1
+    (all tokens at this chip's experts). `outer_optimizer` is held in addition (local steps).
+    `reserve_fraction` of the sum is lost in the allocator. Raises `PlanError` for an empty or unknown range
+    of layers, or a degree below 1.
     """
+    # Step 1: the memory of each layer and the static memory of the stage.
     degrees = Degrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
     each = _COMPUTE_BYTES[precision]
     load = Load(
@@ -168,9 +168,13 @@ def stage_memory(
     static = _static(profile, held, degrees, shard, is_first, is_last, precision, outer_optimizer)
     if optimizer_on_host:
         static = replace(static, optimizer=0.0)
+    # Step 2: activations, and the peak of the backward pass above them.
     kept = in_flight * _kept(profile, held, load, shard, is_first=is_first, is_last=is_last)
     buffers = working_bytes(profile, held, load, shard, is_first=is_first, is_last=is_last)
-    if not optimizer_on_host:  # the update holds two tensors of the size it works on, and no activations
+    # Step 3: buffers of the update, of messages and of gathered weights (ZeRO 3).
+    if (
+        not optimizer_on_host
+    ):  # the update holds two tensors of the largest gradient's size, and no activations
         largest = max(one.largest_gradient for one in held) / degrees.dealt(1)
         buffers = max(buffers, 2 * _GRADIENT_BYTES * largest - kept)
     if not (is_first and is_last):
@@ -193,10 +197,11 @@ def _modes(
     first, last = layers
     if not 0 <= first < last <= profile.num_layers:
         raise PlanError(
-            f"no layers [{first}, {last}) in a model of {profile.num_layers}", hint="first < last <= layers"
+            f"layers [{first}, {last}) of a model of {profile.num_layers}",
+            hint="0 <= first < last <= number of layers is required",
         )
-    again = last - first if recompute_layers is None else recompute_layers
-    return [recompute if index < again else "none" for index in range(last - first)]
+    recomputed = last - first if recompute_layers is None else recompute_layers
+    return [recompute if index < recomputed else "none" for index in range(last - first)]
 
 
 def _held(
@@ -207,7 +212,7 @@ def _held(
     imbalance: float,
     load: Load,
 ) -> list[HeldLayer]:
-    """Return the cost of each layer of the stage; equal layers are computed once."""
+    """Return the memory of each layer of the stage; equal layers are computed once."""
     known: dict[tuple[int, Recompute], HeldLayer] = {}
     held = []
     for layer, mode in zip(profile.layers[slice(*layers)], modes, strict=True):
@@ -239,11 +244,11 @@ def _static(
     precision: Precision,
     outer: bool,
 ) -> _Static:
-    """Return what is held through the iteration; ZeRO deals it out over the chips that hold the same."""
+    """Return the bytes held throughout the iteration, sharded by ZeRO over the replicas of each tensor."""
     ends = [profile.embedding] if is_first else []
     ends += [profile.final_norm, profile.head] if is_last else []
     if is_last and profile.tied_embeddings and not is_first:
-        ends.append(profile.embedding)  # the copy that serves as head
+        ends.append(profile.embedding)  # the tied head's copy
     dense = sum(one.dense_parameters for one in held) + sum(part.on_chip(shard) for part in ends)
     experts = sum(one.expert_parameters for one in held)
 
@@ -266,9 +271,7 @@ def _kept(
     is_first: bool,
     is_last: bool,
 ) -> float:
-    """Return what the stage keeps for one micro-batch: layers, rotary tables, ends, and what crosses its
-    borders.
-    """
+    """Return the bytes of a micro-batch's activations: layers, rotary tables, ends and boundary tensors."""
     sizes = (load.tokens, load.sequence_length, load.precision_bytes)
     kept = sum(one.kept_bytes for one in held)
     positions = load.tokens if load.tokens < load.sequence_length else load.sequence_length
@@ -279,8 +282,6 @@ def _kept(
     crossing = profile.boundary_bytes(load.tokens, load.precision_bytes)
     if not is_last:
         kept += crossing
-    if (
-        not is_first and load.precision_bytes < 4
-    ):  # in fp32 the received tensor is the one the first norm keeps
+    if not is_first and load.precision_bytes < 4:  # in fp32 the first norm saves the received tensor itself
         kept += crossing
     return kept

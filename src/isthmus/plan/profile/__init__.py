@@ -1,1 +1,1 @@
-"""What a model costs, layer by layer: parameters, operations, bytes, kept tensors; and how chips compare."""
+"""Profiles of models by layer (parameters, operations, bytes, saved tensors), and scores of chips."""

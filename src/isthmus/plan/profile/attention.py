@@ -1,8 +1,8 @@
-"""Attention blocks: the weights they have and the tensors autograd keeps, for each kind of kernel.
+"""Attention blocks: their weights and the tensors that autograd saves, for each kind of kernel.
 
-The kept tensors are those of the model classes in transformers, as `torch.autograd.graph.saved_tensors_hooks`
-shows them (`tests/plan/test_memory_torch.py`): `fused` through scaled_dot_product_attention, `eager` with
-scores in memory.
+The saved tensors are those of the model classes in transformers, as reported by
+`torch.autograd.graph.saved_tensors_hooks` (`tests/plan/test_memory_torch.py`). Kernel `fused` is
+scaled_dot_product_attention; `eager` keeps the scores in memory.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ Kernel = Literal["fused", "eager"]
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek): the rank of the compressed query (None: not compressed) and of
-    the compressed key and value, and the two parts of a head's key: with and without rotary embedding.
-    """
+    """Dimensions of multi-head latent attention (DeepSeek)."""
 
     query_rank: int | None
+    """Rank of the compressed query, None if it is not compressed."""
     kv_rank: int
+    """Rank of the compressed key and value."""
     rope_dim: int
+    """Dimensions of a head's key with rotary embedding."""
     nope_dim: int
+    """Dimensions of a head's key without rotary embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """Dimensions of an attention block; `qk_norm` is per head, `sinks` adds one learned logit per head.
-
-    `fused_qkv` says that query, key and value are views of one tensor; `partial_rotary` that only a part of
-    each head is rotated; `capped` that scores pass through a tanh.
-    """
+    """Dimensions of an attention block."""
 
     hidden: int
     num_heads: int
@@ -42,24 +40,30 @@ class AttentionShape:
     head_dim: int
     value_dim: int
     window: int | None = None
+    """Sliding window in tokens, None for full attention."""
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormKind | None = None
+    """Norm of query and key, per head."""
     sinks: bool = False
+    """Whether each head has a learned sink logit."""
     fused_qkv: bool = False
+    """Whether query, key and value are views of one tensor."""
     partial_rotary: bool = False
+    """Whether only a part of each head is rotated."""
     capped: bool = False
+    """Whether scores pass through a tanh."""
     kernel: Kernel = "fused"
     latent: Latent | None = None
 
     @property
     def query(self) -> int:
-        """Elements of a token's query over all heads."""
+        """Elements of a token's query, over all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def result(self) -> int:
-        """Elements of a token's result over all heads."""
+        """Elements of a token's result, over all heads."""
         return self.num_heads * self.value_dim
 
 
@@ -88,7 +92,7 @@ def attention(shape: AttentionShape) -> Component:
 
 
 def _grouped(shape: AttentionShape) -> tuple[list[Weight], list[Saved], int]:
-    """Return weights, kept tensors and cache width of multi-head or grouped-query attention."""
+    """Return weights, saved tensors and cache width of multi-head or grouped-query attention."""
     hidden, heads, kv_heads = shape.hidden, shape.num_heads, shape.num_kv_heads
     query, key, value = shape.query, kv_heads * shape.head_dim, kv_heads * shape.value_dim
     weights = [
@@ -107,9 +111,7 @@ def _grouped(shape: AttentionShape) -> tuple[list[Weight], list[Saved], int]:
 
 
 def _latent(shape: AttentionShape, latent: Latent) -> tuple[list[Weight], list[Saved], int]:
-    """Return weights, kept tensors and cache width of multi-head latent attention; the cache holds the
-    latent.
-    """
+    """Return weights, saved tensors and cache width of latent attention, which caches the latent."""
     hidden, heads, query = shape.hidden, shape.num_heads, shape.query
     up, down = heads * (latent.nope_dim + shape.value_dim), latent.kv_rank + latent.rope_dim
     weights = [
@@ -137,9 +139,7 @@ def _latent(shape: AttentionShape, latent: Latent) -> tuple[list[Weight], list[S
 
 
 def _gradients(shape: AttentionShape) -> tuple[Saved, ...]:
-    """Return what the core's backward pass has alive: gradients of query, key, value and result, or rows of
-    scores.
-    """
+    """Return the live tensors of the core's backward: gradients of its inputs and result, or of scores."""
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     hidden = Saved(name="hidden.gradients", width=2 * shape.hidden)
     if shape.kernel == "eager":
@@ -157,7 +157,7 @@ def _gradients(shape: AttentionShape) -> tuple[Saved, ...]:
 
 
 def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> list[Saved]:
-    """Return what the core keeps; `value_held` is the width of the tensor that the value is a view of."""
+    """Return the tensors that the core saves; the value is a view of a tensor of width `value_held`."""
     heads = shape.num_heads
     query = Saved(name="q", width=shape.query, cut="tp", pieces=heads)
     result = Saved(name="core.output", width=shape.result, cut="tp", pieces=heads)
@@ -170,11 +170,11 @@ def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> lis
         Saved(name="core.logsumexp", width=heads, bytes_each=4, cut="tp", pieces=heads),
         result,
     ]
-    if shape.fused_qkv or shape.partial_rotary:  # the result is not laid out in rows, and is copied
+    if shape.fused_qkv or shape.partial_rotary:  # the result is not contiguous, and is copied
         saved.append(Saved(name="o.input", width=shape.result, cut="tp", pieces=heads))
-    if shape.window is not None:  # a window needs a mask, and with a mask the kernel takes no grouped keys
-        again = heads - kv_heads if kv_heads > 1 else 0  # a single head is repeated without a copy
-        repeated = again * (shape.head_dim + shape.value_dim)
+    if shape.window is not None:  # a window needs a mask, with which the kernel does not support grouped keys
+        copied_heads = heads - kv_heads if kv_heads > 1 else 0  # a single head is repeated without a copy
+        repeated = copied_heads * (shape.head_dim + shape.value_dim)
         saved += [
             Saved(name="window.mask", width=1, per_key=True, beyond=shape.window, cut="none"),
             Saved(name="window.repeated", width=repeated, beyond=shape.window, cut="tp", pieces=heads),
@@ -183,7 +183,7 @@ def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> lis
 
 
 def _eager_saved(shape: AttentionShape) -> list[Saved]:
-    """Return what attention keeps without a fused kernel: repeated keys and values, and rows of scores."""
+    """Return the tensors that eager attention saves: repeated keys and values, and scores."""
     heads = shape.num_heads
 
     def rows(name: str, bytes_each: int | None, narrow: bool = False) -> Saved:

@@ -1,4 +1,4 @@
-"""`check_config`: dimensions of a `config.json` are of their kind and go together, or it is refused."""
+"""`check_config`: validates the types, ranges and consistency of the dimensions in a `config.json`."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ _LEAST: Mapping[str, int] = {
     "n_shared_experts": 0,
     "shared_expert_intermediate_size": 0,
 }
-"""Whole numbers that a family may leave out, and the least that each may be."""
+"""Optional integer fields and their minimum values."""
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raise `ModelError` where a field of `config`, completed by its family's defaults, cannot be meant."""
+    """Raise `ModelError` for an invalid field of `config`, which includes its family's defaults."""
     for name, least in _LEAST.items():
         value = config.get(name)
         if value is not None and not is_whole(value, least):
-            raise _wrong(name, value, f"a whole number from {least} to {LARGEST:,} is needed")
+            raise _wrong(name, value, f"it must be an integer from {least} to {LARGEST:,}")
     factor = config.get("partial_rotary_factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
-        raise _wrong("partial_rotary_factor", factor, "a number above 0, 1 at most, is needed")
+        raise _wrong("partial_rotary_factor", factor, "it must be a number above 0 and at most 1")
     _check_lists(config)
     _check_heads(config)
 
 
 def is_whole(value: Any, least: int) -> TypeGuard[int]:
-    """Tell whether `value` is a whole number from `least` to `LARGEST`, and neither true nor false."""
+    """Return whether `value` is an integer (not a bool) from `least` to `LARGEST`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
 def _check_lists(config: Mapping[str, Any]) -> None:
     kinds, num_layers = config.get("layer_types"), config.get("num_hidden_layers", 0)
     if kinds is not None and not (isinstance(kinds, list) and len(kinds) >= num_layers):
-        raise _wrong("layer_types", kinds, f"a list of the {num_layers} layers' kinds is needed")
+        raise _wrong("layer_types", kinds, f"it must be a list of the types of {num_layers} layers")
     dense = config.get("mlp_only_layers")
     if dense is not None and not isinstance(dense, list):
-        raise _wrong("mlp_only_layers", dense, "a list of layers is needed")
+        raise _wrong("mlp_only_layers", dense, "it must be a list of layers")
 
 
 def _check_heads(config: Mapping[str, Any]) -> None:
-    """Queries are dealt out evenly to keys and values, and a head is at least one number wide."""
+    """Raise unless key-value heads divide query heads, and a head has at least one dimension."""
     heads = config.get("num_attention_heads")
     if not is_whole(heads, 1):
-        raise _wrong("num_attention_heads", heads, "a whole number of at least 1 is needed")
-    pairs = config.get("num_key_value_heads")
-    if pairs is not None and heads % pairs:
-        raise _wrong("num_key_value_heads", pairs, f"it divides num_attention_heads, {heads}")
+        raise _wrong("num_attention_heads", heads, "it must be an integer of at least 1")
+    kv_heads = config.get("num_key_value_heads")
+    if kv_heads is not None and heads % kv_heads:
+        raise _wrong("num_key_value_heads", kv_heads, f"it must divide num_attention_heads, {heads}")
     if config.get("head_dim") is None and config.get("hidden_size", heads) < heads:
-        raise _wrong("num_attention_heads", heads, f"hidden_size is {config['hidden_size']}, which is less")
+        raise _wrong("num_attention_heads", heads, f"it must be at most hidden_size, {config['hidden_size']}")
 
 
 def _wrong(name: str, value: Any, hint: str) -> ModelError:

@@ -1,9 +1,8 @@
-"""The evaluation of chips in three dimensions of `cross-domain-pooling.txt`, 4.1.1: compute, memory,
-communication.
+"""`evaluate_chips`: scores chips by compute, memory and communication (`cross-domain-pooling.txt`, 4.1.1).
 
-Peak operations alone mislead: a chip of low peak may be fast where memory binds. Each dimension is a ratio to
-the best chip of the comparison; the score is their weighted geometric mean, with weights that the user sets,
-or that a model's own layers give (`weights_of`).
+Peak FLOP/s alone mislead, because memory bounds many layers. Each dimension is a ratio to the best chip of
+the comparison; the score is their geometric mean, weighted by the user or by the layers of a model
+(`weights_of`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from isthmus.plan.profile.layer_matrix import LayerCost, render_table
 
 @dataclass(frozen=True, kw_only=True)
 class DimensionWeights:
-    """How much each dimension counts; only their proportions matter."""
+    """Weights of the dimensions; only their proportions matter."""
 
     compute: float = 1.0
     memory: float = 1.0
@@ -28,12 +27,12 @@ class DimensionWeights:
     def __post_init__(self) -> None:
         parts = (self.compute, self.memory, self.communication)
         if min(parts) < 0 or sum(parts) <= 0:
-            raise InputError(f"weights {parts}", hint="none below 0, and at least one above")
+            raise InputError(f"weights {parts}", hint="all must be at least 0, and one above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChipScore:
-    """A chip beside the best of its comparison, 1 in each dimension being the best."""
+    """The ratios of a chip to the best of the comparison in each dimension, and its score."""
 
     chip: str
     compute: float
@@ -51,12 +50,12 @@ def evaluate_chips(
 ) -> tuple[ChipScore, ...]:
     """Return the chips' scores, best first.
 
-    compute: dense peak at `precision`; memory: geometric mean of capacity (by `capacity_share`) and
-    bandwidth; communication: bandwidth to the chips of its node. Latencies are not on data sheets and do not
-    enter.
+    Compute is the dense peak at `precision`; memory the geometric mean of capacity (with weight
+    `capacity_share`) and bandwidth; communication the bandwidth to the chips of the node. Latencies do not
+    count, as data sheets omit them.
     """
     if not chips:
-        raise InputError("no chips to evaluate", hint="name at least one of the catalogue")
+        raise InputError("no chips to evaluate", hint="name at least one chip of the catalogue")
     w = weights or DimensionWeights()
     total = w.compute + w.memory + w.communication
 
@@ -70,12 +69,20 @@ def evaluate_chips(
     best_link = max(chip.in_node_link.bandwidth_bytes_per_s for chip in chips)
     scores = []
     for chip in chips:
-        compute, held = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
+        compute, memory_ratio = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
         link = chip.in_node_link.bandwidth_bytes_per_s / best_link
-        logs = w.compute * math.log(compute) + w.memory * math.log(held) + w.communication * math.log(link)
+        logs = (
+            w.compute * math.log(compute)
+            + w.memory * math.log(memory_ratio)
+            + w.communication * math.log(link)
+        )
         scores.append(
             ChipScore(
-                chip=chip.name, compute=compute, memory=held, communication=link, score=math.exp(logs / total)
+                chip=chip.name,
+                compute=compute,
+                memory=memory_ratio,
+                communication=link,
+                score=math.exp(logs / total),
             )
         )
     return tuple(sorted(scores, key=lambda one: (-one.score, one.chip)))
@@ -84,9 +91,9 @@ def evaluate_chips(
 def weights_of(
     rows: Sequence[LayerCost], chip: Chip, *, precision: Precision = "bf16", crossings: int = 1
 ) -> DimensionWeights:
-    """Return the weights that a model gives: the seconds its forward pass spends on each dimension on `chip`.
+    """Return weights for a model: the seconds that its forward pass spends on each dimension on `chip`.
 
-    `rows` is the layer matrix; `crossings` is how often a micro-batch leaves the chip.
+    `rows` is the layer matrix; `crossings` is the number of times a micro-batch leaves the chip.
     """
     flops = sum(row.count * row.forward_flops for row in rows)
     moved = sum(row.count * row.moved_bytes for row in rows)
@@ -99,7 +106,7 @@ def weights_of(
 
 
 def render_chip_scores(scores: Sequence[ChipScore]) -> str:
-    """Return the scores as a table for people."""
+    """Return the scores as a text table."""
     rows = [
         (one.chip, f"{one.compute:.2f}", f"{one.memory:.2f}", f"{one.communication:.2f}", f"{one.score:.2f}")
         for one in scores

@@ -1,8 +1,7 @@
-"""What a part of a model costs, as data: `Weight` (parameters) and `Saved` (activations kept for the backward
-pass).
+"""`Component`, a part of a model: lists of `Weight` (parameters) and `Saved` (saved activations).
 
-Everything else is derived from these two lists: parameter counts, operations, bytes, and what a chip holds
-under each kind of parallelism. A number of tokens is always that of one micro-batch before it is cut.
+From these lists follow the parameter counts, operations, bytes, and the memory of a chip under each kind of
+parallelism. Numbers of tokens are those of one micro-batch before sharding.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full", "moe")
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter tensor, or `copies` equal ones of which each token uses `active`.
-
-    `matrix` counts the elements that multiply a token, `vector` those that are added, scaled by or looked up.
-    Tensor parallelism cuts it into at most `cut` pieces (1: every chip holds it whole); copies are experts
-    and are dealt out by expert parallelism.
-    """
+    """One parameter tensor, or `copies` equal ones (experts)."""
 
     name: str
     matrix: int = 0
+    """Elements that multiply each token."""
     vector: int = 0
+    """Elements that are added, scaled by or looked up."""
     copies: int = 1
     active: int = 1
+    """Number of copies that each token uses."""
     cut: int = 1
+    """Largest number of tensor-parallel shards (1: replicated)."""
     expert: bool = False
+    """Whether expert parallelism shards the copies."""
 
     @property
     def parameters(self) -> int:
@@ -40,11 +39,11 @@ class Weight:
 
     @property
     def active_parameters(self) -> int:
-        """Elements that one token uses (none of a tied head: they are the embedding's)."""
+        """Elements that one token uses (0 for a tied head, which uses the embedding's)."""
         return min(self.active, self.copies) * (self.matrix + self.vector)
 
     def on_chip(self, shard: Sharding) -> int:
-        """Return the elements on one chip: copies dealt over `ep`, each cut by `tp` (experts: by `etp`)."""
+        """Return the elements on one chip: copies divided by `ep`, each divided by `tp` (experts: `etp`)."""
         copies = -(-self.copies // shard.ep) if self.expert else self.copies
         pieces = min(shard.etp if self.expert else shard.tp, self.cut)
         return copies * -(-(self.matrix + self.vector) // pieces)
@@ -52,51 +51,52 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How one stage's tensors are cut on a chip: `tp` pieces, tokens too where `sp` (sequence parallelism).
-
-    Experts are dealt over `ep` chips and each cut into `etp` pieces. `routed_per_token` is how many routed
-    copies of a token arrive on average; without it, as many as balanced routing sends (`experts_per_token`).
-    """
+    """The sharding of one layer's tensors over chips."""
 
     tp: int = 1
+    """Tensor parallelism."""
     sp: bool = False
+    """Sequence parallelism: whether tokens are sharded over `tp` as well."""
     ep: int = 1
+    """Expert parallelism."""
     etp: int = 1
+    """Tensor parallelism of each expert."""
     routed_per_token: float | None = None
+    """Mean number of routed copies per token that arrive at the chip; None: balanced routing."""
 
 
 WHOLE = Sharding()
-"""One chip holds everything."""
+"""No sharding: one chip holds all tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """One tensor kept from the forward for the backward pass: `width` elements for each token.
-
-    `routed` counts each token once per expert it is sent to; `per_key` once per token of its sequence.
-    `bytes_each` is fixed where the operation has its own format (4: fp32 whatever the precision), else that
-    of the compute precision. `cut` says what tensor parallelism does: `tp` always cuts the width (into at
-    most `pieces`), `sp` cuts the tokens only with sequence parallelism, `none` never. `cheap` tensors are
-    those that selective recomputation drops and brings back with element-wise work or from the kept query and
-    key. `beyond`: kept only for sequences longer than this; `narrow`: only where the compute precision is
-    narrower than fp32.
-    """
+    """A tensor that the forward saves for the backward pass."""
 
     name: str
     width: float
+    """Elements per token."""
     routed: bool = False
+    """Whether each token counts once per expert that it is routed to."""
     per_key: bool = False
+    """Whether each token counts once per token of its sequence."""
     bytes_each: int | None = None
+    """Bytes per element, None for those of the compute precision."""
     cut: Literal["tp", "sp", "none"] = "sp"
+    """Sharding: `tp` always shards the width, `sp` the tokens with sequence parallelism, `none` nothing."""
     pieces: int = 1 << 30
+    """Largest number of shards of the width."""
     cheap: bool = False
+    """Whether selective recomputation drops it; element-wise work or saved query and key restore it."""
     beyond: int | None = None
+    """Saved only for sequences longer than this."""
     narrow: bool = False
+    """Saved only if the compute precision is narrower than fp32."""
 
     def num_bytes(
         self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = WHOLE
     ) -> float:
-        """Return the bytes on one chip for `tokens` tokens (routed ones where `routed`)."""
+        """Return the bytes on one chip for `tokens` tokens (routed copies if `routed`)."""
         short = self.beyond is not None and sequence_length <= self.beyond
         if short or (self.narrow and precision_bytes == 4):
             return 0.0
@@ -109,7 +109,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCore:
-    """Scores and weighted sum: `key_dim` and `value_dim` per head; `window` tokens back, or all before it."""
+    """The attention core (scores and weighted sum), causal, over the last `window` tokens or all."""
 
     num_heads: int
     num_kv_heads: int
@@ -118,9 +118,7 @@ class AttentionCore:
     window: int | None = None
 
     def mean_keys(self, sequence_length: int) -> float:
-        """Return the keys a query sees on average: (S + 1) / 2 under the causal mask, fewer with a window W <
-        S.
-        """
+        """Return the mean number of visible keys per query: (S + 1) / 2, or fewer with a window below S."""
         s, w = sequence_length, min(self.window or sequence_length, sequence_length)
         return (w * (w + 1) / 2 + (s - w) * w) / s
 
@@ -132,19 +130,18 @@ class AttentionCore:
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A part of a layer, or of the model's ends: weights, saved activations, and what follows from them.
-
-    `steps` lists, for each step of the backward pass that may be the fullest, what is alive then beyond what
-    is kept (a negative width has been freed by then).
-    """
+    """A part of a layer, or an end of the model: its weights and saved activations."""
 
     name: str
     kind: Kind
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
     steps: tuple[tuple[Saved, ...], ...] = ()
+    """For each step of the backward pass that may be the peak, the live tensors besides the saved ones; a
+    negative width is freed by then."""
     core: AttentionCore | None = None
     kv_width: int = 0
+    """KV-cache elements per token."""
     num_experts: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
@@ -161,47 +158,43 @@ class Component:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters that multiply each token: two operations each in the forward pass."""
+        """Parameters that multiply each token, with two operations each in the forward pass."""
         return sum(weight.active * weight.matrix for weight in self.weights)
 
     def forward_flops(self, sequence_length: int, num_tokens: float) -> float:
-        """Return the operations of the forward pass: 2 per matrix parameter and token, plus the attention
-        core.
+        """Return the operations of the forward pass: 2 per matrix parameter and token, plus attention core.
 
-        Norms, activations, rotary embedding and softmax (below 1 % of any published model) are not counted.
+        Norms, activations, rotary embedding and softmax, less than 1 % in published models, are not counted.
         """
         core = self.core.forward_flops(sequence_length, num_tokens) if self.core else 0.0
         return 2.0 * self.matrix_parameters * num_tokens + core
 
     def backward_flops(self, sequence_length: int, num_tokens: float, recompute: Recompute = "none") -> float:
-        """Return the operations of the backward pass: twice the forward, plus the forward that is computed
-        again.
+        """Return the operations of the backward pass: twice the forward, plus recomputation.
 
-        `selective` repeats element-wise work only, which is not counted; `moe` repeats the routed experts'
+        `selective` repeats only element-wise work, which is not counted; `moe` repeats the routed experts'
         first products (two thirds of a gated expert's matrices).
         """
         forward = self.forward_flops(sequence_length, num_tokens)
-        again = {"none": 0.0, "selective": 0.0, "full": forward, "moe": 0.0}[recompute]
+        recomputed = {"none": 0.0, "selective": 0.0, "full": forward, "moe": 0.0}[recompute]
         if recompute == "moe":
             inner = sum(w.active * w.matrix for w in self.weights if w.expert and w.name != "down")
-            again = 2.0 * inner * num_tokens
-        return 2 * forward + again
+            recomputed = 2.0 * inner * num_tokens
+        return 2 * forward + recomputed
 
     def on_chip(self, shard: Sharding) -> int:
         """Return the parameters that one chip holds."""
         return sum(weight.on_chip(shard) for weight in self.weights)
 
     def weight_bytes_read(self, num_tokens: float, precision_bytes: int) -> float:
-        """Return the weight bytes read once by `num_tokens` tokens: of experts, those that balanced routing
-        meets.
-        """
-        met = 0.0
+        """Return the weight bytes read for `num_tokens` tokens, with balanced routing to experts."""
+        parameters = 0.0
         for weight in self.weights:
             share = 1.0
             if weight.expert:
                 share = 1 - (1 - weight.active / weight.copies) ** num_tokens
-            met += share * weight.parameters
-        return met * precision_bytes
+            parameters += share * weight.parameters
+        return parameters * precision_bytes
 
     def activation_bytes(
         self,
@@ -211,10 +204,10 @@ class Component:
         recompute: Recompute = "none",
         shard: Sharding = WHOLE,
     ) -> float:
-        """Return the bytes kept for the backward pass on one chip.
+        """Return the bytes saved for the backward pass on one chip.
 
-        `full` keeps nothing here (the layer keeps its input), `selective` drops what is `cheap`, `moe` what
-        is routed.
+        Recomputation `full` saves none (the layer saves its input), `selective` drops `cheap` tensors, `moe`
+        routed ones.
         """
         if recompute == "full":
             return 0.0
@@ -228,7 +221,7 @@ class Component:
     def working_bytes(
         self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = WHOLE
     ) -> float:
-        """Return the most bytes its backward pass has alive beyond what is kept."""
+        """Return the peak bytes of the backward pass besides the saved tensors."""
         each = (self._sum(step, tokens, sequence_length, precision_bytes, shard) for step in self.steps)
         return max(each, default=0.0)
 
@@ -241,16 +234,15 @@ class Component:
         shard: Sharding,
     ) -> float:
         routed = self.experts_per_token if shard.routed_per_token is None else shard.routed_per_token
-        apart = (
-            shard.tp // shard.etp if shard.sp else 1
-        )  # experts that are cut see the tokens of all who share them
-        arrived = tokens * routed / apart
+        # A sharded expert receives the tokens of all chips that share it.
+        token_shards = shard.tp // shard.etp if shard.sp else 1
+        arrived = tokens * routed / token_shards
         return sum(
             one.num_bytes(arrived if one.routed else tokens, sequence_length, precision_bytes, shard)
             for one in tensors
         )
 
     def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:
-        """Return the traffic of a forward pass: weights read once, kept tensors written and read once."""
+        """Return the memory traffic of a forward pass: weights read, saved tensors written and read once."""
         activations = self.activation_bytes(num_tokens, sequence_length, precision_bytes)
         return self.weight_bytes_read(num_tokens, precision_bytes) + 2 * activations

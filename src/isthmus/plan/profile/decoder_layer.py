@@ -1,7 +1,7 @@
-"""A decoder layer from its dimensions: feed-forward blocks, dense or of experts, and the layer's norms.
+"""Components of a decoder layer from its dimensions: the feed-forward block, dense or experts, and the norms.
 
-The kept tensors are those of the model classes in transformers (`tests/plan/test_memory_torch.py`); experts
-run as grouped matrix products on the tokens sorted by expert.
+The saved tensors are those of the model classes in transformers (`tests/plan/test_memory_torch.py`); experts
+run as grouped matrix products on tokens sorted by expert.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ from isthmus.plan.profile.component import Component, Saved, Weight
 from isthmus.plan.profile.norms import NormKind, norm_parameters, norm_saved
 
 _INDEX_BYTES = 36
-"""Per routed token: the choice, the order by expert, its inverse and the token's number (int64), and a
-weight.
-"""
+"""Bytes per routed token: expert index, sort order, its inverse and token index (int64), and a weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardShape:
-    """Dimensions of a feed-forward block: dense where `num_experts` is 0; `shared` is the shared experts'
-    width.
-
-    `activation_tensors` counts the tensors of the inner width kept between the first products and the last
-    one's input: 1 for a gated SiLU or GELU, 0 without a gate, more where it is written out in steps.
-    `parallel` says that the block reads the same normed input as attention does.
-    """
+    """Dimensions of a feed-forward block."""
 
     hidden: int
     intermediate: int
     gated: bool = True
     bias: bool = False
     activation_tensors: int = 1
+    """Number of tensors of the intermediate size saved between the first products and the last one's input: 1
+    for a gated SiLU or GELU, 0 without a gate, more for an activation of several operations."""
     parallel: bool = False
+    """Whether the block has the same normed input as attention."""
     num_experts: int = 0
+    """0 for a dense block."""
     experts_per_token: int = 0
     shared: int = 0
+    """Total intermediate size of the shared experts."""
     num_shared: int = 0
     shared_gate: bool = False
     router_bias: bool = False
@@ -125,9 +122,7 @@ def _expert_weights(shape: FeedForwardShape) -> tuple[Weight, ...]:
 
 
 def _inner_saved(shape: FeedForwardShape, width: int, *, routed: bool = False) -> tuple[Saved, ...]:
-    """Return what is kept between the first products and the last: their outputs, activations, and the
-    product.
-    """
+    """Return the tensors saved between the first products and the last, including its input."""
     kept = shape.activation_tensors
     first = Saved(name="first.output", width=len(shape.first) * width, routed=routed, cut="tp")
     between = Saved(name="activation", width=kept * width, routed=routed, cut="tp", cheap=True)
@@ -138,7 +133,7 @@ def _inner_saved(shape: FeedForwardShape, width: int, *, routed: bool = False) -
 def _gradients(
     shape: FeedForwardShape, width: int, *, hidden: int, narrow_hidden: int, routed: bool = False
 ) -> tuple[Saved, ...]:
-    """Return the gradients around the inner width: two of it, and the hidden size some times over."""
+    """Return the gradients of a block: two of the intermediate size, and multiples of the hidden size."""
     return (
         Saved(name="inner.gradients", width=2 * width, routed=routed, cut="tp"),
         Saved(name="hidden.gradients", width=hidden * shape.hidden),
@@ -147,7 +142,7 @@ def _gradients(
 
 
 def _expert_steps(shape: FeedForwardShape) -> tuple[tuple[Saved, ...], ...]:
-    """Return the two steps that may be fullest: inside the experts, and where their outputs are summed."""
+    """Return the two steps that may be the peak: inside the experts, and the sum of their outputs."""
 
     def routed(name: str, times: int, narrow: bool = False) -> Saved:
         return Saved(name=name, width=times * shape.hidden, routed=True, cut="none", narrow=narrow)

@@ -1,4 +1,4 @@
-"""Dimensions of each decoder layer, read from a `config.json` by the rules of its family."""
+"""`layer_shape`: the dimensions of a decoder layer, from a `config.json` by the rules of its family."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from isthmus.plan.profile.families import Config, Family, no_window
 from isthmus.plan.profile.norms import NormKind
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys under which releases of transformers have written the number of experts."""
+"""Keys of the number of experts in different releases of transformers."""
 
 _EXTRA_TENSORS = {"gelu_new": 3}
-"""Tensors that an activation written out in several steps keeps beyond its input and output."""
+"""Tensors that an activation of several operations saves besides its input and output."""
 
 
 def layer_shape(family: Family, config: Config, index: int, kernel: Kernel | None = None) -> LayerShape:
@@ -32,9 +32,7 @@ def layer_shape(family: Family, config: Config, index: int, kernel: Kernel | Non
 
 
 def with_defaults(family: Family, config: Config) -> dict[str, Any]:
-    """Return `config` with what the family's class would assume where it says nothing; `ModelError` where
-    what it says cannot be meant.
-    """
+    """Return `config` with the defaults of the family's class; raise `ModelError` for invalid fields."""
     stated = {key: value for key, value in config.items() if value is not None}
     counts = [stated[key] for key in _EXPERT_COUNTS if key in stated]
     whole = {**family.defaults, **stated, **({"num_experts": counts[0]} if counts else {})}
@@ -43,7 +41,7 @@ def with_defaults(family: Family, config: Config) -> dict[str, Any]:
 
 
 def position_width(family: Family, config: Config) -> int:
-    """Return the elements that the rotary embedding keeps for each position of a sequence."""
+    """Return the elements that the rotary embedding saves per position of a sequence."""
     head_dim = config.get("head_dim") or _size(config, "hidden_size") // _size(config, "num_attention_heads")
     rotary = config.get("qk_rope_head_dim") or round(head_dim * config.get("partial_rotary_factor", 1.0))
     return family.rotary * int(rotary)
@@ -112,7 +110,9 @@ def _feed_forward_shape(family: Family, config: Config, index: int) -> FeedForwa
 def _chosen_experts(config: Config) -> int:
     chosen, experts = _size(config, "num_experts_per_tok"), _size(config, "num_experts")
     if chosen > experts:
-        raise ModelError(f"config.json: num_experts_per_tok is {chosen}", hint=f"there are {experts} experts")
+        raise ModelError(
+            f"config.json: num_experts_per_tok is {chosen}", hint=f"it must be at most num_experts, {experts}"
+        )
     return chosen
 
 
@@ -136,7 +136,5 @@ def _switch(config: Config, rule: str | bool) -> bool:
 def _size(config: Config, key: str) -> int:
     value = config.get(key)
     if not is_whole(value, 1):
-        raise ModelError(
-            f"config.json: {key} is {value!r:.80}", hint="a whole number of at least 1 is needed"
-        )
+        raise ModelError(f"config.json: {key} is {value!r:.80}", hint="it must be an integer of at least 1")
     return value

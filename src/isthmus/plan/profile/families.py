@@ -1,8 +1,7 @@
-"""What tells one model family from another: where its `config.json` keeps each dimension, and what it leaves
-unsaid.
+"""`FAMILIES`: per model family, the keys of its dimensions in `config.json` and their defaults.
 
-A family is a row of data (`FAMILIES`); where a rule needs code (which layers look through a window, which
-have experts) it is one of the small functions below. Defaults are those of the families' published classes.
+Rules that need code (which layers have a sliding window, which have experts) are the small functions below.
+Defaults are those of the families' published classes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Config = Mapping[str, Any]
 
 
 def no_window(config: Config, index: int) -> int | None:  # noqa: ARG001
-    """Every layer sees everything before it."""
+    """Return None: every layer has full attention."""
     return None
 
 
@@ -28,7 +27,7 @@ def _every_layer(config: Config, index: int) -> int | None:  # noqa: ARG001
 
 
 def _from_layer(config: Config, index: int) -> int | None:
-    """Qwen2 and Qwen3: layers from `max_window_layers` on, and only if `use_sliding_window`."""
+    """Return the window of layers from `max_window_layers`, if `use_sliding_window` (Qwen2, Qwen3)."""
     if not config.get("use_sliding_window") or index < config.get("max_window_layers", 28):
         return None
     return config.get("sliding_window")
@@ -39,7 +38,7 @@ def _where_used(config: Config, index: int) -> int | None:  # noqa: ARG001
 
 
 def _all_but_each(period: int) -> Callable[[Config, int], int | None]:
-    """Every `period`-th layer sees everything, the others a window (Gemma 2, Gemma 3, GPT-OSS)."""
+    """Return a rule: every `period`-th layer has full attention, others a window (Gemma 2 and 3, GPT-OSS)."""
 
     def window(config: Config, index: int) -> int | None:
         each = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or period
@@ -57,23 +56,22 @@ def _always(config: Config, index: int) -> bool:  # noqa: ARG001
 
 
 def _by_step(config: Config, index: int) -> bool:
-    """Qwen MoE: every `decoder_sparse_step`-th layer, but not those of `mlp_only_layers`."""
+    """Return True for every `decoder_sparse_step`-th layer, except `mlp_only_layers` (Qwen MoE)."""
     step = config.get("decoder_sparse_step", 1)
     return index not in (config.get("mlp_only_layers") or ()) and step > 0 and (index + 1) % step == 0
 
 
 def _after_dense(config: Config, index: int) -> bool:
-    """DeepSeek: all layers after the first `first_k_dense_replace`."""
+    """Return True for all layers after the first `first_k_dense_replace` (DeepSeek)."""
     return index >= int(config.get("first_k_dense_replace", 0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A row of the table: switches, names of keys, and defaults of what a `config.json` may leave out.
+    """The rules of a model family: switches, keys, and defaults of optional fields of its `config.json`.
 
-    A switch given as text is the key that holds it. `kernel` is what transformers takes where nothing is
-    asked for. `rotary` counts the tensors of the rotary dimension that a position keeps: a cosine and a sine,
-    or half of each.
+    A switch given as text is the key that holds it. `kernel` is the default of transformers. `rotary` is the
+    number of tensors of the rotary dimension saved per position: a cosine and a sine, or half of each.
     """
 
     defaults: Config = field(default_factory=dict)
@@ -203,10 +201,10 @@ FAMILIES["Gemma3ForConditionalGeneration"] = FAMILIES["Gemma3ForCausalLM"]
 
 
 def family_of(architecture: str) -> Family:
-    """Return the family of a Hugging Face class name; raise `ModelError` for one that is not known."""
+    """Return the family of a Hugging Face class name; raise `ModelError` for an unknown one."""
     if architecture not in FAMILIES:
         raise ModelError(
             f"no profile for the architecture '{architecture}'",
-            hint="known are " + ", ".join(sorted(FAMILIES)),
+            hint="supported: " + ", ".join(sorted(FAMILIES)),
         )
     return FAMILIES[architecture]

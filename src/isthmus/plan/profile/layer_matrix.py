@@ -1,7 +1,6 @@
-"""The layer matrix of `cross-domain-pooling.txt`, 4.1.1: compute, memory and communication of every kind of
-layer.
+"""The layer matrix of `cross-domain-pooling.txt`, 4.1.1: compute, memory and communication by kind of layer.
 
-Beside it the matrix of communication costs between layers, and the merging of small layers before a split.
+Also the matrix of communication between layers, and the merging of small layers before a split.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from isthmus.plan.profile.model_profile import ModelProfile
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
-    """One row: what a part of the model costs for a micro-batch of `num_tokens` tokens, forward.
-
-    `moved_bytes` is the memory traffic; `kept_bytes` the activations kept for the backward pass; `sent_bytes`
-    what a pipeline sends if it is cut behind this part; `intensity` operations per byte moved.
-    """
+    """One row: the forward cost of a part of the model for one micro-batch."""
 
     name: str
     kind: str
     count: int
+    """Number of occurrences in the model."""
     parameters: int
     forward_flops: float
     moved_bytes: float
+    """Memory traffic."""
     kept_bytes: float
+    """Activations saved for the backward pass."""
     sent_bytes: float
+    """Bytes that a pipeline sends if it is split after this part."""
 
     @property
     def intensity(self) -> float:
-        """Operations per byte of memory traffic: above a chip's own ratio the part is bound by compute."""
+        """Operations per byte of memory traffic; above the chip's own ratio the part is compute-bound."""
         return self.forward_flops / self.moved_bytes if self.moved_bytes else 0.0
 
 
 def layer_matrix(
     profile: ModelProfile, *, sequence_length: int, num_tokens: float, precision_bytes: int = 2
 ) -> tuple[LayerCost, ...]:
-    """Return one row per kind of part, in the order of a forward pass; `count` is how often it occurs."""
+    """Return one row per kind of part, in forward order, for a micro-batch of `num_tokens` tokens."""
     counted: dict[tuple[str, Component], int] = {}
     for layer in profile.layers:
         for part in layer.components:
@@ -67,10 +66,10 @@ def layer_matrix(
 def communication_matrix(
     profile: ModelProfile, num_tokens: float, precision_bytes: int = 2
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the bytes that layer i sends to layer j forward: the hidden state to the next layer, else
-    nothing.
+    """Return the bytes that layer i sends to layer j in the forward pass, (num_layers, num_layers).
 
-    A decoder is a chain, so the matrix has one diagonal; the backward pass sends as much the other way.
+    A decoder is a chain, so only the hidden states to the next layer count; the backward pass sends the same
+    in the opposite direction.
     """
     size, sent = profile.num_layers, profile.boundary_bytes(num_tokens, precision_bytes)
     return tuple(tuple(sent if j == i + 1 else 0.0 for j in range(size)) for i in range(size))
@@ -79,8 +78,8 @@ def communication_matrix(
 def merge_small(costs_s: Sequence[float], smallest_s: float) -> tuple[tuple[int, int], ...]:
     """Merge neighbouring layers until each group costs at least `smallest_s`; return ranges [first, last).
 
-    Fewer, larger pieces make the split faster and spare boundaries that would not pay. A rest that stays too
-    small joins the group before it. Order and completeness are kept: the ranges cover all layers, each once.
+    `costs_s`, (num_layers,), are seconds. Fewer groups make the split faster and avoid poor boundaries. A
+    remainder that is too small joins the previous group. The ranges are in order and cover each layer once.
     """
     ranges: list[tuple[int, int]] = []
     first, cost_s = 0, 0.0
@@ -96,7 +95,7 @@ def merge_small(costs_s: Sequence[float], smallest_s: float) -> tuple[tuple[int,
 
 
 def render_layer_matrix(rows: Sequence[LayerCost]) -> str:
-    """Return the matrix as a table for people."""
+    """Return the matrix as a text table."""
     head = ("part", "times", "parameters", "GFLOP", "moved", "FLOP/byte", "kept", "sent")
     cells = [
         (
@@ -115,7 +114,7 @@ def render_layer_matrix(rows: Sequence[LayerCost]) -> str:
 
 
 def render_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as aligned text: the first column to the left, numbers to the right."""
+    """Return a text table with the first column left-aligned and the others right-aligned."""
     widths = [max(len(line[column]) for line in (head, *rows)) for column in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:

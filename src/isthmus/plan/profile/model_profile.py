@@ -1,6 +1,6 @@
-"""The profile of a model: what every layer costs in parameters, operations, bytes and memory, without torch.
+"""`profile_model`: the parameters, operations, bytes and memory of every layer of a model, without torch.
 
-`profile_model(load_model("config.json"))` reads the dimensions; the rest is arithmetic on `Component`s.
+It reads the dimensions from `config.json`; the rest is arithmetic on `Component`s.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class LayerProfile:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """The parts of the layer."""
+        """The components of the layer."""
         return (self.norms, self.attention, self.feed_forward)
 
     @property
     def kind(self) -> str:
-        """What tells this layer from others: `"full dense"`, `"window experts"`, ..."""
+        """The kind of layer, such as `"full dense"` or `"window experts"`."""
         window = self.attention.core.window if self.attention.core else None
         return f"{'window' if window else 'full'} {self.feed_forward.kind}"
 
@@ -74,15 +74,15 @@ class LayerProfile:
         return sum(part.forward_flops(sequence_length, num_tokens) for part in self.components)
 
     def backward_flops(self, sequence_length: int, num_tokens: float, recompute: Recompute = "none") -> float:
-        """Return the operations of the backward pass, recomputation included."""
+        """Return the operations of the backward pass, including recomputation."""
         return sum(part.backward_flops(sequence_length, num_tokens, recompute) for part in self.components)
 
     def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:
-        """Return the bytes a forward pass reads and writes: weights once, kept tensors once each way."""
+        """Return the memory traffic of a forward pass: weights read, saved tensors written and read once."""
         return sum(part.bytes_moved(sequence_length, num_tokens, precision_bytes) for part in self.components)
 
     def on_chip(self, shard: Sharding) -> int:
-        """Return the parameters one chip holds."""
+        """Return the parameters that one chip holds."""
         return sum(part.on_chip(shard) for part in self.components)
 
     def activation_bytes(
@@ -93,7 +93,7 @@ class LayerProfile:
         recompute: Recompute = "none",
         shard: Sharding = WHOLE,
     ) -> float:
-        """Return the bytes kept per micro-batch of `tokens` tokens; `full` keeps only the layer's input."""
+        """Return the bytes saved per micro-batch of `tokens` tokens; `full` saves only the layer's input."""
         if recompute == "full":
             return tokens * self.hidden_size * precision_bytes / (shard.tp if shard.sp else 1)
         return sum(
@@ -102,7 +102,7 @@ class LayerProfile:
         )
 
     def kv_cache_bytes_per_token(self, precision_bytes: int, *, tp: int = 1) -> float:
-        """Return the bytes of key and value (MLA: of the shared latent, on every chip) for one token."""
+        """Return the KV-cache bytes of one token (MLA: of the latent, replicated on every chip)."""
         core = self.attention.core
         kv_heads = max((w.cut for w in self.attention.weights if w.name == "k"), default=1)
         return self.attention.kv_width * precision_bytes / min(tp, kv_heads) if core else 0.0
@@ -110,10 +110,11 @@ class LayerProfile:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelProfile:
-    """A decoder-only transformer, layer by layer. Equal layers are one shared object.
+    """A decoder-only transformer by layers; equal layers are one object.
 
-    With `tied_embeddings` the head has no weights of its own; on a pipeline its last stage holds a copy.
-    `position_width` is the elements that the rotary embedding keeps per position of a sequence.
+    With `tied_embeddings` the head has no weights; in a pipeline the last stage holds a copy of the
+    embedding. `position_width` is the number of elements that the rotary embedding saves per position of a
+    sequence.
     """
 
     architecture: str
@@ -133,12 +134,12 @@ class ModelProfile:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, a shared embedding counted once."""
+        """Parameters of the whole model; a tied embedding counts once."""
         return sum(part.parameters for part in self._parts())
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses (all of the embedding is counted, though one row is read)."""
+        """Parameters that one token uses; the whole embedding counts, although a token reads one row."""
         return sum(part.active_parameters for part in self._parts())
 
     def forward_flops(self, sequence_length: int, num_tokens: float) -> float:
@@ -146,19 +147,17 @@ class ModelProfile:
         return sum(part.forward_flops(sequence_length, num_tokens) for part in self._parts())
 
     def backward_flops(self, sequence_length: int, num_tokens: float, recompute: Recompute = "none") -> float:
-        """Return the operations of the backward pass; the ends of the model are never recomputed."""
+        """Return the operations of the backward pass; embedding, final norm and head are not recomputed."""
         layers = sum(layer.backward_flops(sequence_length, num_tokens, recompute) for layer in self.layers)
         ends = (self.embedding, self.final_norm, self.head)
         return layers + sum(part.backward_flops(sequence_length, num_tokens) for part in ends)
 
     def boundary_bytes(self, tokens: float, precision_bytes: int) -> float:
-        """Return what crosses to the next stage for `tokens` tokens: the hidden state (backward: its
-        gradient).
-        """
+        """Return the bytes of `tokens` tokens between stages: hidden states (backward: their gradients)."""
         return tokens * self.hidden_size * precision_bytes
 
     def kv_cache_bytes_per_token(self, precision_bytes: int, *, tp: int = 1) -> float:
-        """Return the bytes of key/value cache of one token over all layers, on one of `tp` chips."""
+        """Return the KV-cache bytes of one token over all layers, on one of `tp` chips."""
         return sum(layer.kv_cache_bytes_per_token(precision_bytes, tp=tp) for layer in self.layers)
 
     def _parts(self) -> Iterable[Component | LayerProfile]:
@@ -168,9 +167,9 @@ class ModelProfile:
 def profile_model(model: Model, *, kernel: Kernel | None = None) -> ModelProfile:
     """Return the profile of `model`, from its `config.json` alone.
 
-    `kernel` says how attention is computed: `fused` (scaled_dot_product_attention, flash attention), `eager`
-    (scores in memory); without it, as transformers does for the family (eager for Gemma 2 and GPT-OSS, else
-    fused). Raises `ModelError` where the architecture is not known or a dimension is missing.
+    `kernel` is the attention kernel: `fused` (scaled_dot_product_attention, flash attention) or `eager`
+    (scores in memory); the default is that of transformers (eager for Gemma 2 and GPT-OSS, else fused).
+    Raises `ModelError` for an unknown architecture or a missing or invalid dimension.
     """
     family = family_of(model.architecture)
     config = with_defaults(family, model.config)

@@ -1,4 +1,4 @@
-"""Norms: how many parameters each kind has, and which tensors autograd keeps for it."""
+"""Norms: the parameters of each kind, and the tensors that autograd saves for it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Literal
 from isthmus.plan.profile.component import Saved
 
 NormKind = Literal["rms", "rms_fp32", "layer"]
-"""`rms` scales in the compute precision (Llama), `rms_fp32` in fp32 (Gemma, GPT-OSS); `layer` has mean and
-bias.
-"""
+"""`rms` scales in the compute precision (Llama), `rms_fp32` in fp32 (Gemma, GPT-OSS); `layer`: LayerNorm."""
 
 
 def norm_parameters(kind: NormKind, width: int) -> int:
@@ -20,9 +18,9 @@ def norm_parameters(kind: NormKind, width: int) -> int:
 def norm_saved(
     name: str, kind: NormKind, width: int, *, cut: Literal["tp", "sp", "none"] = "sp", groups: int = 1
 ) -> tuple[Saved, ...]:
-    """Return what a norm over `width` keeps: its input, the statistics of `groups` rows, the scaled input.
+    """Return the tensors that a norm over `width` saves: input, statistics of `groups` rows, scaled input.
 
-    An RMS norm works on an fp32 copy of its input, and keeps that copy.
+    An RMS norm computes on an fp32 copy of its input and saves that copy.
     """
     if kind == "layer":
         return (

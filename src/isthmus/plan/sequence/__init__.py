@@ -1,1 +1,1 @@
-"""Long sequences: blocks dealt to cores, ranks dealt to sequences."""
+"""Algorithms for long sequences: attention blocks per core, ranks per sequence."""

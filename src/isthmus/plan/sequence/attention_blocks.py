@@ -1,5 +1,4 @@
-"""`balance_blocks`: deal the blocks of an attention score matrix to cores so that the slowest core ends
-early.
+"""`balance_blocks`: assigns the blocks of an attention score matrix to cores, balancing their load.
 
 Source: long-sequence RL report, section 2.2.3. See `docs/algorithms/attention-blocks.md`.
 """
@@ -15,7 +14,7 @@ from isthmus.core.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPlan:
-    """Blocks by core, in order: `cores[i]` lists block indices. `total_cost` adds the cost of using cores."""
+    """Block indices of each core, in order; `total_cost` is `slowest_cost` plus the cost of its cores."""
 
     cores: tuple[tuple[int, ...], ...]
     slowest_cost: float
@@ -23,13 +22,13 @@ class BlockPlan:
 
 
 def core_range(num_blocks: int, num_cores: int) -> tuple[int, int]:
-    """Return the fewest and most cores worth trying.
+    """Return the minimum and maximum number of cores to try.
 
-    All cores if there are at least (num_cores - 2) num_cores blocks. Else from sqrt(num_blocks + 1/4) + 1/2,
-    rounded down, to `num_cores`. Never more cores than blocks.
+    With at least (num_cores - 2) num_cores blocks it is all cores; otherwise from
+    floor(sqrt(num_blocks + 1/4) + 1/2) to `num_cores`. Never more cores than blocks.
     """
     if num_blocks < 1 or num_cores < 1:
-        raise InputError(f"{num_blocks} blocks on {num_cores} cores", hint="at least one of each")
+        raise InputError(f"{num_blocks} blocks on {num_cores} cores", hint="give at least one of each")
     most = min(num_blocks, num_cores)
     if num_blocks >= (num_cores - 2) * num_cores:
         return most, most
@@ -38,14 +37,14 @@ def core_range(num_blocks: int, num_cores: int) -> tuple[int, int]:
 
 
 def balance_blocks(block_costs: Sequence[float], num_cores: int, cost_per_core: float = 0.0) -> BlockPlan:
-    """Return the cheapest of the plans for each number of cores in `core_range`; ties go to fewer cores.
+    """Return the cheapest assignment over the numbers of cores in `core_range`; ties go to fewer cores.
 
-    `block_costs[j]` is the cost of block `j` (any unit, at least 0); blocks stay in order and a core has a
-    run of them. `cost_per_core` (rho in the report) is what each core used adds for scheduling.
+    `block_costs[j]` is the cost of block `j`, (num_blocks,), in any unit, at least 0. Each core gets a
+    contiguous range of blocks. `cost_per_core` (rho in the report) is the scheduling cost of each used core.
     """
     fewest, most = core_range(len(block_costs), num_cores)
     if min(block_costs) < 0 or cost_per_core < 0:
-        raise InputError("a negative cost", hint="costs are at least 0")
+        raise InputError("negative cost", hint="costs must be at least 0")
     plans = []
     for count in range(fewest, most + 1):
         cores = _deal(block_costs, count)
@@ -55,20 +54,20 @@ def balance_blocks(block_costs: Sequence[float], num_cores: int, cost_per_core: 
 
 
 def _deal(block_costs: Sequence[float], count: int) -> tuple[tuple[int, ...], ...]:
-    """Fill core after core up to an even share of what is left; half a block may stick out."""
+    """Fill core after core up to an equal share of the remaining cost; half a block may exceed it."""
     cores: list[tuple[int, ...]] = []
     left, block = math.fsum(block_costs), 0
     for core in range(count):
         limit = left / (count - core)
-        mine: list[int] = []
+        assigned: list[int] = []
         cost = 0.0
         while block < len(block_costs):
             last = core == count - 1
             if not last and not cost + block_costs[block] * 0.5 < limit:
                 break
-            mine.append(block)
+            assigned.append(block)
             cost += block_costs[block]
             block += 1
         left -= cost
-        cores.append(tuple(mine))
+        cores.append(tuple(assigned))
     return tuple(cores)

@@ -1,1 +1,1 @@
-"""What a plan takes: rooflines, collectives, calibration, and the prediction by simulation."""
+"""The time model of plans: rooflines, collectives, calibration, and prediction by simulation."""

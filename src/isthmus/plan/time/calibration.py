@@ -1,7 +1,7 @@
-"""`Calibration`: the parameters of the time model as fitted, from what, and how sure they are.
+"""`Calibration`: fitted parameters of the time model, with their source and uncertainty.
 
-A calibration file is YAML of version 1. It names its source and the runs it was fitted on, and a prediction
-made with it is never compared with those.
+A calibration file is YAML of version 1. It names its source and the runs it was fitted on; its predictions
+must not be compared with those runs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from isthmus.plan.time.parameters import PARAMETERS
 
 
 class Parameter(Frozen):
-    """A fitted value and its relative uncertainty (standard deviation of the logarithm)."""
+    """A fitted value and its relative uncertainty, the standard deviation of its logarithm."""
 
     value: Positive
     relative: NotNegative
 
 
 class Calibration(Frozen):
-    """Parameters by name, or by `CHIP/name` and `FROM>TO/name` where they hold for one chip or link alone.
+    """Parameters by name, or by `CHIP/name` and `FROM>TO/name` for a single chip or link.
 
-    `fitted_on` names the runs or micro-benchmarks it was fitted on; `residual` is the relative error that
-    the fit left (standard deviation of the logarithm). What it does not name keeps its default.
+    `fitted_on` names the runs or micro-benchmarks of the fit; `residual` is its remaining relative error
+    (standard deviation of the logarithm). Missing parameters have their defaults.
     """
 
     version: Literal[1] = 1
@@ -47,11 +47,11 @@ class Calibration(Frozen):
     def _known(self) -> Calibration:
         for key in self.parameters:
             if key.rpartition("/")[2] not in PARAMETERS:
-                raise ValueError(f"unknown parameter '{key}'; known are {', '.join(PARAMETERS)}")
+                raise ValueError(f"unknown parameter '{key}'; known: {', '.join(PARAMETERS)}")
         return self
 
     def key(self, name: str, scope: str = "") -> str:
-        """Return the key under which `name` is found for a chip or link: its own, or that of all."""
+        """Return the key of parameter `name` for a chip or link: its own if present, else the general one."""
         own = f"{scope}/{name}"
         return own if scope and own in self.parameters else name
 
@@ -66,7 +66,7 @@ class Calibration(Frozen):
         return found.relative if found else PARAMETERS[name].relative
 
     def with_values(self, values: Mapping[str, float]) -> Calibration:
-        """Return a calibration with other values for some keys; their uncertainties are kept."""
+        """Return a calibration with new values for some keys and unchanged uncertainties."""
         parameters = dict(self.parameters)
         for key, value in values.items():
             scope, _, name = key.rpartition("/")
@@ -74,21 +74,21 @@ class Calibration(Frozen):
         return self.model_copy(update={"parameters": parameters})
 
     def require_unseen(self, run: str) -> None:
-        """Raise `InputError` if the calibration was fitted on `run`: agreement would prove nothing."""
+        """Raise `InputError` if the calibration was fitted on `run`."""
         if run in self.fitted_on:
             raise InputError(
                 f"calibration '{self.name}' was fitted on '{run}'",
-                hint="compare its predictions with other runs, or calibrate without this one",
+                hint="compare its predictions with other runs, or calibrate without this run",
             )
 
 
 DATA_SHEET = Calibration(name="data-sheet", source="data sheets and the defaults of the time model")
-"""What is assumed where nothing was measured."""
+"""The calibration without measurements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The parameters as they hold for one chip."""
+    """The values of the parameters in `PARAMETERS` for one chip."""
 
     matmul_share: float
     attention_share: float
@@ -110,7 +110,7 @@ class Rates:
 
 
 def load_calibration(path: str | Path) -> Calibration:
-    """Read a calibration file; raise `FileError` with line and field of a mistake."""
+    """Read a calibration file; raise `FileError` with the line and field of an error."""
     file = Path(path)
     document, lines = read_yaml(file)
     try:
@@ -120,7 +120,7 @@ def load_calibration(path: str | Path) -> Calibration:
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration file; raise `FileError` where the folder cannot be written."""
+    """Write a calibration file; raise `FileError` if the file cannot be written."""
     text = yaml.safe_dump(calibration.model_dump(mode="json"), sort_keys=False)
     try:
         Path(path).write_text(text, encoding="utf-8")
@@ -129,9 +129,9 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
 
 
 def smooth_max(a: float, b: float, sharpness: float = 3.0) -> float:
-    """Return a smooth maximum of two times that overlap: (a^k + b^k)^(1/k), at least either, at most both.
+    """Return the smooth maximum (a^k + b^k)^(1/k) of two overlapping times, between max(a, b) and a + b.
 
-    Kernels of one pass differ: where host and chip are about as fast, each waits for the other in turn.
+    Kernels of a pass differ: if host and chip are about equally fast, each waits for the other in turn.
     """
     high, low = max(a, b), min(a, b)
     return high * math.pow(1 + math.pow(low / high, sharpness), 1 / sharpness) if high > 0 else 0.0

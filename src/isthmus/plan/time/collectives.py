@@ -1,9 +1,9 @@
-"""What collectives take: alpha-beta closed forms by topology tier, and the algorithm by size.
+"""The time of collectives: alpha-beta models by topology tier, with the faster algorithm for each size.
 
-A group of `size` chips, `stride` places apart, lies in one node or over several. Inside a node each chip has
-a link, between nodes a share of the network; a collective over nodes is hierarchical: reduce-scatter inside,
-all-reduce between nodes of each chip's part, all-gather inside. Source: R. Thakur, R. Rabenseifner, W. Gropp,
-"Optimization of collective communication operations in MPICH", 2005.
+A group of `size` chips, `stride` positions apart, spans one or several nodes. Each chip has a link inside its
+node and a share of the network between nodes. A collective over several nodes is hierarchical: reduce-scatter
+inside, all-reduce of each chip's part between nodes, all-gather inside. Source: R. Thakur, R. Rabenseifner,
+W. Gropp, "Optimization of collective communication operations in MPICH", 2005.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 
 HOP_S = 4e-6
-"""Seconds of one step of a collective inside a node, beside its start."""
+"""Seconds of one step of a collective inside a node, without its start-up latency."""
 
 NETWORK_HOP_S = 8e-6
-"""Seconds of one step between nodes."""
+"""Seconds of one step of a collective between nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Rates that exchanges reach, per chip and direction in bytes a second, and what starting one costs."""
+    """Achieved rates per chip and direction, and start-up latencies, inside a node and between nodes."""
 
     chips_per_node: int
     link_bytes_per_s: float
@@ -30,23 +30,23 @@ class Topology:
     network_latency_s: float
 
     def tiers(self, size: int, stride: int = 1) -> tuple[int, int]:
-        """Return (members in a node, nodes) of a group of `size` chips that are `stride` places apart."""
+        """Return (chips per node, nodes) of a group of `size` chips that are `stride` positions apart."""
         inside = min(size, max(1, self.chips_per_node // stride))
         return inside, -(-size // inside)
 
 
 def ring_all_reduce_s(num_bytes: float, size: int, bytes_per_s: float, hop_s: float) -> float:
-    """Return 2 (p - 1) a + 2 (p - 1) / p B b: optimal in bandwidth."""
+    """Return 2 (p - 1) a + 2 (p - 1) / p B b, which is bandwidth-optimal."""
     return 2 * (size - 1) * hop_s + 2 * (size - 1) / size * num_bytes / bytes_per_s
 
 
 def tree_all_reduce_s(num_bytes: float, size: int, bytes_per_s: float, hop_s: float) -> float:
-    """Return 2 log2(p) a + 2 B b, for a pipelined double tree: few steps, so faster for small messages."""
+    """Return 2 log2(p) a + 2 B b, for a pipelined double tree, which is faster for small messages."""
     return 2 * math.ceil(math.log2(size)) * hop_s + 2 * num_bytes / bytes_per_s
 
 
 def all_reduce_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
-    """Return the seconds of an all-reduce of `num_bytes` held by each of `size` chips."""
+    """Return the seconds of an all-reduce of `num_bytes` on each of `size` chips."""
     return sum(_all_reduce(topology, num_bytes, size, stride))
 
 
@@ -66,9 +66,9 @@ def _all_reduce(topology: Topology, num_bytes: float, size: int, stride: int) ->
 
 
 def all_gather_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
-    """Return the seconds of an all-gather (or reduce-scatter) to `num_bytes`, held in `size` parts before.
+    """Return the seconds of an all-gather of `size` parts to `num_bytes` (or of the inverse reduce-scatter).
 
-    Half of the ring all-reduce; the part between nodes comes first, of what a chip's peers will pass on.
+    It is half of a ring all-reduce; each chip first gathers its share between nodes, then inside its node.
     """
     if size < 2:
         return 0.0
@@ -86,7 +86,7 @@ def all_gather_s(topology: Topology, num_bytes: float, size: int, stride: int = 
 def all_to_all_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
     """Return the seconds of an all-to-all in which each of `size` chips sends `num_bytes`, evenly to all.
 
-    What stays in the node and what leaves it travel at once, over links of their own.
+    Traffic inside the node and between nodes uses separate links in parallel.
     """
     if size < 2:
         return 0.0
@@ -109,7 +109,7 @@ def send_s(topology: Topology, num_bytes: float, *, same_node: bool) -> float:
 
 @cache
 def all_reduce_bytes_per_s(topology: Topology, size: int, stride: int = 1) -> float:
-    """Return the rate R at which an all-reduce of much data runs: it takes 2 (p - 1) / p x bytes / R."""
+    """Return the rate R of a large all-reduce, which takes 2 (p - 1) / p x bytes / R seconds."""
     if size < 2:
         return math.inf
     num_bytes = 1e12

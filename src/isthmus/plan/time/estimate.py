@@ -1,4 +1,4 @@
-"""The closed form of a 1F1B iteration: its pace and its length, from stage times and hops."""
+"""Closed forms of the pace and the iteration time of 1F1B, from stage times and hops."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from isthmus.core.plan import StageTime
 
 
 def cycle_s(times: Sequence[StageTime], hop_s: Sequence[float]) -> float:
-    """Return a lower bound on the pace of 1F1B, seconds per micro-batch.
+    """Return a lower bound on the steady-state seconds per micro-batch of 1F1B.
 
-    Stage `i` of `S` has `S - i` micro-batches under way, and each comes back only after it has been through
-    all later stages: so the pace is bounded by the slowest stage and by that round trip over its number in
-    flight. `hop_s` is the time of one exchange at each boundary (0 inside a cluster).
+    Stage `i` of `S` has `S - i` micro-batches in flight, and each returns only after a round trip through all
+    later stages. The pace is therefore bounded by the slowest stage and by each round trip over its number in
+    flight. `hop_s`, (num_stages - 1,), is the time of one message at each boundary (0 inside a cluster).
     """
     count = len(times)
     pace_s, later_s = 0.0, 0.0
@@ -24,6 +24,6 @@ def cycle_s(times: Sequence[StageTime], hop_s: Sequence[float]) -> float:
 
 
 def iteration_estimate_s(times: Sequence[StageTime], hop_s: Sequence[float], micro_batches: int) -> float:
-    """Return a quick estimate of a 1F1B step, used to rank candidates before they are simulated."""
+    """Return a quick estimate of the seconds of a 1F1B step, to rank candidates before simulating them."""
     round_s = sum(t.forward_s + t.backward_s for t in times) + 2 * sum(hop_s)
     return round_s + (micro_batches - 1) * cycle_s(times, hop_s)

@@ -1,9 +1,10 @@
-"""`fit_calibration`: parameters from measured times, by least squares, with their uncertainty.
+"""`fit_calibration`: fits time-model parameters to measured times by least squares, with uncertainties.
 
-Logarithms of times are compared, so errors are relative, and logarithms of parameters are moved, so they stay
-positive. What was believed before (each parameter's value and uncertainty) counts as one more measurement:
-what the runs say nothing about keeps its default. Outliers count less (Huber's loss). Solved by Gauss-Newton
-with Levenberg's damping and differences for derivatives; parameters are few, so plain Python will do.
+The fit compares logarithms of times, so errors are relative, and varies logarithms of parameters, so they
+stay positive. The prior (each parameter's value and uncertainty) enters as one more measurement, so
+parameters that the runs do not determine keep their defaults. Huber's loss limits the weight of outliers. The
+solver is Gauss-Newton with Levenberg-Marquardt damping and finite differences, in plain Python since
+parameters are few.
 """
 
 from __future__ import annotations
@@ -17,49 +18,48 @@ from isthmus.plan.time.calibration import Calibration, Parameter
 from isthmus.plan.time.parameters import PARAMETERS
 
 ROUNDS = 12
-"""Steps of the solver at most."""
+"""Maximum number of solver steps."""
 
 SCATTERS = 3
-"""Times the scatter of the runs is estimated and the fit made again."""
+"""Number of times that the scatter of the runs is estimated and the fit repeated."""
 
 HUBER = 1.5
-"""Residuals beyond so many standard deviations count linearly, not squared."""
+"""Residuals above this number of standard deviations count linearly instead of squared."""
 
 LEAST_RESIDUAL = 0.01
-"""What the time of an iteration is known to; no model is trusted further."""
+"""Least relative error that is assumed for any measured or modelled iteration time."""
 
 Matrix = list[list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A measured time, and what the model says of it under a calibration (both in seconds).
-
-    `shape` is the scope of the layers' shape where they all have the same (`shape_scope`).
-    """
+    """A measured time and its model."""
 
     name: str
     measured_s: float
     model: Callable[[Calibration], float]
+    """Predicts the time in seconds under a calibration."""
     shape: str = ""
+    """Scope of the layers' shape (`shape_scope`), if they all have the same."""
 
 
 def fit_calibration(
     start: Calibration, keys: Sequence[str], runs: Sequence[Observation], *, name: str, source: str
 ) -> Calibration:
-    """Return `start` with `keys` fitted to `runs`, their uncertainty, and the runs' names.
+    """Return `start` with `keys` fitted to `runs`, their uncertainties, and the runs' names.
 
-    More runs than keys tell their own scatter, which becomes the residual. Fewer are met as nearly as a time
-    can be measured, and the residual stays what it was: they say nothing of the model's error elsewhere.
-    Raises `InputError` without a run, or for a time that is not positive.
+    With more runs than keys, the scatter of the runs becomes the residual. Otherwise the fit matches the runs
+    to measurement accuracy and keeps the residual of `start`, as the runs do not show the model's error.
+    Raises `InputError` without runs, or for a time that is not positive.
     """
     if not runs or any(not run.measured_s > 0 for run in runs):
-        raise InputError("nothing to fit to", hint="give at least one run with a time above 0")
+        raise InputError("no runs with a positive time", hint="give at least one run with a time above 0")
     problem = _Problem(start, tuple(keys), tuple(runs))
     at, sigma, residual = problem.start, LEAST_RESIDUAL, start.residual
     if len(runs) > len(keys):
         sigma = max(start.residual, LEAST_RESIDUAL)
-        for _ in range(SCATTERS):  # with the scatter that the fit before found
+        for _ in range(SCATTERS):  # each with the scatter of the previous fit
             at = problem.solve(at, sigma)
             residual = sigma = problem.scatter(at)
     else:
@@ -81,18 +81,19 @@ def fit_calibration(
 
 
 def fit_shapes(calibration: Calibration, runs: Sequence[Observation]) -> Calibration:
-    """Return `calibration`, fitted on `runs` before, with a factor for every shape that two or more of them
-    have.
+    """Return `calibration`, already fitted on `runs`, with a factor for every shape of two or more of them.
 
-    Kernels are chosen by shape, and no roofline knows which: this is where measuring beats it. A factor is
-    the mean error of the shape's runs, drawn to 1 by as much as their scatter asks for; one run alone is not
-    told from chance. The residual stays that of the fit: it holds for shapes that were not measured.
+    Libraries choose kernels by shape, which a roofline cannot model. The factor is the mean error of the
+    shape's runs, shrunk towards 1 according to their scatter; a single run is not enough. The residual stays
+    that of the fit, which holds for shapes that were not measured.
     """
-    found: dict[str, list[float]] = {}
+    errors_by_shape: dict[str, list[float]] = {}
     for run in runs:
         if run.shape:
-            found.setdefault(run.shape, []).append(math.log(run.measured_s / run.model(calibration)))
-    groups = {shape: errors for shape, errors in found.items() if len(errors) > 1}
+            errors_by_shape.setdefault(run.shape, []).append(
+                math.log(run.measured_s / run.model(calibration))
+            )
+    groups = {shape: errors for shape, errors in errors_by_shape.items() if len(errors) > 1}
     if not groups:
         return calibration
     scatter, belief = _within(list(groups.values())), PARAMETERS["shape_time"].relative
@@ -105,14 +106,17 @@ def fit_shapes(calibration: Calibration, runs: Sequence[Observation]) -> Calibra
 
 
 def _within(groups: Sequence[Sequence[float]]) -> float:
-    """Return the standard deviation of errors within their groups, each of two or more."""
+    """Return the standard deviation of errors within groups of two or more."""
     free = sum(len(group) - 1 for group in groups)
     total = sum((x - sum(group) / len(group)) ** 2 for group in groups for x in group)
     return max(LEAST_RESIDUAL, math.sqrt(total / free))
 
 
 class _Problem:
-    """The sum of squares over runs and beliefs, as a function of the logarithms of the parameters."""
+    """The least-squares problem over runs and prior, as a function of the logarithms of the parameters.
+
+    `at` has shape (num_keys,), `errors` (num_runs,); `sigma` is the standard deviation of the errors.
+    """
 
     def __init__(self, start: Calibration, keys: tuple[str, ...], runs: tuple[Observation, ...]) -> None:
         self.calibration, self.keys, self.runs = start, keys, runs
@@ -121,18 +125,18 @@ class _Problem:
         self.beliefs = [max(start.relative(name, scope), 1e-6) for scope, _, name in parts]
 
     def errors(self, at: Sequence[float]) -> list[float]:
-        """Return the logarithm of modelled over measured time, per run."""
+        """Return log(modelled / measured time) of each run, (num_runs,)."""
         values = {key: math.exp(x) for key, x in zip(self.keys, at, strict=True)}
-        moved = self.calibration.with_values(values)
-        return [math.log(run.model(moved) / run.measured_s) for run in self.runs]
+        trial = self.calibration.with_values(values)
+        return [math.log(run.model(trial) / run.measured_s) for run in self.runs]
 
     def cost(self, at: Sequence[float], errors: Sequence[float], sigma: float) -> float:
-        """Return the loss: Huber's over runs, squares over beliefs."""
+        """Return Huber's loss over the runs plus squares over the prior."""
         runs = sum(_huber(error / sigma) for error in errors)
         return runs + sum(((x - x0) / b) ** 2 for x, x0, b in zip(at, self.start, self.beliefs, strict=True))
 
     def jacobian(self, at: Sequence[float], errors: Sequence[float]) -> Matrix:
-        """Return the derivatives of the errors, a row per parameter."""
+        """Return the derivatives of the errors, (num_keys, num_runs)."""
         step, rows = 1e-3, []
         for index in range(len(at)):
             moved = [x + step * (i == index) for i, x in enumerate(at)]
@@ -140,12 +144,14 @@ class _Problem:
         return rows
 
     def solve(self, start: Sequence[float], sigma: float) -> list[float]:
-        """Return the parameters of least cost, from `start` on."""
+        """Return the minimum of the cost, starting at `start`, (num_keys,)."""
         at, damping = list(start), 1e-3
         errors = self.errors(at)
         cost = self.cost(at, errors, sigma)
         for _ in range(ROUNDS):
+            # Step 1: linearise at the current point.
             curvature, gradient = self._normal(at, errors, sigma)
+            # Step 2: raise the damping until a step lowers the cost.
             for _ in range(8):
                 damped = [
                     [v * (1 + damping) if i == j else v for j, v in enumerate(row)]
@@ -160,6 +166,7 @@ class _Problem:
                 damping *= 6
             else:
                 return at
+            # Step 3: accept the step, lower the damping, and stop once the cost has converged.
             small = cost - trial_cost < 1e-7 * (1 + cost)
             at, errors, cost, damping = trial, trial_errors, trial_cost, damping / 4
             if small:
@@ -169,7 +176,7 @@ class _Problem:
     def _normal(
         self, at: Sequence[float], errors: Sequence[float], sigma: float
     ) -> tuple[Matrix, list[float]]:
-        """Return the curvature and the gradient of half the cost."""
+        """Return the curvature, (num_keys, num_keys), and the gradient, (num_keys,), of half the cost."""
         rows = self.jacobian(at, errors)
         weights = [_weight(error / sigma) / sigma**2 for error in errors]
         size = range(len(at))
@@ -184,14 +191,14 @@ class _Problem:
         return curvature, gradient
 
     def scatter(self, at: Sequence[float]) -> float:
-        """Return the standard deviation of the errors, by their median; there are more runs than keys."""
+        """Return the standard deviation of the errors, from their median; requires more runs than keys."""
         errors = sorted(abs(error) for error in self.errors(at))
         free = len(errors) - len(at)
         middle = errors[len(errors) // 2]
         return max(LEAST_RESIDUAL, 1.4826 * middle * math.sqrt(len(errors) / free))
 
     def deviations(self, at: Sequence[float], sigma: float) -> list[float]:
-        """Return the standard deviation of each parameter: the root of the inverse curvature's diagonal."""
+        """Return the standard deviation of each parameter, (num_keys,), from the inverse curvature."""
         curvature, _ = self._normal(at, self.errors(at), sigma)
         size = len(at)
         unit = [[float(i == j) for j in range(size)] for i in range(size)]
@@ -207,7 +214,10 @@ def _weight(z: float) -> float:
 
 
 def solve_linear(matrix: Matrix, right: Sequence[float]) -> list[float]:
-    """Return x of matrix x = right, by elimination with pivots; the matrix must not be singular."""
+    """Return x of matrix x = right, by Gaussian elimination with pivoting.
+
+    `matrix` is non-singular, (n, n); `right` and the result are (n,).
+    """
     size = len(right)
     rows = [[*row, right[index]] for index, row in enumerate(matrix)]
     for column in range(size):

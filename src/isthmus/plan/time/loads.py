@@ -1,4 +1,4 @@
-"""From a plan to what the simulator runs: a load per stage, a schedule per replica, a wire per link."""
+"""Simulator inputs of a plan: the load of each stage, the schedule of each replica, the simulated links."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ from isthmus.sim.pipeline.warm_up import best_warm_up
 
 @dataclass(frozen=True, kw_only=True)
 class StageCost:
-    """One stage of one replica: what it takes and what it keeps, per chip.
-
-    Its gradients are reduced every step with those of `reducing` replicas, its own among them.
-    """
+    """The time and memory of one stage of one replica, per chip."""
 
     stage: Stage
     host: Host
     time: PassTime
     load: StageLoad
+    """The stage's input to the simulator."""
     memory: StageMemory
+    """Memory with one micro-batch in flight."""
     in_flight_limit: int
+    """Number of micro-batches in flight that fit in memory."""
     reducing: int
+    """Number of replicas, its own included, that reduce its gradients every step."""
 
 
 def group_of(pool: Pool, stage: Stage) -> NodeGroup:
-    """Return the node group of a stage; raise `InputError` for a cluster or group the pool does not have."""
+    """Return the node group of a stage; raise `InputError` for an unknown cluster or group."""
     known = {cluster.name: cluster for cluster in pool.clusters}
     if stage.cluster not in known:
-        raise InputError(f"the pool has no cluster '{stage.cluster}'", hint="it has " + ", ".join(known))
+        raise InputError(f"the pool has no cluster '{stage.cluster}'", hint="available: " + ", ".join(known))
     groups = {group.name: group for group in known[stage.cluster].node_groups}
     if stage.node_group not in groups:
         raise InputError(
             f"cluster '{stage.cluster}' has no node group '{stage.node_group}'",
-            hint="it has " + ", ".join(groups),
+            hint="available: " + ", ".join(groups),
         )
     return groups[stage.node_group]
 
@@ -65,11 +66,11 @@ def stage_costs(
 ) -> tuple[StageCost, ...]:
     """Return the cost of every stage of a replica.
 
-    Raises `PlanError` where the plan does not cut the model's layers, `InputError` for unknown places.
+    Raises `PlanError` if plan and model differ in layers, `InputError` for unknown clusters or node groups.
     """
     if plan.num_layers != profile.num_layers:
         raise PlanError(
-            f"the plan cuts {plan.num_layers} layers, the model has {profile.num_layers}",
+            f"the plan has {plan.num_layers} layers, the model {profile.num_layers}",
             hint="the last stage must end at the model's last layer",
         )
     stages = plan.pipeline(replica)
@@ -103,7 +104,7 @@ def _degrees(plan: Plan, stage: Stage) -> Degrees:
 
 
 def replicas_reducing(plan: Plan, replica: int) -> int:
-    """Return how many replicas reduce gradients with `replica` every step: all, or those of its group."""
+    """Return how many replicas reduce gradients with `replica` (included) every step: all, or its group."""
     if plan.local_steps == 1:
         return plan.dp
     return plan.replica_groups.count(plan.replica_groups[replica])
@@ -111,6 +112,8 @@ def replicas_reducing(plan: Plan, replica: int) -> int:
 
 @dataclass(frozen=True)
 class _Placed:
+    """A stage on its chips: the chip model, its micro-batch, its degrees and the time of a pass."""
+
     host: Host
     batch: Batch
     degrees: Degrees
@@ -164,10 +167,10 @@ def _update_s(plan: Plan, host: Host, parameters: float, precision_bytes: int) -
 
 
 def _shown_gradients(plan: Plan, dp: int, parameters: float, rate: float, backward_s: float) -> float:
-    """Return the bytes of gradients per chip whose reduction takes time of its own.
+    """Return the bytes of gradients per chip whose reduction is exposed, that is, not overlapped.
 
-    ZeRO reduces gradients and gathers weights of half their size. Reduced bucket by bucket, they hide behind
-    the backward of the last micro-batch.
+    ZeRO reduces gradients and gathers weights of half their size. With bucketed reduction they overlap the
+    backward of the last micro-batch.
     """
     whole = parameters * GRADIENT_BYTES * (0.75 if plan.zero else 1.0)
     reduce_s = 2 * (dp - 1) / dp * whole / rate
@@ -177,7 +180,7 @@ def _shown_gradients(plan: Plan, dp: int, parameters: float, rate: float, backwa
 
 
 def _gathered_s(degrees: Degrees, host: Host, memory: StageMemory, pass_s: float) -> float:
-    """Return the seconds of ZeRO 3's gathering of weights that the pass does not hide."""
+    """Return the exposed seconds of ZeRO 3's weight all-gather in a pass."""
     if degrees.zero < 3:
         return 0.0
     gathered_s = all_gather_s(host.topology, memory.weights_bytes * degrees.dp, degrees.dp)
@@ -185,7 +188,7 @@ def _gathered_s(degrees: Degrees, host: Host, memory: StageMemory, pass_s: float
 
 
 def batch_of(plan: Plan, replica: int) -> Batch:
-    """Return the micro-batch of one replica of a plan."""
+    """Return the shape of the micro-batches of a replica."""
     return Batch(
         micro_batch_size=plan.micro_batch_size_of(replica),
         sequence_length=plan.sequence_length,
@@ -194,14 +197,14 @@ def batch_of(plan: Plan, replica: int) -> Batch:
 
 
 def memory_bytes(plan: Plan) -> int:
-    """Return the bytes of a weight that is multiplied."""
+    """Return the bytes per element of the weights that compute uses."""
     return 4 if plan.precision in ("fp32", "tf32") else 2
 
 
 def _memory(
     plan: Plan, profile: ModelProfile, stages: Sequence[Stage], index: int, in_flight: int
 ) -> StageMemory:
-    """Return the memory of a stage, of both copies that it holds in a bidirectional schedule."""
+    """Return the memory of a stage, with both of its copies in a bidirectional schedule."""
     own = _memory_of_copy(plan, profile, stages, index, index, in_flight)
     if plan.num_copies == 1:
         return own
@@ -211,7 +214,7 @@ def _memory(
 def _memory_of_copy(
     plan: Plan, profile: ModelProfile, stages: Sequence[Stage], place: int, index: int, in_flight: int
 ) -> StageMemory:
-    """Return the memory of the layers of stage `index` where stage `place` is."""
+    """Return the memory of the layers of stage `index` on the chips of stage `place`."""
     stage = stages[place].model_copy(update={"layers": stages[index].layers})
     return _memory_of(
         profile,
@@ -236,9 +239,9 @@ def _memory_of(
     optimizer: tuple[bool, bool],
     recompute: tuple[Recompute, int | None],
 ) -> StageMemory:
-    """Return the memory of a stage, `optimizer` being (an outer one beside it, on the host).
+    """Return the memory of a stage; `optimizer` is (has an outer optimizer, is on the host).
 
-    It depends on no calibration, so fits ask for it many times over.
+    It is cached, because it is independent of the calibration and fits request it repeatedly.
     """
     return stage_memory(
         profile, layers, is_first=ends[0], is_last=ends[1],
@@ -250,35 +253,35 @@ def _memory_of(
 
 
 def distinct_replicas(plan: Plan) -> tuple[int, ...]:
-    """Return for each replica the first one that is like it."""
-    found: dict[tuple[object, ...], int] = {}
+    """Return the first equal replica of each replica, (dp,)."""
+    first_of: dict[tuple[object, ...], int] = {}
     pipelines: dict[int, list[Stage]] = {}
     for stage in plan.stages:
         pipelines.setdefault(stage.replica, []).append(stage)
-    kinds = []
+    first_equal = []
     for replica, stages in sorted(pipelines.items()):
-        alike = [tuple(value for name, value in stage if name != "replica") for stage in stages]
+        content = [tuple(value for name, value in stage if name != "replica") for stage in stages]
         batches = plan.micro_batches_of(replica), plan.micro_batch_size_of(replica)
-        kinds.append(found.setdefault((*batches, *alike), replica))
-    return tuple(kinds)
+        first_equal.append(first_of.setdefault((*batches, *content), replica))
+    return tuple(first_equal)
 
 
 def _in_flight_limit(memory: StageMemory, chip_bytes: int) -> int:
-    """Return how many micro-batches fit at once beside what is always held, at least one.
+    """Return how many micro-batches in flight fit next to static memory and buffers, at least one.
 
-    The allocator's reserve is not held back: it is freed before an allocation fails.
+    The allocator's reserve counts as free: it is released before an allocation fails.
     """
-    room = chip_bytes - memory.static_bytes - memory.buffers_bytes
-    each = memory.activations_bytes
-    return max(1, int(room / each)) if each > 0 else 1 << 20
+    free_bytes = chip_bytes - memory.static_bytes - memory.buffers_bytes
+    each_bytes = memory.activations_bytes
+    return max(1, int(free_bytes / each_bytes)) if each_bytes > 0 else 1 << 20
 
 
 def schedule_of(
     plan: Plan, costs: Sequence[StageCost], wires: dict[tuple[str, str], Wire], replica: int
 ) -> Schedule:
-    """Return the checked schedule of a replica; an overlapped one warms up as memory allows and pays.
+    """Return the checked schedule of a replica; `overlapped` gets the fastest warm-up within memory.
 
-    Raises `PlanError` for an unknown schedule, or one that does not fit its stages.
+    Raises `PlanError` for a schedule that is unknown or does not fit the stages.
     """
     count, micro_batches = len(costs), plan.micro_batches_of(replica)
     warm_up = plan.warm_up
@@ -292,7 +295,7 @@ def schedule_of(
 def _warm_up(
     costs: Sequence[StageCost], wires: dict[tuple[str, str], Wire], micro_batches: int
 ) -> tuple[int, ...]:
-    """Return the best warm-up within memory, and never less than 1F1B's."""
+    """Return the fastest warm-up within memory, where 1F1B's always counts as fitting."""
     times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
     between = {}
     for index in range(len(costs) - 1):
@@ -313,26 +316,26 @@ def wires_of(
     calibration: Calibration,
     interference: dict[tuple[str, str], Interference] | None = None,
 ) -> dict[tuple[str, str], Wire]:
-    """Return the wires of every pair of clusters the plan uses, at the rate the transport reaches.
+    """Return the simulated links between all clusters of the plan, at the rate that the transport reaches.
 
-    Raises `PlanError` where neighbouring stages are not joined, `InputError` for unknown places.
+    Raises `PlanError` if neighbouring stages have no link, `InputError` for unknown clusters or node groups.
     """
     for stage in plan.stages:
         group_of(pool, stage)
-    wires = {}
+    links = {}
     for a in plan.clusters:
         for b in plan.clusters:
             link, back = pool.link(a, b), pool.link(b, a)
             if a == b or link is None:
                 continue
             share = calibration.value("wan_share", f"{a}>{b}")
-            wire = wire_of(link, back, (interference or {}).get((a, b)))
+            simulated = wire_of(link, back, (interference or {}).get((a, b)))
             rate = effective_bytes_per_s(link, back) * min(share, 1.0)
-            delay_s = wire.delay_s + calibration.value("message_s", f"{a}>{b}")
-            wires[a, b] = replace(wire, bytes_per_s=rate, delay_s=delay_s)
+            delay_s = simulated.delay_s + calibration.value("message_s", f"{a}>{b}")
+            links[a, b] = replace(simulated, bytes_per_s=rate, delay_s=delay_s)
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
             for ends in ((a, b), (b, a)):
-                if ends not in wires:
-                    raise PlanError(f"no link from {ends[0]} to {ends[1]}", hint="the pool must join them")
-    return wires
+                if ends not in links:
+                    raise PlanError(f"no link from {ends[0]} to {ends[1]}", hint="add the link to the pool")
+    return links

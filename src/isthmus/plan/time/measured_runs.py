@@ -1,4 +1,4 @@
-"""A table of measured iterations: what `isthmus calibrate` fits to and `isthmus compare` compares with."""
+"""`RunTable`: measured iterations, for `isthmus calibrate` to fit and `isthmus compare` to compare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.plan.time.predict import simulate_plan
 class MeasuredRun(Frozen):
     """One measured run: its name, the files of its plan and pool, and the seconds of an iteration.
 
-    The plan names its model. Relative paths are taken from the folder of the table.
+    The plan names its model. Relative paths are relative to the folder of the table.
     """
 
     name: str
@@ -31,7 +31,7 @@ class MeasuredRun(Frozen):
 
 
 class RunTable(Frozen):
-    """Measured runs, and where they come from."""
+    """Measured runs and their source."""
 
     version: Literal[1] = 1
     source: str
@@ -39,13 +39,13 @@ class RunTable(Frozen):
 
 
 def is_run_table(path: Path) -> bool:
-    """Return whether a YAML file is a table of runs, by its telling field."""
+    """Return whether a YAML file is a table of runs, that is, has the field `runs`."""
     document, _ = read_yaml(path)
     return isinstance(document, dict) and "runs" in document
 
 
 def load_runs(path: Path) -> RunTable:
-    """Read a table of runs; raise `FileError` with line and field of a mistake."""
+    """Read a table of runs; raise `FileError` with the line and field of an error."""
     document, lines = read_yaml(path)
     try:
         table = RunTable.model_validate(document)
@@ -60,9 +60,7 @@ def load_runs(path: Path) -> RunTable:
 
 
 def observations(table: RunTable, model: str | None = None) -> tuple[Observation, ...]:
-    """Return the runs with what the simulator says of each under a calibration; `model` goes before the
-    plan's.
-    """
+    """Return the runs as observations of simulated plans; `model` takes precedence over the plans' model."""
     return tuple(_observation(run, model) for run in table.runs)
 
 

@@ -1,7 +1,7 @@
-"""`with_shapes`: a calibration with the parts of a model as they were timed alone, at one micro-batch size.
+"""`with_shapes`: adds measured times of a model's parts, at one micro-batch size, to a calibration.
 
-Each factor is what was measured over what the roofline says under the calibration given: layer, embedding,
-head, update. `step_s` is replaced.
+Each factor (layer, embedding, head, update) is the measured time over the roofline's time under the given
+calibration. `step_s` is replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def with_shapes(
     precision: Precision,
     measured: Sequence[ShapeTiming],
 ) -> Calibration:
-    """Return `calibration` with what `measured` (copies at work at once, of one shape) says of `profile`."""
+    """Return `calibration` with the factors of `profile` from `measured` (concurrent copies of one shape)."""
     first = measured[0]
     batch = Batch(
         micro_batch_size=first.micro_batch_size, sequence_length=first.sequence_length, precision=precision
@@ -43,7 +43,7 @@ def with_shapes(
     embedding = embedding_pass(profile, host, share, precision)
     head = head_pass(profile, host, share, precision)
     update_each_s = update_s(host, first.update_parameters, batch.precision_bytes)
-    made = {
+    fitted = {
         f"{shape_scope(chip.name, *size, 1)}/shape_time": _Usual.of(measured, lambda one: one.layer_s).over(
             _both(layer)
         ),
@@ -54,14 +54,14 @@ def with_shapes(
     }
     return calibration.model_copy(
         update={
-            "parameters": {**calibration.parameters, **made},
+            "parameters": {**calibration.parameters, **fitted},
             "fitted_on": (*calibration.fitted_on, f"parts-{ends}"),
         }
     )
 
 
 def _plain_host(calibration: Calibration, chip: Chip) -> Host:
-    """Return a chip as the roofline sees it: an earlier `update_time` left out."""
+    """Return the chip model without an earlier `update_time`, as the pure roofline."""
     group = NodeGroup(name="measured", chip=chip.name, nodes=1, chips_per_node=1)
     kept = {key: one for key, one in calibration.parameters.items() if not key.endswith("update_time")}
     return Host.of(group, chip, calibration.model_copy(update={"parameters": kept}))
@@ -69,24 +69,21 @@ def _plain_host(calibration: Calibration, chip: Chip) -> Host:
 
 @dataclass(frozen=True)
 class _Usual:
-    """The usual seconds of something, and their relative spread: half of what the middle half spans."""
+    """A median time in seconds, and its relative spread: half of the interquartile range."""
 
     seconds: float
     relative: float
 
     @classmethod
     def of(cls, measured: Sequence[ShapeTiming], read: Callable[[ShapeTiming], tuple[float, ...]]) -> _Usual:
-        """Return the median over all repetitions of all copies.
-
-        Not the fastest: a step of training meets the machine as it usually is.
-        """
+        """Return the median over all repetitions and copies, since a training step is typical."""
         taken = [seconds for one in measured for seconds in read(one)]
         middle = statistics.median(taken)
         low, _, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else (middle, middle, middle)
         return cls(middle, (high - low) / 2 / middle)
 
     def over(self, expected_s: float) -> Parameter:
-        """Return it as a share of what was expected."""
+        """Return the time as a factor on `expected_s`."""
         return Parameter(value=self.seconds / expected_s, relative=max(LEAST_RELATIVE, self.relative))
 
 

@@ -1,7 +1,7 @@
-"""What micro-benchmarks of a chip say of its parameters. The measuring is done elsewhere, by a worker.
+"""Calibration from micro-benchmarks of a chip or link; a worker measures them.
 
-`Measurement` is what `python -m isthmus.train.measure.measure_chip` prints; `calibrate_chip` turns it into a
-calibration. Each parameter is the median over sizes of what was reached, its uncertainty their scatter.
+`python -m isthmus.train.measure.measure_chip` prints a `Measurement`, from which `calibrate_chip` derives a
+calibration. Each parameter is the median over the benchmark sizes, its uncertainty their scatter.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from isthmus.plan.time.calibration import Calibration, Parameter
 from isthmus.plan.time.parameters import PARAMETERS
 
 LEAST_RELATIVE = 0.03
-"""No micro-benchmark is trusted further than this: training differs from it."""
+"""Least relative uncertainty of a micro-benchmark, as training differs from it."""
 
 LEAST_S = 1e-6
-"""No message is quicker than this beside its delay: a clock says less."""
+"""Least time of a message without its delay; smaller values are below the clock's resolution."""
 
 
 class Timing(Frozen):
@@ -36,7 +36,7 @@ class Timing(Frozen):
 
     @property
     def best_s(self) -> float:
-        """The fastest repetition: what other work on the machine takes away is no property of the chip."""
+        """The fastest repetition, which other load on the machine disturbs least."""
         return min(self.seconds)
 
 
@@ -54,11 +54,11 @@ class Measurement(Frozen):
 
 
 class ShapeTiming(Frozen):
-    """The parts of a model timed alone, the seconds of each repetition.
+    """The seconds of each repetition of a model's parts, timed separately.
 
-    Forward and backward of one micro-batch together: a decoder layer, the embedding, final norm with head and
-    loss. `update_s` is the optimizer's, of `update_parameters` elements; `step_s` that of as many tensors of
-    one element.
+    Layer, embedding and head (final norm, head and loss) are timed forward and backward together, for one
+    micro-batch. `update_s` is an optimizer step over `update_parameters` elements; `step_s` is one over the
+    same number of tensors with one element each.
     """
 
     hidden_size: Count
@@ -74,13 +74,13 @@ class ShapeTiming(Frozen):
 
 
 def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibration:
-    """Return the calibration that `measured` gives for `chip`: shares of its data sheet, and the host's pace.
+    """Return the calibration of `chip` from `measured`: achieved shares of its data sheet, and launch time.
 
-    A share above 1 means that the chip is faster than its data sheet says; it is kept.
+    A share above 1 is kept: the chip is then faster than its data sheet.
     """
     peak = chip.flop_per_s(measured.precision)
     rate = chip.memory_bandwidth_bytes_per_s
-    found = {
+    shares = {
         "matmul_share": [t.flops / t.best_s / peak for t in measured.matmul],
         "attention_share": [t.flops / t.best_s / peak for t in measured.attention],
         "memory_share": [t.num_bytes / t.best_s / rate for t in measured.memory],
@@ -91,7 +91,9 @@ def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibrati
         name=name,
         source=f"micro-benchmarks of {measured.device} as {chip.name}, {measured.precision}",
         fitted_on=tuple(timing.name for timing in kinds),
-        parameters={f"{chip.name}/{key}": _parameter(key, values) for key, values in found.items() if values},
+        parameters={
+            f"{chip.name}/{key}": _parameter(key, values) for key, values in shares.items() if values
+        },
     )
 
 
@@ -100,18 +102,18 @@ def with_links(
     shares: Mapping[str, Sequence[float]],
     messages_s: Mapping[str, Sequence[float]] | None = None,
 ) -> Calibration:
-    """Return `calibration` with the shares that flows reached on links, by `FROM>TO`.
+    """Return `calibration` with the shares of the rate that flows reached on links, by `FROM>TO`.
 
-    `messages_s` is what single messages took there beside delay and bytes.
+    `messages_s` holds the times of single messages without delay and transfer.
     """
-    found = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
-    found |= {
+    fitted = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
+    fitted |= {
         f"{ends}/message_s": _parameter("message_s", [max(one, LEAST_S) for one in values])
         for ends, values in (messages_s or {}).items()
     }
     return calibration.model_copy(
         update={
-            "parameters": {**calibration.parameters, **found},
+            "parameters": {**calibration.parameters, **fitted},
             "fitted_on": (*calibration.fitted_on, *(f"link-{ends}" for ends in shares)),
         }
     )

@@ -1,6 +1,6 @@
-"""`predict`: what a plan will take on a pool, simulated, with its band and what it rests on.
+"""`predict`: the simulated time and memory of a plan on a pool, with uncertainty band and assumptions.
 
-`estimate_s` is the same in closed form, in about a millisecond: for fits, searches and the band.
+`estimate_s` is the iteration time in closed form, in about a millisecond, for fits, searches and the band.
 """
 
 from __future__ import annotations
@@ -23,22 +23,31 @@ from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTE
 from isthmus.sim import Interference, Replica, Training, TrainingRun, Wire, simulate
 
 NINETY_PERCENT = 1.645
-"""Standard deviations on either side of the mean that hold 90 % of a normal distribution."""
+"""Standard deviations around the mean that contain 90 % of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a plan will take. `low_s` to `high_s` holds the iteration in nine of ten cases."""
+    """The predicted time and memory of a plan."""
 
     plan: str
+    """Id of the plan."""
     run: TrainingRun
+    """The simulation."""
     tokens: int
+    """Tokens per iteration."""
     samples: int
+    """Samples per iteration."""
     cards: float
+    """Number of cards; a card may have several chips."""
     low_s: float
+    """Lower end of the 90 % band of the iteration time."""
     high_s: float
+    """Upper end of that band."""
     calibration: str
+    """Name of the calibration."""
     stages: tuple[StageCost, ...]
+    """Costs of the stages of the first replica."""
     assumptions: tuple[str, ...]
 
     @property
@@ -48,7 +57,7 @@ class Forecast:
 
     @property
     def tgs_tokens_per_card_s(self) -> float:
-        """Tokens per card and second; a card of two chips counts once."""
+        """Tokens per card and second; a card with two chips counts once."""
         return self.tokens / self.iteration_s / self.cards
 
     @property
@@ -83,10 +92,10 @@ def predict(
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
 ) -> Forecast:
-    """Return what `plan` takes on `pool`; `details` keeps spans for a trace or a page.
+    """Return the prediction of `plan` on `pool`; `details` adds spans for a trace or a page.
 
-    `interference` adds traffic of others to a direction between clusters. Raises `InputError` for places the
-    pool does not have, `PlanError` for a plan that does not fit the model or links that are not there.
+    `interference` adds cross traffic to directions between clusters. Raises `InputError` for clusters or node
+    groups missing in the pool, `PlanError` for a plan that does not fit the model, or for missing links.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
     run, first = simulate_plan(
@@ -125,17 +134,17 @@ def simulate_plan(
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
 ) -> tuple[TrainingRun, tuple[StageCost, ...]]:
-    """Return the simulated run alone, and the costs of the first replica's stages; as `predict` otherwise."""
+    """Return only the simulation and the costs of the first replica's stages; otherwise as `predict`."""
     wires = wires_of(plan, pool, calibration, dict(interference or {}))
-    kinds: dict[int, Replica] = {}
+    replica_of: dict[int, Replica] = {}
     first: tuple[StageCost, ...] = ()
-    kind_of = distinct_replicas(plan)
-    for replica in dict.fromkeys(kind_of):
+    first_equal = distinct_replicas(plan)
+    for replica in dict.fromkeys(first_equal):
         costs = stage_costs(plan, pool, profile, calibration, replica)
         first = first or costs
         schedule = schedule_of(plan, costs, wires, replica)
-        kinds[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
-    replicas = [kinds[replica] for replica in kind_of]
+        replica_of[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
+    replicas = [replica_of[replica] for replica in first_equal]
     training = Training(
         replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed,
         local_steps=plan.local_steps,
@@ -149,11 +158,9 @@ def _cards(plan: Plan, pool: Pool) -> float:
 
 
 def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: TrainingRun) -> tuple[str, ...]:
-    fitted = (
-        f"{len(calibration.parameters)} parameters fitted" if calibration.parameters else "nothing fitted"
-    )
+    fitted = f"{len(calibration.parameters) or 'no'} parameters fitted"
     notes = [f"calibration '{calibration.name}': {fitted}, from {calibration.source}"]
-    notes.append("experts receive equal numbers of tokens; gradients are reduced after the last backward")
+    notes.append("balanced experts; gradients are reduced after the last backward")
     if plan.local_steps > 1:
         notes.append(local_steps_note(plan))
     if plan.optimizer_on_host:
@@ -168,36 +175,36 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
             )
     for cluster in dict.fromkeys(stage.cluster for stage in stages):
         for group, taken in Part.of(plan, cluster).chips.items():
-            there = pool.cluster(cluster).group(group).chips
-            if taken > there:
-                notes.append(f"the plan takes {taken:,} chips of {cluster}/{group}, which has {there:,}")
+            available = pool.cluster(cluster).group(group).chips
+            if taken > available:
+                notes.append(f"the plan uses {taken:,} chips of {cluster}/{group}, which has {available:,}")
     return tuple(notes)
 
 
 def host_update_note() -> str:
-    """Say what the time of an update on the host rests on."""
+    """Return the assumptions about the time of optimizer steps on the host."""
     return (
         f"updates on the host: {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s to and from each chip and "
-        f"{HOST_MEMORY_BYTES_PER_S / 1e9:.0f} GB/s of the host's memory for it, assumed and not measured"
+        f"{HOST_MEMORY_BYTES_PER_S / 1e9:.0f} GB/s of host memory per chip (assumed, not measured)"
     )
 
 
 def local_steps_note(plan: Plan) -> str:
-    """Say what a prediction of local steps rests on."""
+    """Return the assumptions about local steps."""
     return (
         f"{max(plan.replica_groups) + 1} groups of replicas average their parameters every "
-        f"{plan.local_steps} steps: times and bytes are the mean of a step, without the outer update; "
-        "what is learned differs from a reduction every step"
+        f"{plan.local_steps} steps: times and bytes are means per step, without the outer update; "
+        "convergence differs from that of a reduction every step"
     )
 
 
 def estimate_s(
     plan: Plan, pool: Pool, model: Model | ModelProfile, calibration: Calibration = DATA_SHEET
 ) -> float:
-    """Return a close estimate of the iteration in seconds, without simulating it.
+    """Return an estimate of the iteration time in seconds, without simulation.
 
-    A pipeline's pace is that of its slowest stage or of its round trip; replicas wait for the slowest, then
-    reduce their gradients. Schedules other than 1F1B are taken for it.
+    The slowest stage or round trip sets a pipeline's pace; replicas wait for the slowest, then reduce
+    gradients. All schedules are estimated as 1F1B.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
     wires = wires_of(plan, pool, calibration)
@@ -233,9 +240,9 @@ def _reduce_s(cost: StageCost) -> float:
 
 
 def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> float:
-    """Return the relative uncertainty of the iteration: of each parameter by its effect, and of the model.
+    """Return the relative uncertainty of the iteration time, from the parameters and the model's residual.
 
-    Parameters are taken as independent; each is moved by its own standard deviation.
+    Parameters count as independent; each is varied by its standard deviation.
     """
     base_s = estimate_s(plan, pool, profile, calibration)
     total = calibration.residual**2
@@ -244,13 +251,13 @@ def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Cali
         relative = calibration.relative(name, scope)
         if not relative:
             continue
-        moved = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
-        total += math.log(estimate_s(plan, pool, profile, moved) / base_s) ** 2
+        varied = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
+        total += math.log(estimate_s(plan, pool, profile, varied) / base_s) ** 2
     return math.sqrt(total)
 
 
 def used_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
-    """Return the keys of the parameters that a prediction of `plan` uses, each once."""
+    """Return the distinct keys of the parameters that a prediction of `plan` uses."""
     chips = {pool.chip(pool.cluster(s.cluster).group(s.node_group)).name for s in plan.stages}
     keys = [calibration.key(name, chip) for chip in sorted(chips) for name in Rates.__dataclass_fields__]
     keys += _shape_keys(plan, chips, calibration)
@@ -262,7 +269,7 @@ def used_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ..
 
 
 def _shape_keys(plan: Plan, chips: set[str], calibration: Calibration) -> list[str]:
-    """Return the keys of parts measured on these chips at the plan's number of tokens."""
+    """Return the keys of parts that were measured on these chips at the plan's number of tokens."""
     tokens = {round(plan.micro_batch_size * plan.sequence_length / stage.cp) for stage in plan.stages}
     marks = [f":n{number}:" for number in tokens]
     known = [key for key in calibration.parameters if key.partition(":")[0] in chips]

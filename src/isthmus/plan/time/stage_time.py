@@ -1,8 +1,8 @@
-"""Seconds of a pipeline stage: the roofline of its work on a chip, its exchanges, and the host's pace.
+"""The time of a pipeline stage: the roofline of its work on a chip, its collectives, and host launches.
 
-A pass takes the sum of its kinds of work, each at the share of the chip's peak that such work reaches, plus
-the exchanges that nothing hides; where the host launches more slowly than that, the host's pace
-(`smooth_max`). Small matrix products are slow by the bytes of their operands, which add to their operations.
+A pass takes the sum over kinds of work, each at its achieved share of the chip's peak, plus exposed
+collectives, combined by `smooth_max` with the host's launch time. The bytes of a matrix product's operands
+add to its time, which slows small products.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from isthmus.plan.time.stage_work import (
 )
 
 BACKWARD_LAUNCHES = 1.5
-"""Launches of a backward pass over those of the forward pass."""
+"""Kernel launches of a backward pass over those of the forward pass."""
 
 UPDATE_BYTES = {2: 36, 4: 28}
 """Bytes that Adam reads and writes per parameter, by the bytes of a compute element."""
@@ -39,10 +39,10 @@ GRADIENT_BYTES = 4
 """Bytes of a gradient element."""
 
 HOST_LINK_BYTES_PER_S = 20e9
-"""Assumed between a chip and its host, each way: PCIe 4.0 x16 as copies of pinned memory reach it."""
+"""Assumed rate between a chip and its host, each way: copies of pinned memory over PCIe 4.0 x16."""
 
 HOST_MEMORY_BYTES_PER_S = 25e9
-"""Assumed of a host's memory for each of its chips: 200 GB/s among eight."""
+"""Assumed host memory bandwidth per chip: 200 GB/s shared by eight."""
 
 _COLLECTIVES: dict[str, Callable[[Topology, float, int, int], float]] = {
     "all_reduce": all_reduce_s,
@@ -54,7 +54,7 @@ _EIGHT_BIT: frozenset[Precision] = frozenset(("fp8", "int8"))
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Where a stage runs: a chip, what joins it to others, and the parameters that hold for it."""
+    """The model of a stage's chips: chip, achieved rates, topology and calibration."""
 
     chip: Chip
     rates: Rates
@@ -62,12 +62,12 @@ class Host:
     calibration: Calibration
 
     def shape_time(self, layer: LayerProfile, share: Share) -> float:
-        """Return the factor on the time of a layer of this shape, 1 where it was not measured."""
+        """Return the factor on the time of a layer of this shape, 1 if it was not measured."""
         scope = shape_scope(self.chip.name, layer.hidden_size, share.tokens, share.degrees.tp)
         return self.calibration.value("shape_time", scope)
 
     def end_time(self, name: str, profile: ModelProfile, share: Share) -> float:
-        """Return the factor `embedding_time` or `head_time`, 1 where it was not measured; whole ends only."""
+        """Return the factor `embedding_time` or `head_time`, 1 if not measured or with tensor parallelism."""
         if share.degrees.tp > 1:
             return 1.0
         scope = vocabulary_scope(self.chip.name, profile.hidden_size, share.tokens, profile.vocab_size)
@@ -75,7 +75,7 @@ class Host:
 
     @classmethod
     def of(cls, group: NodeGroup, chip: Chip, calibration: Calibration) -> Host:
-        """Return the host that a node group is under a calibration; its network rate is per chip."""
+        """Return the model of a node group's chips under a calibration; the network rate is per chip."""
         rates = Rates.of(calibration, chip.name)
         return cls(
             chip=chip,
@@ -93,7 +93,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One micro-batch, and the precision of its products; attention stays at 16 bits under 8-bit ones."""
+    """Shape of a micro-batch and precision of its matrix products; with 8 bits, attention uses 16."""
 
     micro_batch_size: int
     sequence_length: int
@@ -101,11 +101,11 @@ class Batch:
 
     @property
     def precision_bytes(self) -> int:
-        """Bytes of an activation element: fp8 products still pass 16 bits on."""
+        """Bytes of an activation element; 8-bit products output 16 bits."""
         return 4 if self.precision in ("fp32", "tf32") else 8 if self.precision == "fp64" else 2
 
     def share(self, degrees: Degrees) -> Share:
-        """Return the micro-batch as one chip sees it."""
+        """Return the part of the micro-batch that one chip processes."""
         return Share(
             tokens=self.micro_batch_size * self.sequence_length / degrees.cp,
             sequence_length=self.sequence_length,
@@ -116,7 +116,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class PassTime:
-    """Seconds of a forward and a backward of one micro-batch, and what they are made of (both together)."""
+    """Times of a forward and a backward of one micro-batch; the other fields are parts of their sum."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -135,7 +135,7 @@ class PassTime:
 
 
 def exchange_s(topology: Topology, one: Exchange) -> float:
-    """Return the seconds of an exchange, all its times."""
+    """Return the seconds of all calls of a collective."""
     return one.times * _COLLECTIVES[one.kind](topology, one.num_bytes, one.size, one.stride)
 
 
@@ -148,11 +148,12 @@ def pass_time(
     experts_hidden: bool = False,
     backward_bytes: float | None = None,
 ) -> PassTime:
-    """Return the seconds of one part's forward and backward pass.
+    """Return the times of the forward and the backward pass of `work`.
 
-    `experts_hidden` hides the exchanges of experts behind the computing of another micro-batch, as DualPipe
-    does; `backward_bytes` replaces the traffic of the backward pass (twice the forward's, without it).
+    `experts_hidden` overlaps the all-to-all of experts with the computation of another micro-batch, as
+    DualPipe does. `backward_bytes` is the memory traffic of the backward pass (default: twice the forward's).
     """
+    # Step 1: compute time by the roofline.
     rates, peak = host.rates, host.chip.flop_per_s(precision)
     wide: Precision = "bf16" if precision in _EIGHT_BIT else precision
     memory = host.chip.memory_bandwidth_bytes_per_s * rates.memory_share
@@ -160,26 +161,31 @@ def pass_time(
     core_s = work.core_flops / (host.chip.flop_per_s(wide) * rates.attention_share)
     moved_s = work.moved_bytes / memory
     moved_back_s = 2 * moved_s if backward_bytes is None else backward_bytes / memory
-    shown_s = hiding_s = hidden_s = 0.0
+    # Step 2: collectives: overlapped with another micro-batch, with weight gradients (backward), or exposed.
+    exposed_s = overlapping_s = hidden_s = 0.0
     for one in work.exchanges:
         seconds = exchange_s(host.topology, one)
         if one.kind == "all_to_all" and experts_hidden:
             hidden_s += seconds
         elif one.hides:
-            hiding_s += seconds
+            overlapping_s += seconds
         else:
-            shown_s += seconds
+            exposed_s += seconds
+    # Step 3: host launches, and the forward pass.
     launch_s = work.launches * rates.launch_s
     launch_s += sum(one.times * (one.size - 1) for one in work.exchanges) * rates.skew_s
     compute_s = matmul_s + core_s + moved_s
-    forward_s = compute_s + shown_s + hiding_s
+    forward_s = compute_s + exposed_s + overlapping_s
     forward_s = smooth_max(max(forward_s, hidden_s), launch_s)
+    # Step 4: the backward pass, with recomputation.
     weight_s = rates.backward_overlap * work.first_flops / (peak * rates.matmul_share)
     back_s = 2 * matmul_s + work.core_backward * core_s + moved_back_s
-    exchanged_s = shown_s + max(0.0, hiding_s - weight_s)
-    again_s, again_launch_s = _again(recompute, compute_s, core_s, moved_s, shown_s + hiding_s, launch_s)
+    exchanged_s = exposed_s + max(0.0, overlapping_s - weight_s)
+    recompute_s, recompute_launch_s = _again(
+        recompute, compute_s, core_s, moved_s, exposed_s + overlapping_s, launch_s
+    )
     backward_s = smooth_max(
-        max(back_s + exchanged_s + again_s, hidden_s), BACKWARD_LAUNCHES * launch_s + again_launch_s
+        max(back_s + exchanged_s + recompute_s, hidden_s), BACKWARD_LAUNCHES * launch_s + recompute_launch_s
     )
     whole = 1 if recompute == "full" else 0
     return PassTime(
@@ -188,14 +194,14 @@ def pass_time(
         matmul_s=(3 + whole) * matmul_s,
         attention_s=(1 + work.core_backward + whole) * core_s,
         memory_s=(1 + whole) * moved_s + moved_back_s,
-        exchange_s=(1 + whole) * (shown_s + hiding_s) + exchanged_s,
+        exchange_s=(1 + whole) * (exposed_s + overlapping_s) + exchanged_s,
     )
 
 
 def _again(
     recompute: Recompute, compute_s: float, core_s: float, moved_s: float, exchanged_s: float, launch_s: float
 ) -> tuple[float, float]:
-    """Return the seconds that recomputation adds to a backward pass, and those of its launches."""
+    """Return the seconds that recomputation adds to a backward pass, and the seconds of its launches."""
     if recompute == "full":
         return compute_s + exchanged_s, launch_s
     if recompute == "selective":
@@ -221,15 +227,15 @@ def stage_pass(
     recompute_layers: int | None = None,
     experts_hidden: bool = False,
 ) -> PassTime:
-    """Return the seconds of one micro-batch on the stage of decoder layers `[first, last)`.
+    """Return the times of one micro-batch on the stage of decoder layers `[first, last)`.
 
-    The first stage holds the embedding, the last one the head. `recompute_layers` of its layers (all, without
-    it) are recomputed.
+    The first stage holds the embedding, the last one the head. `recompute_layers` of the layers (default all)
+    are recomputed.
     """
     share, (first, last) = batch.share(degrees), layers
-    again = last - first if recompute_layers is None else recompute_layers
+    recomputed = last - first if recompute_layers is None else recompute_layers
     total = PassTime()
-    for layer, mode, count in _runs(profile.layers[first:last], recompute, again):
+    for layer, mode, count in _runs(profile.layers[first:last], recompute, recomputed):
         work = _layer_work(layer, share)
         one = pass_time(host, work, batch.precision, mode, experts_hidden=experts_hidden)
         total = total + one.times(count * host.shape_time(layer, share))
@@ -245,12 +251,12 @@ def stage_pass(
 
 
 def embedding_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
-    """Return the seconds of one micro-batch in the embedding, by the roofline."""
+    """Return the times of one micro-batch in the embedding, by the roofline."""
     return pass_time(host, embedding_work(profile, share), precision)
 
 
 def head_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
-    """Return the seconds of one micro-batch in final norm, head and loss, by the roofline."""
+    """Return the times of one micro-batch in final norm, head and loss, by the roofline."""
     work = head_work(profile, share)
     backward_bytes = work.moved_bytes * LOGIT_BYTES[1] / LOGIT_BYTES[0]
     return pass_time(host, work, precision, backward_bytes=backward_bytes)
@@ -259,7 +265,7 @@ def head_pass(profile: ModelProfile, host: Host, share: Share, precision: Precis
 def _runs(
     layers: Sequence[LayerProfile], recompute: Recompute, again: int
 ) -> list[tuple[LayerProfile, Recompute, int]]:
-    """Count equal layers (equal ones are one object) by whether they are recomputed."""
+    """Return (layer, recompute mode, count) of equal layers; equal layers are one object."""
     counted: dict[tuple[int, Recompute], tuple[LayerProfile, int]] = {}
     for index, layer in enumerate(layers):
         key = id(layer), recompute if index < again else "none"
@@ -268,16 +274,16 @@ def _runs(
 
 
 def update_s(host: Host, parameters: float, precision_bytes: int) -> float:
-    """Return the seconds of the optimizer's update of `parameters` elements on one chip."""
+    """Return the seconds of an optimizer step over `parameters` elements on one chip."""
     moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
     rate = host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share
     return moved / rate * host.rates.update_time
 
 
 def host_update_s(parameters: float, precision_bytes: int) -> float:
-    """Return the seconds of an update in host memory of one chip's `parameters`.
+    """Return the seconds of an optimizer step in host memory over one chip's `parameters`.
 
-    Gradients (fp32) go there, weights of `precision_bytes` come back, and nothing overlaps.
+    Gradients (fp32) go to the host, weights of `precision_bytes` come back, without overlap.
     """
     crossing = parameters * (GRADIENT_BYTES + precision_bytes)
     moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)

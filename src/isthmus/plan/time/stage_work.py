@@ -1,6 +1,6 @@
-"""`Work`: what one pass of a micro-batch asks of a chip, as counts: operations, bytes moved, exchanges.
+"""`Work`: the operations, memory traffic and collectives of one forward pass of a micro-batch on a chip.
 
-Counts depend on model and cut alone; `isthmus.plan.time.stage_time` turns them into seconds.
+They depend only on the model and its sharding; `isthmus.plan.time.stage_time` converts them to seconds.
 """
 
 from __future__ import annotations
@@ -14,48 +14,50 @@ from isthmus.plan.profile.component import Component, Sharding, Weight
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
 
 LOGIT_BYTES = (48, 32)
-"""Bytes moved per logit, forward and backward, by a cross-entropy in fp32 that is not fused."""
+"""Bytes moved per logit, forward and backward, by an unfused cross-entropy in fp32."""
 
 _SECOND = ("o", "down", "shared_down")
-"""Weights whose products end in the exchange of tensor parallelism; the others' gradients can hide one."""
+"""Weights whose products end in a tensor-parallel all-reduce; the gradients of the others can overlap one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """`times` collectives of `num_bytes` among `size` chips `stride` apart; `hides` behind weight gradients.
-
-    `num_bytes` is what each chip holds at the end (all-gather), or holds and sends (the others).
-    """
+    """Calls of a collective among `size` chips that are `stride` positions apart."""
 
     kind: Literal["all_reduce", "all_gather", "all_to_all"]
     num_bytes: float
+    """Bytes that each chip has after an all-gather, or that each chip contributes to the others."""
     size: int
     stride: int = 1
     times: float = 1.0
+    """Number of calls."""
     hides: bool = False
+    """Whether its backward counterpart overlaps with weight gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Operations and bytes of a forward pass on one chip.
-
-    `first_flops` are those matrix products whose weight gradients tensor-parallel exchanges hide behind;
-    `core_backward` is what the core's backward costs beside its forward. `launches` counts layers.
-    """
+    """Operations, bytes and collectives of a forward pass on one chip."""
 
     matmul_flops: float = 0.0
     first_flops: float = 0.0
+    """The part of `matmul_flops` whose weight gradients can overlap tensor-parallel collectives."""
     matmul_bytes: float = 0.0
+    """Operands and results of the matrix products."""
     core_flops: float = 0.0
+    """Operations of the attention core."""
     core_backward: float = 2.0
+    """Backward over forward operations of the attention core."""
     moved_bytes: float = 0.0
+    """Other memory traffic."""
     launches: float = 0.0
+    """Host launches, in layers."""
     exchanges: tuple[Exchange, ...] = field(default=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """One micro-batch as one chip sees it: `tokens` (after context parallelism), its bytes and its cut."""
+    """The part of a micro-batch that one chip processes; `tokens` is divided by context parallelism."""
 
     tokens: float
     sequence_length: int
@@ -86,7 +88,7 @@ def layer_work(layer: LayerProfile, share: Share) -> Work:
 
 
 def _products(part: Component, shard: Sharding, share: Share) -> tuple[float, float, float]:
-    """Return operations, those whose gradients hide exchanges, and bytes of the matrix products of a part."""
+    """Return `matmul_flops`, `first_flops` and `matmul_bytes` of a component."""
     flops = first = moved = 0.0
     for weight in part.weights:
         if not weight.matrix:
@@ -101,13 +103,13 @@ def _products(part: Component, shard: Sharding, share: Share) -> tuple[float, fl
 
 
 def part_width(part: Component) -> float:
-    """Return the width of a part's input: the hidden size, as its kept tensors tell it."""
+    """Return the width of a component's input, from its saved tensors."""
     named = ("projection.input", "feed_forward.input", "head.input")
     return next((saved.width for saved in part.saved if saved.name in named), 1.0)
 
 
 def _cut_matrix(weight: Weight, shard: Sharding, share: Share) -> tuple[float, float]:
-    """Return the elements of one copy on a chip, and the rows (tokens) that meet one."""
+    """Return the elements of a weight's matrix on a chip, and the rows (tokens) that it multiplies."""
     pieces = min(shard.etp if weight.expert else shard.tp, weight.cut)
     rows = share.tokens * weight.active
     if weight.expert and shard.ep > 1:
@@ -117,10 +119,10 @@ def _cut_matrix(weight: Weight, shard: Sharding, share: Share) -> tuple[float, f
 
 
 def _core(attention: Component, degrees: Degrees, share: Share) -> tuple[float, float]:
-    """Return operations of the attention core on one chip, and what its backward costs in forwards.
+    """Return the operations of the attention core on one chip, and its backward over forward operations.
 
-    With scores in memory every product is made, masked or not; a fused kernel skips what the mask hides and
-    makes the scores again in its backward pass (2.5 forwards).
+    An eager kernel computes all scores, masked or not; a fused kernel skips masked ones and recomputes the
+    scores in its backward pass (2.5 forwards).
     """
     core = attention.core
     if core is None:
@@ -134,7 +136,7 @@ def _core(attention: Component, degrees: Degrees, share: Share) -> tuple[float, 
 
 
 def _layer_exchanges(layer: LayerProfile, share: Share, hidden_bytes: float) -> Iterable[Exchange]:
-    """Yield the exchanges of a forward pass; a backward pass has the same again."""
+    """Yield the collectives of a forward pass; a backward pass has the same."""
     degrees, part = share.degrees, layer.feed_forward
     if degrees.tp > 1:
         dealt = part.num_experts > 0 and degrees.ep > 1
@@ -169,7 +171,7 @@ def head_work(profile: ModelProfile, share: Share) -> Work:
 
 
 def embedding_work(profile: ModelProfile, share: Share) -> Work:
-    """Return the forward work of the embedding: rows looked up, and summed over the chips that hold parts."""
+    """Return the forward work of the embedding: the lookup, and the sum over tensor-parallel chips."""
     hidden_bytes = share.tokens * profile.hidden_size * share.precision_bytes
     exchanges: tuple[Exchange, ...] = ()
     if share.degrees.tp > 1:

@@ -1,1 +1,1 @@
-"""Iterations of a whole run: replicas, shared links and the all-reduce of gradients."""
+"""Simulated iterations of all replicas: pipelines, shared links and gradient all-reduce."""

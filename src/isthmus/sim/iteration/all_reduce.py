@@ -1,17 +1,17 @@
-"""The all-reduce of gradients at the end of an iteration, over replicas that may be cut differently.
+"""The gradient all-reduce at the end of an iteration, over replicas with possibly different layer splits.
 
-Layers that the same stages hold in every replica form a segment. A segment's gradients are reduced in three
-steps, as hierarchical collectives do: reduce-scatter inside each cluster, a ring all-reduce between the
-clusters over their wires, all-gather inside each cluster. Source of the ring's cost: P. Patarasuk and X.
-Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+A segment is a range of layers that lies within one stage of every replica. Its gradients are reduced by a
+hierarchical all-reduce: reduce-scatter inside each cluster, ring all-reduce between the clusters over their
+links, all-gather inside each cluster. Ring cost: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", 2009.
 
-Assumed: segments that share a stage share its local links and end together; the ring visits the clusters in
-order of first use; every member of a cluster has a flow of its own on the wire.
+Assumptions: segments that share a stage share its local links and end together; the ring visits the clusters
+in order of first use; every member of a cluster has its own flow on the link.
 
-With local steps only the replicas of one group reduce gradients so. Every H steps the groups then average
-their parameters, between clusters alone; an iteration is the mean of H: it has 1/H of an average's bytes and
-time, after the slowest group (A. Douillard et al., "DiLoCo: distributed low-communication training of
-language models", 2023).
+With local steps, gradients are reduced only among the replicas of one group. Every H steps the groups average
+their parameters between clusters. A simulated iteration is the mean of H iterations: after the slowest group,
+it includes 1/H of the bytes and time of one average (A. Douillard et al., "DiLoCo: distributed
+low-communication training of language models", 2023).
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ from isthmus.sim.pipeline.pipeline_processes import Barrier, Pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A stage as holder of layers `[first, last)`: what it reduces, and how fast inside its cluster.
-
-    `count` equal replicas of a `group` stand behind it; `local_bytes_per_s` is the rate of a collective in
-    its cluster. `averaged_bytes` of the same layers are averaged over the groups.
-    """
+    """A stage as the holder of the gradients of layers `[first, last)`."""
 
     pipeline: Pipeline
     stage: int
@@ -39,14 +35,18 @@ class Holder:
     layers: tuple[int, int]
     gradient_bytes: float
     local_bytes_per_s: float
+    """Rate of a collective inside the cluster."""
     count: int
+    """Number of equal replicas that it stands for."""
     averaged_bytes: float = 0.0
+    """Bytes of the same layers that the groups average (local steps)."""
     group: int = 0
+    """Number of its replica group (local steps)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Layers `[first, last)`, held by `holders`, one per replica or class of equal replicas."""
+    """Layers `[first, last)` and their `holders`, one per replica or class of equal replicas."""
 
     layers: tuple[int, int]
     holders: tuple[Holder, ...]
@@ -61,17 +61,17 @@ class Segment:
 
     @property
     def groups(self) -> tuple[Segment, ...]:
-        """The segment as each group of replicas holds it."""
+        """The segment of each group of replicas."""
         numbers = sorted({holder.group for holder in self.holders})
         return tuple(replace(self, holders=tuple(h for h in self.holders if h.group == n)) for n in numbers)
 
     def num_bytes(self, *, averaged: bool = False) -> float:
-        """Return the bytes of gradients, or of what is averaged: the largest share that any holder keeps."""
+        """Return the bytes of gradients (or of averaged parameters) of the segment at its largest holder."""
         first, last = self.layers
         return max(_bytes(h, averaged) * (last - first) / (h.layers[1] - h.layers[0]) for h in self.holders)
 
     def local_s(self, *, averaged: bool = False) -> float:
-        """Return the seconds of the reduce-scatter, or of the all-gather, in the slowest cluster."""
+        """Return the time of the reduce-scatter (equally, the all-gather) in the slowest cluster."""
         slowest_s, clusters = 0.0, self.clusters
         for holder in self.holders:
             members = clusters[holder.cluster]
@@ -85,19 +85,19 @@ def _bytes(holder: Holder, averaged: bool) -> float:
 
 
 def segments(holders: Sequence[Holder]) -> tuple[Segment, ...]:
-    """Cut the layers at every boundary of every replica; return the segments, first layers first."""
+    """Return the segments between the stage boundaries of all replicas, in order of layers."""
     cuts = sorted({end for holder in holders for end in holder.layers})
-    found = []
+    result = []
     for first, last in itertools.pairwise(cuts):
-        here = tuple(h for h in holders if h.layers[0] <= first and last <= h.layers[1])
-        if sum(h.count for h in here) > 1:
-            found.append(Segment(layers=(first, last), holders=here))
-    return tuple(found)
+        members = tuple(h for h in holders if h.layers[0] <= first and last <= h.layers[1])
+        if sum(h.count for h in members) > 1:
+            result.append(Segment(layers=(first, last), holders=members))
+    return tuple(result)
 
 
 @dataclass
 class _Shard:
-    """What crosses one wire of the ring: the part of one member, for all members of its cluster."""
+    """The bytes that cross one link of the ring: `num_bytes` for each of `weight` members of a cluster."""
 
     num_bytes: float
     weight: int
@@ -107,13 +107,13 @@ class _Shard:
     arrives_s: float = 0.0
 
     def depart(self, left_s: float, arrives_s: float) -> None:
-        """Learn when the last byte leaves and arrives."""
+        """Set the times at which the last byte leaves and arrives."""
         self.left_s, self.arrives_s = left_s, arrives_s
         self.event.trigger()
 
 
 class GradientExchange:
-    """The reduction of all gradients of one iteration, and its part of the average over groups."""
+    """The all-reduce of one iteration's gradients, and its share of the average over groups."""
 
     def __init__(
         self,
@@ -140,29 +140,32 @@ class GradientExchange:
             all_of(kernel, [*ends[key], barrier.ready]).then(barrier.done.trigger)
 
     def barrier(self, pipeline: int, stage: int) -> Barrier:
-        """Return the barrier of a stage."""
+        """Return the barrier of stage `stage` of pipeline `pipeline`."""
         return self._barriers[pipeline, stage]
 
     def _reduce(self, segment: Segment) -> Steps:
         kernel = self._kernel
-        within = [kernel.start(self._within(one)) for one in segment.groups]
-        mine = [self._barriers[h.pipeline.number, h.stage] for h in segment.holders]
+        # Step 1: start the all-reduce of each group.
+        reductions = [kernel.start(self._within(one)) for one in segment.groups]
+        # Step 2: note which holder's gradients are ready last, for the critical path.
+        barriers = [self._barriers[h.pipeline.number, h.stage] for h in segment.holders]
         order: list[Holder] = []
-        for barrier, holder in zip(mine, segment.holders, strict=True):
+        for barrier, holder in zip(barriers, segment.holders, strict=True):
             barrier.ready.then(lambda _, holder=holder: order.append(holder))  # type: ignore[misc]
-        yield all_of(kernel, [barrier.ready for barrier in mine])
+        yield all_of(kernel, [barrier.ready for barrier in barriers])
         last = order[-1]
-        for barrier in mine:
+        for barrier in barriers:
             if barrier.cause is None or barrier.cause[0] < kernel.now:
                 barrier.cause = (kernel.now, last.pipeline, last.stage)
-        yield all_of(kernel, within)
-        if len(within) > 1:
+        # Step 3: wait for the groups, then average between them.
+        yield all_of(kernel, reductions)
+        if len(reductions) > 1:
             share = 1 / self._local_steps
             yield from self._ring(segment, segment.num_bytes(averaged=True), share)
             yield kernel.now + share * segment.local_s(averaged=True)
 
     def _within(self, group: Segment) -> Steps:
-        """Reduce the gradients of one group once all its stages are ready."""
+        """Reduce the gradients of one group after all its stages are ready."""
         barriers = [self._barriers[h.pipeline.number, h.stage] for h in group.holders]
         yield all_of(self._kernel, [barrier.ready for barrier in barriers])
         local_s = group.local_s()
@@ -171,7 +174,7 @@ class GradientExchange:
         yield self._kernel.now + local_s
 
     def _ring(self, segment: Segment, num_bytes: float, share: float = 1.0) -> Steps:
-        """Let `share` of a ring all-reduce of so many bytes run between the clusters."""
+        """Run `share` of a ring all-reduce of `num_bytes` between the clusters."""
         clusters = segment.clusters
         if len(clusters) < 2:
             return
@@ -179,11 +182,11 @@ class GradientExchange:
         steps, weight = 2 * (len(names) - 1), min(clusters.values())
         delay_s, shards = 0.0, []
         for source, target in zip(names, names[1:] + names[:1], strict=True):
-            carrier = self._carrier(source, target)
-            delay_s = max(delay_s, carrier.wire.delay_s)
+            queue = self._carrier(source, target)
+            delay_s = max(delay_s, queue.wire.delay_s)
             size = share * steps / len(names) * num_bytes / weight
             shards.append(_Shard(size, weight, self._flow, kernel.event()))
-            carrier.carry(shards[-1])
+            queue.carry(shards[-1])
         yield all_of(kernel, [shard.event for shard in shards])
         arrived_s = max(s.left_s + share * (s.arrives_s - s.left_s) for s in shards)
         yield arrived_s + share * (steps - 1) * delay_s

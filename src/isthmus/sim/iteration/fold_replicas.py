@@ -1,4 +1,4 @@
-"""`fold_replicas`: equal replicas run as one where that changes nothing."""
+"""`fold_replicas`: merges equal replicas, which are then simulated once, where that is exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.sim.iteration.training import Replica, StageLoad, Training
 
 
 def unfold_replicas(training: Training) -> tuple[tuple[Replica, ...], tuple[int, ...]]:
-    """Return every replica alone, and for each replica given the place of its first copy."""
+    """Return every replica separately, and the index of the first copy of each given replica."""
     alone: list[Replica] = []
     places = []
     for replica in training.replicas:
@@ -20,10 +20,10 @@ def unfold_replicas(training: Training) -> tuple[tuple[Replica, ...], tuple[int,
 
 
 def fold_replicas(training: Training) -> tuple[tuple[Replica, ...], tuple[int, ...]]:
-    """Return the classes of equal replicas, and for each replica given the place of its class.
+    """Return the classes of equal replicas, and the index of the class of each given replica.
 
-    Equal replicas stay in step, and can run as one, where they meet only on wires that are shared fairly and
-    without jitter. Others stay apart.
+    Equal replicas have equal timelines if they share only links with fair sharing and without jitter; other
+    replicas stay separate.
     """
     classes: dict[tuple[int, tuple[StageLoad, ...]], int] = {}
     folded: list[Replica] = []
@@ -46,7 +46,7 @@ def fold_replicas(training: Training) -> tuple[tuple[Replica, ...], tuple[int, .
 
 
 def _number_schedules(replicas: tuple[Replica, ...]) -> dict[int, int]:
-    """Return a number per schedule object; equal schedules have the same one."""
+    """Return a number for each schedule object by `id`; equal schedules have equal numbers."""
     known: list[Schedule] = []
     numbers: dict[int, int] = {}
     for replica in replicas:
@@ -64,5 +64,5 @@ def _in_step(training: Training, replica: Replica) -> bool:
         clusters = [replica.stages[stage].cluster for stage, _ in replica.schedule.route(m)]
         for a, b in itertools.pairwise(clusters):
             used |= {(a, b), (b, a)} if a != b else set()
-    wires = [training.wires[ends] for ends in used if ends in training.wires]
-    return all(training.sharing == "fair" and not wire.jitter_s for wire in wires)
+    links = [training.wires[ends] for ends in used if ends in training.wires]
+    return all(training.sharing == "fair" and not link.jitter_s for link in links)

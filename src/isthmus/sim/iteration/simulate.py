@@ -1,4 +1,4 @@
-"""`simulate`: iterations of a whole run, with replicas, shared wires and the all-reduce of gradients."""
+"""`simulate`: simulates training iterations with replicas, shared links and gradient all-reduce."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from isthmus.sim.result import LinkRun, StageRun, TrainingRun
 
 
 def simulate(training: Training, *, fold: bool = True, details: bool = True) -> TrainingRun:
-    """Let the training run on a virtual clock, and return where its time went.
+    """Simulate `training` on a virtual clock and return the time and memory of its stages and links.
 
-    `fold` runs equal replicas as one where that changes nothing (`fold_replicas`); `details` keeps spans,
-    messages, memory over time and the critical path. Raises `InputError` for a missing wire, `PlanError` for
-    a schedule that waits for ever. The answer is a function of `training` alone.
+    `fold` simulates equal replicas once where that is exact (`fold_replicas`); `details` adds spans,
+    messages, memory over time and the critical path. The result depends on `training` alone. Raises
+    `InputError` for a missing link, `PlanError` for a schedule that deadlocks.
     """
     classes, class_of = fold_replicas(training) if fold else unfold_replicas(training)
     run = _Run(training, classes)
@@ -33,7 +33,7 @@ def simulate(training: Training, *, fold: bool = True, details: bool = True) -> 
 
 
 class _Run:
-    """One simulation: kernel, carriers, pipelines, gradient exchanges."""
+    """One simulation: kernel, link queues, pipelines and gradient all-reduces."""
 
     def __init__(self, training: Training, classes: tuple[Replica, ...]) -> None:
         if not classes or training.iterations < 1:
@@ -41,7 +41,7 @@ class _Run:
                 f"{training.iterations} iterations of {len(classes)} replicas", hint="at least 1"
             )
         self.training, self.classes, self.kernel = training, classes, Kernel()
-        named = [(f"{a}>{b}", wire) for (a, b), wire in training.wires.items()]
+        named = [(f"{a}>{b}", link) for (a, b), link in training.wires.items()]
         self.carriers = make_carriers(self.kernel, named, training.sharing, training.seed)
         schedules = {id(one.schedule): one.schedule for one in classes}
         programs = {key: read_program(schedule) for key, schedule in schedules.items()}
@@ -50,9 +50,11 @@ class _Run:
         ]
 
     def carrier(self, source: str, target: str) -> Carrier:
-        """Return the carrier from one cluster to another."""
+        """Return the link queue from one cluster to another; raise `InputError` without a link."""
         if (source, target) not in self.training.wires:
-            raise InputError(f"no wire from {source} to {target}", hint="give one per direction that is used")
+            raise InputError(
+                f"no link from {source} to {target}", hint="give one for each direction that is used"
+            )
         return self.carriers[f"{source}>{target}"]
 
     def _pipeline(self, number: int, replica: Replica, program: Program) -> Pipeline:
@@ -83,7 +85,7 @@ class _Run:
         )
 
     def go(self) -> None:
-        """Run to the end; raise `PlanError` if a stage waits for ever."""
+        """Run to the end; raise `PlanError` on a deadlock."""
         exchanges = []
         if sum(replica.count for replica in self.classes) > 1:
             exchanges = [self._exchange(i) for i in range(self.training.iterations)]
@@ -97,8 +99,8 @@ class _Run:
         for number, pipeline in enumerate(self.pipelines):
             if stuck := pipeline.stuck():
                 raise PlanError(
-                    f"replica {number}, schedule {pipeline.schedule.name} waits for ever: {'; '.join(stuck)}",
-                    hint="`check_schedule` says why",
+                    f"replica {number}, schedule {pipeline.schedule.name} deadlocks: {'; '.join(stuck)}",
+                    hint="`check_schedule` reports the cause",
                 )
 
     def _exchange(self, iteration: int) -> GradientExchange:
@@ -123,7 +125,7 @@ class _Run:
         return GradientExchange(self.kernel, holders, self.carrier, flow=-1 - iteration, local_steps=steps)
 
     def result(self, class_of: tuple[int, ...], details: bool) -> TrainingRun:
-        """Read the logs."""
+        """Return the result, from the logs of the pipelines."""
         end_s = max(float(end.value) for pipeline in self.pipelines for end in pipeline.ends)
         each_s = end_s / self.training.iterations
         by_class = [self._stages(number, each_s, details) for number in range(len(self.classes))]
@@ -141,24 +143,24 @@ class _Run:
         )
         if not details:
             return run
-        kept = {number: given for given, number in reversed(list(enumerate(class_of)))}
-        pipelines = [(given, self.pipelines[number]) for number, given in sorted(kept.items())]
+        first_given = {number: given for given, number in reversed(list(enumerate(class_of)))}
+        pipelines = [(given, self.pipelines[number]) for number, given in sorted(first_given.items())]
         names = [[load.cluster for load in replica.stages] for replica in self.classes]
         path = account.critical_path(self.pipelines)
         return replace(
             run,
             spans=tuple(span for given, p in pipelines for span in account.spans_of(p, given)),
             flights=tuple(f for given, p in pipelines for f in account.flights_of(p, given, names[p.number])),
-            critical_path=tuple(replace(s, replica=kept.get(s.replica, s.replica)) for s in path),
+            critical_path=tuple(replace(s, replica=first_given.get(s.replica, s.replica)) for s in path),
         )
 
     def _stages(self, number: int, each_s: float, details: bool) -> list[StageRun]:
-        made, pipeline, iterations = [], self.pipelines[number], self.training.iterations
-        whole = len(pipeline.schedule.routes) > 1
+        results, pipeline, iterations = [], self.pipelines[number], self.training.iterations
+        bidirectional = len(pipeline.schedule.routes) > 1
         for stage, (load, log) in enumerate(zip(self.classes[number].stages, pipeline.logs, strict=True)):
             busy_s, exposed_s = (seconds / iterations for seconds in account.times_s(log))
-            kept = load.activation_bytes / (1 if whole else pipeline.schedule.num_chunks)
-            made.append(
+            kept = load.activation_bytes / (1 if bidirectional else pipeline.schedule.num_chunks)
+            results.append(
                 StageRun(
                     replica=number,
                     stage=stage,
@@ -170,13 +172,13 @@ class _Run:
                     memory=account.memory_over_time(log, load.static_bytes, kept) if details else (),
                 )
             )
-        return made
+        return results
 
     def _links(self, end_s: float) -> tuple[LinkRun, ...]:
-        made = []
-        for (source, target), wire in self.training.wires.items():
-            carried = self.carriers[f"{source}>{target}"].carried_bytes
-            share = carried / (wire.bytes_per_s * end_s) if end_s else 0.0
-            each = carried / self.training.iterations
-            made.append(LinkRun(source=source, target=target, num_bytes=each, utilisation=share))
-        return tuple(made)
+        results = []
+        for (source, target), link in self.training.wires.items():
+            sent_bytes = self.carriers[f"{source}>{target}"].carried_bytes
+            share = sent_bytes / (link.bytes_per_s * end_s) if end_s else 0.0
+            each = sent_bytes / self.training.iterations
+            results.append(LinkRun(source=source, target=target, num_bytes=each, utilisation=share))
+        return tuple(results)

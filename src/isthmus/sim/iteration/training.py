@@ -1,4 +1,4 @@
-"""What is simulated (`Training`): replicas of stages, with loads and schedules, and the wires they share."""
+"""`Training`, the input of the simulator: replicas with stage loads and schedules, and their shared links."""
 
 from __future__ import annotations
 
@@ -13,41 +13,48 @@ from isthmus.sim.links.wire import Wire
 from isthmus.sim.pipeline.pipeline_processes import Transport
 
 Ends = tuple[str, str]
-"""A direction between clusters: (from, to)."""
+"""One direction between two clusters: (from, to)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageLoad:
-    """What one stage of one replica costs, in numbers alone.
+    """The time, bytes and memory of one stage of one replica.
 
-    `forward_s` and `backward_s` are of one micro-batch; `weight_share` of a backward makes the weights'
-    gradient where the schedule cuts it in two. `overrides` gives single operations another duration.
-    `boundary_bytes` is what a micro-batch carries to the next stage, and its gradient back; inside a cluster
-    that takes `hop_s`. `activation_bytes` is kept per micro-batch in flight, `static_bytes` always.
-    `gradient_bytes` of layers `[first, last)` are reduced over the replicas, inside a cluster at
-    `local_bytes_per_s`; with local steps `averaged_bytes` of them are averaged over the groups. All bytes are
-    those of the whole stage, or all per chip: the unit is the caller's.
+    All bytes count either the whole stage or one chip, as the caller chooses.
     """
 
     cluster: str
     forward_s: float
+    """Forward time of one micro-batch."""
     backward_s: float
+    """Backward time of one micro-batch."""
     weight_share: float = 0.5
+    """Share of a backward that computes weight gradients (split backwards)."""
     update_s: float = 0.0
+    """Time of the optimizer step."""
     overrides: tuple[tuple[Operation, float], ...] = ()
+    """Durations in seconds of single operations, instead of the above."""
     boundary_bytes: float = 0.0
+    """Activations that a micro-batch sends to the next stage; their gradients have the same size."""
     hop_s: float = 0.0
+    """Time of a message to the next stage if it is in the same cluster."""
     static_bytes: float = 0.0
+    """Memory held throughout."""
     activation_bytes: float = 0.0
+    """Memory held per micro-batch in flight."""
     layers: tuple[int, int] = (0, 1)
+    """Decoder layers `[first, last)`."""
     gradient_bytes: float = 0.0
+    """Gradients reduced over the replicas."""
     averaged_bytes: float = 0.0
+    """Parameters averaged over the replica groups (local steps)."""
     local_bytes_per_s: float = math.inf
+    """Rate of a collective inside the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One pipeline, `count` times over."""
+    """`count` equal pipelines."""
 
     stages: tuple[StageLoad, ...]
     schedule: Schedule
@@ -56,24 +63,24 @@ class Replica:
     def __post_init__(self) -> None:
         if len(self.stages) != self.schedule.num_stages or self.count < 1:
             raise InputError(
-                f"{self.count} replicas of {len(self.stages)} stages under a schedule of "
-                f"{self.schedule.num_stages}",
-                hint="a schedule has as many stages as its replica, and a replica exists at least once",
+                f"{self.count} replicas of {len(self.stages)} stages with a schedule of "
+                f"{self.schedule.num_stages} stages",
+                hint="give as many stages as the schedule has, and a count of at least 1",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is simulated. `wires` are the directions between clusters, shared by all that crosses them.
-
-    With `local_steps` above 1 only replicas that share a cluster reduce their gradients every iteration; an
-    iteration is then the mean of so many, after which those of all clusters average.
-    """
+    """The input of the simulator."""
 
     replicas: tuple[Replica, ...]
     wires: Mapping[Ends, Wire] = field(default_factory=dict)
+    """Links by direction; all messages between two clusters share one."""
     transport: Transport = "buffered"
     sharing: Sharing = "fair"
     iterations: int = 1
     seed: int = 0
+    """Seed of the link jitter."""
     local_steps: int = 1
+    """Above 1, only replicas that share a cluster reduce gradients every iteration, and all replicas average
+    parameters every `local_steps` iterations; a simulated iteration is the mean of these."""

@@ -1,1 +1,1 @@
-"""Links on the event kernel: rate, delay, jitter and queueing."""
+"""Simulated links: rate, delay, jitter and queueing."""

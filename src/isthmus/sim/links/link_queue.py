@@ -1,8 +1,8 @@
-"""`Carrier`: a wire at work: what is on it, and when each message has left and arrives.
+"""`Carrier`: the queue of a simulated link, which computes when each transfer has left and arrives.
 
-Messages of one wire share it in one of two ways (`Sharing`):
-- `fifo`: one after the other, each at the full rate, in the order in which they were handed over;
-- `fair`: all at once, each at an equal part of the rate, as many TCP flows do.
+Transfers share a link in one of two ways (`Sharing`):
+- `fifo`: one after the other at the full rate, in the order of `carry`;
+- `fair`: all at once, each at an equal share of the rate, as parallel TCP flows do.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ Sharing = Literal["fifo", "fair"]
 
 
 class Parcel(Protocol):
-    """What a carrier carries: bytes of one of `weight` equal messages, told when it left and arrives."""
+    """A transfer over a link; it stands for `weight` equal messages of `num_bytes` each."""
 
     num_bytes: float
     weight: int
     flow: int
+    """Number of its flow; messages of one flow arrive in order."""
 
     def depart(self, left_s: float, arrives_s: float) -> None:
-        """Learn when the last byte left and when it arrives; called once, not later than `left_s`."""
+        """Set the times at which the last byte leaves and arrives; called once, not later than `left_s`."""
         ...
 
 
 class Carrier(ABC):
-    """A wire at work: counts its bytes, and draws its delays from `seed`."""
+    """The queue of a link: counts the bytes sent, and draws jittered delays from `seed`."""
 
     def __init__(self, kernel: Kernel, wire: Wire, seed: int | str = 0) -> None:
         self.wire = wire
@@ -44,7 +45,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def carry(self, parcel: Parcel) -> None:
-        """Take a parcel now."""
+        """Queue a transfer now."""
 
     def _arrival_s(self, left_s: float, flow: int) -> float:
         wire = self.wire
@@ -56,14 +57,14 @@ class Carrier(ABC):
 
 
 class FifoCarrier(Carrier):
-    """One message after the other. A parcel that stands for many is all of them in a row."""
+    """A link that sends one message after the other; those of one transfer follow each other."""
 
     def __init__(self, kernel: Kernel, wire: Wire, seed: int | str = 0) -> None:
         super().__init__(kernel, wire, seed)
         self._free_s = 0.0
 
     def carry(self, parcel: Parcel) -> None:
-        """Take a parcel now."""
+        """Queue a transfer now."""
         num_bytes = parcel.num_bytes * parcel.weight
         self.carried_bytes += num_bytes
         start_s = max(self._kernel.now, self._free_s)
@@ -73,7 +74,7 @@ class FifoCarrier(Carrier):
 
 @dataclass(order=True)
 class _Shared:
-    """A parcel on a fair carrier: it has left once every flow has been served `until_bytes`."""
+    """An active transfer on a fair link: it has left when every flow has been served `until_bytes`."""
 
     until_bytes: float
     number: int
@@ -81,7 +82,7 @@ class _Shared:
 
 
 class FairCarrier(Carrier):
-    """All messages at once. A parcel of weight w takes w shares, one for each message it stands for."""
+    """A link that sends all messages at once (processor sharing); each message has an equal share."""
 
     def __init__(self, kernel: Kernel, wire: Wire, seed: int | str = 0) -> None:
         super().__init__(kernel, wire, seed)
@@ -93,7 +94,7 @@ class FairCarrier(Carrier):
         self._plan = 0
 
     def carry(self, parcel: Parcel) -> None:
-        """Take a parcel now."""
+        """Queue a transfer now."""
         self.carried_bytes += parcel.num_bytes * parcel.weight
         self._advance()
         shared = _Shared(self._served_bytes + parcel.num_bytes, next(self._number), parcel)
@@ -102,13 +103,14 @@ class FairCarrier(Carrier):
         self._expect()
 
     def _advance(self) -> None:
+        """Add the bytes served per message since the last call."""
         now = self._kernel.now
         if self._weight and now > self._at_s:
             self._served_bytes += moved_bytes(self.wire, self._at_s, now) / self._weight
         self._at_s = now
 
     def _expect(self) -> None:
-        """Ask to be called when the next parcel has left, unless another is handed over before."""
+        """Schedule the completion of the next transfer; a later call replaces it."""
         self._plan += 1
         if self._active:
             left_bytes = max(0.0, self._active[0].until_bytes - self._served_bytes) * self._weight
@@ -122,9 +124,9 @@ class FairCarrier(Carrier):
         self._served_bytes = self._active[0].until_bytes
         done_bytes = self._served_bytes * (1 + 1e-12)
         while self._active and self._active[0].until_bytes <= done_bytes:
-            parcel = heapq.heappop(self._active).parcel
-            self._weight -= parcel.weight
-            parcel.depart(now, self._arrival_s(now, parcel.flow))
+            done = heapq.heappop(self._active).parcel
+            self._weight -= done.weight
+            done.depart(now, self._arrival_s(now, done.flow))
         if not self._active:
             self._served_bytes = 0.0
         self._expect()

@@ -1,6 +1,6 @@
-"""`Wire`: one direction of a path (rate, delay, jitter, interfering traffic), and how long bytes occupy it.
+"""`Wire`: one direction of a simulated link, with rate, delay, jitter and cross traffic.
 
-A message occupies its wire for its bytes over the rate that is left to it, and arrives a delay later.
+A message occupies its link for its bytes over the remaining rate, and arrives a delay later.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from isthmus.core.pool import Link
 
 @dataclass(frozen=True, kw_only=True)
 class Interference:
-    """Traffic of others on a wire, which does not yield: `bytes_per_s` for `on_s`, then nothing for `off_s`.
+    """Cross traffic on a link, with priority: `bytes_per_s` for `on_s`, then none for `off_s`, repeatedly.
 
-    It starts at `start_s`, and is constant where `off_s` is 0.
+    It starts at `start_s`, and is constant if `off_s` is 0.
     """
 
     bytes_per_s: float
@@ -27,15 +27,17 @@ class Interference:
 
     def __post_init__(self) -> None:
         if self.bytes_per_s < 0 or self.start_s < 0 or self.on_s <= 0 or self.off_s < 0:
-            raise InputError(f"interference {self}", hint="on_s must be positive, nothing may be negative")
+            raise InputError(
+                f"interference {self}", hint="on_s must be positive, the other values at least 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """One direction of a path between stages. Boundaries that name the same wire share its rate.
+    """One direction of a link. Stage boundaries that use the same `name` share its rate.
 
-    `jitter_s` is the standard deviation of the delay, drawn per message and never negative in sum; messages
-    of one flow stay in order. `interference` takes its bytes off the rate while it is on.
+    `jitter_s` is the standard deviation of the delay, which is drawn per message and at least 0; messages of
+    one flow stay in order. `interference` reduces the rate while it is on.
     """
 
     name: str
@@ -47,22 +49,22 @@ class Wire:
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0 or self.delay_s < 0 or self.jitter_s < 0:
             raise InputError(
-                f"wire {self.name}: rate {self.bytes_per_s}, delay {self.delay_s}, jitter {self.jitter_s}",
-                hint="the rate must be positive, the others not negative",
+                f"link {self.name}: rate {self.bytes_per_s}, delay {self.delay_s}, jitter {self.jitter_s}",
+                hint="the rate must be positive, delay and jitter at least 0",
             )
         other = self.interference
         if other is not None and other.off_s == 0 and other.bytes_per_s >= self.bytes_per_s:
             raise InputError(
-                f"wire {self.name}: constant interference of {other.bytes_per_s:g} bytes/s leaves nothing of "
-                f"{self.bytes_per_s:g}",
-                hint="give it less, or pauses (off_s)",
+                f"link {self.name}: constant interference of {other.bytes_per_s:g} bytes/s uses all of its "
+                f"{self.bytes_per_s:g} bytes/s",
+                hint="lower its rate, or add pauses (off_s)",
             )
 
 
 def wire_of(link: Link, reverse: Link | None = None, interference: Interference | None = None) -> Wire:
-    """Return the wire that a link of the pool is to one TCP flow: loss is the rate it costs.
+    """Return the simulated link of a link of the pool, at the rate that one TCP flow reaches under its loss.
 
-    `reverse` is the way back, for the round trip. Jitter and delay are the link's.
+    `reverse` is the opposite direction, for the round-trip time. Jitter and delay are those of `link`.
     """
     return Wire(
         name=f"{link.source}>{link.target}",
@@ -74,7 +76,7 @@ def wire_of(link: Link, reverse: Link | None = None, interference: Interference 
 
 
 def moved_bytes(wire: Wire, from_s: float, to_s: float) -> float:
-    """Return the bytes that `wire` can move from `from_s` to `to_s` beside its interference."""
+    """Return the bytes that `wire` can send from `from_s` to `to_s`, given its interference."""
     whole = wire.bytes_per_s * (to_s - from_s)
     other = wire.interference
     if other is None:
@@ -84,7 +86,7 @@ def moved_bytes(wire: Wire, from_s: float, to_s: float) -> float:
 
 
 def finish_s(wire: Wire, start_s: float, num_bytes: float) -> float:
-    """Return when `num_bytes` that start at `start_s` have left, beside the wire's interference."""
+    """Return the time at which `num_bytes` that start at `start_s` have left, given the interference."""
     other = wire.interference
     if other is None:
         return start_s + num_bytes / wire.bytes_per_s
@@ -94,7 +96,7 @@ def finish_s(wire: Wire, start_s: float, num_bytes: float) -> float:
     period_bytes = slow_per_s * other.on_s + wire.bytes_per_s * other.off_s
     while True:
         phase_s = now_s - other.start_s
-        if phase_s >= 0 and left_bytes > period_bytes:  # whole periods at once
+        if phase_s >= 0 and left_bytes > period_bytes:  # skip whole periods
             periods = math.floor(left_bytes / period_bytes)
             now_s, left_bytes = now_s + periods * period_s, left_bytes - periods * period_bytes
             phase_s = now_s - other.start_s
@@ -109,7 +111,7 @@ def finish_s(wire: Wire, start_s: float, num_bytes: float) -> float:
 
 
 def _on_s(other: Interference, time_s: float) -> float:
-    """Return how long `other` has been on by `time_s`."""
+    """Return the total time that `other` has been on before `time_s`."""
     phase_s = time_s - other.start_s
     if phase_s <= 0:
         return 0.0

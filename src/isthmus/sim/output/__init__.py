@@ -1,1 +1,1 @@
-"""A simulated run as an HTML page or a Chrome trace."""
+"""Simulation results as an HTML page or a Chrome trace."""

@@ -1,4 +1,4 @@
-"""`chrome_trace`: a simulated run as a trace that Perfetto and chrome://tracing open."""
+"""`chrome_trace`: a simulation result as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 from isthmus.sim.result import TrainingRun
 
 _LINKS_PROCESS = 1_000_000
-"""Process number of the links' tracks, beyond those of the replicas."""
+"""Process id of the links' tracks, above those of the replicas."""
 
 
 def chrome_trace(run: TrainingRun) -> dict[str, Any]:
-    """Return the run in the JSON form of the Trace Event Format, times in microseconds.
+    """Return `run`, which must include details, in the JSON form of the Trace Event Format (microseconds).
 
-    A replica is a process, a stage a thread of it, with its memory as a counter; a link is a thread of the
-    process `links`, where a message is an asynchronous span from being handed over to its arrival. `run` must
-    hold details.
+    A replica is a process and a stage a thread, with its memory as a counter. A link is a thread of the
+    process `links`; a message is an asynchronous span from its send to its arrival.
     """
     events: list[dict[str, Any]] = []
     for stage in run.stages:

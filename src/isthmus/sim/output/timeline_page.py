@@ -1,4 +1,4 @@
-"""`timeline_page`: a simulated run as one self-contained HTML page, without scripts."""
+"""`timeline_page`: a simulation result as one self-contained HTML page, without scripts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ table { border-collapse: collapse; } td, th { padding: .2em .8em; text-align: ri
 
 
 def timeline_page(run: TrainingRun, title: str) -> str:
-    """Return the page: what an iteration takes, the timeline of stages, links, and a table of each.
+    """Return the page: iteration time, the timeline of the stages, and tables of stages and links.
 
-    `run` must hold details. Of a run with very many spans the timeline shows the first replicas only, and
-    says so.
+    `run` must include details. The timeline shows at most the first 20,000 spans and states if it omits some.
     """
     shown = [span for span in run.spans if span.end_s > span.start_s]
     note = ""
@@ -66,10 +65,10 @@ def _timeline(run: TrainingRun, spans: list[Span]) -> str:
         width = max((span.end_s - span.start_s) * scale, 0.2)
         on_path = (span.replica, span.stage, span.end_s) in critical
         edge = ' stroke="#000" stroke-width="1"' if on_path else ""
-        told = escape(f"{span.what}: {span.kind}, {format_seconds(span.end_s - span.start_s)}")
+        tooltip = escape(f"{span.what}: {span.kind}, {format_seconds(span.end_s - span.start_s)}")
         parts.append(
             f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW}" '
-            f'fill="{_COLOURS[span.kind]}"{edge}><title>{told}</title></rect>'
+            f'fill="{_COLOURS[span.kind]}"{edge}><title>{tooltip}</title></rect>'
         )
     return "".join([*parts, _axis(run.total_s, scale, height), "</svg>"])
 
@@ -108,7 +107,7 @@ def _link_table(run: TrainingRun) -> str:
         (f"{link.source} to {link.target}", format_bytes(link.num_bytes), f"{link.utilisation:.1%}")
         for link in run.links
     ]
-    return _table(("link", "bytes an iteration", "utilisation"), rows)
+    return _table(("link", "bytes per iteration", "utilisation"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

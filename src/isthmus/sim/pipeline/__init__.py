@@ -1,1 +1,1 @@
-"""One pipeline schedule on the event kernel."""
+"""Simulation of one pipeline schedule."""

@@ -1,4 +1,4 @@
-"""Read the logs of pipelines: where each stage's time went, its memory, its spans, and the critical path."""
+"""Analysis of pipeline logs: time and memory of each stage, timeline spans and the critical path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Memory = tuple[tuple[float, float], ...]
 
 
 def waited_s(entry: Entry) -> tuple[float, float]:
-    """Return the seconds of bubble and of exposed communication in a wait."""
+    """Return the seconds of bubble and of exposed communication in the wait of a log entry."""
     start_s, end_s, _, _, cause = entry
     under_way_s = _cause_start_s(cause, end_s)
     exposed_s = end_s - max(start_s, under_way_s)
@@ -29,7 +29,7 @@ def _cause_start_s(cause: Message | Barrier | None, otherwise_s: float) -> float
 
 
 def times_s(log: list[Entry]) -> tuple[float, float]:
-    """Return the seconds a stage computed, and those of communication that it waited for."""
+    """Return the compute time and the exposed communication time of a stage, in seconds."""
     busy_s = exposed_s = 0.0
     for entry in log:
         if entry[4] is None:
@@ -40,7 +40,7 @@ def times_s(log: list[Entry]) -> tuple[float, float]:
 
 
 def memory_over_time(log: list[Entry], static_bytes: float, activation_bytes: float) -> Memory:
-    """Return (time, bytes) at each change; activations live from a forward's start to its backward's end."""
+    """Return (seconds, bytes) at each change; activations live from forward to backward end."""
     now_bytes = static_bytes
     points = [(0.0, now_bytes)]
     for start_s, end_s, _, operation, cause in log:
@@ -57,20 +57,20 @@ def memory_over_time(log: list[Entry], static_bytes: float, activation_bytes: fl
 
 def peak_bytes(log: list[Entry], static_bytes: float, activation_bytes: float) -> float:
     """Return the largest number of bytes of `memory_over_time`."""
-    held = most = 0
+    in_flight = peak = 0
     for entry in log:
         if entry[4] is None:
             kind = entry[3].kind
             if kind == "forward":
-                held += 1
-                most = max(most, held)
+                in_flight += 1
+                peak = max(peak, in_flight)
             elif kind in ("backward", "backward_weight"):
-                held -= 1
-    return static_bytes + most * activation_bytes
+                in_flight -= 1
+    return static_bytes + peak * activation_bytes
 
 
 def spans_of(pipeline: Pipeline, replica: int) -> Iterator[Span]:
-    """Yield what the stages of a pipeline did and waited for, stage by stage."""
+    """Yield the computations and waits of a pipeline's stages, stage by stage."""
     for stage, log in enumerate(pipeline.logs):
         for entry in log:
             yield from _spans(entry, replica, stage)
@@ -92,7 +92,7 @@ def _spans(entry: Entry, replica: int, stage: int) -> Iterator[Span]:
 
 
 def flights_of(pipeline: Pipeline, replica: int, clusters: list[str]) -> Iterator[Flight]:
-    """Yield the messages of a pipeline that crossed between clusters."""
+    """Yield the messages of a pipeline between clusters."""
     for one in pipeline.messages:
         if one.carrier is None or one.arrives_s is None:
             continue
@@ -111,23 +111,25 @@ def flights_of(pipeline: Pipeline, replica: int, clusters: list[str]) -> Iterato
 
 
 def critical_path(pipelines: list[Pipeline]) -> tuple[Span, ...]:
-    """Return the chain of spans that fills the run from its start to its end, each the cause of the next.
+    """Return the chain of spans from the start to the end of the run, each the cause of the next.
 
-    An exchange on the path includes its time in its wire's queue.
+    A message on the path includes its time in the link queue.
     """
     ends = [[[entry[1] for entry in log] for log in pipeline.logs] for pipeline in pipelines]
     number = {pipeline.number: index for index, pipeline in enumerate(pipelines)}
-    at = max(((e[-1], r, s) for r, logs in enumerate(ends) for s, e in enumerate(logs) if e), default=None)
+    position = max(
+        ((e[-1], r, s) for r, logs in enumerate(ends) for s, e in enumerate(logs) if e), default=None
+    )
     path: list[Span] = []
-    while at is not None and at[0] > 0:
-        time_s, replica, stage = at
+    while position is not None and position[0] > 0:
+        time_s, replica, stage = position
         log = pipelines[replica].logs[stage]
         index = bisect_right(ends[replica][stage], time_s) - 1
         while index >= 0 and log[index][0] == log[index][1]:
             index -= 1
         if index < 0:
             break
-        span, at = _leg(log[index], replica, stage, number)
+        span, position = _leg(log[index], replica, stage, number)
         if span is not None:
             path.append(span)
     return tuple(reversed(path))
@@ -136,7 +138,7 @@ def critical_path(pipelines: list[Pipeline]) -> tuple[Span, ...]:
 def _leg(
     entry: Entry, replica: int, stage: int, number: dict[int, int]
 ) -> tuple[Span | None, tuple[float, int, int]]:
-    """Return the span that ends with `entry`, and where its cause was: (time, replica, stage)."""
+    """Return the span that ends with `entry`, and the (time, replica, stage) of its cause."""
     start_s, end_s, _, operation, cause = entry
     kind = cast(SpanKind, operation.kind)
     before = (start_s, replica, stage)

@@ -1,4 +1,4 @@
-"""One pipeline on the kernel: stages as processes, messages over carriers, a log of what they did."""
+"""One simulated pipeline: a kernel process and a log per stage, messages over link queues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from isthmus.sim.links.link_queue import Carrier
 from isthmus.sim.pipeline.read_program import POST, SEND, WAIT_LEFT, Letter, Program
 
 Transport = Literal["buffered", "rendezvous"]
-"""When a message starts on its way: as soon as it is sent, or once its receive was posted as well."""
+"""When a message starts: with its send, or once its receive is posted as well."""
 
 
 class Message:
-    """One exchange of one micro-batch, and of the `weight` equal replicas that its pipeline stands for.
+    """A message of one micro-batch; it stands for the `weight` equal replicas of its pipeline.
 
-    `sent_s` and `posted_s` are when it was handed over and when its receive was posted, `started_s` when it
-    went on its wire, `left_s` and `arrives_s` when its last byte did; None until known.
+    Times, None until known: `sent_s` of its send, `posted_s` of its receive, `started_s` of its start on the
+    link, `left_s` and `arrives_s` of its last byte.
     """
 
     __slots__ = (
@@ -43,13 +43,13 @@ class Message:
         self._known: Event | None = None
 
     def send(self) -> None:
-        """Hand it over now."""
+        """Send it now."""
         self.sent_s = self.kernel.now
         if not self.rendezvous or self.posted_s is not None:
             self._start()
 
     def post(self) -> None:
-        """Post its receive now."""
+        """Post the receive now."""
         self.posted_s = self.kernel.now
         if self.rendezvous and self.sent_s is not None:
             self._start()
@@ -62,13 +62,13 @@ class Message:
             self.carrier.carry(self)
 
     def depart(self, left_s: float, arrives_s: float) -> None:
-        """Learn when the last byte left and when it arrives."""
+        """Set the times at which the last byte leaves and arrives."""
         self.left_s, self.arrives_s = left_s, arrives_s
         if self._known is not None:
             self._known.trigger()
 
     def known(self) -> Event:
-        """Return the event of `left_s` and `arrives_s` being known."""
+        """Return an event that is triggered when `left_s` and `arrives_s` are known."""
         if self._known is None:
             self._known = self.kernel.event()
         return self._known
@@ -76,59 +76,62 @@ class Message:
 
 @dataclass
 class Barrier:
-    """What one stage does at its update: say that its gradients are there, and wait for everybody's.
-
-    `ready` happens at the first, `done` at the last; `cause` is what the stage then waited for: when the
-    last gradient was there, and whose it was.
-    """
+    """The gradient reduction, as one stage waits for it before its update."""
 
     ready: Event
+    """Triggered when the gradients of the stage are computed."""
     done: Event
+    """Triggered when they are reduced."""
     cause: tuple[float, Pipeline, int] | None = None
+    """The last stage to be ready: (time in seconds, pipeline, stage)."""
 
     def reach(self) -> Event:
-        """Say that the stage's gradients are there; return the event of all being reduced."""
+        """Trigger `ready`; return the event of the completed reduction."""
         self.ready.trigger()
         return self.done
 
 
 Entry = tuple[float, float, int, Operation, "Message | Barrier | None"]
-"""A line of a stage's log: start, end, iteration, operation, and what it waited for (None: it computed)."""
+"""A log entry of a stage: start, end, iteration, operation, and what it waited for (None: it computed)."""
 
 Path = tuple[Carrier | None, float]
-"""How a message travels: over a carrier, or (None) in a fixed number of seconds."""
+"""The path of a message: a link queue, or (None) a fixed time in seconds."""
 
 _Step = tuple[int, float, "Message | Barrier | None", int, Operation]
 
 
 @dataclass
 class Pipeline:
-    """A schedule at work. `weight` equal replicas run as one; `number` tells pipelines apart.
-
-    `duration_s(stage, operation)` is that of computing operations and updates, `bytes_of(stage)` the bytes
-    of a micro-batch between `stage` and the next, each way, `path(sender, receiver)` how messages travel.
-    """
+    """A pipeline that executes a compiled schedule."""
 
     kernel: Kernel
     program: Program
     duration_s: Callable[[int, Operation], float]
+    """Seconds of a compute operation or update, by stage."""
     bytes_of: Callable[[int], float]
+    """Bytes of a micro-batch between a stage and the next, each way."""
     path: Callable[[int, int], Path]
+    """Path of the messages from a sender to a receiver."""
     transport: Transport = "buffered"
     weight: int = 1
+    """Number of equal replicas that it stands for."""
     number: int = 0
+    """Index among the pipelines of the simulation."""
     logs: list[list[Entry]] = field(default_factory=list)
+    """Log entries of each stage."""
     messages: list[Message] = field(default_factory=list)
     ends: list[Event] = field(default_factory=list)
+    """The event of the end of each stage; its value is the time."""
     progress: list[Operation | None] = field(default_factory=list)
+    """The operation that each stage waits in, or waited in last."""
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule that runs."""
+        """The schedule that it executes."""
         return self.program.schedule
 
     def start(self, iterations: int = 1, barrier: Callable[[int, int], Barrier | None] | None = None) -> None:
-        """Start every stage; `barrier(iteration, stage)` gives what its update waits for."""
+        """Start every stage; its update waits for `barrier(iteration, stage)`."""
         count = self.schedule.num_stages
         self.logs = [[] for _ in range(count)]
         self.progress = [None] * count
@@ -141,11 +144,11 @@ class Pipeline:
         self.ends = [self.kernel.start(_stage(self, stage, steps[stage])) for stage in range(count)]
 
     def _messages(self) -> list[Message]:
-        """Return a message per letter; those of an ordered pair of stages are one flow."""
+        """Return the messages of one iteration; those of an ordered pair of stages are one flow."""
         count = self.schedule.num_stages
-        pairs = {letter.ends for letter in self.program.letters}
-        ways = {(a, b): (self.path(a, b), (self.number * count + a) * count + b) for a, b in sorted(pairs)}
-        return [Message(self, letter, *ways[letter.ends]) for letter in self.program.letters]
+        pairs = {planned.ends for planned in self.program.letters}
+        paths = {(a, b): (self.path(a, b), (self.number * count + a) * count + b) for a, b in sorted(pairs)}
+        return [Message(self, planned, *paths[planned.ends]) for planned in self.program.letters]
 
     def _steps(
         self,
@@ -158,11 +161,11 @@ class Pipeline:
             if number >= 0:
                 yield code, 0.0, messages[number], iteration, one
             else:
-                gate = barrier(iteration, stage) if barrier and one.kind == "update" else None
-                yield code, self.duration_s(stage, one), gate, iteration, one
+                reduced = barrier(iteration, stage) if barrier and one.kind == "update" else None
+                yield code, self.duration_s(stage, one), reduced, iteration, one
 
     def stuck(self) -> list[str]:
-        """Return the stages that have not ended, each with the operation it waits in."""
+        """Return a description of each unfinished stage with the operation that it waits in."""
         return [
             f"stage {stage} at {self.progress[stage]}"
             for stage, end in enumerate(self.ends)
@@ -171,7 +174,7 @@ class Pipeline:
 
 
 def _stage(pipeline: Pipeline, stage: int, steps: list[_Step]) -> Steps:
-    """Do the steps of one stage; return when it ended."""
+    """Execute the steps of one stage; return the time of its end."""
     kernel, log, progress = pipeline.kernel, pipeline.logs[stage], pipeline.progress
     for code, duration_s, item, iteration, operation in steps:
         start_s = kernel.now

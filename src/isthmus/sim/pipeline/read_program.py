@@ -1,4 +1,4 @@
-"""`read_program`: a schedule made ready to run: what stages do, by number, and their messages."""
+"""`read_program`: compiles a schedule to integer-coded instructions per stage and a list of its messages."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from isthmus.schedule import Kind, Operation, Schedule
 COMPUTING: frozenset[Kind] = frozenset(("forward", "backward", "backward_input", "backward_weight"))
 
 COMPUTE, SEND, POST, WAIT_LEFT, WAIT_ARRIVED = range(5)
-"""What a stage can do: compute (or update), hand a message over, post its receive, wait for either end of it.
-"""
+"""Instruction codes: compute (or update), send, post a receive, wait for departure, wait for arrival."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letter:
-    """A message before it is sent: from stage to stage, over the boundary after stage `boundary`."""
+    """A message of the schedule, sent once per iteration."""
 
     ends: tuple[int, int]
+    """Sending and receiving stage."""
     boundary: int
+    """The stage before the boundary that it crosses; that stage's boundary bytes are its size."""
     operation: Operation
 
 
 Order = tuple[int, int, Operation]
-"""(what to do, number of the letter or -1, the operation it is)."""
+"""(instruction code, index of the message or -1, operation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A schedule with its letters: `stages[s]` is what stage `s` does, in order."""
+    """A schedule, the instructions of each stage in order (`stages[s]`), and its messages."""
 
     schedule: Schedule
     stages: tuple[tuple[Order, ...], ...]
@@ -45,11 +46,11 @@ _EXCHANGE: dict[Kind, tuple[int, bool, bool]] = {
     "wait_receive_forward": (WAIT_ARRIVED, True, False),
     "wait_receive_backward": (WAIT_ARRIVED, False, False),
 }
-"""By kind: what the stage does, whether the message goes forward, whether this end sends it."""
+"""By kind: instruction code, whether it is a forward message, whether this stage sends it."""
 
 
 def read_program(schedule: Schedule) -> Program:
-    """Return the program of `schedule`; both ends of an exchange name the same letter."""
+    """Return `schedule` compiled; both ends of a transfer refer to the same message."""
     letters: list[Letter] = []
     numbers: dict[tuple[bool, int, int], int] = {}
     stages: list[tuple[Order, ...]] = []

@@ -1,8 +1,8 @@
-"""`run_pipeline`: let a schedule run on a virtual clock, over wires that have a rate and a delay.
+"""`run_pipeline`: simulates one step of a schedule over links with a rate and a delay.
 
-Computation takes the stage's time. A message occupies its wire for its bytes over the wire's rate, after
-the messages handed to that wire before it, and arrives a delay later; its sender's wait ends when the last
-byte has left, its receiver's when the last byte has arrived. Stages start together at time 0.
+Computation takes the stage's time. A message occupies its link for its bytes over the link's rate, after the
+messages queued before it, and arrives a delay later; the sender's wait ends when the last byte has left, the
+receiver's when the last byte has arrived. All stages start at time 0.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from isthmus.sim.pipeline.read_program import read_program
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
-    """One step: its length, and per stage when it ended, how long it computed, and how long it waited.
-
-    `wire_bytes` is what each wire carried.
-    """
+    """The times of one step, and the bytes sent over each link."""
 
     step_s: float
     finish_s: tuple[float, ...]
+    """End of each stage."""
     busy_s: tuple[float, ...]
+    """Compute time of each stage."""
     waiting_s: tuple[float, ...]
+    """Waiting time of each stage."""
     wire_bytes: dict[str, float]
 
 
@@ -43,19 +43,19 @@ def run_pipeline(
     sharing: Sharing = "fifo",
     seed: int = 0,
 ) -> PipelineRun:
-    """Return what one step of `schedule` takes.
+    """Return the times of one step of `schedule`.
 
-    `stage_times` holds one entry per stage (seconds per micro-batch). `wires` maps (from stage, to stage) to
-    the wire between them; a missing pair exchanges in no time. Each exchange carries `message_bytes`. A
-    backward cut in two has half its time in each part. The schedule must have passed `check_schedule`: one
-    that waits for ever raises `RuntimeError`.
+    `stage_times` has one entry per stage (seconds per micro-batch). `wires` maps (sending stage, receiving
+    stage) to the link between them; messages of missing pairs take no time. Each message has `message_bytes`.
+    A split backward spends half its time in each part. Raises `RuntimeError` for a schedule that deadlocks,
+    which `check_schedule` would have rejected.
     """
     kernel = Kernel()
-    carriers = make_carriers(kernel, [(wire.name, wire) for wire in wires.values()], sharing, seed)
+    queues = make_carriers(kernel, [(link.name, link) for link in wires.values()], sharing, seed)
 
     def path(sender: int, receiver: int) -> Path:
-        wire = wires.get((sender, receiver))
-        return (None if wire is None else carriers[wire.name]), 0.0
+        link = wires.get((sender, receiver))
+        return (None if link is None else queues[link.name]), 0.0
 
     pipeline = Pipeline(
         kernel=kernel,
@@ -68,7 +68,7 @@ def run_pipeline(
     pipeline.start()
     kernel.run()
     if stuck := pipeline.stuck():
-        raise RuntimeError(f"schedule {schedule.name} waits for ever: {'; '.join(stuck)}")
+        raise RuntimeError(f"schedule {schedule.name} deadlocks: {'; '.join(stuck)}")
     logs = pipeline.logs
     finish_s = [float(end.value) for end in pipeline.ends]
     return PipelineRun(
@@ -76,19 +76,19 @@ def run_pipeline(
         finish_s=tuple(finish_s),
         busy_s=tuple(sum(e[1] - e[0] for e in log if e[4] is None) for log in logs),
         waiting_s=tuple(sum(e[1] - e[0] for e in log if e[4] is not None) for log in logs),
-        wire_bytes={name: one.carried_bytes for name, one in carriers.items() if one.carried_bytes},
+        wire_bytes={name: queue.carried_bytes for name, queue in queues.items() if queue.carried_bytes},
     )
 
 
 def make_carriers(
     kernel: Kernel, wires: Sequence[tuple[str, Wire]], sharing: Sharing, seed: int
 ) -> dict[str, Carrier]:
-    """Return a carrier per name; its chance depends on `seed` and its place in the list, not its name."""
-    carriers: dict[str, Carrier] = {}
-    for name, wire in wires:
-        if name not in carriers:
-            carriers[name] = CARRIERS[sharing](kernel, wire, f"{seed}/{len(carriers)}")
-    return carriers
+    """Return a link queue for each name; its random delays depend on `seed` and its position in the list."""
+    queues: dict[str, Carrier] = {}
+    for name, link in wires:
+        if name not in queues:
+            queues[name] = CARRIERS[sharing](kernel, link, f"{seed}/{len(queues)}")
+    return queues
 
 
 def durations(
@@ -97,10 +97,10 @@ def durations(
     weight_share: Sequence[float] | None = None,
     update_s: Sequence[float] | None = None,
 ) -> Callable[[int, Operation], float]:
-    """Return the seconds of every computing operation, by stage.
+    """Return a function from stage and compute operation (or update) to seconds.
 
-    A chunk takes its part of the stage's time. `weight_share[s]` of a backward of stage `s` is
-    `backward_weight` (half, without it). With two routes each chunk is a whole copy of the stage.
+    Chunks take equal shares of the stage's time; with several routes each chunk is a whole copy of the stage.
+    `weight_share[s]` of a backward of stage `s` is `backward_weight` (default one half).
     """
     chunks = 1 if schedule.routes and len(schedule.routes) > 1 else schedule.num_chunks
     table = []

@@ -1,6 +1,4 @@
-"""What no run of a schedule can be faster or slower than: its critical path, and everything one after
-another.
-"""
+"""Bounds on the time of a schedule: its critical path below, serial execution above."""
 
 from __future__ import annotations
 
@@ -10,17 +8,17 @@ from isthmus.schedule import Operation, Schedule
 from isthmus.sim.pipeline.read_program import COMPUTING
 
 Duration = Callable[[int, Operation], float]
-"""Seconds of a computing operation (or update) of a stage."""
+"""Function from stage and compute operation (or update) to seconds."""
 
 Hop = Callable[[int, int], float]
-"""Seconds of one message from stage to stage on an otherwise idle wire: transfer and delay."""
+"""Function from sending and receiving stage to seconds of a message on an idle link: transfer and delay."""
 
 
 def critical_path_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
-    """Return the length of the longest chain of operations that must follow each other.
+    """Return the length of the longest chain of dependent operations, in seconds.
 
-    Stages keep their order; every message has a wire of its own; no stage waits for its sends. Raises
-    `RuntimeError` for a schedule that waits for ever.
+    Stages execute in order, every message has its own link, and no stage waits for its sends. Raises
+    `RuntimeError` for a schedule that deadlocks.
     """
     clocks, places = [0.0] * schedule.num_stages, [0] * schedule.num_stages
     arrivals: dict[tuple[bool, int, int], float] = {}
@@ -42,12 +40,12 @@ def critical_path_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> flo
                 places[stage] += 1
                 moved = True
     if any(place < len(operations) for place, operations in zip(places, schedule.stages, strict=True)):
-        raise RuntimeError(f"schedule {schedule.name} waits for ever")
+        raise RuntimeError(f"schedule {schedule.name} deadlocks")
     return max(clocks)
 
 
 def serial_sum_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
-    """Return the seconds of all computing and all messages, one after another."""
+    """Return the seconds of all computations and messages, executed one after another."""
     total_s = 0.0
     for stage, one in schedule:
         if one.kind in COMPUTING or one.kind == "update":
@@ -58,7 +56,7 @@ def serial_sum_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
 
 
 def _message(schedule: Schedule, stage: int, one: Operation) -> tuple[bool, int, int] | None:
-    """Name an exchange alike at both ends: (goes forward, micro-batch, virtual stage of the sender)."""
+    """Return the key of a transfer, equal at both ends: (is forward, micro-batch, sender's virtual stage)."""
     kind = one.kind.removeprefix("wait_")
     if not kind.startswith(("send_", "receive_")):
         return None

@@ -1,4 +1,4 @@
-"""`best_warm_up`: the fastest overlapped schedule within memory, found by running the candidates."""
+"""`best_warm_up`: the fastest overlapped schedule within memory, found by simulating the candidates."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def best_warm_up(
 ) -> tuple[tuple[int, ...], float]:
     """Return the warm-up counts of the fastest `overlapped` schedule that fits, and the seconds of its step.
 
-    `max_in_flight[s]` micro-batches fit at stage `s`. The candidates are what `warm_up_counts` gives for
-    every bound from 1 to the number of micro-batches, as far as they fit: more memory only adds candidates,
-    so that it never makes the answer slower. The first of equals wins: it keeps least in memory. Other
-    arguments are those of `run_pipeline`.
+    At most `max_in_flight[s]` micro-batches fit at stage `s`. The candidates are the results of
+    `warm_up_counts` for every limit from 1 to the number of micro-batches, as far as they fit; more memory
+    only adds candidates, so it never slows the result. Of equals the first wins, with the least memory. The
+    other arguments are those of `run_pipeline`.
     """
     if len(max_in_flight) != len(stage_times) or min(max_in_flight) < 1:
         raise PlanError(f"max_in_flight is {list(max_in_flight)}", hint="one per stage, at least 1")
@@ -44,11 +44,11 @@ def best_warm_up(
         if best is None or run.step_s < best[1] * (1 - 1e-12):
             best = warm_up, run.step_s
     if best is None:
-        raise PlanError(f"no warm-up for {num_micro_batches} micro-batches", hint="at least 1")
+        raise PlanError(f"{num_micro_batches} micro-batches", hint="give at least 1")
     return best
 
 
 def _hop_s(wires: Mapping[tuple[int, int], Wire], stage: int, message_bytes: float) -> float:
-    """Return the mean seconds of an exchange with the next stage, there and back."""
-    ways = [wires[ends] for ends in ((stage, stage + 1), (stage + 1, stage)) if ends in wires]
-    return sum(wire.delay_s + message_bytes / wire.bytes_per_s for wire in ways) / 2
+    """Return the mean seconds of a message to the next stage and back."""
+    pair = [wires[ends] for ends in ((stage, stage + 1), (stage + 1, stage)) if ends in wires]
+    return sum(link.delay_s + message_bytes / link.bytes_per_s for link in pair) / 2
