@@ -49,7 +49,7 @@ def head() -> str:
     machine = f"{platform.machine()}, Python {platform.python_version()}"
     return (
         f"# Benchmarks\n\nPrinted by `make bench` (`python -m benchmarks`) on {machine}. "
-        f"Compare within one table.\n\nColumns: {', '.join(COLUMNS)}. `ratio` is ours over the peer's."
+        f"Compare within one table.\n\nColumns: {', '.join(COLUMNS)}. `ratio_text` is ours over the peer's."
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from isthmus.core.base import TransportKind
+from isthmus.core.base_model import TransportKind
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerEvent, WorkerFolder, WorkerSpec
@@ -83,7 +83,7 @@ class FaultRun:
         addresses = [folder.read_checkin() for folder in self.folders]
         if None not in addresses:
             for folder in self.folders:
-                folder.write_ranks(RankMap(workers=tuple(filter(None, addresses))))
+                folder.write_rank_map(RankMap(workers=tuple(filter(None, addresses))))
 
     def status(self, rank: int) -> int | None:
         """Return how the supervisor of `rank` has ended, None while it runs."""
@@ -155,14 +155,14 @@ class FaultRun:
 
     def log(self, rank: int) -> str:
         """Return the log of a rank."""
-        return self.folders[rank].log.read_text(encoding="utf-8", errors="replace")
+        return self.folders[rank].log_path.read_text(encoding="utf-8", errors="replace")
 
     def story(self) -> str:
         """Return statuses and the ends of all logs."""
         return f"{self.statuses}\n" + "\n".join(self.log(rank)[-1500:] for rank in range(RANKS))
 
     def _metrics(self, rank: int) -> list[StepMetrics]:
-        file = self.folders[rank].metrics
+        file = self.folders[rank].metrics_path
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         return [StepMetrics.model_validate_json(line) for line in text.splitlines() if line.endswith("}")]
 
@@ -177,7 +177,7 @@ def _forked(folder: WorkerFolder) -> int:
     status = 1
     try:
         os.setsid()
-        log = os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        log = os.open(folder.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         status = supervise(folder)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.faults.fault_rates import Faults
-from isthmus.control.simulation.traces.trace import TraceJob
-from isthmus.control.simulation.world import PoolWorld
+from isthmus.control.simulation.faults.fault_injector import FaultInjector
+from isthmus.control.simulation.pool_simulation import PoolSimulation
+from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.control.state.events import PreemptionAgreed, VictimNamed
 from isthmus.core.errors import ConflictError
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
@@ -33,14 +33,12 @@ def preempt_once(seed: int) -> Preemption:
 
     One message takes 5 to 60 ms; workers start in 0.5 s and end in 0.3 s; a checkpoint takes 8 s.
     """
-    rng = Faults(seed).rng
+    rng = FaultInjector(seed).rng
     names = [f"owner-{number}" for number in range(OWNERS)]
     group = NodeGroup(name="g", chip="H20", nodes=2, chips_per_node=8)
     pool = Pool(
         clusters=tuple(Cluster(name=name, owner=name, node_groups=(group,)) for name in names),
-        links=tuple(
-            Link(source=a, target=b, bandwidth_gbps=100, delay_ms=5) for a in names for b in names if a != b
-        ),
+        links=tuple(Link(source=a, target=b, bandwidth_gbps=100, delay_ms=5) for a in names for b in names if a != b),
     )
     low = [
         TraceJob(
@@ -63,24 +61,24 @@ def preempt_once(seed: int) -> Preemption:
         priority="high",
     )
     delays = Delays(network_s=rng.uniform(0.005, 0.06), check_in_s=0.5, stop_s=0.3, checkpoint_s=CHECKPOINT_S)
-    return _Watch(PoolWorld(pool, [*low, high], delays=delays)).play()
+    return _Watch(PoolSimulation(pool, [*low, high], delays=delays)).play()
 
 
 class _Watch:
     """The user of the job of high priority, with a watch."""
 
-    def __init__(self, world: PoolWorld) -> None:
+    def __init__(self, world: PoolSimulation) -> None:
         self.world = world
         self.agreed_s = self.asked_s = self.executed_s = self.ran_s = 0.0
         self.victims: set[str] = set()
 
     def play(self) -> Preemption:
         kernel = self.world.kernel
-        while kernel.now < 400 and not self.ran_s:
-            kernel.run(kernel.now + 0.005)
-            self._look(kernel.now)
-        needed = -(-self.world.fates["high"].job.chips // 8)
-        stopped = [name for name, fate in self.world.fates.items() if fate.stopped and name != "high"]
+        while kernel.now_s < 400 and not self.ran_s:
+            kernel.run(kernel.now_s + 0.005)
+            self._look(kernel.now_s)
+        needed = -(-self.world.job_outcomes["high"].job.chips // 8)
+        stopped = [name for name, fate in self.world.job_outcomes.items() if fate.num_interruptions and name != "high"]
         return Preemption(
             prepare_s=self.asked_s - self.agreed_s,
             commit_s=self.ran_s - self.executed_s,
@@ -96,7 +94,7 @@ class _Watch:
             self._agree(now_s)
         elif job.state == "preempting" and not self.asked_s:
             victims = [self.world.server.coordinator.state.jobs[name] for name in self.victims]
-            if any(part.protect for victim in victims for part in victim.present()):
+            if any(part.checkpoint_requested for victim in victims for part in victim.current_parts()):
                 self.asked_s = now_s
         elif job.state == "preparing" and not self.executed_s:
             self.executed_s = now_s
@@ -104,12 +102,12 @@ class _Watch:
             self.ran_s = now_s
 
     def _agree(self, now_s: float) -> None:
-        offer = self.world.server.coordinator.job("high").offer
+        offer = self.world.server.coordinator.job_view("high").offer
         if not offer:
             return
         named = tuple(VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer)
         try:
-            self.world.server.tell(lambda at_s: PreemptionAgreed(now_s=at_s, job_id="high", victims=named))
+            self.world.server.submit_event(lambda at_s: PreemptionAgreed(now_s=at_s, job_id="high", victims=named))
         except ConflictError:
             return
         self.agreed_s, self.victims = now_s, {one.job for one in offer}

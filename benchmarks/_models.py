@@ -8,42 +8,47 @@ from typing import Any
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
-from isthmus.plan.profile.attention import AttentionShape, Kernel, attention
-from isthmus.plan.profile.component import Component, Saved, Weight
-from isthmus.plan.profile.decoder_layer import FeedForwardShape, LayerShape, feed_forward, norms
+from isthmus.plan.profile.attention import AttentionKernel, AttentionShape, attention_component
+from isthmus.plan.profile.component import Component, SavedTensor, Weight
+from isthmus.plan.profile.decoder_layer import (
+    FeedForwardShape,
+    LayerShape,
+    feed_forward_component,
+    norms_component,
+)
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
-from isthmus.plan.profile.norms import norm_saved
+from isthmus.plan.profile.norms import norm_saved_tensors
 
 GPT_VOCABULARY = 51200
 """The GPT-2 vocabulary as Megatron-LM pads it."""
 
 
 @cache
-def gpt(hidden: int, heads: int, layers: int, kernel: Kernel = "eager") -> ModelProfile:
+def gpt(hidden: int, heads: int, layers: int, kernel: AttentionKernel = "eager") -> ModelProfile:
     """Return a GPT of Megatron-LM: biases, GELU, layer norms, a head tied to the embedding."""
     each = hidden // heads
     block = AttentionShape(
-        hidden=hidden, num_heads=heads, num_kv_heads=heads, head_dim=each, value_dim=each,
+        hidden_size=hidden, num_heads=heads, num_kv_heads=heads, head_dim=each, value_dim=each,
         qkv_bias=True, o_bias=True, kernel=kernel,
     )  # fmt: skip
-    dense = FeedForwardShape(hidden=hidden, intermediate=4 * hidden, gated=False, bias=True)
+    dense = FeedForwardShape(hidden_size=hidden, intermediate_size=4 * hidden, gated=False, bias=True)
     layer = LayerProfile(
         hidden_size=hidden,
-        attention=attention(block),
-        feed_forward=feed_forward(dense),
-        norms=norms(LayerShape(attention=block, feed_forward=dense, norm="layer")),
+        attention=attention_component(block),
+        feed_forward=feed_forward_component(dense),
+        norms=norms_component(LayerShape(attention=block, feed_forward=dense, norm="layer")),
     )
     size = GPT_VOCABULARY * hidden
     head = Component(
         name="head",
         kind="head",
-        weights=(Weight(name="head", matrix=size, copies=0, cut=GPT_VOCABULARY),),
+        weights=(Weight(name="head", matrix_elements=size, copies=0, max_pieces=GPT_VOCABULARY),),
         saved=(
-            Saved(name="head.input", width=hidden),
-            Saved(name="log_probabilities", width=GPT_VOCABULARY, bytes_each=4, cut="tp"),
+            SavedTensor(name="head.input", width=hidden),
+            SavedTensor(name="log_probabilities", width=GPT_VOCABULARY, element_bytes=4, cut="tp"),
         ),
     )
-    table = Weight(name="embedding", vector=size, cut=GPT_VOCABULARY)
+    table = Weight(name="embedding", vector_elements=size, max_pieces=GPT_VOCABULARY)
     return ModelProfile(
         architecture="GPT",
         hidden_size=hidden,
@@ -53,8 +58,8 @@ def gpt(hidden: int, heads: int, layers: int, kernel: Kernel = "eager") -> Model
         final_norm=Component(
             name="final_norm",
             kind="norm",
-            weights=(Weight(name="final_norm", vector=2 * hidden),),
-            saved=norm_saved("final_norm", "layer", hidden),
+            weights=(Weight(name="final_norm", vector_elements=2 * hidden),),
+            saved=norm_saved_tensors("final_norm", "layer", hidden),
         ),
         head=head,
         tied_embeddings=True,
@@ -124,9 +129,7 @@ def cluster(chip: str, chips: int, gbps: float) -> Pool:
             "source": "H100 SXM with NVLink at 400 GB/s",
         }
     ]
-    return Pool.model_validate(
-        {"clusters": [{"name": "c", "owner": "o", "node_groups": [group]}], "chips": own}
-    )
+    return Pool.model_validate({"clusters": [{"name": "c", "owner": "o", "node_groups": [group]}], "chips": own})
 
 
 def even_plan(layers: int, *, tp: int, pp: int, dp: int, cp: int = 1, **fields: Any) -> Plan:

@@ -1,6 +1,6 @@
 """A planner in sixty lines, as a floor: a grid over places, tensor parallelism, stages and micro-batches.
 
-Every order of every set of places, one tensor parallelism per place, up to `MOST_STAGES` stages in each, as
+Every order of every set of places, one tensor parallelism per place, up to `MAX_STAGES` stages in each, as
 many replicas as there is room for, and layers in proportion to the speed of a stage, judged by Sailor's
 simulator.
 """
@@ -35,9 +35,7 @@ def grid(case: Case, tables: Tables) -> Iterator[tuple[float, SailorPlan]]:
     """Yield (seconds below which it cannot end, plan)."""
     places = [place for place, count in case.chips.items() if count]
     orders = [
-        order
-        for size in range(1, min(len(places), MOST_PLACES) + 1)
-        for order in itertools.permutations(places, size)
+        order for size in range(1, min(len(places), MOST_PLACES) + 1) for order in itertools.permutations(places, size)
     ]
     for size in tables.micro_batch_sizes(case.kinds):
         for order in orders:
@@ -67,9 +65,7 @@ def _chains(
             first = 0 if index == 0 else starts[index] + 1
             last = inner + 2 if index == len(ends) - 1 else starts[index + 1] + 1
             uses.append(StageUse(tuple(range(first, last)), (end,) * dp))
-        least_s = math.ceil(case.samples / (size * dp)) * max(
-            n / s for n, s in zip(counts, each, strict=True)
-        )
+        least_s = math.ceil(case.samples / (size * dp)) * max(n / s for n, s in zip(counts, each, strict=True))
         yield least_s, SailorPlan(size, (tuple(uses),))
 
 

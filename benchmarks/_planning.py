@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
@@ -64,16 +64,16 @@ LLAMA2_7B = (32, 4096, 11008, 32, 32)
 LLAMA2_70B = (80, 8192, 28672, 64, 8)
 
 
-def job(samples: int, sequence_length: int = 4096, placement: Placement | None = None) -> Job:
+def job(samples: int, sequence_length: int = 4096, placement: PlacementConstraints | None = None) -> Job:
     """Return a job of `samples` sequences a step."""
     return Job(
         name="bench",
         model="llama",
-        data=Data(paths=("text",)),
-        training=Training(steps=1, sequence_length=sequence_length, global_batch_size=samples),
-        checkpoints=Checkpoints(folder="checkpoints"),
+        data=DataConfig(paths=("text",)),
+        training=TrainingConfig(steps=1, sequence_length=sequence_length, global_batch_size=samples),
+        checkpoints=CheckpointConfig(folder="checkpoints"),
         output="output",
-        placement=placement or Placement(),
+        placement=placement or PlacementConstraints(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from isthmus.control.simulation.traces.trace import TraceJob
+from isthmus.control.simulation.traces.job_trace import TraceJob
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
 
@@ -57,7 +57,5 @@ def kai_scale(part: float = 1.0) -> tuple[Pool, list[TraceJob]]:
     """Return KAI's scale test: 4,000 jobs of one chip (`part` of them), all at once, on 500 nodes of 8."""
     nodes = int(500 * part)
     group = NodeGroup(name="g", chip="H20", nodes=nodes, chips_per_node=8)
-    jobs = [
-        TraceJob(name=f"job-{number}", owner="a", submit_s=0.0, run_s=600.0) for number in range(nodes * 8)
-    ]
+    jobs = [TraceJob(name=f"job-{number}", owner="a", submit_s=0.0, run_s=600.0) for number in range(nodes * 8)]
     return Pool(clusters=(Cluster(name="a", owner="a", node_groups=(group,)),)), jobs

@@ -52,9 +52,7 @@ def random_cases(first: int, count: int) -> Iterator[Case]:
         if number % FAMILY == 0:
             model = chance.choice(("OPT-350", "GPT-Neo-2.7"))
             samples = chance.choice((256, 512, 1024, 2048))
-            kinds = chance.choice(
-                ((A100, V100), (A100, V100), (A100, GH200), (V100, GH200), (A100,), (V100,))
-            )
+            kinds = chance.choice(((A100, V100), (A100, V100), (A100, GH200), (V100, GH200), (A100,), (V100,)))
             zones = chance.sample(ZONES, chance.choice((1, 1, 2, 3)))
         most = 64 // (len(kinds) * len(zones))
         chips = {(kind, zone): 4 * chance.randint(1, most // 2) for kind in kinds for zone in zones}
@@ -70,9 +68,7 @@ def judged(bench: Bench, case: Case, sailor_s: float) -> Verdict:
     return Verdict(bench.ours(case).best_s, peers)
 
 
-def apart(
-    ask: Callable[[Case], ReplyT], cases: Sequence[Case], tries: int = 2
-) -> Iterator[tuple[Case, ReplyT | None]]:
+def apart(ask: Callable[[Case], ReplyT], cases: Sequence[Case], tries: int = 2) -> Iterator[tuple[Case, ReplyT | None]]:
     """Yield what `ask` replies to each case in a child process; None where that ended `tries` times.
 
     A child asks one case after another, and keeps what it has made for them, until it ends.

@@ -27,7 +27,7 @@ from isthmus.core.messages.agent_messages import RankMap, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.pool import Pool
-from isthmus.wan.emulator import ROUTES, run_links
+from isthmus.wan.emulator import ROUTES_FILE, run_links
 
 HERE = "east"
 WARM_UP_STEPS = 3
@@ -164,11 +164,11 @@ def emulated(pool: Pool, folder: Path) -> Iterator[Routes]:
     process = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool, folder))
     process.start()
     try:
-        while not (folder / ROUTES).exists():
+        while not (folder / ROUTES_FILE).exists():
             if not process.is_alive():
                 raise RuntimeError("the link emulator ended")
             time.sleep(0.02)
-        yield json.loads((folder / ROUTES).read_text(encoding="utf-8"))
+        yield json.loads((folder / ROUTES_FILE).read_text(encoding="utf-8"))
     finally:
         process.terminate()
         process.join(10)
@@ -185,9 +185,7 @@ class Step:
 class Pipeline:
     """Two workers that train, rank r on core r; a context manager. Stopped but for `steps`."""
 
-    def __init__(
-        self, job: Job, plan: Plan, folder: Path, routes: Routes, pace: StageTime | None = None
-    ) -> None:
+    def __init__(self, job: Job, plan: Plan, folder: Path, routes: Routes, pace: StageTime | None = None) -> None:
         self._workers = [WorkerFolder(folder / f"rank-{rank}") for rank in range(len(plan.stages))]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._seen = 0
@@ -228,8 +226,8 @@ class Pipeline:
         """Return the metrics of the steps done; raise `RuntimeError` where a worker has ended."""
         worker = self._workers[0]
         if any(process.poll() is not None for process in self._processes):
-            raise RuntimeError(worker.log.read_text(encoding="utf-8", errors="replace")[-2000:])
-        return worker.metrics.read_text(encoding="utf-8").splitlines() if worker.metrics.exists() else []
+            raise RuntimeError(worker.log_path.read_text(encoding="utf-8", errors="replace")[-2000:])
+        return worker.metrics_path.read_text(encoding="utf-8").splitlines() if worker.metrics_path.exists() else []
 
     def processor_s(self, count: int) -> float:
         """Train for `count` steps, calm or not; return the processor seconds of a step of both workers.
@@ -285,7 +283,7 @@ def _started(worker: WorkerFolder, core: int) -> subprocess.Popen[bytes]:
     def stay() -> None:
         os.sched_setaffinity(0, {core})
 
-    with worker.log.open("wb") as log:
+    with worker.log_path.open("wb") as log:
         command = [sys.executable, "-m", "isthmus.train.process.worker", str(worker.path)]
         return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=stay)
 
@@ -297,10 +295,10 @@ def _introduce(workers: list[WorkerFolder], processes: list[subprocess.Popen[byt
         if len(known) == len(workers):
             break
         if any(process.poll() is not None for process in processes):
-            raise RuntimeError(workers[0].log.read_text(encoding="utf-8", errors="replace")[-2000:])
+            raise RuntimeError(workers[0].log_path.read_text(encoding="utf-8", errors="replace")[-2000:])
         time.sleep(0.02)
     for worker in workers:
-        worker.write_ranks(RankMap(workers=tuple(known)))
+        worker.write_rank_map(RankMap(workers=tuple(known)))
 
 
 class Watch:

@@ -55,9 +55,7 @@ class Run:
         if "tokens_per_chip_s" in told:
             return tokens / self.chips / float(told["tokens_per_chip_s"])
         flops = (
-            _megatron(self)
-            if told["counted"] == "megatron"
-            else 3 * self.profile.forward_flops(self.sequence, tokens)
+            _megatron(self) if told["counted"] == "megatron" else 3 * self.profile.forward_flops(self.sequence, tokens)
         )
         return flops / self.chips / (float(told["tflops"]) * 1e12)
 
@@ -112,5 +110,5 @@ def _fit(group: Mapping[str, Any], runs: list[Run]) -> Calibration:
     if not chosen:
         return DATA_SHEET
     keys = [f"{group['chip']}/{name}" for name in FITTED]
-    seen = [Observation(name=run.name, measured_s=run.measured_s, model=run.model_s) for run in chosen]
+    seen = [Observation(name=run.name, measured_s=run.measured_s, predict_s=run.model_s) for run in chosen]
     return fit_calibration(DATA_SHEET, keys, seen, name=str(group["name"]), source=chosen[0].source)

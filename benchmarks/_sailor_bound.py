@@ -73,9 +73,7 @@ class Stages:
             if not members:
                 row.append(math.inf)
                 continue
-            held = sum(
-                tables.state_bytes(one, tp) + in_flight * tables.held_bytes(one, tp, size) for one in members
-            )
+            held = sum(tables.state_bytes(one, tp) + in_flight * tables.held_bytes(one, tp, size) for one in members)
             sending_s = self._sending(place, tp, is_first, is_last, alone=is_last and count == 0)
             row.append(sum(each[i] for i in members) + sending_s if held <= left else math.inf)
         return row
@@ -177,8 +175,7 @@ def _ring_s(stages: Stages, count: int, replicas: int) -> float:
     num_bytes = sum(tables.parameters(layer, 1) for layer in range(tables.num_layers)) * FLOAT_BYTES / count
     inside = (one for one in range(1, replicas + 1) if replicas % one == 0)
     return min(
-        tables.ring_s(place, place, num_bytes / 4, one)
-        + tables.ring_s(place, place, num_bytes, replicas // one)
+        tables.ring_s(place, place, num_bytes / 4, one) + tables.ring_s(place, place, num_bytes, replicas // one)
         for one in inside
         for place in case.chips
     )

@@ -131,9 +131,7 @@ class Peers:
     def sailor_plans(self, case: Case, planner: Any) -> Plans:
         """Return Sailor's plans."""
         chips = {f"{kind}_{zone}": count for (kind, zone), count in case.chips.items()}
-        return list(
-            planner.get_sorted_plans(cluster_config={**chips, "max_cost": 0.0, "min_throughput": 0.0})
-        )
+        return list(planner.get_sorted_plans(cluster_config={**chips, "max_cost": 0.0, "min_throughput": 0.0}))
 
     def other_plans(self, name: str, case: Case) -> Plans:
         """Return the plans of AMP, FlashFlex or Metis (cases of one zone), or DTFM (of one kind of chips)."""

@@ -19,22 +19,22 @@ from benchmarks._models import gpt
 from benchmarks._sailor import FLOAT_BYTES, Case, LayerTable, Place, SailorPlan, StageUse, Tables
 from isthmus.core.chip import Chip, InNodeLink
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import Degrees
-from isthmus.plan.search.chains.chain_shape import Chain, Cost, Shape
-from isthmus.plan.search.chains.degrees import Kin
-from isthmus.plan.search.chains.enumerate_chains import Chains, Numbered
-from isthmus.plan.search.chains.ranking import Bounded, Family
-from isthmus.plan.search.chains.space import Space
-from isthmus.plan.search.chains.stage_layout import Segment
-from isthmus.plan.search.compose.best_found import Found
-from isthmus.plan.search.compose.layout import Layout
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.costs.routes import Way, Ways
-from isthmus.plan.search.costs.slots import Spot, flat
-from isthmus.plan.search.costs.stage_costs import Seat
-from isthmus.plan.search.costs.task import Task
-from isthmus.plan.search.explore.branch_and_bound import Explorer
-from isthmus.plan.search.splits.split_equal_layers import LayerTimes, share_layers
+from isthmus.plan.memory.stage_memory import StageDegrees
+from isthmus.plan.search.compose.best_layouts import BestLayouts
+from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.routes import Route, Routes
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools
+from isthmus.plan.search.costs.stage_cost_table import StageCostTable
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
+from isthmus.plan.search.pipelines.enumerate_pipelines import PipelineConfig, PipelineEnumerator
+from isthmus.plan.search.pipelines.pipeline_ranking import BoundedPipeline, PipelineGroup
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost, PipelineShape, PipelineSplit
+from isthmus.plan.search.pipelines.search_space import SearchSpace
+from isthmus.plan.search.pipelines.stage_counts import StageCountGroup
+from isthmus.plan.search.pipelines.stage_layout import PipelineSegment
+from isthmus.plan.search.splits.split_equal_layers import LayerTimes, split_equal_layers
 from isthmus.plan.time.calibration import DATA_SHEET
 
 NEVER_S = 1e9
@@ -44,7 +44,7 @@ MANY = 1 << 16
 """Replicas have connections of their own: what crosses between two places at once has no common limit."""
 
 
-def spots_of_case(case: Case, tables: Tables) -> list[Spot]:
+def spots_of_case(case: Case, tables: Tables) -> list[ChipSlot]:
     """Return the places of a case as the planner's spots, fastest chips first."""
     found = []
     for (kind, zone), count in case.chips.items():
@@ -66,49 +66,47 @@ def spots_of_case(case: Case, tables: Tables) -> list[Spot]:
             network_gbps=10.0,  # what is sent has its measured seconds
         )
         if count:
-            found.append(
-                Spot(cluster=zone, owner=zone, group=group, chip=chip, chips=min(count, group.chips))
-            )
+            found.append(ChipSlot(cluster=zone, owner=zone, group=group, chip=chip, chips=min(count, group.num_chips)))
     return sorted(found, key=lambda spot: -spot.chip.flop_per_s("fp32"))
 
 
-def place_of(spot: Spot) -> Place:
+def place_of(spot: ChipSlot) -> Place:
     """Return the place that a spot stands for."""
     return spot.chip.name, spot.cluster
 
 
-class SailorWays(Ways):
+class SailorWays(Routes):
     """What was measured between zones; every replica has a way of its own."""
 
-    def __init__(self, tables: Tables, spots: Sequence[Spot]) -> None:
+    def __init__(self, tables: Tables, spots: Sequence[ChipSlot]) -> None:
         places = [place_of(spot) for spot in spots]
         rates = {
             (a[1], b[1]): max(tables.bytes_per_s(x, y) for x in places for y in places
                               if x[1] == a[1] and y[1] == b[1])
             for a in places for b in places
         }  # fmt: skip
-        self._ways = {ends: Way(0.0, MANY * rate) for ends, rate in rates.items() if rate}
+        self._routes = {ends: Route(0.0, MANY * rate) for ends, rate in rates.items() if rate}
 
 
 @dataclass(frozen=True)
-class SailorTask(Task):
+class SailorTask(TrainingWorkload):
     """What is trained, by Sailor's measurements."""
 
     tables: Tables
 
 
-class SailorSeat(Seat):
+class SailorSeat(StageCostTable):
     """A stage's seconds and bytes by its layers, as Sailor measured them."""
 
-    task: SailorTask
+    workload: SailorTask
 
     @cached_property
     def measured(self) -> LayerTable | None:
         """What was measured of this chip, cut and micro-batch size."""
-        return self.task.tables.times_of(self.chip.name, self.batch.micro_batch_size, self.degrees.tp)
+        return self.workload.tables.times_of(self.chip.name, self.batch.micro_batch_size, self.degrees.tp)
 
     @cached_property
-    def least_layer_s(self) -> float:
+    def mean_layer_s(self) -> float:
         """Seconds of a decoder layer, both ways."""
         if self.measured is None:
             return NEVER_S
@@ -121,11 +119,11 @@ class SailorSeat(Seat):
         if self.measured is None:
             return NEVER_S, NEVER_S
         each = self.measured.layer_s
-        return each[0] + each[1] - self.least_layer_s, each[-1]
+        return each[0] + each[1] - self.mean_layer_s, each[-1]
 
-    def most_layers(self, is_first: bool, is_last: bool, in_flight: int, *_: int) -> int:
+    def max_layers(self, is_first: bool, is_last: bool, in_flight: int, *_: int) -> int:
         """Return how many decoder layers fit: nothing is recomputed, nothing dealt out over replicas."""
-        tables, tp, size = self.task.tables, self.degrees.tp, self.batch.micro_batch_size
+        tables, tp, size = self.workload.tables, self.degrees.tp, self.batch.micro_batch_size
         count = tables.num_layers - 2
 
         def needs(layer: int) -> float:
@@ -139,8 +137,8 @@ class SailorSeat(Seat):
         key = (is_first, is_last, in_flight, sending_s)
         if key not in self._known:
             start = sending_s + is_first * self.ends_s[0] + is_last * self.ends_s[1]
-            most = self.most_layers(is_first, is_last, in_flight)
-            seconds = (start + n * self.least_layer_s for n in range(1, most + 1))
+            most = self.max_layers(is_first, is_last, in_flight)
+            seconds = (start + n * self.mean_layer_s for n in range(1, most + 1))
             self._known[key] = LayerTimes(tuple(seconds))
         return self._known[key]
 
@@ -149,26 +147,26 @@ class SailorSeat(Seat):
         return {}
 
 
-class SailorShape(Shape):
+class SailorShape(PipelineShape):
     """A chain of stages at the costs that Sailor's simulator charges."""
 
-    task: SailorTask
-    segments: tuple[Segment, ...]
+    workload: SailorTask
+    segments: tuple[PipelineSegment, ...]
 
     @cached_property
-    def places(self) -> list[tuple[Seat, float, int]]:
+    def places(self) -> list[tuple[StageCostTable, float, int]]:
         """Seat, seconds of what it sends for a micro-batch both ways, and how many stages in a row are so."""
-        message = self.task.tables.message_bytes(1, self.segments[0].seat.batch.micro_batch_size)
+        message = self.workload.tables.message_bytes(1, self.segments[0].cost_table.batch.micro_batch_size)
         if self.pooled:
-            rows = [list(zip(map(place_of, one.spots), self.tps, strict=True)) for one in self.parts]
+            rows = [list(zip(map(place_of, one.slots), self.tps, strict=True)) for one in self.uniform_shapes]
             return [
                 (seat, max(self._sending_s(ends, index, message) for ends in rows), 1)
-                for index, seat in enumerate(self.seats)
+                for index, seat in enumerate(self.cost_tables)
             ]
-        few = [(one, min(one.stages, 3)) for one in self.segments]  # first, inner and last of a segment
-        ends = [(place_of(one.spot), one.seat.degrees.tp) for one, count in few for _ in range(count)]
-        copies = [max(1, one.stages - 2 if i == 1 else 1) for one, count in few for i in range(count)]
-        seats = [one.seat for one, count in few for _ in range(count)]
+        few = [(one, min(one.num_stages, 3)) for one in self.segments]  # first, inner and last of a segment
+        ends = [(place_of(one.slot), one.cost_table.degrees.tp) for one, count in few for _ in range(count)]
+        copies = [max(1, one.num_stages - 2 if i == 1 else 1) for one, count in few for i in range(count)]
+        seats = [one.cost_table for one, count in few for _ in range(count)]
         return [
             (seat, self._sending_s(ends, index, message), count)
             for index, (seat, count) in enumerate(zip(seats, copies, strict=True))
@@ -177,10 +175,10 @@ class SailorShape(Shape):
     @property
     def tps(self) -> list[int]:
         """Tensor parallelism of every stage."""
-        return [seat.degrees.tp for seat in self.seats]
+        return [seat.degrees.tp for seat in self.cost_tables]
 
     def _sending_s(self, ends: Sequence[tuple[Place, int]], index: int, message: float) -> float:
-        send_s, here, last = self.task.tables.send_s, ends[index], len(ends) - 1
+        send_s, here, last = self.workload.tables.send_s, ends[index], len(ends) - 1
         on = send_s(*here, *ends[index + 1], message) if index < last else 0.0
         back = send_s(*here, *ends[index - 1], message) if index else 0.0
         if 0 < index < last:
@@ -190,21 +188,21 @@ class SailorShape(Shape):
         return on if self.num_stages <= 3 else 2 * on
 
     @cached_property
-    def bound(self) -> Cost:
+    def bound(self) -> PipelineCost:
         """What no split can beat: layers in parts, memory ignored."""
-        layers, last = self.task.profile.num_layers, len(self.places) - 1
+        layers, last = self.workload.profile.num_layers, len(self.places) - 1
         offered, speed, sum_s, longest_s, least_s = 0.0, 0.0, 0.0, 0.0, math.inf
         for index, (seat, sending_s, count) in enumerate(self.places):
-            layer_s = seat.least_layer_s
+            layer_s = seat.mean_layer_s
             start_s = sending_s + (index == 0) * seat.ends_s[0] + (index == last) * seat.ends_s[1]
             offered += count * start_s / layer_s
             speed += count / layer_s
             sum_s += count * start_s
             longest_s, least_s = max(longest_s, start_s + layer_s), min(least_s, layer_s)
         pace_s = max((layers + offered) / speed, longest_s)
-        return Cost(sum_s + layers * least_s + self._update_s, pace_s)
+        return PipelineCost(sum_s + layers * least_s + self._update_s, pace_s)
 
-    def cut(self, micro_batches: int) -> Chain | None:
+    def best_split(self, micro_batches: int) -> PipelineSplit | None:
         """Return the best split for replicas of `micro_batches` each, or None where memory admits none."""
         last = self.num_stages - 1
         stages = ((seat, sending_s) for seat, sending_s, count in self.places for _ in range(count))
@@ -214,7 +212,7 @@ class SailorShape(Shape):
         ]
         if not all(table.seconds and table.seconds[0] < math.inf for table in tables):
             return None
-        found = share_layers(tables, self.task.profile.num_layers, micro_batches)
+        found = split_equal_layers(tables, self.workload.profile.num_layers, micro_batches)
         if found is None:
             return None
         ends = [0, *itertools.accumulate(found.counts)]
@@ -222,96 +220,107 @@ class SailorShape(Shape):
         first_s = found.sum_s + self._update_s + self._ring_s(layers)
         if first_s == math.inf:
             return None  # a ring over a link that was never measured
-        chain = Chain(layers, Cost(first_s, found.slowest_s), link_bound=False)
-        return replace(chain, parts=tuple((one, chain) for one in self.parts)) if self.pooled else chain
+        chain = PipelineSplit(layers, PipelineCost(first_s, found.slowest_s), link_bound=False)
+        return replace(chain, members=tuple((one, chain) for one in self.uniform_shapes)) if self.pooled else chain
 
     @cached_property
     def _update_s(self) -> float:
-        return max(one.seat.measured.update_s if one.seat.measured else NEVER_S for one in self.segments)
+        return max(one.cost_table.measured.update_s if one.cost_table.measured else NEVER_S for one in self.segments)
 
     def _ring_s(self, layers: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of the slowest stage's all-reduce."""
-        tables, slowest_s = self.task.tables, 0.0
+        tables, slowest_s = self.workload.tables, 0.0
         for stage, (tp, cut) in enumerate(zip(self.tps, layers, strict=True)):
             floats = sum(tables.parameters(layer, 1) for layer in sailor_layers(cut, tables))
-            ring = [place_of(one.spots[stage]) for one in self.parts for _ in range(min(one.dp, 2))]
+            ring = [place_of(one.slots[stage]) for one in self.uniform_shapes for _ in range(min(one.dp, 2))]
             for a, b in set(itertools.pairwise(ring)):
                 slowest_s = max(slowest_s, tables.ring_s(a, b, floats * FLOAT_BYTES / tp, self.dp))
         return slowest_s
 
 
 @dataclass
-class SailorChains(Chains):
+class SailorChains(PipelineEnumerator):
     """The planner's chains, those that come back each by itself: what it sends has its own price."""
 
-    def by_number(self, seats: tuple[Seat, ...], layer_s: tuple[float, ...], kin: Kin) -> list[Family]:
+    def by_stage_counts(
+        self,
+        cost_tables: tuple[StageCostTable, ...],
+        layer_s: tuple[float, ...],
+        count_group: StageCountGroup,
+    ) -> list[PipelineGroup]:
         """Return the chains of each of these numbers of stages whose links are all measured."""
-        layers, count, found = seats[0].task.profile.num_layers, len(self.orders), []
-        for stages in kin.stages:
+        layers, count, found = cost_tables[0].workload.profile.num_layers, len(self.orders), []
+        for stages in count_group.stage_counts:
             pace_s = layers / sum(n / each_s for n, each_s in zip(stages, layer_s, strict=True))
-            parts = partial(self._measured, Numbered(seats, kin.dp, stages))
-            found.append(Family(kin.dp, layers * min(layer_s), pace_s, count, parts))
+            parts = partial(self._measured, PipelineConfig(cost_tables, count_group.dp, stages))
+            found.append(PipelineGroup(count_group.dp, layers * min(layer_s), pace_s, count, parts))
         return found
 
-    def _measured(self, one: Numbered) -> list[Bounded]:
+    def _measured(self, one: PipelineConfig) -> list[BoundedPipeline]:
         found = []
         for order in self.orders:
-            for shape in list(self.made(one, order, "1f1b").variants):
-                shape.back = ()
+            for shape in list(self.make_pipeline(one, order, "1f1b").variants):
+                shape.return_counts = ()
                 if isinstance(shape, SailorShape) and all(each_s < math.inf for _, each_s, _ in shape.places):
                     cost = shape.bound
-                    found.append(Bounded(one.dp, cost.first_s, cost.pace_s, lambda _, made=shape: made))
+                    found.append(BoundedPipeline(one.dp, cost.first_s, cost.interval_s, lambda _, made=shape: made))
         return found
 
 
 @dataclass
-class SailorSpace(Space):
+class SailorSpace(SearchSpace):
     """The planner's space with stages, chains and rings at Sailor's costs."""
 
-    task: SailorTask
+    workload: SailorTask
 
-    def chains(
-        self, island: Sequence[Spot], micro_batch_size: int, micro_batches: int, coarse: bool = False
+    def enumerate_pipelines(
+        self,
+        replica_group: Sequence[ChipSlot],
+        micro_batch_size: int,
+        micro_batches: int,
+        coarse: bool = False,
     ) -> SailorChains:
         """Return the planner's chains over measured links."""
-        made = super().chains(island, micro_batch_size, micro_batches, coarse)
+        made = super().enumerate_pipelines(replica_group, micro_batch_size, micro_batches, coarse)
         return SailorChains(**{one.name: getattr(made, one.name) for one in fields(made)})
 
-    def _orders(self, island: Sequence[Spot], coarse: bool) -> list[tuple[tuple[Spot, ...], bool, bool]]:
+    def _slot_orders(
+        self, replica_group: Sequence[ChipSlot], coarse: bool
+    ) -> list[tuple[tuple[ChipSlot, ...], bool, bool]]:
         """Return the planner's orders, those left out in which neighbours have no measured link."""
-        linked = self.task.tables.linked
+        linked = self.workload.tables.linked
         return [
             (order, once, back)
-            for order, once, back in super()._orders(island, coarse)
-            if all(linked(place_of(a), place_of(b)) for a, b in itertools.pairwise(flat(order)))
+            for order, once, back in super()._slot_orders(replica_group, coarse)
+            if all(linked(place_of(a), place_of(b)) for a, b in itertools.pairwise(flatten_pools(order)))
         ]
 
-    def cuts(self, spot: Spot) -> tuple[Degrees, ...]:
+    def degree_choices(self, slot: ChipSlot) -> tuple[StageDegrees, ...]:
         """Return the tensor parallelism that was measured."""
-        kind, tables = spot.chip.name, self.task.tables
+        kind, tables = slot.chip.name, self.workload.tables
         sizes = tables.micro_batch_sizes([kind])
         return tuple(
-            Degrees(tp=tp)
+            StageDegrees(tp=tp)
             for tp in (1, 2, 4)
-            if tp <= spot.group.chips_per_node and any(tables.times_of(kind, size, tp) for size in sizes)
+            if tp <= slot.group.chips_per_node and any(tables.times_of(kind, size, tp) for size in sizes)
         )
 
-    def seat(self, spot: Spot, degrees: Degrees, micro_batch_size: int) -> Seat:
+    def cost_table(self, slot: ChipSlot, degrees: StageDegrees, micro_batch_size: int) -> StageCostTable:
         """Return the seat of a cut at a spot; spots of one kind share it."""
-        key = (*spot.kind, degrees, micro_batch_size)
-        if key not in self._seats:
-            self._seats[key] = SailorSeat(self.task, spot, degrees, micro_batch_size)
-        return self._seats[key]
+        key = (*slot.kind, degrees, micro_batch_size)
+        if key not in self._cost_tables:
+            self._cost_tables[key] = SailorSeat(self.workload, slot, degrees, micro_batch_size)
+        return self._cost_tables[key]
 
-    def alike(self, island: Sequence[Spot]) -> tuple[object, ...]:
+    def group_key(self, replica_group: Sequence[ChipSlot]) -> tuple[object, ...]:
         """Return what tells the chains of an island: links inside a zone differ by zone."""
-        return *super().alike(island), *(spot.cluster for spot in island)
+        return *super().group_key(replica_group), *(spot.cluster for spot in replica_group)
 
-    def shape(self, segments: Sequence[Segment], dp: int, schedule: str) -> SailorShape:
+    def make_shape(self, segments: Sequence[PipelineSegment], dp: int, schedule: str) -> SailorShape:
         """Return a chain at Sailor's costs."""
-        return SailorShape(self.task, segments, dp, schedule, 0, self.ways)
+        return SailorShape(self.workload, segments, dp, schedule, 0, self.routes)
 
-    def ring_s(self, islands: Sequence[Sequence[Spot]]) -> float:  # noqa: ARG002
+    def ring_s(self, replica_groups: Sequence[Sequence[ChipSlot]]) -> float:  # noqa: ARG002
         """Return what a ring over islands takes beyond their own: next to nothing, so the referee says."""
         return 0.0
 
@@ -323,7 +332,7 @@ def sailor_layers(cut: tuple[int, int], tables: Tables) -> tuple[int, ...]:
     return tuple(range(0 if first == 0 else first + 1, count + 2 if last == count else last + 1))
 
 
-def sailor_plans(layout: Layout, tables: Tables) -> list[SailorPlan]:
+def sailor_plans(layout: PlanLayout, tables: Tables) -> list[SailorPlan]:
     """Return a layout in Sailor's form: in both, where it has two.
 
     Rows with the same layers become replicas of one pipeline. Unlike ones are pipelines of their own, which
@@ -331,10 +340,10 @@ def sailor_plans(layout: Layout, tables: Tables) -> list[SailorPlan]:
     simulator reduces gradients inside and between pipelines one after the other, and charges the two apart.
     """
     rows = []
-    for row in layout.rows:
-        places = map(place_of, row.shape.spots)
-        ends = tuple((place, seat.degrees.tp) for place, seat in zip(places, row.shape.seats, strict=True))
-        rows.append((row.chain.layers, ends, row.shape.dp))
+    for row in layout.pipelines:
+        places = map(place_of, row.shape.slots)
+        ends = tuple((place, seat.degrees.tp) for place, seat in zip(places, row.shape.cost_tables, strict=True))
+        rows.append((row.split.layers, ends, row.shape.dp))
     if len({layers for layers, _, _ in rows}) == 1:
         stages = tuple(
             StageUse(sailor_layers(cut, tables), tuple(ends[i] for _, ends, dp in rows for _ in range(dp)))
@@ -357,12 +366,12 @@ def search(case: Case, tables: Tables, training: Mapping[str, Any], width: int =
     profile = gpt(training["hidden_size"], training["heads"], training["num_layers"])
     task = SailorTask(profile, training["sequence_length"], "fp32", DATA_SHEET, tables)
     spots = spots_of_case(case, tables)
-    limits = Limits(
+    limits = SearchLimits(
         schedule="1f1b",
         zero=0,
-        even_batches=True,
-        largest_micro_batch=max(tables.micro_batch_sizes(case.kinds)),
+        equal_micro_batches=True,
+        max_micro_batch_size=max(tables.micro_batch_sizes(case.kinds)),
     )
     space = SailorSpace(task, SailorWays(tables, spots), limits)
-    explorer = Explorer(space, case.samples, asked_size=1, found=Found(width))
+    explorer = BranchAndBound(space, case.samples, requested_size=1, best_layouts=BestLayouts(width))
     return [plan for layout in explorer.run(spots) for plan in sailor_plans(layout, tables)]

@@ -24,7 +24,7 @@ from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET, Calibration, Observation, fit_calibration, predict
 from isthmus.plan.profile.model_profile import ModelProfile
-from isthmus.plan.time.calibration import Parameter
+from isthmus.plan.time.calibration import FittedParameter
 from isthmus.plan.time.predict import simulate_plan
 
 FIBRE_MS = 10.0
@@ -136,7 +136,7 @@ def calibrate() -> Calibration:
     )
     links = ("cluster1>cluster3", "cluster3>cluster1", "cluster1>cluster4", "cluster4>cluster1")
     start = compute.model_copy(
-        update={"parameters": {**compute.parameters, "wan_share": Parameter(value=0.5, relative=2.0)}}
+        update={"parameters": {**compute.parameters, "wan_share": FittedParameter(value=0.5, relative=2.0)}}
     )
     fitted = fit_calibration(
         start, ["wan_share"], [_seen(TASK_3)], name="tasks-1-3", source="report 5.2, tasks 1 and 3"
@@ -150,7 +150,7 @@ def calibrate() -> Calibration:
 def _seen(task: Task) -> Observation:
     if task.measured_s is None:
         raise ValueError(f"{task.name} has no published time")
-    return Observation(name=task.name, measured_s=task.measured_s, model=lambda c: _iteration_s(task, c))
+    return Observation(name=task.name, measured_s=task.measured_s, predict_s=lambda c: _iteration_s(task, c))
 
 
 def _iteration_s(task: Task, calibration: Calibration) -> float:

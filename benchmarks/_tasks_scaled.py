@@ -12,7 +12,7 @@ from benchmarks._tasks import SEQUENCE, Task, pool
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.pool import Pool
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.loads import StageCost, schedule_of, stage_costs, wires_of
+from isthmus.plan.time.simulation_inputs import StageCost, replica_schedule, simulated_links, stage_costs
 from isthmus.schedule import Schedule
 
 SCALES = (8, 16, 32)
@@ -45,8 +45,8 @@ def scaled(task: Task, calibration: Calibration, delay_ms: float, scale: int) ->
     plan = task.plan
     costs = [stage_costs(plan, places, task.profile, calibration, replica) for replica in range(plan.dp)]
     if task.overlapped:
-        wires = wires_of(plan, places, calibration)
-        schedules = [schedule_of(plan, each, wires, replica) for replica, each in enumerate(costs)]
+        wires = simulated_links(plan, places, calibration)
+        schedules = [replica_schedule(plan, each, wires, replica) for replica, each in enumerate(costs)]
         fixed = {"warm_up": _warm_up(schedules[0]), "transport": "buffered"}
         plan = plan.model_copy(update=fixed)
     small = {
@@ -62,7 +62,7 @@ def scaled(task: Task, calibration: Calibration, delay_ms: float, scale: int) ->
 
 def _time(cost: StageCost, scale: int) -> StageTime:
     """Return what a stage's chips take, 1/S: with its update goes the reduction inside its cluster."""
-    load, share = cost.load, (cost.reducing - 1) / cost.reducing
+    load, share = cost.load, (cost.num_reducing - 1) / cost.num_reducing
     reduce_s = 2 * share * load.gradient_bytes / load.local_bytes_per_s
     return StageTime(
         forward_s=load.forward_s / scale,
@@ -92,9 +92,7 @@ def _emulated(places: Pool, calibration: Calibration, scale: int) -> Pool:
         for link in places.links
     ]
     pattern, (here, there) = places.clusters[0], ("others-a", "others-b")
-    links += [
-        links[0].model_copy(update={"source": a, "target": b}) for a, b in ((here, there), (there, here))
-    ]
+    links += [links[0].model_copy(update={"source": a, "target": b}) for a, b in ((here, there), (there, here))]
     more = tuple(pattern.model_copy(update={"name": name}) for name in (here, there))
     return places.model_copy(update={"clusters": (*places.clusters, *more), "links": tuple(links)})
 

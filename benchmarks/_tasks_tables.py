@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks._tasks import FIBRE_MS, Task
 from benchmarks._virtual_run import Rehearsed
 from benchmarks.table import Row, compared
-from isthmus.plan.time.predict import Forecast
+from isthmus.plan.time.predict import PlanForecast
 
 WITHIN = 8.0
 """Per cent by which a run may differ from the simulator's iteration; the mean over all tasks, by 3."""
@@ -23,7 +23,7 @@ class Result:
 
     task: Task
     delay_ms: float
-    forecast: Forecast
+    forecast: PlanForecast
     iteration_s: float
     rehearsed: Rehearsed
 
@@ -67,9 +67,7 @@ def rows(results: Sequence[Result], delays: Sequence[Result]) -> Iterator[Row]:
         if task.measured_s:
             yield compared(f"{task.name}: iteration", one.iteration_s, "s", "report", task.measured_s)
         yield _row(f"{task.name}: TGS", one.tgs, "tokens/card/s", task.tgs, forecast.tgs_tokens_per_card_s)
-        yield _row(
-            f"{task.name}: samples", one.samples_per_s, "1/s", task.samples_per_s, forecast.samples_per_s
-        )
+        yield _row(f"{task.name}: samples", one.samples_per_s, "1/s", task.samples_per_s, forecast.samples_per_s)
         if base := base_of(one, results):
             ours, theirs, simulated = _efficiencies(one, base)
             yield _row(f"{task.name}: share of {base.task.name}'s TGS", ours, "%", theirs, simulated)
@@ -119,9 +117,7 @@ def page(results: Sequence[Result], delays: Sequence[Result]) -> str:
     for one in delays:
         if base := base_of(one, results):
             ours, told, simulated = _efficiencies(one, base)
-            third.append(
-                (one.delay_ms, one.task.name, told if one.delay_ms == FIBRE_MS else None, simulated, ours)
-            )
+            third.append((one.delay_ms, one.task.name, told if one.delay_ms == FIBRE_MS else None, simulated, ours))
     heads = (
         ("task", "published s", "simulator s", "run s", "run / simulator", "run / published", "note"),
         ("task", "TGS published", "simulator", "run", "samples/s published", "simulator", "run",

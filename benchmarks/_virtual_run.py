@@ -89,7 +89,7 @@ def _job(plan: Plan, model: Path, folder: Path, steps: int) -> Job:
                 "steps": steps,
                 "sequence_length": plan.sequence_length,
                 "micro_batch_size": plan.micro_batch_size,
-                "global_batch_size": plan.samples,
+                "global_batch_size": plan.num_samples,
             },
             "checkpoints": {"folder": str(folder / "none")},
             "output": str(folder / "none"),
@@ -135,7 +135,7 @@ def _work(folder: str) -> None:
     """Be the worker of `folder`, with the log where an adapter puts it."""
     from isthmus.train.process.worker import main
 
-    log = os.open(WorkerFolder(Path(folder)).log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(WorkerFolder(Path(folder)).log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os._exit(main([folder]))
@@ -147,11 +147,11 @@ def _introduce(workers: Sequence[WorkerFolder], processes: Sequence[BaseProcess]
         _require_alive(workers, processes, end_s)
         time.sleep(0.02)
     for worker in workers:
-        worker.write_ranks(RankMap(workers=tuple(one for one in addresses if one is not None)))
+        worker.write_rank_map(RankMap(workers=tuple(one for one in addresses if one is not None)))
 
 
 def _wait(workers: Sequence[WorkerFolder], processes: Sequence[BaseProcess], steps: int) -> None:
-    """Wait until every worker has ended well; each further step gets `LIMIT_S`."""
+    """Wait until every worker has ended well; each further step gets `RULE_TIMEOUT_S`."""
     seen, end_s = -1, time.monotonic() + LIMIT_S
     while any(process.exitcode is None for process in processes):
         done = len(_metrics(workers[0]))
@@ -167,15 +167,15 @@ def _wait(workers: Sequence[WorkerFolder], processes: Sequence[BaseProcess], ste
 def _require_alive(workers: Sequence[WorkerFolder], processes: Sequence[BaseProcess], end_s: float) -> None:
     failed = [i for i, process in enumerate(processes) if process.exitcode not in (None, 0)]
     if failed or time.monotonic() > end_s:
-        logs = [workers[i].log for i in failed or range(len(workers))]
+        logs = [workers[i].log_path for i in failed or range(len(workers))]
         words = [log.read_text(encoding="utf-8", errors="replace")[-600:] for log in logs if log.exists()]
         raise RuntimeError("a worker failed or stands still:\n" + "\n".join(words))
 
 
 def _metrics(worker: WorkerFolder) -> list[StepMetrics]:
-    if not worker.metrics.exists():
+    if not worker.metrics_path.exists():
         return []
-    lines = worker.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = worker.metrics_path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [StepMetrics(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
@@ -187,8 +187,7 @@ def interference(proxies: Sequence[str], bytes_per_s: float) -> Iterator[None]:
         threads = [threading.Thread(target=_swallow, args=(sink, len(proxies)), daemon=True)]
         port = int(sink.getsockname()[1])
         threads += [
-            threading.Thread(target=_send, args=(port, proxy, bytes_per_s, stop), daemon=True)
-            for proxy in proxies
+            threading.Thread(target=_send, args=(port, proxy, bytes_per_s, stop), daemon=True) for proxy in proxies
         ]
         for thread in threads:
             thread.start()

@@ -15,8 +15,8 @@ from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET, Calibration, Observation, estimate_s, fit_calibration, fit_shapes
 from isthmus.plan.profile.model_profile import ModelProfile
-from isthmus.plan.time.parameters import shape_scope
 from isthmus.plan.time.predict import simulate_plan
+from isthmus.plan.time.time_model_parameters import shape_scope
 
 REPOSITORY = "github.com/VIA-Research/vTrain"
 NETWORK_GBPS = 100.0
@@ -53,7 +53,7 @@ class Point:
 
     def observation(self) -> Observation:
         """Return the point as the fit takes it."""
-        return Observation(name=self.name, measured_s=self.measured_s, model=self.model_s, shape=self.shape)
+        return Observation(name=self.name, measured_s=self.measured_s, predict_s=self.model_s, shape_scope=self.shape)
 
 
 def read_points(folder: Path, kind: str) -> list[Point]:
@@ -84,9 +84,7 @@ def _point(name: str, row: Sequence[str]) -> Point:
 def split(points: Sequence[Point], seed: int) -> tuple[list[Point], list[Point]]:
     """Return (for calibration, for validation), drawn by `seed`."""
     chosen = set(random.Random(seed).sample(range(len(points)), int(SHARE * len(points))))
-    return [p for i, p in enumerate(points) if i in chosen], [
-        p for i, p in enumerate(points) if i not in chosen
-    ]
+    return [p for i, p in enumerate(points) if i in chosen], [p for i, p in enumerate(points) if i not in chosen]
 
 
 def calibrated(points: Sequence[Point], *, shapes: bool) -> Calibration:
@@ -106,8 +104,7 @@ def mean_error(points: Sequence[Point], calibration: Calibration) -> float:
 def simulated_error(points: Sequence[Point], calibration: Calibration) -> float:
     """Return the mean relative error of the simulator itself, in per cent."""
     errors = [
-        abs(simulate_plan(p.plan, p.pool, p.profile, calibration)[0].iteration_s / p.measured_s - 1)
-        for p in points
+        abs(simulate_plan(p.plan, p.pool, p.profile, calibration)[0].iteration_s / p.measured_s - 1) for p in points
     ]
     return 100 * statistics.fmean(errors)
 

@@ -20,7 +20,7 @@ from benchmarks._wan_stage import StageJob, StepTime, span_s
 from isthmus.core.plan import StageTime
 from isthmus.core.pool import Pool
 from isthmus.schedule import Schedule
-from isthmus.wan.emulator import ROUTES, run_links
+from isthmus.wan.emulator import ROUTES_FILE, run_links
 from isthmus.wan.netns import emulated_namespaces
 
 OVERRUN_SHARE = 0.01
@@ -87,9 +87,9 @@ def relayed(pool: Pool) -> Iterator[Bed]:
         process = _CONTEXT.Process(target=run_links, args=(pool, Path(folder)))
         process.start()
         try:
-            while not (Path(folder) / ROUTES).exists():
+            while not (Path(folder) / ROUTES_FILE).exists():
                 time.sleep(0.05)
-            yield Bed(json.loads((Path(folder) / ROUTES).read_text(encoding="utf-8")))
+            yield Bed(json.loads((Path(folder) / ROUTES_FILE).read_text(encoding="utf-8")))
         finally:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGTERM)
@@ -120,8 +120,7 @@ def measure(
     return Times(
         tuple(spans),
         tuple(
-            max(one.overrun_s for one in each) <= OVERRUN_SHARE * span
-            for each, span in zip(rounds, spans, strict=True)
+            max(one.overrun_s for one in each) <= OVERRUN_SHARE * span for each, span in zip(rounds, spans, strict=True)
         ),
         tuple(max(one.calls_s for one in each) / span for each, span in zip(rounds, spans, strict=True)),
     )

@@ -18,21 +18,21 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.connect import meet
+from isthmus.comm.connect_transport import connect_transport
 from isthmus.comm.group.isthmus_group import BACKEND, IsthmusOptions, register_backend
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.wire_format import Greeting
-from isthmus.core.base import TransportKind
+from isthmus.core.base_model import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule
-from isthmus.train.messages.exact_sleep import sleep_exactly
-from isthmus.train.messages.exchange import Exchange, Message
-from isthmus.train.messages.metrics import Account
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.model.virtual_stage import VirtualStage
-from isthmus.train.pipeline.executor import Executor
+from isthmus.train.communication.communicator import Communicator, TensorMessage
+from isthmus.train.communication.exact_sleep import sleep_exactly
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.virtual_compute_stage import VirtualComputeStage
 from isthmus.train.pipeline.micro_batches import MicroBatches
-from isthmus.wan.netns import NAMESPACES
+from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.wan.netns import NAMESPACE_FOLDER
 
 TIMEOUT_S = 60.0
 PINGS, PAUSE_S = 20, 0.01
@@ -82,7 +82,7 @@ def begin(job: StageJob) -> None:
     """
     torch.set_num_threads(1)
     if job.namespace is not None:
-        with (NAMESPACES / job.namespace).open() as file:
+        with (NAMESPACE_FOLDER / job.namespace).open() as file:
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
                 raise OSError(ctypes.get_errno(), f"namespace {job.namespace}")
     with suppress(OSError, AttributeError):
@@ -93,11 +93,11 @@ def run_stage(job: StageJob, pipe: Connection) -> None:
     """Run the steps among all ranks of the job; send a `StepTime` of each back."""
     with joined(job, pipe) as exchange:
         layers = (job.rank, job.rank + 1)
-        model = VirtualStage(
+        model = VirtualComputeStage(
             layers, len(job.clusters), job.shape[1], dtype=torch.float32, device=torch.device("cpu")
         )
-        executor = Executor(
-            StagePieces([model]),
+        executor = StageExecutor(
+            ModelChunks([model]),
             job.rank,
             range(len(job.clusters)),
             exchange,
@@ -113,26 +113,26 @@ def run_ping(job: StageJob, pipe: Connection) -> None:
         pipe.send(ping(exchange, job.rank, job.shape))
 
 
-def ping(exchange: Exchange, rank: int, shape: tuple[int, ...]) -> list[float]:
+def ping(exchange: Communicator, rank: int, shape: tuple[int, ...]) -> list[float]:
     """Send a tensor to and fro between two ranks; return half of each round trip, in seconds."""
-    exchange.account = Account()
+    exchange.timer = StepTimer()
     found, out = [], torch.zeros(shape)
     for number in range(PINGS):
         back = torch.empty(shape)
-        receive = Message(back, 1 - rank, 2 * number + rank, False)
-        send = Message(out, 1 - rank, 2 * number + 1 - rank, True)
+        receive = TensorMessage(back, 1 - rank, 2 * number + rank, False)
+        send = TensorMessage(out, 1 - rank, 2 * number + 1 - rank, True)
         time.sleep(PAUSE_S)
         start_s = time.perf_counter()
         for one in (send, receive) if rank == 0 else (receive, send):
             (work,) = exchange.start([one])
             exchange.wait(work)
         found.append((time.perf_counter() - start_s) / 2)
-    exchange.meet()
+    exchange.barrier()
     return found
 
 
 @contextmanager
-def joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
+def joined(job: StageJob, pipe: Connection) -> Iterator[Communicator]:
     """Meet the others by way of `pipe` (own port out, all ports in)."""
     begin(job)
     size, host = len(job.clusters), job.hosts[job.rank]
@@ -140,7 +140,7 @@ def joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
     with listen(host) as listener:
         pipe.send(int(listener.getsockname()[1]))
         endpoints = [_endpoint(job, rank, port) for rank, port in enumerate(pipe.recv())]
-        transport = meet(job.transport, greeting, endpoints, listener, TIMEOUT_S)
+        transport = connect_transport(job.transport, greeting, endpoints, listener, TIMEOUT_S)
     register_backend()
     dist.init_process_group(
         BACKEND,
@@ -150,15 +150,15 @@ def joined(job: StageJob, pipe: Connection) -> Iterator[Exchange]:
         timeout=timedelta(seconds=TIMEOUT_S),
         pg_options=IsthmusOptions(transport, job.clusters, host),
     )
-    yield Exchange(job.clusters, job.rank)
+    yield Communicator(job.clusters, job.rank)
     dist.destroy_process_group()
 
 
-def _step(executor: Executor, exchange: Exchange, job: StageJob) -> StepTime:
-    count, account = job.schedule.num_micro_batches, Account()
+def _step(executor: StageExecutor, exchange: Communicator, job: StageJob) -> StepTime:
+    count, account = job.schedule.num_micro_batches, StepTimer()
     ids = torch.zeros(count, job.shape[0], dtype=torch.int64)
-    batches = MicroBatches.cut(count, 1, job.shape[0], ids, ids[:, :1])
-    start_s = together_s(exchange.from_first([start_ns()])[0])
+    batches = MicroBatches.split(count, 1, job.shape[0], ids, ids[:, :1])
+    start_s = together_s(exchange.broadcast_from_first([start_ns()])[0])
     executor.run(job.schedule, batches, account)
     return StepTime(start_s, time.time(), account.overrun_s, account.calls_s)
 

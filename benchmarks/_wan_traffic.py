@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 
-from isthmus.wan.clock import ask_to_be_woken_soon
 from isthmus.wan.dial import dial, parse_address
+from isthmus.wan.precise_timing import request_prompt_wakeup
 
 _WINDOW = struct.Struct("!dd")
 
@@ -34,7 +34,7 @@ def _answer(connection: socket.socket) -> None:
     with connection:
         try:
             if connection.recv(1) == b"e":
-                ask_to_be_woken_soon()
+                request_prompt_wakeup()
                 while data := connection.recv(1 << 16):
                     connection.sendall(data)
             else:
@@ -97,7 +97,7 @@ def ping(
     `soon` asks the scheduler to wake this process promptly: then the link is measured, not its end.
     """
     if soon:
-        ask_to_be_woken_soon()
+        request_prompt_wakeup()
     times_ms, message = [], bytes(num_bytes)
     start_s = time.monotonic()
     with dial(parse_address(address), proxy) as connection:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from benchmarks._wan_stage import StageJob, joined, ping
 from isthmus.comm.process.process_transport import ProcessTransport
-from isthmus.train.messages.exchange import Exchange, Message, Work
-from isthmus.train.messages.metrics import Account
+from isthmus.train.communication.communicator import Communicator, CommWork, TensorMessage
+from isthmus.train.communication.step_metrics import StepTimer
 
 AHEAD = 4
 SMALL = (16, 1024)
@@ -40,44 +40,44 @@ class Cost:
 
 
 def run_cost(job: StageJob, pipe: Connection) -> None:
-    """Send messages of the job's shape both ways, `steps` of them as fast as they go; send a `Cost` back."""
+    """Send messages of the job's shape both ways, `steps` of them as fast as they go; send a `PipelineCost` back."""
     with joined(job, pipe) as exchange:
         small_s, large_s = (ping(exchange, job.rank, shape)[5:] for shape in (SMALL, job.shape))
         own_s, beside_s = time.process_time(), _process_s()
-        exchange.account = Account()
+        exchange.timer = StepTimer()
         gigabytes = _stream(exchange, job, 10_000, job.steps, 0.0)
         own_s, beside_s = time.process_time() - own_s, _process_s() - beside_s
-        calls_s = exchange.account.calls_s / (2 * job.steps)
+        calls_s = exchange.timer.calls_s / (2 * job.steps)
         share = _share(exchange, job)
         pipe.send(Cost(own_s / gigabytes, beside_s / gigabytes, calls_s, small_s, large_s, share))
 
 
-def _stream(exchange: Exchange, job: StageJob, tag: int, count: int, pause_s: float) -> float:
+def _stream(exchange: Communicator, job: StageJob, tag: int, count: int, pause_s: float) -> float:
     """Send and receive `count` messages, one each in `pause_s` at most; return the GB of both."""
     out, into = torch.zeros(job.shape), [torch.empty(job.shape) for _ in range(AHEAD)]
-    waiting: list[list[Work]] = []
+    waiting: list[list[CommWork]] = []
     start_s = time.perf_counter()
     for number in range(count):
         if len(waiting) == AHEAD:
             for work in waiting.pop(0):
                 exchange.wait(work)
         time.sleep(max(start_s + number * pause_s - time.perf_counter(), 0.0))
-        receive = Message(into[number % AHEAD], 1 - job.rank, tag + number, False)
-        waiting.append(exchange.start([receive, Message(out, 1 - job.rank, tag + number, True)]))
+        receive = TensorMessage(into[number % AHEAD], 1 - job.rank, tag + number, False)
+        waiting.append(exchange.start([receive, TensorMessage(out, 1 - job.rank, tag + number, True)]))
     for works in waiting:
         for work in works:
             exchange.wait(work)
-    exchange.meet()
+    exchange.barrier()
     return 2 * count * out.nbytes / 1e9
 
 
-def _share(exchange: Exchange, job: StageJob) -> float:
-    """Return the rate of many small products while messages go at `GBPS` each way, over that without."""
-    exchange.meet()
+def _share(exchange: Communicator, job: StageJob) -> float:
+    """Return the rate of many small products while messages go at `PIPELINE_GBPS` each way, over that without."""
+    exchange.barrier()
     count = job.steps
     pause_s = job.shape[0] * job.shape[1] * 4 / (GBPS * 1e9 / 8)
     alone = _rate(count * pause_s / 2, threading.Event()) if job.rank == 0 else 1.0
-    exchange.meet()
+    exchange.barrier()
     over = threading.Event()
 
     def talk() -> None:

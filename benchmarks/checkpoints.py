@@ -32,9 +32,9 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.table import Row, compared, print_rows
-from isthmus.train.checkpoint.checkpoint_folder import load, newest
-from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.durable_writer import DurableWriter
+from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
+from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
+from isthmus.train.checkpoint.dcp_layout import TensorShard
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 
 PEER = "torch.distributed.checkpoint"
@@ -127,7 +127,7 @@ class Ways:
     def __init__(self, training: Training, folder: Path) -> None:
         self.training, self.folder = training, folder
         self.memory = MemoryCheckpoint(f"benchmark-{os.getpid()}", 0)
-        self.writer = DurableWriter(folder / "ours", rank=0, num_ranks=1, writing="1", keep=1)
+        self.writer = AsyncCheckpointWriter(folder / "ours", rank=0, num_ranks=1, write_id="1", keep=1)
         self._stager = DefaultStager(StagingOptions(False, False, True, False))
         self._step = 0
 
@@ -138,7 +138,7 @@ class Ways:
 
     def onto_disk(self) -> tuple[Measured, float, int]:
         """A checkpoint at the first of the steps."""
-        one = measured(self.training, self._begin, self.writer.settle)
+        one = measured(self.training, self._begin, self.writer.wait_copied)
         return one, cpu_of(self.writer.wait), 1
 
     def by_peer(self) -> tuple[Measured, float, int]:
@@ -159,9 +159,7 @@ class Ways:
         def begin(number: int) -> None:
             if number == 0:
                 writer = self._peer_writer()
-                under_way.append(
-                    dcp.async_save(self.training.state, storage_writer=writer, async_stager=self._stager)
-                )
+                under_way.append(dcp.async_save(self.training.state, storage_writer=writer, async_stager=self._stager))
 
         one = measured(self.training, begin, lambda: under_way[0].staging_completion.result())
         return one, cpu_of(under_way[0].upload_completion.result), 1
@@ -191,12 +189,12 @@ class Ways:
 
     def _take(self, _: int) -> None:
         self._step += 1
-        self.memory.take(self._step, self._step, self.training.state)
+        self.memory.begin_snapshot(self._step, self._step, self.training.state)
 
     def _begin(self, number: int) -> None:
         if number == 0:
             self._step += 1
-            pieces = [Piece.whole(name, tensor) for name, tensor in self.training.state.items()]
+            pieces = [TensorShard.full(name, tensor) for name, tensor in self.training.state.items()]
             self.writer.begin(self._step, self._step, pieces, nothing)
 
 
@@ -266,9 +264,9 @@ def restore(way: str, run: str, folder: str, gigabytes: float) -> tuple[float, f
         for name, tensor in state.items():
             tensor.copy_(found.tensors[name])
     elif way == "disk":
-        manifest = newest(place)
+        manifest = newest_valid(place)
         assert manifest is not None
-        load(place, manifest.step, [Piece.whole(name, tensor) for name, tensor in state.items()])
+        load_shards(place, manifest.step, [TensorShard.full(name, tensor) for name, tensor in state.items()])
     else:
         dcp.load(state, checkpoint_id=place)
     return (time.perf_counter() - wall_s) / size, (time.process_time() - cpu_s) / size
@@ -290,9 +288,7 @@ def spread(values: list[float], unit: str, scale: float = 1.0) -> str:
     return f"{min(values) * scale:.3g} to {max(values) * scale:.3g} {unit} in {len(values)}"
 
 
-def rows(
-    found: dict[str, Cost], discarded: int, restored: dict[str, list[tuple[float, float]]]
-) -> Iterator[Row]:
+def rows(found: dict[str, Cost], discarded: int, restored: dict[str, list[tuple[float, float]]]) -> Iterator[Row]:
     """Yield the table."""
     yield Row(what="rounds that were discarded", ours=float(discarded), unit="rounds")
     if found["memory"].lost_s:
@@ -301,11 +297,11 @@ def rows(
         ours, peers = ([wall_s for wall_s, _ in restored[one]] for one in (way, "peer"))
         value = statistics.median(ours)
         yield compared(
-            f"restore per GB, {what}", value, "s", f"{PEER}: `load`", statistics.median(peers),
+            f"restore per GB, {what}", value, "s", f"{PEER}: `load_shards`", statistics.median(peers),
             target=f"at most {RESTORE_S:g}; here {spread(ours, 's')}", met=value <= RESTORE_S,
         )  # fmt: skip
         cpu_s, peer_s = (statistics.median(one for _, one in restored[way]) for way in (way, "peer"))
-        yield compared(f"CPU of a restore per GB, {what}", cpu_s, "s", f"{PEER}: `load`", peer_s)
+        yield compared(f"CPU of a restore per GB, {what}", cpu_s, "s", f"{PEER}: `load_shards`", peer_s)
 
 
 def cost_rows(found: dict[str, Cost]) -> Iterator[Row]:

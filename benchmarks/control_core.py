@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.table import Row, print_rows
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.server.gc_tuning import spare_collector
+from isthmus.control.server.gc_tuning import tune_gc
 from isthmus.control.state.events import AgentReported, Event, JobSubmitted, MakePlans, PlansMade
-from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.messages.agent_messages import ObservedPart, PartOrder, WorkerAddress
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
@@ -81,10 +81,10 @@ def submission(number: int, randomness: random.Random) -> Submission:
     job = Job(
         name=f"job-{number}",
         model="models/llama-7b",
-        data=Data(paths=(f"s3://data/{number % 97}/*.jsonl",), format="jsonl"),
-        training=Training(steps=1000 + number % 1000, seed=number),
-        checkpoints=Checkpoints(folder=f"s3://checkpoints/{number}"),
-        placement=Placement(owners=("owner-0", "owner-1")),
+        data=DataConfig(paths=(f"s3://data/{number % 97}/*.jsonl",), format="jsonl"),
+        training=TrainingConfig(steps=1000 + number % 1000, seed=number),
+        checkpoints=CheckpointConfig(folder=f"s3://checkpoints/{number}"),
+        placement=PlacementConstraints(owners=("owner-0", "owner-1")),
         output=f"s3://models/{number}",
         priority=randomness.choice(("low", "middle", "high")),
         policy="auto",
@@ -168,11 +168,9 @@ class Sites:
             for part in parts
             if part.state in ("running", "succeeded")
         )
-        free = max(0, cluster.node_groups[0].chips - held)
+        free = max(0, cluster.node_groups[0].num_chips - held)
         self.core.tell(
-            AgentReported(
-                now_s=self.now_s, cluster=cluster, incarnation="1", free_chips={"g": free}, parts=parts
-            )
+            AgentReported(now_s=self.now_s, cluster=cluster, incarnation="1", free_chips={"g": free}, parts=parts)
         )
 
 
@@ -182,14 +180,12 @@ def placements(gangs: int, seed: int) -> tuple[float, float]:
     sites = Sites(core, [site(number, CHIPS) for number in range(SITES)])
     plans: dict[str, PlanSet] = {}
     submitted, longest_s = 0, 0.0
-    while submitted < gangs or core.coordinator.state.live:
+    while submitted < gangs or core.coordinator.state.live_jobs:
         numbers = range(submitted, min(gangs, submitted + BATCH))
         submitted += len(numbers)
         plans |= {f"job-{number}": PlanSet(plans=(gang(number, randomness),)) for number in numbers}
         events: list[Event] = [
-            JobSubmitted(
-                now_s=sites.now_s, job_id=f"job-{number}", user="u", submission=submission(number, randomness)
-            )
+            JobSubmitted(now_s=sites.now_s, job_id=f"job-{number}", user="u", submission=submission(number, randomness))
             for number in numbers
         ]
         core.timed(functools.partial(core.submit, events, sites.now_s, plans))
@@ -216,16 +212,16 @@ def million(jobs: int, seed: int) -> dict[str, float]:
     found = {"bytes": float(used), "submit_s": submit_s, "longest_s": 0.0}
     asked = core.coordinator
     questions: list[Callable[[], Any]] = [
-        lambda: asked.jobs(limit=100),
-        lambda: asked.jobs(after=middle, limit=100),
-        lambda: asked.jobs("user-7", limit=100),
-        lambda: asked.waiting(limit=100),
-        lambda: asked.waiting(after=middle, limit=100),
-        lambda: asked.job(middle),
-        lambda: asked.due(float(jobs)),
-        lambda: asked.pool(),
+        lambda: asked.list_jobs(limit=100),
+        lambda: asked.list_jobs(after=middle, limit=100),
+        lambda: asked.list_jobs("user-7", limit=100),
+        lambda: asked.list_waiting(limit=100),
+        lambda: asked.list_waiting(after=middle, limit=100),
+        lambda: asked.job_view(middle),
+        lambda: asked.due_events(float(jobs)),
+        lambda: asked.pool_view(),
         *(lambda name=one.name: asked.orders(name) for one in clusters[:4]),
-        *(lambda name=one.name: asked.queue(name) for one in clusters[:4]),
+        *(lambda name=one.name: asked.site_queue(name) for one in clusters[:4]),
     ]
     core.longest_s = 0.0
     for question in questions:
@@ -242,7 +238,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     part = 10 if options.quick else 1
-    spare_collector()
+    tune_gc()
     runs = [placements(GANGS // part, options.seed + number) for number in range(3)]
     rates, longest_s = [rate for rate, _ in runs], max(one_s for _, one_s in runs)
     rate = statistics.median(rates)

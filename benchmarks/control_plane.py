@@ -18,17 +18,17 @@ from random import Random
 from benchmarks._joint_preemption import preempt_once
 from benchmarks._pool_shapes import kai_scale, kueue_baseline
 from benchmarks.table import Row, compared, print_rows
-from isthmus.control.placement import Resources, place
-from isthmus.control.simulation.compare_scenarios import Comparison, compare
+from isthmus.control.placement import FreeResources, place_pipelines
+from isthmus.control.simulation.compare_scenarios import ScenarioComparison, compare_scenarios
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.outcome import LARGER, PoolOutcome, percentile
+from isthmus.control.simulation.pool_outcome import LARGER_THAN_OWNER, PoolOutcome, percentile
+from isthmus.control.simulation.pool_simulation import PoolSimulation
 from isthmus.control.simulation.traces.generate_trace import generate_trace
-from isthmus.control.simulation.traces.trace import TraceJob
-from isthmus.control.simulation.traces.trace_jobs import TracePlanner
-from isthmus.control.simulation.traces.trace_pools import pool_for
-from isthmus.control.simulation.world import PoolWorld
-from isthmus.control.state.rules import Rules
-from isthmus.core.job import Placement
+from isthmus.control.simulation.traces.job_trace import TraceJob
+from isthmus.control.simulation.traces.trace_planner import TracePlanner
+from isthmus.control.simulation.traces.trace_pools import make_trace_pool
+from isthmus.control.state.coordinator_config import CoordinatorConfig
+from isthmus.core.job import PlacementConstraints
 from isthmus.core.pool import Cluster, NodeGroup, Pool
 from isthmus.site.site_queue import queue_order
 
@@ -36,17 +36,15 @@ QUICK = 0.05
 DELAYS = Delays(planning_s=0.001, check_in_s=0.05, stop_s=0.05)
 
 
-def own_only(job: TraceJob) -> Placement:
+def own_only(job: TraceJob) -> PlacementConstraints:
     """Let a job run at its owner's clusters only, as a queue borrows within its cohort only."""
-    return Placement(owners=(job.owner,))
+    return PlacementConstraints(owners=(job.owner,))
 
 
-def shape(
-    name: str, peer: str, peer_s: float, limit_s: float, load: tuple[Pool, list[TraceJob]]
-) -> Iterator[Row]:
+def shape(name: str, peer: str, peer_s: float, limit_s: float, load: tuple[Pool, list[TraceJob]]) -> Iterator[Row]:
     """Play one load to its end; return what it cost and what was decided."""
     pool, jobs = load
-    world = PoolWorld(pool, jobs, delays=DELAYS, placement=own_only)
+    world = PoolSimulation(pool, jobs, delays=DELAYS, placement=own_only)
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     world.run()
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
@@ -76,15 +74,15 @@ def gang_placements(part: float) -> Row:
     trace = generate_trace(dict.fromkeys(names, 640), seed=1, num_jobs=int(15_000 * part), chips_per_worker=8)
     planner = TracePlanner(trace.jobs, pool)
     needs = [planner.requirement(job.workers, job.chips_per_worker, "H20") for job in trace.jobs]
-    resources, placed = Resources.of(pool), 0
+    resources, placed = FreeResources.from_pool(pool), 0
     began_s = time.process_time()
     for need in needs:
-        found = place(need, resources, Placement(), keep=1).candidates
+        found = place_pipelines(need, resources, PlacementConstraints(), keep=1).candidates
         if found:
             resources.take(need, found[0].ranges)
             placed += 1
         else:
-            resources = Resources.of(pool)
+            resources = FreeResources.from_pool(pool)
     rate = placed / (time.process_time() - began_s)
     return Row(
         what=f"gang placements, pure core: {placed} on 10,000 nodes",
@@ -129,17 +127,17 @@ def reordering(part: float) -> Iterator[Row]:
         TraceJob(name=f"job-{n}", owner="a", submit_s=1.0, run_s=100.0, workers=1 + n % 7, chips_per_worker=8)
         for n in range(count)
     ]
-    rules = Rules(window=count + 1, pushed=count + 1)
-    world = PoolWorld(pool, [fills, *jobs], delays=DELAYS, rules=rules)
+    rules = CoordinatorConfig(queue_window=count + 1, num_advertised=count + 1)
+    world = PoolSimulation(pool, [fills, *jobs], delays=DELAYS, rules=rules)
     _until(world, lambda: len(_standing(world)) == count)
     server, agent = world.server, world.agents["a"]
-    cpu_s, wall_s, at_s = time.process_time(), time.perf_counter(), world.kernel.now
+    cpu_s, wall_s, at_s = time.process_time(), time.perf_counter(), world.kernel.now_s
     parts = queue_order(agent.machine.site)
     for part, there in zip(parts, Random(0).sample(range(count), count), strict=True):
         part.place = there
-    agent.poke(0.0)
-    wanted = server.coordinator.queue("a")
-    _until(world, lambda: _standing(world) == list(server.coordinator.queue("a")), at_s + 5)
+    agent.schedule_report(0.0)
+    wanted = server.coordinator.site_queue("a")
+    _until(world, lambda: _standing(world) == list(server.coordinator.site_queue("a")), at_s + 5)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     place_of = {job: place for place, job in enumerate(wanted)}
     seen = [place_of[job] for job in _standing(world) if job in place_of]
@@ -162,14 +160,14 @@ def _one_cluster(nodes: int) -> Cluster:
     return Cluster(name="a", owner="a", node_groups=(group,))
 
 
-def _standing(world: PoolWorld) -> list[str]:
+def _standing(world: PoolSimulation) -> list[str]:
     """Return the pool's jobs as they stand in the site's queue."""
     return [part.job for part in queue_order(world.agents["a"].machine.site)]
 
 
-def _until(world: PoolWorld, holds: Callable[[], bool], at_most_s: float = 600.0) -> None:
-    while not holds() and world.kernel.now < at_most_s:
-        world.kernel.run(world.kernel.now + 0.2)
+def _until(world: PoolSimulation, holds: Callable[[], bool], at_most_s: float = 600.0) -> None:
+    while not holds() and world.kernel.now_s < at_most_s:
+        world.kernel.run(world.kernel.now_s + 0.2)
 
 
 def waits(part: float) -> Iterator[Row]:
@@ -177,14 +175,14 @@ def waits(part: float) -> Iterator[Row]:
     for name, seed, load in (("calm", 2, 0.7), ("busy", 0, 0.85), ("uneven", 1, 0.85)):
         chips = {f"owner-{n + 1}": 64 * (n + 1) for n in range(3)}
         trace = generate_trace(chips, seed=seed, num_jobs=max(60, int(400 * part)), load=load)
-        asked = Comparison(trace=trace, pool=pool_for(trace, load, 3), scenarios=("alone", "home"))
-        alone, home = compare(asked)
+        asked = ScenarioComparison(trace=trace, pool=make_trace_pool(trace, load, 3), scenarios=("alone", "home"))
+        alone, home = compare_scenarios(asked)
         yield _worst(f"trace '{name}', {len(trace.jobs)} jobs, load {load:g}", alone, home)
 
 
 def _worst(what: str, alone: PoolOutcome, home: PoolOutcome) -> Row:
     """Return the p95 wait of the owner whose own jobs wait longer in the pool than any other's."""
-    pairs = [(a, h) for a, h in zip(alone.owners, home.owners, strict=True) if a.owner != LARGER]
+    pairs = [(a, h) for a, h in zip(alone.owners, home.owners, strict=True) if a.owner != LARGER_THAN_OWNER]
     ratio = max(max(60.0, h.p95_s) / max(60.0, a.p95_s) for a, h in pairs)
     mean_s = f"mean wait of all {alone.pool.mean_s:.0f} s alone, {home.pool.mean_s:.0f} s pooled"
     return Row(

@@ -27,12 +27,12 @@ import psycopg
 from benchmarks.table import Row, print_rows
 from benchmarks.wan_links import cpu_s
 from isthmus.control.placement import PlanRequest
-from isthmus.control.server.run_server import Listening, ServerConfig, open_store, run_server
-from isthmus.control.service.actor import Actor
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, open_store, run_server
+from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import Event, JobSubmitted
-from isthmus.control.store.snapshots import Snapshots
-from isthmus.control.store.store import Store
-from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.store_interface import Store
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import PlanSet
@@ -60,13 +60,13 @@ class Place:
 
 def submission(name: str) -> Submission:
     """A job of ordinary size: about 1.5 KB as JSON."""
-    training = Training(steps=1000, sequence_length=4096, micro_batch_size=1, global_batch_size=64)
+    training = TrainingConfig(steps=1000, sequence_length=4096, micro_batch_size=1, global_batch_size=64)
     job = Job(
         name=name,
         model="model",
-        data=Data(paths=("text",)),
+        data=DataConfig(paths=("text",)),
         training=training,
-        checkpoints=Checkpoints(folder="checkpoints"),
+        checkpoints=CheckpointConfig(folder="checkpoints"),
         output="out",
         policy="auto",
     )
@@ -79,7 +79,7 @@ def no_plan(_asked: PlanRequest) -> PlanSet:
 
 
 def _serve(config: ServerConfig) -> None:
-    def announce(listening: Listening) -> None:
+    def announce(listening: ServerInfo) -> None:
         (config.state / "url").write_text(listening.url)
 
     run_server(config, announce, planner=no_plan)
@@ -150,9 +150,7 @@ def _rates(what: str, runs: list[tuple[int, float, float]], target: int) -> Iter
     rates = [count / wall_s for count, wall_s, _ in runs]
     median = statistics.median(rates)
     spread = f"{min(rates):.0f} to {max(rates):.0f} in {len(rates)} runs"
-    yield Row(
-        what=f"{what} ({spread})", ours=median, unit="1/s", target=f">= {target:,}", met=median >= target
-    )
+    yield Row(what=f"{what} ({spread})", ours=median, unit="1/s", target=f">= {target:,}", met=median >= target)
     per_cpu_s = statistics.median(count / used_s for count, _, used_s in runs)
     yield Row(what=f"{what}, per CPU second of the server", ours=per_cpu_s, unit="1/s")
 
@@ -161,8 +159,8 @@ def recovery(place: Place, quick: bool) -> Iterator[Row]:
     """A start with many jobs queued: folding the whole log, and behind a snapshot."""
     num_jobs = 2_000 if quick else 100_000
     store = open_store(place.config)
-    snapshots = Snapshots(place.config.state)
-    snapshots.file.unlink(missing_ok=True)
+    snapshots = SnapshotFile(place.config.state)
+    snapshots.path.unlink(missing_ok=True)
     try:
         last = store.append([])
         for first in range(0, num_jobs, 1000):
@@ -170,9 +168,9 @@ def recovery(place: Place, quick: bool) -> Iterator[Row]:
         what = f"start with {num_jobs:,} jobs queued, {place.name}"
         actor = yield from _timed(f"{what}, the log folded whole", lambda: _start(store, snapshots), None)
         begun_s = time.process_time()
-        actor.save()
+        actor.save_snapshot()
         yield Row(what=f"{what}: writing a snapshot, CPU", ours=time.process_time() - begun_s, unit="s")
-        size = snapshots.file.stat().st_size / 2**20
+        size = snapshots.path.stat().st_size / 2**20
         yield Row(what=f"{what}: size of a snapshot", ours=size, unit="MiB")
         store.append([_queued(num_jobs + i) for i in range(min(num_jobs, 5_000))])
         again = yield from _timed(
@@ -180,7 +178,7 @@ def recovery(place: Place, quick: bool) -> Iterator[Row]:
             lambda: _start(store, snapshots),
             5.0,
         )
-        if not again.number > actor.number >= last:
+        if not again.last_event_number > actor.last_event_number >= last:
             raise RuntimeError("the start behind a snapshot did not reach the end of the log")
     finally:
         store.close()
@@ -191,11 +189,13 @@ def _queued(index: int) -> Event:
     return JobSubmitted(now_s=1.0, job_id=name, user="ann", submission=submission(name))
 
 
-def _start(store: Store, snapshots: Snapshots) -> Actor:
-    return Actor(store, lambda _: None, snapshots=snapshots)
+def _start(store: Store, snapshots: SnapshotFile) -> CoordinatorActor:
+    return CoordinatorActor(store, lambda _: None, snapshot_file=snapshots)
 
 
-def _timed(what: str, act: Callable[[], Actor], limit_s: float | None) -> Generator[Row, None, Actor]:
+def _timed(
+    what: str, act: Callable[[], CoordinatorActor], limit_s: float | None
+) -> Generator[Row, None, CoordinatorActor]:
     begun_s, used_s = time.monotonic(), time.process_time()
     done = act()
     wall_s, used_s = time.monotonic() - begun_s, time.process_time() - used_s

@@ -34,9 +34,9 @@ from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import load_model
 from isthmus.core.plan import StageTime
 from isthmus.plan import Calibration, load_calibration, predict, profile_model
-from isthmus.plan.time.loads import schedule_of, stage_costs, wires_of
-from isthmus.sim import Replica, Training, TrainingRun, simulate
-from isthmus.wan.emulator import ROUTES
+from isthmus.plan.time.simulation_inputs import replica_schedule, simulated_links, stage_costs
+from isthmus.sim import Replica, SimulatedTraining, SimulationResult, simulate_training
+from isthmus.wan.emulator import ROUTES_FILE
 
 STEPS, QUICK_STEPS = 40, 12
 REPETITIONS, QUICK_REPETITIONS = 5, 1
@@ -146,7 +146,7 @@ def measured_pairs(folder: Path, repetitions: int, limit_s: float) -> Pairs:
     return pairs
 
 
-def _run(pipeline: Pipeline, predicted: TrainingRun, limit_s: float) -> Pair:
+def _run(pipeline: Pipeline, predicted: SimulationResult, limit_s: float) -> Pair:
     processor_s = pipeline.processor_s(PROCESSOR_STEPS)
     steps = pipeline.steps(CALM_STEPS, limit_s)
     calm_s = tuple(step.seconds for step in steps if step.others <= DISTURBED)
@@ -158,24 +158,22 @@ def _counted(pairs: list[Pair]) -> int:
     return sum(pair.counts for pair in pairs)
 
 
-def forecast(case: Case, far: Far, model: str, calibration: Calibration) -> TrainingRun:
+def forecast(case: Case, far: Far, model: str, calibration: Calibration) -> SimulationResult:
     """Return the predicted step; virtual chips compute at their pace, and update for real."""
     plan, profile = case.plan(far), profile_model(load_model(model))
     if case.pace is None:
-        return predict(plan, pool(), profile, calibration).run
-    wires, costs = wires_of(plan, pool(), calibration), stage_costs(plan, pool(), profile, calibration)
-    paced = tuple(
-        replace(cost.load, forward_s=case.pace.forward_s, backward_s=case.pace.backward_s) for cost in costs
-    )
-    replica = Replica(stages=paced, schedule=schedule_of(plan, costs, wires, 0))
-    return simulate(Training(replicas=(replica,), wires=wires), details=False)
+        return predict(plan, pool(), profile, calibration).result
+    wires, costs = simulated_links(plan, pool(), calibration), stage_costs(plan, pool(), profile, calibration)
+    paced = tuple(replace(cost.load, forward_s=case.pace.forward_s, backward_s=case.pace.backward_s) for cost in costs)
+    replica = Replica(stages=paced, schedule=replica_schedule(plan, costs, wires, 0))
+    return simulate_training(SimulatedTraining(replicas=(replica,), links=wires), details=False)
 
 
 def _calibration(case: Case, model: str, folder: Path) -> Calibration:
     """Return what `isthmus calibrate --measure` finds of a model's parts and of the links."""
     sizes = ["--micro-batch", str(case.micro_batch_size), "--sequence", str(case.sequence_length)]
     command = ["calibrate", "--measure", "--copies", "2", "--model", model, *sizes]
-    command += ["--pool", str(folder / "pool.json"), "--routes", str(folder / ROUTES)]
+    command += ["--pool", str(folder / "pool.json"), "--routes", str(folder / ROUTES_FILE)]
     command += ["--output", str(folder / "here.yaml")]
     subprocess.run([sys.executable, "-m", "isthmus", *command], stdout=subprocess.DEVNULL, check=True)
     return load_calibration(folder / "here.yaml")
@@ -238,9 +236,7 @@ def run_demo(steps: int) -> dict[str, float]:
     """Run the demo for `steps` steps in a folder of its own and return its last line."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "isthmus", "demo", "--json", "--steps", str(steps)]
-        done = subprocess.run(
-            [*command, "--state", f"{folder}/demo"], stdout=subprocess.PIPE, text=True, check=True
-        )
+        done = subprocess.run([*command, "--state", f"{folder}/demo"], stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 

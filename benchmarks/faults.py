@@ -1,7 +1,7 @@
 """What a fault costs: a worker killed, a link cut, and as many faults by seed as asked, each in its own run.
 
 Three stages of a tiny model train in two clusters joined by a proxy, each supervised. `detected` is
-until the first rank tells of it, `resumed` until all train on (after a cut: once the line is back), `lost`
+until the first rank tells of it, `on_snapshot_loaded` until all train on (after a cut: once the line is back), `lost`
 the steps done again. A faulted run must end with the undisturbed run's losses, bit by bit; where a supervisor
 is killed, for which nothing takes its place, with the reason, and the next attempt with those losses.
 Options: `--quick` (a short cut, ten seeds), `--runs N` faults from `--seed S` on, `--only SEED...` (these
@@ -117,9 +117,7 @@ def _last(run: FaultRun, kind: str, since_s: float) -> float:
 
 def main() -> int:
     """Print the rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a short cut, and ten seeds")
     parser.add_argument("--runs", type=int, help=f"faults by seed (default {RUNS})")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")

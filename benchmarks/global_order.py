@@ -16,21 +16,21 @@ import time
 from dataclasses import replace
 
 from benchmarks.table import Row, print_rows
-from isthmus.control.algorithms.global_order import Objective, Release, Request, global_order
-from isthmus.control.algorithms.pack_jobs import pack_jobs
-from isthmus.control.algorithms.start_forecast import forecast_starts, play
+from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
+from isthmus.control.algorithms.knapsack import pack_jobs
+from isthmus.control.algorithms.start_forecast import forecast_starts, simulate_queue
 
 OBJECTIVES: tuple[Objective, ...] = ("arrival", "utilisation", "throughput", "deadline")
 NOW_S = 20_000.0
 NODES_TO_THE_END = 150_000
 
 
-def instance(count: int, queues: int, seed: int) -> tuple[list[Request], dict[str, int], list[Release]]:
+def instance(count: int, queues: int, seed: int) -> tuple[list[WaitingJob], dict[str, int], list[Release]]:
     """Return waiting jobs, free chips by queue, and what running jobs give back."""
     chance = random.Random(seed)
     names = [f"c{number}/h20" for number in range(queues)]
     waiting = [
-        Request(
+        WaitingJob(
             job=f"j{number}",
             needs={
                 name: chance.choice((1, 2, 4, 8, 16, 64))
@@ -91,7 +91,7 @@ def band_row(runs: int) -> Row:
         free, releases = dict.fromkeys(free, 0), releases[:12]
         releases += [Release(at_s=NOW_S + 60 * n, chips={name: 64}) for n, name in enumerate(free)]
         forecast = forecast_starts(waiting, free, releases, "arrival", NOW_S)
-        truth = play(
+        truth = simulate_queue(
             [replace(one, run_s=one.run_s * chance.uniform(0.8, 1.2)) for one in waiting],
             free,
             [replace(one, at_s=NOW_S + (one.at_s - NOW_S) * chance.uniform(0.8, 1.2)) for one in releases],
@@ -117,9 +117,7 @@ def gap_rows(runs: int) -> list[Row]:
         for seed in range(runs):
             waiting, free, _ = instance(40, 6, seed)
             free = {name: chips + 32 for name, chips in free.items()}
-            values = [
-                float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in waiting
-            ]
+            values = [float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in waiting]
             needs = [one.needs for one in waiting]
             best = pack_jobs(values, needs, free, NODES_TO_THE_END)
             if best.exact and best.value:

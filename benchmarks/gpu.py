@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.table import Row, compared, print_rows
-from isthmus.train.messages.device import device_name, synchronize
-from isthmus.train.messages.exchange import Exchange, Message, Work
-from isthmus.train.messages.host_staging import Copies, DeviceCopies, HostStaging
+from isthmus.train.communication.communicator import Communicator, CommWork, TensorMessage
+from isthmus.train.communication.host_staging import CopyEngine, CudaCopyEngine, HostStaging
+from isthmus.train.communication.torch_device import device_name, synchronize
 
 PEER = "PyTorch: `.to()`, `.cpu()`"
 MICRO_BATCHES = 32
@@ -44,10 +44,10 @@ class Arrived:
         return True
 
 
-class NoNetwork(Exchange):
+class NoNetwork(Communicator):
     """An exchange whose messages are where they should be at once."""
 
-    def start_one(self, message: Message) -> Arrived:
+    def start_message(self, message: TensorMessage) -> Arrived:
         """Take `message`, which is in host memory."""
         del message
         return Arrived()
@@ -56,9 +56,7 @@ class NoNetwork(Exchange):
 class Stage:
     """A stage whose messages have `num_bytes`; a micro-batch is `products` of [side, side] matrices."""
 
-    def __init__(
-        self, device: torch.device, copies: Copies, num_bytes: int, side: int, micro_batches: int
-    ) -> None:
+    def __init__(self, device: torch.device, copies: CopyEngine, num_bytes: int, side: int, micro_batches: int) -> None:
         self.device, self.micro_batches, self.products = device, micro_batches, 1
         self._exchange = NoNetwork("ab", 0, staging=HostStaging(copies))
         self._left = torch.randn(side, side, dtype=torch.bfloat16, device=device)
@@ -101,21 +99,21 @@ class Stage:
             self._result.cpu()
 
     def _staged(self, compute: Callable[[], None]) -> None:
-        sends: list[Work] = []
+        sends: list[CommWork] = []
         coming = self._receive(0)
         for number in range(self.micro_batches):
             here, coming = coming, self._receive(number + 1)
             for work in here:
                 self._exchange.wait(work)
             compute()
-            sends += self._exchange.start([Message(self._result, 1, 2 * number, True)])
+            sends += self._exchange.start([TensorMessage(self._result, 1, 2 * number, True)])
         for work in sends:
             self._exchange.wait(work)
 
-    def _receive(self, number: int) -> Sequence[Work]:
+    def _receive(self, number: int) -> Sequence[CommWork]:
         if number == self.micro_batches:
             return ()
-        return self._exchange.start([Message(self._rooms[number % 2], 1, 2 * number + 1, False)])
+        return self._exchange.start([TensorMessage(self._rooms[number % 2], 1, 2 * number + 1, False)])
 
 
 @dataclass
@@ -199,7 +197,7 @@ def _spread(values: Sequence[float], scale: float = 1.0) -> str:
 
 
 def run(
-    device: torch.device, copies: Copies, sizes: Sequence[int], side: int, rounds: int, micro_batches: int
+    device: torch.device, copies: CopyEngine, sizes: Sequence[int], side: int, rounds: int, micro_batches: int
 ) -> Iterator[Row]:
     """Measure a stage with messages of each of `sizes` (bytes), with little and with much to compute."""
     for num_bytes in sizes:
@@ -224,7 +222,7 @@ def main() -> None:
     print(f"on {device_name(device)}", file=sys.stderr, flush=True)
     sizes = [mib << 20 for mib in (SIZES_MIB[1:2] if options.quick else SIZES_MIB)]
     rounds = 3 if options.quick else 15
-    found = list(run(device, DeviceCopies(device), sizes, 4096, rounds, MICRO_BATCHES))
+    found = list(run(device, CudaCopyEngine(device), sizes, 4096, rounds, MICRO_BATCHES))
     print_rows(found, options.json)
 
 

@@ -39,9 +39,7 @@ def trace_rows(bench: Bench, case: Case, others: Sequence[str], percent: int | N
     judged = {"naive grid": naive, **{name: bench.other(name, case) for name in others}}
     for name, one in judged.items():
         if one.best_s == math.inf:
-            yield Row(
-                what=f"iterations a second, {case.name} ({name} gave no plan)", ours=ours.rate, unit="1/s"
-            )
+            yield Row(what=f"iterations a second, {case.name} ({name} gave no plan)", ours=ours.rate, unit="1/s")
             continue
         yield compared(
             f"iterations a second, {case.name}", ours.rate, "1/s", name, one.rate,
@@ -84,13 +82,9 @@ def rows_of(bench: Bench, options: argparse.Namespace) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sailor", type=Path, help="a checkout of Sailor")
-    parser.add_argument(
-        "--built", type=Path, help="where its compiled planner lies (default: in the checkout)"
-    )
+    parser.add_argument("--built", type=Path, help="where its compiled planner lies (default: in the checkout)")
     parser.add_argument("--cases", type=int, default=200, help="random cases to compare on")
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first of them; above 0: no traces"
-    )
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them; above 0: no traces")
     parser.add_argument("--metis", action="store_true", help="ask Metis too: 300 s a case")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="one trace and ten random cases")

@@ -21,9 +21,17 @@ from dataclasses import dataclass
 
 from benchmarks._greedy_placement import greedy_placement
 from benchmarks.table import Row, compared, print_rows
-from isthmus.control.placement import FreeLink, Placements, Requirement, Resources, StageNeed, WanNeed, place
-from isthmus.control.placement.resources.free_resources import FreeGroup, Site
-from isthmus.core.job import Placement
+from isthmus.control.placement import (
+    FreeLink,
+    FreeResources,
+    PipelineRequirement,
+    PlacementResult,
+    StageRequirement,
+    WanRequirement,
+    place_pipelines,
+)
+from isthmus.control.placement.resources.free_resources import ClusterResources, FreeNodeGroup
+from isthmus.core.job import PlacementConstraints
 
 OWNERS = 20
 CHIPS = ("H20", "A100", "910B", "BI-V150")
@@ -33,20 +41,18 @@ SIZES = ((10_000, 40, 25.0), (100_000, 100, 150.0))
 TB = 10**12
 
 
-def pool(nodes: int, clusters: int, chance: random.Random) -> Resources:
+def pool(nodes: int, clusters: int, chance: random.Random) -> FreeResources:
     """Return what is free: clusters of one or two kinds of chips, a third of the nodes in use."""
-    found = Resources()
+    found = FreeResources()
     for number in range(clusters):
         groups = {}
         kinds = chance.sample(CHIPS, chance.choice((1, 1, 2)))
         for kind in kinds:
-            group = FreeGroup(
-                name=kind, chip=kind, cards_per_node=8, price_per_card_hour=chance.uniform(1, 5)
-            )
+            group = FreeNodeGroup(name=kind, chip=kind, devices_per_node=8, price_per_device_hour=chance.uniform(1, 5))
             for _ in range(nodes // clusters // len(kinds)):
-                group.change(0, chance.choice((8, 8, 8, 8, 0, chance.randint(1, 7))))
+                group.move_nodes(0, chance.choice((8, 8, 8, 8, 0, chance.randint(1, 7))))
             groups[kind] = group
-        found.sites[f"c{number:03d}"] = Site(
+        found.sites[f"c{number:03d}"] = ClusterResources(
             name=f"c{number:03d}", owner=f"owner{number % OWNERS:02d}", region=f"region{number % 6}",
             groups=groups, free_storage_bytes=int(chance.uniform(5, 500) * TB),
         )  # fmt: skip
@@ -60,38 +66,38 @@ def pool(nodes: int, clusters: int, chance: random.Random) -> Resources:
     return found
 
 
-def requirement(nodes: int, chance: random.Random) -> Requirement:
+def requirement(nodes: int, chance: random.Random) -> PipelineRequirement:
     """Return a random job of 1 to 32 stages, of which some fit nowhere."""
     count = chance.choice((1, 2, 4, 6, 8, 12, 16, 24, 32))
     kinds = chance.sample(CHIPS, chance.choice((1, 1, 1, 2)))
     cut = chance.randint(1, count) if len(kinds) == 2 else count
     cards = chance.choice((1, 2, 4, 8, 8))
     stages = tuple(
-        StageNeed(
-            chip=kinds[stage >= cut], cards=cards, cards_per_node=8,
+        StageRequirement(
+            chip=kinds[stage >= cut], num_devices=cards, devices_per_node=8,
             checkpoint_bytes=chance.randint(1, 400) * 10**9, model_bytes=10**10,
         )
         for stage in range(count)
     )  # fmt: skip
     share = chance.choice((0.001, 0.01, 0.03, 0.1, 0.3))
     pipelines = max(1, int(share * nodes * 8 / (count * cards)))
-    wan = WanNeed(
+    wan = WanRequirement(
         gbps=chance.choice((0.1, 1, 5, 20, 80)), delay_s=chance.choice((0.01, 0.03, 0.1)), jitter_s=0.005
     )
-    return Requirement(
-        stages=stages, pipelines=pipelines, boundaries=(wan,) * (count - 1),
+    return PipelineRequirement(
+        stages=stages, num_pipelines=pipelines, boundaries=(wan,) * (count - 1),
         data_bytes=chance.randint(0, 20) * TB,
     )  # fmt: skip
 
 
-def switches(chance: random.Random) -> Placement:
+def switches(chance: random.Random) -> PlacementConstraints:
     """Return a job's switches: two of three jobs leave them as they are."""
     fields: dict[str, object] = {
         "several_owners": False, "network": False, "mixed_chips": False, "regions": ("region1", "region2"),
         "data_owners": ("owner03", "owner04"), "owners": tuple(f"owner{n:02d}" for n in range(8)),
     }  # fmt: skip
     chosen = chance.sample(sorted(fields), chance.choice((0, 0, 0, 0, 1, 2)))
-    return Placement.model_validate({name: fields[name] for name in chosen})
+    return PlacementConstraints.model_validate({name: fields[name] for name in chosen})
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Sample:
 
     cpu_ms: float
     wall_ms: float
-    found: Placements
+    found: PlacementResult
     greedy: bool
 
 
@@ -113,7 +119,7 @@ def measure(nodes: int, clusters: int, runs: int, seed: int) -> list[Sample]:
         asked, wanted = requirement(nodes, chance), switches(chance)
         gc.collect(0)
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        answer = place(asked, free, wanted, keep=3)
+        answer = place_pipelines(asked, free, wanted, keep=3)
         cpu_ms, wall_ms = 1e3 * (time.process_time() - cpu_s), 1e3 * (time.perf_counter() - wall_s)
         greedy = greedy_placement(asked, free, wanted) is not None
         found.append(Sample(cpu_ms, wall_ms, answer, greedy))
@@ -144,8 +150,8 @@ def rows(samples: Sequence[Sample], nodes: int, allowed_ms: float) -> list[Row]:
                 Row(what=f"{size}: p99 of the {len(some) / len(samples):.0%} that find {what}",
                     ours=quantile(some, 0.99), unit="CPU ms")
             )  # fmt: skip
-    crossed = statistics.fmean(any(c.crossings for c in one.found.candidates) for one in samples)
-    whole = statistics.fmean(one.found.whole for one in samples)
+    crossed = statistics.fmean(any(c.wan_crossings for c in one.found.candidates) for one in samples)
+    whole = statistics.fmean(one.found.exhaustive for one in samples)
     placed = statistics.fmean(bool(one.found.candidates) for one in samples)
     greedy = statistics.fmean(one.greedy for one in samples)
     return [

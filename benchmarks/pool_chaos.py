@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.table import Row, print_rows
 from isthmus.control.simulation.chaos.run_chaos import ChaosRun, run_chaos
-from isthmus.control.simulation.faults.fault_rates import RATES
-from isthmus.control.simulation.faults.torn_log import SqliteLog
+from isthmus.control.simulation.faults.fault_injector import FAULT_RATES
+from isthmus.control.simulation.faults.torn_write_log import SqliteEventLog
 
 RUNS, QUICK_RUNS = 10_000, 40
 REAL_STORE_EVERY = 10
@@ -35,7 +35,7 @@ def one_run(seed: int) -> ChaosRun:
     if seed % REAL_STORE_EVERY:
         return run_chaos(seed)
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-        log = SqliteLog(Path(folder))
+        log = SqliteEventLog(Path(folder))
         try:
             return run_chaos(seed, log)
         finally:
@@ -50,8 +50,8 @@ def batch(seeds: range) -> tuple[list[ChaosRun], float]:
 
 def needed(seed: int) -> list[str]:
     """Leave kinds of fault out, one after the other, as long as the seed fails; return those that remain."""
-    kinds = dict(RATES)
-    for kind in RATES:
+    kinds = dict(FAULT_RATES)
+    for kind in FAULT_RATES:
         fewer = {name: rate for name, rate in kinds.items() if name != kind}
         if run_chaos(seed, rates=fewer).problems:
             kinds = fewer
@@ -63,7 +63,7 @@ def told(run: ChaosRun) -> Iterator[str]:
     yield f"seed {run.seed} FAILED: {run.problems[0]}"
     yield f"  again: python -m benchmarks.pool_chaos --runs 1 --seed {run.seed}"
     left = needed(run.seed)
-    short = run_chaos(run.seed, rates={kind: RATES[kind] for kind in left})
+    short = run_chaos(run.seed, rates={kind: FAULT_RATES[kind] for kind in left})
     if short.problems:
         yield f"  fails still with only: {', '.join(left)}"
         yield f"  {short.problems[0]}"
@@ -118,11 +118,9 @@ def rows(found: list[ChaosRun], cpu_s: float, wall_s: float) -> Iterator[Row]:
     yield Row(what="CPU of a run", ours=1e3 * cpu_s / len(found), unit="ms")
     yield Row(what="all runs", ours=cpu_s, unit="CPU s")
     yield Row(what="all runs", ours=wall_s, unit="wall s")
-    struck = sum((run.struck for run in found), Counter[str]())
-    for kind in RATES:
-        yield Row(
-            what=f"struck: {kind}", ours=struck[kind], unit="times", target="some", met=struck[kind] > 0
-        )
+    struck = sum((run.fault_counts for run in found), Counter[str]())
+    for kind in FAULT_RATES:
+        yield Row(what=f"struck: {kind}", ours=struck[kind], unit="times", target="some", met=struck[kind] > 0)
 
 
 def main() -> int:

@@ -17,41 +17,41 @@ from benchmarks._planning import TOY, job, small_pool
 from benchmarks.table import Row, print_rows
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
-from isthmus.plan.search.chains.chain_shape import Chain, Shape
-from isthmus.plan.search.chains.replica_groups import island_sets
-from isthmus.plan.search.chains.space import Space
-from isthmus.plan.search.compose.layout import Layout, deal
-from isthmus.plan.search.costs.gradient_ring import ring_s
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.costs.routes import Ways
-from isthmus.plan.search.costs.slots import Spot, spots_of
-from isthmus.plan.search.costs.task import Task
-from isthmus.plan.search.finish.score import calibration_for, score
+from isthmus.plan.search.compose.plan_layout import PlanLayout, make_layout
+from isthmus.plan.search.costs.gradient_ring import gradient_ring_s
+from isthmus.plan.search.costs.routes import Routes
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.costs.slots import ChipSlot, cluster_slots
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.finish.score_plan import calibration_for, score_plan
 from isthmus.plan.search.finish.write_plan import write_plan
-from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape, PipelineSplit
+from isthmus.plan.search.pipelines.replica_groups import replica_group_sets
+from isthmus.plan.search.pipelines.search_space import SearchSpace
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
 
 SAMPLES = 6
 LENGTH = 1024
 MOST_LAYOUTS = 4000
-LIMITS = Limits(largest_micro_batch=2)
+LIMITS = SearchLimits(max_micro_batch_size=2)
 
 
-def space_of(where: Pool) -> tuple[Space, Job]:
+def space_of(where: Pool) -> tuple[SearchSpace, Job]:
     """Return the space of an instance."""
     asked = job(SAMPLES, LENGTH)
-    task = Task(TOY, LENGTH, "bf16", calibration_for(where))
-    return Space(task, Ways(where, task.calibration), LIMITS), asked
+    task = TrainingWorkload(TOY, LENGTH, "bf16", calibration_for(where))
+    return SearchSpace(task, Routes(where, task.calibration), LIMITS), asked
 
 
-def spots_in(where: Pool) -> list[Spot]:
+def spots_in(where: Pool) -> list[ChipSlot]:
     """Return the node groups of an instance."""
     placement = job(SAMPLES).placement
-    return [spot for cluster in where.clusters for spot in spots_of(where, cluster, placement, None)]
+    return [spot for cluster in where.clusters for spot in cluster_slots(where, cluster, placement, None)]
 
 
-def splits(shape: Shape, micro_batches: int) -> Iterator[Chain]:
+def splits(shape: PipelineShape, micro_batches: int) -> Iterator[PipelineSplit]:
     """Yield every split of a shape that fits."""
-    layers, count = shape.task.profile.num_layers, shape.num_stages
+    layers, count = shape.workload.profile.num_layers, shape.num_stages
     for cuts in itertools.combinations(range(1, layers), count - 1):
         ends = list(itertools.pairwise((0, *cuts, layers)))
         chain = shape.with_layers(ends, micro_batches)
@@ -60,23 +60,23 @@ def splits(shape: Shape, micro_batches: int) -> Iterator[Chain]:
 
 
 def branches(
-    space: Space, spots: Sequence[Spot], samples: int
-) -> Iterator[tuple[float, int, list[list[Shape]]]]:
+    space: SearchSpace, spots: Sequence[ChipSlot], samples: int
+) -> Iterator[tuple[float, int, list[list[PipelineShape]]]]:
     """Yield (ring seconds, micro-batch size, shapes per island) of the whole space."""
-    for islands in island_sets(spots, space):
-        ring = ring_s(space.task, space.ways, islands, space.limits.zero)
+    for islands in replica_group_sets(spots, space):
+        ring = gradient_ring_s(space.workload, space.routes, islands, space.limits.zero)
         for schedule in space.schedules(list(itertools.chain(*islands))):
             for size in space.micro_batch_sizes(1, samples):
                 total = samples // size
                 shapes = [
-                    [one for shape in space.shapes(island, size, schedule, total) for one in shape.variants]
+                    [one for shape in space.pipeline_shapes(island, size, schedule, total) for one in shape.variants]
                     for island in islands
                 ]
                 if all(shapes) and ring < float("inf"):
                     yield ring, size, shapes
 
 
-def layouts(space: Space, spots: Sequence[Spot], samples: int) -> Iterator[Layout]:
+def layouts(space: SearchSpace, spots: Sequence[ChipSlot], samples: int) -> Iterator[PlanLayout]:
     """Yield every layout: every shape, every split, micro-batches dealt by speed."""
     for ring, size, shapes in branches(space, spots, samples):
         total = samples // size
@@ -86,19 +86,19 @@ def layouts(space: Space, spots: Sequence[Spot], samples: int) -> Iterator[Layou
                 continue
             each = [list(splits(shape, -(-total // shape.dp))) for shape in chosen]
             for chains in itertools.product(*each):
-                layout = deal(list(zip(chosen, chains, strict=True)), total, size, ring)
+                layout = make_layout(list(zip(chosen, chains, strict=True)), total, size, ring)
                 if layout is not None:
                     yield layout
 
 
-def seconds(layout: Layout, asked: Job, where: Pool, task: Task) -> float:
+def seconds(layout: PlanLayout, asked: Job, where: Pool, task: TrainingWorkload) -> float:
     """Return the simulated iteration of a layout."""
-    return score(write_plan(layout, asked, task, executable=False), where, task).iteration_s
+    return score_plan(write_plan(layout, asked, task, executable=False), where, task).iteration_s
 
 
 def chosen_s(where: Pool) -> tuple[float | None, bool, float]:
     """Return the planner's simulated time, whether it recomputes for lack of memory, and its bound."""
-    question = Question(job=job(SAMPLES, LENGTH), model=TOY, pool=where, limits=LIMITS, explain=False)
+    question = SearchRequest(job=job(SAMPLES, LENGTH), model=TOY, pool=where, limits=LIMITS, explain=False)
     answer = search_plans(question)
     if not answer.plans or answer.plans[0].predicted is None:
         return None, False, answer.bound_s
@@ -107,21 +107,19 @@ def chosen_s(where: Pool) -> tuple[float | None, bool, float]:
     return best.predicted.iteration_s, recomputes, answer.bound_s
 
 
-def first_fails(space: Space, where: Pool) -> bool:
+def first_fails(space: SearchSpace, where: Pool) -> bool:
     """Say whether the first leaf fails: all chips in one chain, split evenly, nothing recomputed."""
-    shapes = [
-        one[0] for _, size, one in branches(space, spots_in(where), SAMPLES) if len(one) == 1 and size == 1
-    ]
+    shapes = [one[0] for _, size, one in branches(space, spots_in(where), SAMPLES) if len(one) == 1 and size == 1]
     largest = max(itertools.chain(*shapes), key=lambda one: one.num_chips, default=None)
     if largest is None:
         return True
     layers, count = TOY.num_layers, largest.num_stages
     ends = [(layers * i // count, layers * (i + 1) // count) for i in range(count)]
-    cuts = largest.stage_cuts(ends, -(-SAMPLES // largest.dp))
+    cuts = largest.fit_stages(ends, -(-SAMPLES // largest.dp))
     return cuts is None or any(cut.recomputed for cut in cuts)
 
 
-def even_s(space: Space, where: Pool, asked: Job) -> float:
+def even_s(space: SearchSpace, where: Pool, asked: Job) -> float:
     """Return the best time with layers split evenly over the stages of one chain."""
     best = float("inf")
     for ring, size, shapes in branches(space, spots_in(where), SAMPLES):
@@ -132,9 +130,9 @@ def even_s(space: Space, where: Pool, asked: Job) -> float:
             ends = [(layers * i // count, layers * (i + 1) // count) for i in range(count)]
             total = SAMPLES // size
             chain = shape.with_layers(ends, -(-total // shape.dp))
-            layout = None if chain is None else deal([(shape, chain)], total, size, ring)
+            layout = None if chain is None else make_layout([(shape, chain)], total, size, ring)
             if layout is not None:
-                best = min(best, seconds(layout, asked, where, space.task))
+                best = min(best, seconds(layout, asked, where, space.workload))
     return best
 
 
@@ -161,7 +159,7 @@ def exhaustive_rows(instances: int, *, like_chips: bool = False) -> list[Row]:
         every = list(itertools.islice(layouts(space, spots_in(where), SAMPLES), MOST_LAYOUTS + 1))
         if not every or len(every) > MOST_LAYOUTS:
             continue
-        best = min(seconds(one, asked, where, space.task) for one in every)
+        best = min(seconds(one, asked, where, space.workload) for one in every)
         ours, recomputes, bound_s = chosen_s(where)
         proven.append((bound_s / best - 1) * 100)
         tight += first_fails(space, where)
@@ -183,7 +181,7 @@ def exhaustive_rows(instances: int, *, like_chips: bool = False) -> list[Row]:
     ]  # fmt: skip
 
 
-def random_layouts(space: Space, where: Pool, chance: random.Random, count: int) -> Sequence[Layout]:
+def random_layouts(space: SearchSpace, where: Pool, chance: random.Random, count: int) -> Sequence[PlanLayout]:
     """Return random feasible layouts: a random branch, shapes and splits."""
     every, found = list(branches(space, spots_in(where), SAMPLES)), []
     for _ in range(50 * count):
@@ -199,7 +197,7 @@ def random_layouts(space: Space, where: Pool, chance: random.Random, count: int)
             ends = list(itertools.pairwise((0, *cuts, TOY.num_layers)))
             parts.append(shape.with_layers(ends, -(-total // shape.dp)))
         if all(parts):
-            layout = deal(list(zip(chosen, parts, strict=True)), total, size, ring)  # type: ignore[arg-type]
+            layout = make_layout(list(zip(chosen, parts, strict=True)), total, size, ring)  # type: ignore[arg-type]
             found += [layout] if layout else []
     return found
 
@@ -215,7 +213,7 @@ def random_rows(pools: int, plans: int) -> list[Row]:
         if not some or ours is None:
             continue
         compared += 1
-        best = min(seconds(one, asked, where, space.task) for one in some)
+        best = min(seconds(one, asked, where, space.workload) for one in some)
         worst = max(worst, (ours / best - 1) * 100)
         worst_even = max(worst_even, (ours / even_s(space, where, asked) - 1) * 100)
     return [

@@ -24,8 +24,8 @@ from benchmarks._planning import (
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model_profile import ModelProfile
-from isthmus.plan.search.compose.layout import Layout
-from isthmus.plan.search.plans import Answer, Question, search_plans
+from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.search_plans import SearchRequest, SearchResult, search_plans
 
 KINDS = ("A100", "H100", "910B", "A800")
 
@@ -58,12 +58,12 @@ CASES: tuple[tuple[str, Pool, tuple[int, ...], int, float, str | None, float | N
 
 
 def ask(
-    model: ModelProfile, where: Pool, samples: int, near: tuple[Layout, ...] = ()
-) -> tuple[Answer, float]:
+    model: ModelProfile, where: Pool, samples: int, near: tuple[PlanLayout, ...] = ()
+) -> tuple[SearchResult, float]:
     """Return the answer, and the CPU seconds it took."""
     gc.collect()
     start_s = time.process_time()
-    answer = search_plans(Question(job=job(samples), model=model, pool=where, explain=False, near=near))
+    answer = search_plans(SearchRequest(job=job(samples), model=model, pool=where, explain=False, warm_start=near))
     return answer, time.process_time() - start_s
 
 

@@ -13,7 +13,14 @@ from collections.abc import Callable
 
 from benchmarks.table import Row, compared, print_rows
 from isthmus.schedule import Schedule, check_schedule, make_schedule
-from isthmus.sim import Replica, StageLoad, Training, TrainingRun, Wire, simulate
+from isthmus.sim import (
+    Replica,
+    SimulatedLink,
+    SimulatedTraining,
+    SimulationResult,
+    StageLoad,
+    simulate_training,
+)
 from isthmus.sim.kernel import Kernel
 
 CHIPS_PER_STAGE = 8
@@ -40,7 +47,7 @@ def sleepers(kernel: Kernel, num_processes: int, num_naps: int) -> None:
 
     def sleeper(pace_s: float):  # type: ignore[no-untyped-def]
         for _ in range(num_naps):
-            yield kernel.now + pace_s
+            yield kernel.now_s + pace_s
 
     for number in range(num_processes):
         kernel.start(sleeper(1.0 + number / 1000))
@@ -81,7 +88,7 @@ def simpy_events_per_s(num_naps: int, repeats: int) -> float | None:
     return 100 * (num_naps + 1) / cpu_s(work, repeats)
 
 
-def training(schedule: Schedule, kinds: int, count: int) -> Training:
+def training(schedule: Schedule, kinds: int, count: int) -> SimulatedTraining:
     """Return replicas of `kinds` speeds, `count` of each, half of whose stages are in another cluster."""
     half = schedule.num_stages // 2
 
@@ -108,34 +115,32 @@ def training(schedule: Schedule, kinds: int, count: int) -> Training:
         for kind in range(kinds)
     )
     wires = {
-        ends: Wire(name=">".join(ends), bytes_per_s=1e10, delay_s=0.01) for ends in (("a", "b"), ("b", "a"))
+        ends: SimulatedLink(name=">".join(ends), bytes_per_s=1e10, delay_s=0.01) for ends in (("a", "b"), ("b", "a"))
     }
-    return Training(replicas=replicas, wires=wires)
+    return SimulatedTraining(replicas=replicas, links=wires)
 
 
 def size_row(size: tuple[int, int, int, int, int, float], name: str, repeats: int) -> Row:
     """Return the row of one size: plan in, figures of every stage and link out."""
     chips, stages, kinds, count, micro_batches, allowed_s = size
-    runs: list[TrainingRun] = []
+    runs: list[SimulationResult] = []
 
     def work() -> None:
         schedule = make_schedule(name, stages, micro_batches)
-        runs.append(simulate(training(schedule, kinds, count), details=False))
+        runs.append(simulate_training(training(schedule, kinds, count), details=False))
 
     seconds = cpu_s(work, repeats)
     what = (
         f"an iteration of {chips:,} chips: {name}, {stages} stages of {CHIPS_PER_STAGE}, {kinds * count} "
         f"replicas of {kinds} kinds, {micro_batches} micro-batches ({runs[-1].num_events:,} events)"
     )
-    return Row(
-        what=what, ours=seconds, unit="CPU s", target=f"at most {allowed_s:g}", met=seconds <= allowed_s
-    )
+    return Row(what=what, ours=seconds, unit="CPU s", target=f"at most {allowed_s:g}", met=seconds <= allowed_s)
 
 
 def folding_row() -> Row:
     """Return how far a folded iteration of 256 chips is from the unfolded one."""
     case = training(make_schedule("1f1b", 4, 16), 2, 4)
-    folded, apart = (simulate(case, fold=fold, details=False).iteration_s for fold in (True, False))
+    folded, apart = (simulate_training(case, merge_replicas=fold, details=False).iteration_s for fold in (True, False))
     error = abs(folded / apart - 1)
     return Row(
         what="folded against unfolded, 256 chips: error of the iteration", ours=error * 100, unit="%",
@@ -146,8 +151,8 @@ def folding_row() -> Row:
 def pipeline_events_row(repeats: int) -> Row:
     """Return the events a CPU-second of an unfolded simulation, everything included."""
     case = training(make_schedule("1f1b", 8, 32), 2, 8)
-    runs: list[TrainingRun] = []
-    seconds = cpu_s(lambda: runs.append(simulate(case, fold=False, details=False)), repeats)
+    runs: list[SimulationResult] = []
+    seconds = cpu_s(lambda: runs.append(simulate_training(case, merge_replicas=False, details=False)), repeats)
     what = "events of 16 unfolded pipelines, with messages, wires and accounts"
     return Row(what=what, ours=runs[-1].num_events / seconds, unit="events / CPU s")
 

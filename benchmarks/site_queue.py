@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.table import Row, compared, print_rows
-from isthmus.agent.adapters.adapter import Move
-from isthmus.agent.adapters.local import LocalAdapter
-from isthmus.agent.service.agent_service import AgentShell
-from isthmus.agent.service.run_folders import LocalJobFile, submit_local
+from isthmus.agent.adapters.local_adapter import LocalAdapter
+from isthmus.agent.adapters.scheduler_adapter import QueueMove
+from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.agent_state_folder import LocalJobFile, submit_local_job
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import Cluster, NodeGroup
@@ -46,10 +46,10 @@ class Counting(LocalAdapter):
 
     num_moves = 0
 
-    def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
+    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Carry them out as ever."""
         self.num_moves += len(moves)
-        super().order(moves, gone)
+        super().order(moves, removed)
 
 
 def inversions(present: Sequence[QueueEntry], wanted: Sequence[QueueEntry]) -> float:
@@ -73,11 +73,11 @@ def measure(num: int, shuffled: float, seed: int) -> list[Row]:
         for number in range(num - len(jobs)):
             level = ("high", "middle", "low")[number % 3]
             file = LocalJobFile(command=("sleep", "1000"), node_group="g", chips=CARDS, level=level)
-            submit_local(state, f"l{number}", file)
+            submit_local_job(state, f"l{number}", file)
         adapter = Counting(SITE, state / "queue")
-        shell = AgentShell(cluster=SITE, adapter=adapter, state=state, clock=time.monotonic)
+        shell = AgentService(cluster=SITE, adapter=adapter, state=state, clock=time.monotonic)
         shell.machine.site.policy = shell.machine.site.policy.model_copy(update={"hold_back_s": 1e9})
-        shell.obey(AgentOrders(parts=parts, queue=tuple(jobs)))
+        shell.apply_orders(AgentOrders(parts=parts, queue=tuple(jobs)))
         shell.tick()
         shell.tick()
         chosen = rng.sample(range(len(jobs)), round(shuffled * len(jobs)))
@@ -85,13 +85,13 @@ def measure(num: int, shuffled: float, seed: int) -> list[Row]:
             jobs[one], jobs[other] = jobs[other], jobs[one]
         adapter.num_moves = 0
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        shell.obey(AgentOrders(parts=parts, queue=tuple(jobs)))
+        shell.apply_orders(AgentOrders(parts=parts, queue=tuple(jobs)))
         shell.tick()
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
         wanted = [QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(shell.machine.site)]
-        left = 100 * inversions(adapter.queue(), wanted)
+        left = 100 * inversions(adapter.read_queue(), wanted)
         shell.shut_down()
-        while not shell.ended:
+        while not shell.stopped:
             time.sleep(0.05)
             shell.tick()
     what = f"{num:,} pending, {shuffled:.0%} of the pool's jobs moved"

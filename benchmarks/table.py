@@ -28,7 +28,7 @@ class Row:
 
 
 def compared(what: str, ours: float, unit: str, peer: str, peer_value: float, **more: Any) -> Row:
-    """Return a row beside a peer's figure, with `ratio` worked out (None where the peer's figure is 0)."""
+    """Return a row beside a peer's figure, with `ratio_text` worked out (None where the peer's figure is 0)."""
     ratio = ours / peer_value if peer_value else None
     return Row(what=what, ours=ours, unit=unit, peer=peer, peer_value=peer_value, ratio=ratio, **more)
 

@@ -19,16 +19,16 @@ from benchmarks._planning import TOY, TOY_BYTES, job
 from benchmarks.search_quality import layouts, splits
 from benchmarks.table import Row, print_rows
 from isthmus.core.pool import Pool
-from isthmus.plan.search.chains.replica_groups import island_sets
-from isthmus.plan.search.chains.space import Space
-from isthmus.plan.search.compose.layout import Layout
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.costs.routes import Ways
-from isthmus.plan.search.costs.slots import Spot, spots_of
-from isthmus.plan.search.costs.task import Task
-from isthmus.plan.search.explore.mixed_sizes import deal_unlike
-from isthmus.plan.search.finish.score import calibration_for
-from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.routes import Routes
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.costs.slots import ChipSlot, cluster_slots
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.explore.mixed_size_search import make_mixed_size_layout
+from isthmus.plan.search.finish.score_plan import calibration_for
+from isthmus.plan.search.pipelines.replica_groups import replica_group_sets
+from isthmus.plan.search.pipelines.search_space import SearchSpace
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
 
 SAMPLES, LENGTH, MOST_LAYOUTS = 16, 1024, 20_000
 
@@ -48,38 +48,33 @@ def near_pool(chance: random.Random) -> Pool:
         }
         for i in range(count)
     ]
-    groups = [
-        {"name": f"g{i}", "chip": f"chip{i}", "nodes": 1, "chips_per_node": size}
-        for i, size in enumerate(sizes)
-    ]
-    return Pool.model_validate(
-        {"chips": chips, "clusters": [{"name": "a", "owner": "bench", "node_groups": groups}]}
-    )
+    groups = [{"name": f"g{i}", "chip": f"chip{i}", "nodes": 1, "chips_per_node": size} for i, size in enumerate(sizes)]
+    return Pool.model_validate({"chips": chips, "clusters": [{"name": "a", "owner": "bench", "node_groups": groups}]})
 
 
-def space_of(where: Pool) -> tuple[Space, list[Spot]]:
+def space_of(where: Pool) -> tuple[SearchSpace, list[ChipSlot]]:
     """Return the space of an instance, and its node groups."""
-    task = Task(TOY, LENGTH, "bf16", calibration_for(where))
-    space = Space(task, Ways(where, task.calibration), Limits())
-    return space, list(spots_of(where, where.clusters[0], job(SAMPLES).placement, None))
+    task = TrainingWorkload(TOY, LENGTH, "bf16", calibration_for(where))
+    space = SearchSpace(task, Routes(where, task.calibration), SearchLimits())
+    return space, list(cluster_slots(where, where.clusters[0], job(SAMPLES).placement, None))
 
 
-def unlike_layouts(space: Space, spots: Sequence[Spot]) -> Iterator[Layout]:
+def unlike_layouts(space: SearchSpace, spots: Sequence[ChipSlot]) -> Iterator[PlanLayout]:
     """Yield every layout with sizes that differ: every shape and split of every size for each island."""
-    for islands in island_sets(spots, space):
+    for islands in replica_group_sets(spots, space):
         if len(islands) < 2:
             continue
         options = [
             [
                 (shape, chain)
                 for size in space.micro_batch_sizes(1, SAMPLES)
-                for shape in space.shapes(island, size, "1f1b", SAMPLES // size)
+                for shape in space.pipeline_shapes(island, size, "1f1b", SAMPLES // size)
                 for chain in splits(shape, -(-SAMPLES // size // shape.dp))
             ]
             for island in islands
         ]
         for chosen in itertools.product(*options):
-            layout = deal_unlike(chosen, SAMPLES, 0.0)
+            layout = make_mixed_size_layout(chosen, SAMPLES, 0.0)
             if layout is not None:
                 yield layout
 
@@ -93,7 +88,7 @@ def compared(where: Pool) -> tuple[float, float, float] | None:
     )
     if not alike or max(len(alike), len(unlike)) > MOST_LAYOUTS:
         return None
-    question = Question(job=job(SAMPLES, LENGTH), model=TOY, pool=where, explain=False)
+    question = SearchRequest(job=job(SAMPLES, LENGTH), model=TOY, pool=where, explain=False)
     return min(alike), min(unlike, default=math.inf), search_plans(question).estimate_s
 
 

@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks._wan_traffic import send
 from benchmarks.table import Row, compared, print_rows
 from isthmus.core.pool import Pool
-from isthmus.wan.emulator import ROUTES, run_links
-from isthmus.wan.netns import Namespaces, emulated_namespaces, own_capabilities, why_unavailable
+from isthmus.wan.emulator import ROUTES_FILE, run_links
+from isthmus.wan.netns import Namespaces, effective_capabilities, emulated_namespaces, unavailable_reason
 
 MESSAGES = {"count": 30, "num_bytes": 1 << 18}
 REAL = "kernel TCP, packets really lost"
@@ -65,9 +65,7 @@ class Links:
 def traffic(measure: str, address: str, **options: Any) -> list[float]:
     """Run `benchmarks._wan_traffic` here and return what it found."""
     argv = [sys.executable, "-m", "benchmarks._wan_traffic", measure, address, json.dumps(options)]
-    found: list[float] = json.loads(
-        subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=120).stdout
-    )
+    found: list[float] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=120).stdout)
     return found
 
 
@@ -88,14 +86,12 @@ def emulated(**link: Any) -> Iterator[Links]:
     with ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(traffic_server())
-        process = multiprocessing.get_context("spawn").Process(
-            target=run_links, args=(pool_of(**link), state)
-        )
+        process = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool_of(**link), state))
         process.start()
         try:
-            while not (state / ROUTES).exists() and process.is_alive():
+            while not (state / ROUTES_FILE).exists() and process.is_alive():
                 time.sleep(0.02)
-            yield Links(process.pid or 0, json.loads((state / ROUTES).read_text()), server)
+            yield Links(process.pid or 0, json.loads((state / ROUTES_FILE).read_text()), server)
         finally:
             process.terminate()
             process.join(10)
@@ -121,9 +117,7 @@ def time_row(what: str, found_ms: float, stated_ms: float) -> Row:
 
 def rates_and_round_trips(quick: bool) -> Iterator[Row]:
     """One flow on links of several rates and delays."""
-    settings = (
-        [(0.2, 20), (1, 20)] if quick else [(0.05, 5), (0.2, 20), (0.4, 40), (1, 20), (1, 100), (2, 40)]
-    )
+    settings = [(0.2, 20), (1, 20)] if quick else [(0.05, 5), (0.2, 20), (0.4, 40), (1, 20), (1, 100), (2, 40)]
     for gbps, round_trip_ms in settings:
         with emulated(bandwidth_gbps=gbps, delay_ms=round_trip_ms / 2) as links:
             dialled_ms, *times_ms = links.ping()
@@ -214,9 +208,7 @@ def busy_machine(quick: bool) -> Iterator[Row]:
     yield rate_row(f"goodput, {load}", mbps, 400)
     yield time_row(f"round trip, median, {load}", statistics.median(own_ms), 20)
     yield time_row(f"round trip, 95th percentile, {load}", statistics.quantiles(own_ms, n=20)[-1], 20)
-    row = time_row(
-        f"round trip, median, {load}, for an end that waits for a core", statistics.median(seen_ms), 20
-    )
+    row = time_row(f"round trip, median, {load}, for an end that waits for a core", statistics.median(seen_ms), 20)
     yield replace(row, target="none: that wait is the machine's", met=None)
 
 
@@ -243,7 +235,7 @@ def messages_row(what: str, modelled_ms: list[float], real_ms: list[float]) -> R
 
 def loss(quick: bool) -> Iterator[Row]:
     """Modelled loss beside packets really lost, at 0.2 Gbit/s and 40 ms."""
-    why = why_unavailable(own_capabilities())
+    why = unavailable_reason(effective_capabilities())
     settings = [("bbr", 0.01), ("cubic", 0.01)] if quick else [
         ("bbr", 0.0), ("bbr", 0.001), ("bbr", 0.01), ("cubic", 0.0), ("cubic", 0.001), ("cubic", 0.01),
     ]  # fmt: skip

@@ -33,11 +33,11 @@ from benchmarks._wan_run import Bed, Times, launch, measure, packets, pool_of, r
 from benchmarks._wan_stage import run_ping, run_stage
 from benchmarks._wan_transport import Cost, run_cost
 from benchmarks.table import Row, compared, print_rows
-from isthmus.core.base import TransportKind
+from isthmus.core.base_model import TransportKind
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Schedule, make_schedule, one_f_one_b, overlapped, zero_bubble
-from isthmus.sim import Wire, best_warm_up, run_pipeline
-from isthmus.wan.netns import own_capabilities, why_unavailable
+from isthmus.sim import SimulatedLink, best_warm_up, run_pipeline
+from isthmus.wan.netns import effective_capabilities, unavailable_reason
 
 STAGES = 6
 TIME = StageTime(forward_s=0.02, backward_s=0.04)
@@ -51,10 +51,10 @@ WIRE_SHARE = 0.965
 HOPS = {1: "aaabbb", 2: "aabbcc"}
 WITHIN = {20: 1.02, 50: 1.03, 100: 1.04}
 SHARES = {20: 98.0, 50: 96.0}
-NEAR = Wire(name="near", bytes_per_s=2e9, delay_s=5e-4)
+NEAR = SimulatedLink(name="near", bytes_per_s=2e9, delay_s=5e-4)
 """About what a message inside a cluster takes: what a plan must know to hide it."""
 
-Wires = dict[tuple[int, int], Wire]
+Wires = dict[tuple[int, int], SimulatedLink]
 
 
 def num_bytes(shape: tuple[int, int]) -> int:
@@ -66,7 +66,7 @@ def wires_of(clusters: str, round_trip_ms: float, gbps: float = GBPS) -> Wires:
     """Return the wires between the stages that lie in different clusters, by stages."""
     rate, delay_s = gbps * 1e9 / 8 * WIRE_SHARE, round_trip_ms / 2e3
     return {
-        ends: Wire(name=clusters[ends[0]] + clusters[ends[1]], bytes_per_s=rate, delay_s=delay_s)
+        ends: SimulatedLink(name=clusters[ends[0]] + clusters[ends[1]], bytes_per_s=rate, delay_s=delay_s)
         for ends in pairs(len(clusters))
         if clusters[ends[0]] != clusters[ends[1]]
     }
@@ -77,7 +77,7 @@ def pairs(count: int) -> list[tuple[int, int]]:
     return [ends for s in range(count - 1) for ends in ((s, s + 1), (s + 1, s))]
 
 
-def with_near(wires: Mapping[tuple[int, int], Wire], count: int, near: Wire = NEAR) -> Wires:
+def with_near(wires: Mapping[tuple[int, int], SimulatedLink], count: int, near: SimulatedLink = NEAR) -> Wires:
     """Return `wires`, and between all other neighbours one such as `near` each."""
     return {ends: wires.get(ends) or replace(near, name=f"near {ends}") for ends in pairs(count)}
 
@@ -147,7 +147,7 @@ def pipelining(quick: bool) -> Iterator[Row]:
         what = f"{len(clusters)} stages, {count} micro-batches of {pass_ms:.0f} ms, {mib:g} MiB, "
         what += f"{round_trip_ms} ms"
         times, wires = [time] * len(clusters), wires_of(clusters, round_trip_ms)
-        if round_trip_ms and (why := why_unavailable(own_capabilities())):
+        if round_trip_ms and (why := unavailable_reason(effective_capabilities())):
             yield Row(what=what, ours=0.0, unit="s a step", target=f"not measured: {why}")
             continue
         plan = best(times, count, wires, shape)
@@ -173,7 +173,7 @@ def loss(quick: bool) -> Iterator[Row]:
     """A link that loses one packet in a thousand, at 40 ms: random drops in the relay of the TUN devices."""
     clusters, count, gbps, shape = "aabb", 12 if quick else 24, 0.2, (256, 512)
     what = "loss 1e-3, 40 ms, 0.2 Gbit/s, 0.5 MiB, 4 stages"
-    if why := why_unavailable(own_capabilities()):
+    if why := unavailable_reason(effective_capabilities()):
         yield Row(what=what, ours=0.0, unit="% of ideal", target=f"not measured: {why}")
         return
     times, wires = [TIME] * len(clusters), wires_of(clusters, 40, gbps)
@@ -265,12 +265,12 @@ def _ping_s(bed: Bed, clusters: str, shape: tuple[int, int]) -> float:
     return statistics.median(found[0][5:])
 
 
-def _near_wire() -> Wire:
+def _near_wire() -> SimulatedLink:
     """Return what a message inside a cluster takes, from two sizes of it."""
     small, large = (64, 1024), SHAPE
     small_s, large_s = (_ping_s(Bed(), "aa", shape) for shape in (small, large))
     rate = (num_bytes(large) - num_bytes(small)) / max(large_s - small_s, 1e-5)
-    return Wire(name="near", bytes_per_s=rate, delay_s=max(small_s - num_bytes(small) / rate, 0.0))
+    return SimulatedLink(name="near", bytes_per_s=rate, delay_s=max(small_s - num_bytes(small) / rate, 0.0))
 
 
 def _far_extra() -> tuple[float, float]:
@@ -285,7 +285,7 @@ def _far_extra() -> tuple[float, float]:
     return over[0], per_byte_s
 
 
-def _error(chance: random.Random, near: Wire, extra_s: tuple[float, float]) -> float:
+def _error(chance: random.Random, near: SimulatedLink, extra_s: tuple[float, float]) -> float:
     """Draw a plan, predict its step, run it; return predicted over measured, less one."""
     count, micro_batches = chance.randint(2, STAGES), chance.randint(4, 16)
     cuts = sorted(chance.choice("abc") for _ in range(count))
@@ -317,7 +317,7 @@ def as_run(plan: Schedule, wires: Wires) -> Schedule:
         tuple(
             one
             for one in stage
-            if not (one.kind.startswith("wait_send") and (place, plan.peer(place, one)) in wires)
+            if not (one.kind.startswith("wait_send") and (place, plan.peer_stage(place, one)) in wires)
         )
         for place, stage in enumerate(plan.stages)
     )
@@ -336,9 +336,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (all)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one case of each part, fewer steps")

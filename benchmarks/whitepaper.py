@@ -31,7 +31,7 @@ from benchmarks.table import print_rows
 from isthmus.core.pool import Pool
 from isthmus.plan import predict
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.loads import wires_of
+from isthmus.plan.time.simulation_inputs import simulated_links
 from isthmus.sim import Interference
 
 DELAYS_MS = (25.0, 50.0)
@@ -88,7 +88,7 @@ class Bench:
         routes = self._routes(small, delay_ms)
         a, b = ("cluster1", "cluster3") if task.others == "shared" else ("others-a", "others-b")
         link = small.link("cluster1", "cluster3")
-        rate = OTHERS_SHARE * link.bytes_per_s if link else 0.0
+        rate = OTHERS_SHARE * link.bandwidth_bytes_per_s if link else 0.0
         sending = task.others != "none"
         with interference((routes[a][b], routes[b][a]), rate) if sending else nullcontext():
             yield
@@ -96,10 +96,8 @@ class Bench:
     def _interference(self, task: Task, delay_ms: float) -> dict[tuple[str, str], Interference]:
         if task.others != "shared":
             return {}
-        wires = wires_of(task.plan, pool_at(delay_ms), self.calibration)
-        return {
-            ends: Interference(bytes_per_s=OTHERS_SHARE * wire.bytes_per_s) for ends, wire in wires.items()
-        }
+        wires = simulated_links(task.plan, pool_at(delay_ms), self.calibration)
+        return {ends: Interference(bytes_per_s=OTHERS_SHARE * wire.bytes_per_s) for ends, wire in wires.items()}
 
 
 def _model_file(folder: Path, layers: int) -> Path:
@@ -138,9 +136,7 @@ def by_delay(bench: Bench, results: Sequence[Result]) -> list[Result]:
 
 def main() -> int:
     """Run the tasks and print their tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=int, choices=SCALES, default=16, help="how many times as quick")
     parser.add_argument("--quick", action="store_true", help="tasks 1 and 8 alone, 32 times as quick")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

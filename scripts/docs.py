@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.cli.app.reference import render as render_cli
-from isthmus.core.chip import catalogue
+from isthmus.cli.app.cli_reference import render_cli_reference as render_cli
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.files.user_files import FILE_KINDS, json_schema
 from isthmus.core.units import format_bytes
 from scripts.rest import render as render_rest
@@ -128,7 +128,7 @@ def _type(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 
 def _chips() -> str:
     lines = [CHIPS_INTRODUCTION]
-    for chip in catalogue().values():
+    for chip in chip_catalogue().values():
         peaks = [chip.peak_flop_per_s.get(p) for p in ("fp32", "bf16", "fp8")]
         shown = [f"{peak / 1e12:g}" if peak else "" for peak in peaks]
         link = chip.in_node_link

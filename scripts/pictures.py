@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
-from isthmus.plan import Forecast, predict
+from isthmus.plan import PlanForecast, predict
 
 GUIDE = Path(__file__).parent.parent / "docs" / "guide"
 EXAMPLE = GUIDE / "example"
@@ -19,7 +19,7 @@ COLOURS = {
 }  # fmt: skip
 
 
-def forecast(schedule: str, round_trip_ms: float, *, details: bool = False) -> Forecast:
+def forecast(schedule: str, round_trip_ms: float, *, details: bool = False) -> PlanForecast:
     """Return what the example takes under a schedule at a round trip."""
     plan, pool = load_plan(EXAMPLE / "plan.yaml"), load_pool(EXAMPLE / "pool.yaml")
     links = tuple(link.model_copy(update={"delay_ms": round_trip_ms / 2}) for link in pool.links)
@@ -44,9 +44,7 @@ def curve() -> str:
         parts.append(f'<text x="{_x(ms) - 6:.1f}" y="300">{ms}</text>')
     parts.append('<text x="240" y="322">round trip, milliseconds</text>')
     for name, colour in SCHEDULES.items():
-        points = " ".join(
-            f"{_x(ms):.1f},{_y(s, top):.1f}" for ms, s in zip(DELAYS_MS, lines[name], strict=True)
-        )
+        points = " ".join(f"{_x(ms):.1f},{_y(s, top):.1f}" for ms, s in zip(DELAYS_MS, lines[name], strict=True))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
         parts.append(f'<text x="606" y="{_y(lines[name][-1], top) + 4:.1f}" fill="{colour}">{name}</text>')
     return "".join([*parts, "</svg>\n"])
@@ -62,7 +60,7 @@ def _y(seconds: float, top: float) -> float:
 
 def timeline(schedule: str, round_trip_ms: float) -> str:
     """Return the stages' time line of one iteration."""
-    run = forecast(schedule, round_trip_ms, details=True).run
+    run = forecast(schedule, round_trip_ms, details=True).result
     rows = len({span.stage for span in run.spans})
     scale = 880 / 6.0  # six seconds on every picture, so that they compare
     parts = [_head(980, rows * 22 + 40)]

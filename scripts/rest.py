@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from isthmus.control.rest.endpoints import own_metrics, router
+from isthmus.control.rest.endpoints import metrics_router, router
 
 INTRODUCTION = """\
 # REST interface
@@ -29,7 +29,7 @@ def render() -> str:
     """Return a table of every path: what it takes, what it answers, what it does."""
     app = FastAPI()
     app.include_router(router)
-    app.include_router(own_metrics)
+    app.include_router(metrics_router)
     lines = ["| request | takes | answers | |", "|---|---|---|---|"]
     for path, by_method in app.openapi()["paths"].items():
         for method, described in by_method.items():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.adapters.check_adapter import ContractError, check_adapter, runs
-from isthmus.agent.adapters.local import LocalAdapter, worker_environment
+from isthmus.agent.adapters.check_adapter import ContractError, check_adapter, is_running
+from isthmus.agent.adapters.local_adapter import LocalAdapter, worker_environment
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
 
 SITE = Cluster(
@@ -30,16 +30,16 @@ def until(happened: Callable[[], object], timeout_s: float = 20) -> None:
 
 @pytest.mark.slow
 def test_the_local_adapter_keeps_the_contract(tmp_path: Path) -> None:
-    """Every rule of `Adapter` holds for real processes of this machine."""
+    """Every rule of `SchedulerAdapter` holds for real processes of this machine."""
     check_adapter(lambda command: LocalAdapter(SITE, tmp_path / "queue", command), tmp_path)
 
 
 class StartsTwice(LocalAdapter):
     """An adapter with the fault the contract is most about: it forgets the claim on a folder."""
 
-    def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
+    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
         (folder / "pid").unlink(missing_ok=True)
-        super().start(folder, cards, command)
+        super().start(folder, device_ids, command)
 
 
 @pytest.mark.slow
@@ -70,14 +70,14 @@ def test_a_worker_whose_wrapper_is_killed_is_still_seen_and_stopped(
     adapter, folder = running
     wrapper, worker = int((folder / "pid").read_text()), int((folder / "worker").read_text())
     os.kill(wrapper, signal.SIGKILL)
-    until(lambda: adapter._living_child(folder.absolute()) is None)
+    until(lambda: adapter._running_child(folder.absolute()) is None)
     assert adapter.poll(folder).state == "running"
     assert LocalAdapter(SITE, folder / "queue").poll(folder).state == "running"
     adapter.stop(folder, force=True)
     until(lambda: adapter.poll(folder).state == "exited")
     assert adapter.poll(folder).exit_status == 137
     assert (folder / "exit").read_text() == "137\n", "the next agent finds the same"
-    assert not runs(worker)
+    assert not is_running(worker)
 
 
 @pytest.mark.slow
@@ -101,14 +101,12 @@ def test_a_program_that_is_not_there_ends_with_its_reason(tmp_path: Path) -> Non
 
 def test_cards_are_named_by_group_node_and_place() -> None:
     """Neighbours of one node are next to each other, so that a part is given whole nodes first."""
-    assert LocalAdapter(SITE, Path("queue")).inventory() == {
-        "h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")
-    }
+    assert LocalAdapter(SITE, Path("queue")).inventory() == {"h20": ("h20/0/0", "h20/0/1", "h20/1/0", "h20/1/1")}
 
 
 def test_a_worker_gets_one_thread_unless_the_user_chose() -> None:
     """Many workers share a machine: each computes with one thread, but the user's word counts."""
-    environment = worker_environment({"OMP_NUM_THREADS": "4"}, ["h20/0/1"], devices={})
+    environment = worker_environment({"OMP_NUM_THREADS": "4"}, ["h20/0/1"], cuda_indices={})
     assert environment["OMP_NUM_THREADS"] == "4"
     assert environment["MKL_NUM_THREADS"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environment, "a virtual card is no device"
@@ -117,11 +115,11 @@ def test_a_worker_gets_one_thread_unless_the_user_chose() -> None:
 def test_a_real_card_is_made_visible() -> None:
     """On a group that is not virtual the worker sees exactly the devices it was given."""
     devices = {"h20/0/0": 0, "h20/0/1": 1, "h20/1/0": 2, "h20/1/1": 3}
-    environment = worker_environment({}, ["h20/0/1", "h20/1/1"], devices=devices)
+    environment = worker_environment({}, ["h20/0/1", "h20/1/1"], cuda_indices=devices)
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert environment["ISTHMUS_CARDS"] == "h20/0/1,h20/1/1"
 
 
 def test_no_token_reaches_a_worker() -> None:
     """A worker never holds a token."""
-    assert "ISTHMUS_TOKEN" not in worker_environment({"ISTHMUS_TOKEN": "x", "A": "b"}, [], devices={})
+    assert "ISTHMUS_TOKEN" not in worker_environment({"ISTHMUS_TOKEN": "x", "A": "b"}, [], cuda_indices={})

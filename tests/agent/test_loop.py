@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.daemon import LOOK_S, QUICK_S, AgentConfig, AgentLoop, Backoff, run_agent
-from isthmus.agent.service.sync_client import Exchange
+from isthmus.agent.service.agent_loop import FAST_POLL_S, POLL_S, AgentConfig, AgentLoop, Backoff, run_agent
+from isthmus.agent.service.sync_client import SyncClient
 from isthmus.core.errors import (
     AuthError,
     ConflictError,
@@ -22,7 +22,7 @@ from isthmus.core.errors import (
     UnavailableError,
 )
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
-from isthmus.core.state_folder import locked
+from isthmus.core.state_folder_lock import lock_state_folder
 from tests.agent.test_shell import Site
 from tests.site.samples import EAST, order, orders
 
@@ -58,8 +58,7 @@ class Answering:
 
     def will_say(self, *answers: tuple[int, object] | AgentOrders) -> None:
         self.answers = [
-            (200, answer.model_dump(mode="json")) if isinstance(answer, AgentOrders) else answer
-            for answer in answers
+            (200, answer.model_dump(mode="json")) if isinstance(answer, AgentOrders) else answer for answer in answers
         ]
 
     def close(self) -> None:
@@ -78,14 +77,14 @@ def server() -> Iterator[Answering]:
 @pytest.fixture
 def loop(tmp_path: Path, server: Answering) -> Iterator[AgentLoop]:
     site = Site(tmp_path)
-    with Exchange(server.url, "secret", "east") as exchange:
+    with SyncClient(server.url, "secret", "east") as exchange:
         yield AgentLoop(site.shell, exchange, random.Random(0))
 
 
 def test_it_reports_when_due_and_no_sooner(loop: AgentLoop, server: Answering) -> None:
     """With nothing new it keeps to the server's pace."""
     server.will_say(AgentOrders(poll_after_s=5))
-    assert loop.step(0.0) == LOOK_S
+    assert loop.step(0.0) == POLL_S
     loop.step(4.9)
     assert len(server.reports) == 1
     loop.step(5.0)
@@ -96,8 +95,8 @@ def test_it_reports_when_due_and_no_sooner(loop: AgentLoop, server: Answering) -
 def test_while_something_changes_it_is_quick(loop: AgentLoop, server: Answering) -> None:
     """A part on its way is reported every 50 ms, whatever the server's pace."""
     server.will_say(orders(order("prepared")), orders(order("prepared")))
-    assert loop.step(0.0) == pytest.approx(QUICK_S)
-    loop.step(QUICK_S)
+    assert loop.step(0.0) == pytest.approx(FAST_POLL_S)
+    loop.step(FAST_POLL_S)
     assert [part.state for part in server.reports[1].parts] == ["prepared"]
 
 
@@ -107,7 +106,7 @@ def test_news_do_not_wait_for_their_turn(loop: AgentLoop, server: Answering) -> 
     loop.step(0.0)
     loop.step(1.0)
     num = len(server.reports)
-    loop.shell.obey(orders(order("released")))
+    loop.service.apply_orders(orders(order("released")))
     loop.step(1.01)
     assert len(server.reports) == num + 1
 
@@ -115,19 +114,15 @@ def test_news_do_not_wait_for_their_turn(loop: AgentLoop, server: Answering) -> 
 def test_waits_double_up_to_5_s_and_are_never_in_step(loop: AgentLoop, server: Answering) -> None:
     """Alone, it tries after 0.2 s, 0.4 s, ... 5 s, each shortened by up to half; then begins anew."""
     backoff = Backoff(random.Random(1))
-    waits = [backoff.failed() for _ in range(8)]
+    waits = [backoff.next_wait_s() for _ in range(8)]
     most = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert all(top / 2 <= wait <= top for wait, top in zip(waits, most, strict=True))
-    backoff.succeeded()
-    assert backoff.failed() <= 0.2
+    backoff.reset()
+    assert backoff.next_wait_s() <= 0.2
 
 
-@pytest.mark.parametrize(
-    "answer", [(503, {"message": "disk full"}), (500, b"oops"), (200, b"[]"), (200, b"{")]
-)
-def test_a_server_in_trouble_is_asked_again(
-    loop: AgentLoop, server: Answering, answer: tuple[int, object]
-) -> None:
+@pytest.mark.parametrize("answer", [(503, {"message": "disk full"}), (500, b"oops"), (200, b"[]"), (200, b"{")])
+def test_a_server_in_trouble_is_asked_again(loop: AgentLoop, server: Answering, answer: tuple[int, object]) -> None:
     """Errors of the server, and answers that are none, are waited out; then the same is reported again."""
     server.will_say(answer, AgentOrders())
     assert 0.1 <= loop.step(0.0) <= 0.2
@@ -156,13 +151,13 @@ def test_a_refusal_is_an_error_and_workers_go_on(
     loop.step(1.0)
     with pytest.raises(error):
         loop.step(2.0)
-    assert [part.state for part in loop.shell.machine.observed()] == ["running"]
+    assert [part.state for part in loop.service.machine.observed_parts()] == ["running"]
 
 
 def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
     """A closed port is waited out like a server in trouble."""
     with (
-        Exchange("http://127.0.0.1:9", "t", "east") as exchange,
+        SyncClient("http://127.0.0.1:9", "t", "east") as exchange,
         pytest.raises(UnavailableError, match="no valid response"),
     ):
         exchange.sync(Site(tmp_path).shell.report("i")[0])
@@ -171,7 +166,7 @@ def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
 def test_a_certificate_file_that_is_none_is_named(tmp_path: Path) -> None:
     """The path is in the message."""
     with pytest.raises(InputError, match="nothing"):
-        Exchange("https://x", "t", "east", tmp_path / "nothing")
+        SyncClient("https://x", "t", "east", tmp_path / "nothing")
 
 
 def config(server: Answering, state: Path) -> AgentConfig:
@@ -180,7 +175,7 @@ def config(server: Answering, state: Path) -> AgentConfig:
 
 def test_a_second_agent_on_the_same_state_is_turned_away(tmp_path: Path, server: Answering) -> None:
     """Two agents never count the same cards from one table."""
-    with locked(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
+    with lock_state_folder(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
         run_agent(config(server, tmp_path))
 
 

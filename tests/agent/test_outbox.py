@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.agent.service import metrics_outbox as module
-from isthmus.agent.service.metrics_outbox import Batch, Outbox
+from isthmus.agent.service import telemetry_outbox as module
+from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def line(step: int) -> str:
     return json.dumps({"job": "a", "attempt": 1, "rank": 0, "step": step, "values": {"loss": 1.0}}) + "\n"
 
 
-def text(batch: Batch) -> str:
+def text(batch: TelemetryBatch) -> str:
     return "".join(chunk.text for chunk in batch.logs)
 
 
@@ -33,11 +33,11 @@ def test_a_batch_is_sent_again_until_it_is_stored(tmp_path: Path, folder: Path) 
     """The script: 1. collect; 2. the answer is lost; 3. collect gives the same; 4. stored; 5. nothing."""
     (folder / "metrics.jsonl").write_text(line(0))
     (folder / "log").write_text("hello\n")
-    outbox = Outbox(tmp_path)
+    outbox = TelemetryOutbox(tmp_path)
     assert outbox.collect() == outbox.collect()
     batch = outbox.collect()
     assert ([one.step for one in batch.metrics], text(batch)) == ([0], "hello\n")
-    outbox.stored(batch)
+    outbox.acknowledge(batch)
     assert (outbox.collect().metrics, outbox.collect().logs) == ([], [])
 
 
@@ -45,18 +45,18 @@ def test_how_far_it_came_outlives_the_agent(tmp_path: Path, folder: Path) -> Non
     """The next agent goes on where this one was told it had been stored."""
     log = folder / "log"
     log.write_text("one\n")
-    first = Outbox(tmp_path)
-    first.stored(first.collect())
+    first = TelemetryOutbox(tmp_path)
+    first.acknowledge(first.collect())
     with log.open("a") as stream:
         stream.write("two\n")
-    chunk = Outbox(tmp_path).collect().logs[0]
+    chunk = TelemetryOutbox(tmp_path).collect().logs[0]
     assert (chunk.offset, chunk.text) == (4, "two\n")
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path, folder: Path) -> None:
     """A metrics line counts once its newline is there, or once the worker has ended."""
     (folder / "metrics.jsonl").write_text(line(0) + line(1)[:-1])
-    outbox = Outbox(tmp_path)
+    outbox = TelemetryOutbox(tmp_path)
     assert [one.step for one in outbox.collect().metrics] == [0]
     (folder / "exit").write_text("0\n")
     assert [one.step for one in outbox.collect().metrics] == [0, 1]
@@ -65,11 +65,11 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path, folder: Path) -> N
 def test_a_line_that_is_no_metrics_is_passed_over(tmp_path: Path, folder: Path) -> None:
     """One broken line costs neither the lines behind it nor an endless repetition."""
     (folder / "metrics.jsonl").write_text("{broken\n" + line(1))
-    outbox = Outbox(tmp_path)
+    outbox = TelemetryOutbox(tmp_path)
     batch = outbox.collect()
     assert [one.step for one in batch.metrics] == [1]
-    outbox.stored(batch)
-    assert outbox.drained(folder.parent)
+    outbox.acknowledge(batch)
+    assert outbox.is_attempt_drained(folder.parent)
 
 
 @given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=5))
@@ -79,12 +79,12 @@ def test_offsets_count_bytes_whatever_the_bytes(
     """Read while it grows, anywhere cut: chunks join without gap or overlap, valid text arrives as it was."""
     folder = tmp_path_factory.mktemp("runs") / "a" / "1" / "rank-0"
     folder.mkdir(parents=True)
-    outbox, chunks = Outbox(folder.parents[2]), []
+    outbox, chunks = TelemetryOutbox(folder.parents[2]), []
     for end in [*sorted(cuts), len(data)]:
         (folder / "log").write_bytes(data[:end])
         batch = outbox.collect()
         chunks += batch.logs
-        outbox.stored(batch)
+        outbox.acknowledge(batch)
     (folder / "exit").write_text("0\n")
     chunks += outbox.collect().logs
     offset = 0
@@ -102,29 +102,29 @@ def test_a_report_is_bounded_and_the_rest_follows(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long log goes in several reports; `full` says that there is more."""
-    monkeypatch.setattr(module, "_BATCH_BYTES", 10)
+    monkeypatch.setattr(module, "_MAX_BATCH_BYTES", 10)
     (folder / "log").write_text("0123456789abcde")
-    outbox = Outbox(tmp_path)
+    outbox = TelemetryOutbox(tmp_path)
     batch = outbox.collect()
     assert (text(batch), batch.full) == ("0123456789", True)
-    outbox.stored(batch)
-    assert not outbox.drained(folder.parent)
+    outbox.acknowledge(batch)
+    assert not outbox.is_attempt_drained(folder.parent)
     batch = outbox.collect()
     assert (text(batch), batch.full) == ("abcde", False)
-    outbox.stored(batch)
-    assert outbox.drained(folder.parent)
+    outbox.acknowledge(batch)
+    assert outbox.is_attempt_drained(folder.parent)
 
 
 def test_a_character_is_not_cut_where_a_report_is_full(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an ended worker wrote arrives as it was, though a report ends within a character of it."""
-    monkeypatch.setattr(module, "_BATCH_BYTES", 4)
+    monkeypatch.setattr(module, "_MAX_BATCH_BYTES", 4)
     (folder / "log").write_text("abcü€")
     (folder / "exit").write_text("0\n")
-    outbox, found = Outbox(tmp_path), ""
-    while not outbox.drained(folder.parent):
+    outbox, found = TelemetryOutbox(tmp_path), ""
+    while not outbox.is_attempt_drained(folder.parent):
         batch = outbox.collect()
         found += text(batch)
-        outbox.stored(batch)
+        outbox.acknowledge(batch)
     assert found == "abcü€"

@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.adapters.adapter import Move, WorkerStatus
-from isthmus.agent.service.agent_service import AgentShell
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.agent_state_folder import (
+    LocalJobFile,
+    log_tail,
+    read_routes,
+    submit_local_job,
+    worker_spec,
+)
 from isthmus.agent.service.part_table import PartTable
-from isthmus.agent.service.run_folders import LocalJobFile, last_words, read_routes, submit_local, worker_spec
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.agent_messages import PartOrder, QueueEntry, RankMap
 from isthmus.core.messages.worker_folder import WorkerFolder
@@ -26,7 +32,7 @@ from tests.site.samples import EAST, INVENTORY, JOB, address, order, orders, pla
 
 
 class FakeAdapter:
-    """Workers that are entries of a dictionary; it keeps the contract of `Adapter` but has no processes."""
+    """Workers that are entries of a dictionary; it keeps the contract of `SchedulerAdapter` but has no processes."""
 
     def __init__(self) -> None:
         self.workers: dict[Path, WorkerStatus] = {}
@@ -38,12 +44,12 @@ class FakeAdapter:
     def inventory(self) -> Mapping[str, Sequence[str]]:
         return INVENTORY
 
-    def start(self, folder: Path, cards: Sequence[str], command: Sequence[str] = ()) -> None:
+    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
         if self.broken:
             raise UnavailableError("no process can be made")
         if folder not in self.workers:
             self.workers[folder] = WorkerStatus(state="running")
-            self.started.append((folder, tuple(cards)))
+            self.started.append((folder, tuple(device_ids)))
 
     def poll(self, folder: Path) -> WorkerStatus:
         return self.workers.get(folder, WorkerStatus(state="absent"))
@@ -52,12 +58,12 @@ class FakeAdapter:
         if self.poll(folder).state != "exited" and not self.deaf:
             self.end(folder, 143)
 
-    def queue(self) -> Sequence[QueueEntry]:
+    def read_queue(self) -> Sequence[QueueEntry]:
         return tuple(self.waiting)
 
-    def order(self, moves: Sequence[Move], gone: Sequence[QueueEntry] = ()) -> None:
+    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         self.num_moves.append(len(moves))
-        self.waiting = [entry for entry in self.waiting if entry not in gone]
+        self.waiting = [entry for entry in self.waiting if entry not in removed]
         for move in moves:
             self.waiting = [entry for entry in self.waiting if entry != move.entry]
             at = 0 if move.after is None else self.waiting.index(move.after) + 1
@@ -76,12 +82,12 @@ class Site:
         self.restart()
 
     def restart(self) -> None:
-        self.shell = AgentShell(
+        self.shell = AgentService(
             cluster=EAST, adapter=self.adapter, state=self.state, clock=lambda: self.now_s, routes=self.routes
         )
 
     def obey(self, *parts: PartOrder) -> None:
-        self.shell.obey(orders(*parts))
+        self.shell.apply_orders(orders(*parts))
         check_site(self.shell.machine)
 
     def run(self, *places: str) -> Path:
@@ -145,7 +151,7 @@ def test_addresses_and_rank_map_pass_through_the_folder(site: Site) -> None:
     assert report.parts[0].workers == (address(),)
     ranks = RankMap(workers=(address(), address(1)))
     site.obey(order("running", ranks=ranks))
-    assert WorkerFolder(folder).read_ranks() == ranks
+    assert WorkerFolder(folder).read_rank_map() == ranks
 
 
 def test_a_failure_is_told_with_the_last_words(site: Site) -> None:
@@ -154,14 +160,14 @@ def test_a_failure_is_told_with_the_last_words(site: Site) -> None:
     (folder / "log").write_text("step 1\nValueError: bad data\ncleaning up\n")
     site.adapter.end(folder, 1)
     site.shell.tick()
-    assert site.shell.machine.observed()[0].detail == "rank 0 ended with status 1: ValueError: bad data"
+    assert site.shell.machine.observed_parts()[0].detail == "rank 0 ended with status 1: ValueError: bad data"
 
 
 @pytest.mark.parametrize(("log", "words"), [(b"", ""), (b"\n \n", ""), (b"a\nb\n", "b"), (b"\xff", "\ufffd")])
 def test_last_words_of_any_log(tmp_path: Path, log: bytes, words: str) -> None:
     """Any bytes have last words."""
     (tmp_path / "log").write_bytes(log)
-    assert last_words(tmp_path) == words
+    assert log_tail(tmp_path) == words
 
 
 def test_a_worker_that_cannot_be_started_fails_the_part(site: Site) -> None:
@@ -169,7 +175,7 @@ def test_a_worker_that_cannot_be_started_fails_the_part(site: Site) -> None:
     site.adapter.broken = True
     folder = site.run()
     assert site.states == {"a/1": "failed"}
-    assert "no process can be made" in site.shell.machine.observed()[0].detail
+    assert "no process can be made" in site.shell.machine.observed_parts()[0].detail
     assert site.adapter.poll(folder).state == "exited"
 
 
@@ -219,7 +225,7 @@ def test_what_is_forgotten_goes_once_its_lines_are_stored(site: Site) -> None:
     site.shell.tick()
     assert folder.exists(), "its log is not stored yet"
     _, batch = site.shell.report("i")
-    site.shell.outbox.stored(batch)
+    site.shell.outbox.acknowledge(batch)
     site.shell.tick()
     assert list((site.state / "runs").iterdir()) == []
 
@@ -230,10 +236,10 @@ def test_shutdown_ends_when_nothing_is_left(site: Site) -> None:
     site.adapter.deaf = True
     site.shell.shut_down()
     site.shell.tick()
-    assert not site.shell.ended
+    assert not site.shell.stopped
     site.adapter.end(site.state / "runs" / "a" / "1" / "rank-0", 143)
     site.shell.tick()
-    assert site.shell.ended
+    assert site.shell.stopped
     assert site.states == {"a/1": "released"}
 
 
@@ -281,8 +287,8 @@ def test_a_virtual_job_waits_on_any_chip() -> None:
 
 def test_local_jobs_come_and_go_by_their_folders(site: Site) -> None:
     """`job.json` queues a job, `exit` ends it, `cancel` stops it; its folder stays with its owner."""
-    one = submit_local(site.state, "one", LocalJobFile(command=("true",), node_group="h20", chips=2))
-    two = submit_local(site.state, "two", LocalJobFile(command=("true",), node_group="h20", chips=2))
+    one = submit_local_job(site.state, "one", LocalJobFile(command=("true",), node_group="h20", chips=2))
+    two = submit_local_job(site.state, "two", LocalJobFile(command=("true",), node_group="h20", chips=2))
     site.shell.tick()
     assert [folder for folder, _ in site.adapter.started] == [one / "run-0"]
     assert site.shell.report("i")[0].free_chips == {"h20": 0, "l40s": 2}
@@ -319,7 +325,7 @@ def test_whatever_lies_among_local_jobs_ends_no_agent(site: Site) -> None:
     (site.state / "local" / "folder" / "job.json").mkdir(parents=True)
     (site.state / "local" / "gone").mkdir()
     (site.state / "local" / "gone" / "job.json").symlink_to("nowhere")
-    good = submit_local(site.state, "good", LocalJobFile(command=("true",), node_group="h20"))
+    good = submit_local_job(site.state, "good", LocalJobFile(command=("true",), node_group="h20"))
     site.shell.tick()
     assert [folder for folder, _ in site.adapter.started] == [good / "run-0"]
     assert [job.name for job in site.shell.report("i")[0].local_jobs] == ["good"]
@@ -331,7 +337,7 @@ def test_a_running_local_job_whose_file_does_not_read_for_once_runs_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more open files, a disk elsewhere that hangs: nothing is known of the job, and it is left alone."""
-    job = submit_local(site.state, "one", LocalJobFile(command=("true",), node_group="h20"))
+    job = submit_local_job(site.state, "one", LocalJobFile(command=("true",), node_group="h20"))
     site.shell.tick()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", _refuse_to_read)
@@ -378,17 +384,17 @@ def test_on_a_full_disk_the_rank_map_waits_and_reports_go_on(site: Site) -> None
     ranks = RankMap(workers=(address(),))
     with full_disk():
         site.obey(order("running", ranks=ranks))
-        site.shell.outbox.stored(batch)
+        site.shell.outbox.acknowledge(batch)
         site.shell.tick()
-    assert WorkerFolder(folder).read_ranks() is None
+    assert WorkerFolder(folder).read_rank_map() is None
     assert site.shell.report("i")[0].logs == (), "what is stored is not sent twice"
     site.shell.tick()
-    assert WorkerFolder(folder).read_ranks() == ranks
+    assert WorkerFolder(folder).read_rank_map() == ranks
 
 
 def test_on_a_full_disk_a_local_job_that_cannot_run_is_told_so_later(site: Site) -> None:
     """Its reason needs a file; the agent goes on without, and says it when there is space."""
-    wrong = submit_local(site.state, "own", LocalJobFile(command=("true",), node_group="gpu"))
+    wrong = submit_local_job(site.state, "own", LocalJobFile(command=("true",), node_group="gpu"))
     with full_disk():
         site.shell.tick()
     assert not (wrong / "exit").exists()

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.service.fetches import Fetch, Fetches
+from isthmus.agent.service.file_fetcher import FetchStatus, FileFetcher
 from isthmus.agent.service.file_transfer import (
     CommandSource,
     FolderSource,
-    fetch_all,
-    localised,
-    place,
+    fetch_job_files,
+    localise_paths,
     read_sources,
+    storage_path,
 )
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.job import Job
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
-from isthmus.site.machine_events import FetchFiles, FetchObserved, Instruction
+from isthmus.site.machine_events import FetchFiles, FetchObserved, SiteInstruction
 from tests.site.driver import Site
 from tests.site.samples import INVENTORY, JOB, order
 
@@ -38,7 +38,7 @@ def put(root: Path, **files: bytes) -> None:
 
 @pytest.fixture
 def north(tmp_path: Path) -> Path:
-    """A site's storage with all that `JOB` needs, and what a crash has left."""
+    """A site's storage with all that `DRY_RUN_JOB_ID` needs, and what a crash has left."""
     root = tmp_path / "north"
     put(root, model__config=b"{}", text=b"a" * 3_000_000)
     put(root / CHECKPOINT, manifest=b"m", rank=b"r" * 2_000_000)
@@ -49,7 +49,7 @@ def north(tmp_path: Path) -> Path:
 def fetch(north: Path, south: Path, job: Job = JOB) -> list[tuple[int, int]]:
     """Bring all of a job from north to south; return what was told."""
     told: list[tuple[int, int]] = []
-    fetch_all(job, ["north"], {"north": FolderSource(north)}, south, lambda *seen: told.append(seen))
+    fetch_job_files(job, ["north"], {"north": FolderSource(north)}, south, lambda *seen: told.append(seen))
     return told
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_file_of_the_same_size_is_copied_again(north: Path, tmp_path: 
 def test_without_a_source_the_files_cannot_be_had(tmp_path: Path) -> None:
     """To begin anew would lose the work."""
     with pytest.raises(UnavailableError, match="no source for the job's files at north"):
-        fetch_all(JOB, ["north"], {}, tmp_path, lambda *_: None)
+        fetch_job_files(JOB, ["north"], {}, tmp_path, lambda *_: None)
 
 
 def test_a_command_copies_and_its_failure_is_told(tmp_path: Path) -> None:
@@ -120,40 +120,40 @@ def test_a_jobs_paths_lie_below_the_sites_storage() -> None:
     """Absolute and relative alike; URLs stay; nothing climbs out."""
     job = JOB.model_copy(update={"output": "/pool/out", "model": "../../etc"})
     data = JOB.data.model_copy(update={"paths": ("s3://texts/a", "/pool/text")})
-    here = localised(job.model_copy(update={"data": data}), Path("/site"))
+    here = localise_paths(job.model_copy(update={"data": data}), Path("/site"))
     assert (here.output, here.model, here.checkpoints.folder) == (
         "/site/pool/out",
         "/site/etc",
         "/site/checkpoints",
     )
     assert here.data.paths == ("s3://texts/a", "/site/pool/text")
-    assert place(Path("/site"), "/a/../b") == Path("/site/a/b")
+    assert storage_path(Path("/site"), "/a/../b") == Path("/site/a/b")
 
 
 def test_fetches_go_on_beside_the_agent_and_are_told_of_to_their_end(north: Path, tmp_path: Path) -> None:
     """One a job, however often it is ordered; a failed one may be begun again."""
-    fetches = Fetches(tmp_path / "south", {"north": FolderSource(north)})
-    fetches.begin("j", JOB, ["north"])
-    fetches.begin("j", JOB, ["nowhere"])
-    assert _ended(fetches, "j") == Fetch(words="", here=True)
-    assert fetches.seen() == {}
-    fetches.begin("j", JOB, ["nowhere"])
+    fetches = FileFetcher(tmp_path / "south", {"north": FolderSource(north)})
+    fetches.start("j", JOB, ["north"])
+    fetches.start("j", JOB, ["nowhere"])
+    assert _ended(fetches, "j") == FetchStatus(progress_text="", complete=True)
+    assert fetches.poll() == {}
+    fetches.start("j", JOB, ["nowhere"])
     assert _ended(fetches, "j").failed
 
 
 def test_what_is_free_of_a_storage_is_told_if_it_can_be(tmp_path: Path) -> None:
     """The server promises no more than that; a storage that is away says nothing."""
-    free = Fetches(tmp_path, {}).free_bytes()
+    free = FileFetcher(tmp_path, {}).free_bytes()
     assert free is not None
     assert free > 0
-    assert Fetches(tmp_path / "away", {}).free_bytes() is None
+    assert FileFetcher(tmp_path / "away", {}).free_bytes() is None
 
 
-def _ended(fetches: Fetches, job: str) -> Fetch:
+def _ended(fetches: FileFetcher, job: str) -> FetchStatus:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        fetch = fetches.seen()[job]
-        if fetch.here or fetch.failed:
+        fetch = fetches.poll()[job]
+        if fetch.complete or fetch.failed:
             return fetch
     raise AssertionError("the fetch does not end")
 
@@ -163,10 +163,10 @@ class Fetching(Site):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = SiteMachine("east", DeviceIds(INVENTORY), fetches=True)
+        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), has_own_storage=True)
 
-    def files(self, words: str = "", **seen: bool) -> list[Instruction]:
-        return self.handle(FetchObserved(now_s=self.now_s, job="a", words=words, **seen))
+    def files(self, words: str = "", **seen: bool) -> list[SiteInstruction]:
+        return self.handle(FetchObserved(now_s=self.now_s, job="a", progress_text=words, **seen))
 
 
 def test_a_part_is_prepared_once_its_files_are_here() -> None:
@@ -179,7 +179,7 @@ def test_a_part_is_prepared_once_its_files_are_here() -> None:
     assert site.states == {"a/1": "ready"}
     site.files("half of it")
     assert (site.states, site.detail()) == ({"a/1": "ready"}, "half of it")
-    site.files(here=True)
+    site.files(complete=True)
     assert site.states == {"a/1": "prepared"}
     assert site.obey(wants) == []
 
@@ -198,7 +198,9 @@ def test_after_a_restart_the_files_are_asked_for_again() -> None:
     site = Fetching()
     wants = order("prepared", files_at=("north",))
     site.obey(wants)
-    site.machine = SiteMachine("east", DeviceIds(INVENTORY), list(site.machine.parts.values()), fetches=True)
+    site.machine = SiteMachine(
+        "east", DeviceIdAllocator(INVENTORY), list(site.machine.parts.values()), has_own_storage=True
+    )
     site.wait(1)
     assert site.states == {"a/1": "ready"}
     assert [type(step) for step in site.obey(wants)] == [FetchFiles]

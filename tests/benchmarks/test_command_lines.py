@@ -11,9 +11,7 @@ import benchmarks.__main__ as command
 def measured(monkeypatch):
     """What was to be run, instead of running it."""
     started = []
-    monkeypatch.setattr(
-        command, "measure", lambda chosen, options, *, keep: started.append((chosen, options, keep))
-    )
+    monkeypatch.setattr(command, "measure", lambda chosen, options, *, keep: started.append((chosen, options, keep)))
     return started
 
 

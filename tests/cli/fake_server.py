@@ -12,8 +12,8 @@ import httpx
 from pydantic import BaseModel
 
 from isthmus.cli import main
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import AuthError, ConflictError, IsthmusError, NotFoundError
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, LogChunk, StepMetrics
 from isthmus.core.messages.api_views import (
@@ -25,7 +25,7 @@ from isthmus.core.messages.api_views import (
     TokenRequest,
     TokenView,
 )
-from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 from tests.cli.samples import START_S, make_pool, make_view
 
@@ -41,7 +41,7 @@ class FakeServer:
     metrics: dict[str, list[StepMetrics]] = field(default_factory=dict)
     logs: dict[str, list[LogChunk]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, QueueStatus] = field(default_factory=dict)
     protocol: int = PROTOCOL_VERSION
     outages: int = 0
     page_size: int = 7
@@ -58,9 +58,9 @@ class FakeServer:
         """Return the transport that leads here."""
         return httpx.MockTransport(self._handle)
 
-    def client(self, token: str | None = TOKEN) -> Client:
+    def client(self, token: str | None = TOKEN) -> ApiClient:
         """Return a client of this server that never waits."""
-        return Client(URL, token, transport=self.transport(), sleep=lambda _: None)
+        return ApiClient(URL, token, transport=self.transport(), sleep=lambda _: None)
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         if self.outages:
@@ -161,9 +161,9 @@ class FakeServer:
         return _answer(self.jobs[view.id])
 
 
-def running(view: JobView) -> Standing:
+def running(view: JobView) -> QueueStatus:
     """Where a job stands that has what it needs."""
-    return Standing(
+    return QueueStatus(
         id=view.id, name=view.name, user=view.user, state=view.state, priority=view.job.priority,
         submitted_s=view.submitted_s,
     )  # fmt: skip
@@ -214,14 +214,13 @@ def run(
         if sleep is not None:
             sleep(seconds)
 
-    shell = Shell(
-        environ={"ISTHMUS_SERVER": URL, "ISTHMUS_TOKEN": TOKEN, "XDG_CONFIG_HOME": "/nonexistent"}
-        | (environ or {}),
+    shell = CliEnvironment(
+        variables={"ISTHMUS_SERVER": URL, "ISTHMUS_TOKEN": TOKEN, "XDG_CONFIG_HOME": "/nonexistent"} | (environ or {}),
         stdout=Terminal() if terminal else io.StringIO(),
         stderr=io.StringIO(),
         transport=server.transport() if server else None,
         sleep=advance,
         now=lambda: now_s[0],
     )
-    status = main([str(argument) for argument in arguments], shell=shell)
+    status = main([str(argument) for argument in arguments], env=shell)
     return Outcome(status, shell.stdout.getvalue(), shell.stderr.getvalue())  # type: ignore[attr-defined]

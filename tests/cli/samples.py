@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.agent_messages import Span, StepMetrics
 from isthmus.core.messages.api_views import ClusterView, JobView, PartView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage, StageTime
@@ -22,9 +22,9 @@ def make_job(**changes: Any) -> Job:
     fields = {
         "name": "stdlib-moe",
         "model": "/models/tiny-mixtral/config.json",
-        "data": Data(paths=("/data/*.py",)),
-        "training": Training(steps=40, sequence_length=256, global_batch_size=4),
-        "checkpoints": Checkpoints(folder="/runs/checkpoints"),
+        "data": DataConfig(paths=("/data/*.py",)),
+        "training": TrainingConfig(steps=40, sequence_length=256, global_batch_size=4),
+        "checkpoints": CheckpointConfig(folder="/runs/checkpoints"),
         "output": "/runs/model",
     }
     return Job.model_validate(fields | changes)
@@ -62,9 +62,7 @@ def make_pool() -> PoolView:
     clusters = []
     for name, owner in zip(CLUSTERS, ("owner-a", "owner-b", "owner-c"), strict=True):
         chip, group = ("BI-V150", "bi") if name == "nanjing" else ("H20", "h20")
-        nodes = NodeGroup(
-            name=group, chip=chip, nodes=1, chips_per_node=2, virtual=VirtualChip(compute_scale=0.001)
-        )
+        nodes = NodeGroup(name=group, chip=chip, nodes=1, chips_per_node=2, virtual=VirtualChip(compute_scale=0.001))
         cluster = Cluster(name=name, owner=owner, region="east", node_groups=(nodes,))
         clusters.append(ClusterView(cluster=cluster, connected=name != "nanjing", free_chips={group: 1}))
     links = [
@@ -80,9 +78,7 @@ def make_view(**changes: Any) -> JobView:
     plan = make_plan()
     other = plan.model_copy(update={"id": "p2", "why": "slower: more hops on the slow link"})
     parts = tuple(
-        PartView(
-            cluster=name, owner=f"owner-{'abc'[rank]}", ranks=(rank,), desired="running", observed="running"
-        )
+        PartView(cluster=name, owner=f"owner-{'abc'[rank]}", ranks=(rank,), desired="running", observed="running")
         for rank, name in enumerate(CLUSTERS)
     )
     fields = {
@@ -97,18 +93,14 @@ def make_view(**changes: Any) -> JobView:
         "plan": plan,
         "plans": PlanSet(
             plans=(plan, other),
-            refused=(
-                Refusal(clusters=("qingyang",), reason="needs 93.1 MiB on one chip, which has 48.0 MiB"),
-            ),
+            refused=(Refusal(clusters=("qingyang",), reason="needs 93.1 MiB on one chip, which has 48.0 MiB"),),
         ),
         "parts": parts,
     }
     return JobView.model_validate(fields | changes)
 
 
-def make_metrics(
-    steps: int = 40, *, traced: tuple[int, ...] = (5, 20), job: str = "j-3f9a2c"
-) -> list[StepMetrics]:
+def make_metrics(steps: int = 40, *, traced: tuple[int, ...] = (5, 20), job: str = "j-3f9a2c") -> list[StepMetrics]:
     """Return the metrics of `steps` steps of a falling loss, with spans for the `traced` ones."""
     dice = random.Random(7)
     found: list[StepMetrics] = []

@@ -72,8 +72,6 @@ def test_a_worker_that_cannot_measure_says_why(folder):
 def test_routes_that_are_none_are_refused(folder):
     """A file that holds no routes is named before anything is measured."""
     (folder / "routes.json").write_text("{")
-    status, told = run(
-        "calibrate", "--measure", "--pool", folder / "pool.yaml", "--routes", folder / "routes.json"
-    )
+    status, told = run("calibrate", "--measure", "--pool", folder / "pool.yaml", "--routes", folder / "routes.json")
     assert status == 2
     assert "cannot read routes" in told

@@ -7,7 +7,7 @@ import inspect
 import httpx
 import pytest
 
-from isthmus.cli.client.api_client import RETRY_DELAYS_S, Client
+from isthmus.cli.client.api_client import RETRY_DELAYS_S, ApiClient
 from isthmus.core import errors
 from isthmus.core.errors import (
     AuthError,
@@ -25,9 +25,7 @@ from isthmus.core.model import Model
 from tests.cli.fake_server import TOKEN, URL, FakeServer
 from tests.cli.samples import make_job, make_metrics
 
-MODEL = Model(
-    path="m", architecture="LlamaForCausalLM", num_layers=2, hidden_size=8, vocab_size=256, config={"x": 1}
-)
+MODEL = Model(path="m", architecture="LlamaForCausalLM", num_layers=2, hidden_size=8, vocab_size=256, config={"x": 1})
 
 
 def test_every_verb_returns_what_the_server_holds() -> None:
@@ -68,13 +66,13 @@ def simple_errors() -> list[type[IsthmusError]]:
     return [one for one in classes if issubclass(one, IsthmusError) and not issubclass(one, FileError)]
 
 
-def answering(response: httpx.Response) -> Client:
+def answering(response: httpx.Response) -> ApiClient:
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/health":
             return httpx.Response(200, json={"protocol": 1, "version": "1"})
         return response
 
-    return Client(URL, TOKEN, transport=httpx.MockTransport(handle), sleep=lambda _: None)
+    return ApiClient(URL, TOKEN, transport=httpx.MockTransport(handle), sleep=lambda _: None)
 
 
 @pytest.mark.parametrize("kind", simple_errors(), ids=lambda kind: kind.__name__)
@@ -100,9 +98,7 @@ def test_a_file_error_of_the_server_keeps_its_message() -> None:
      (426, ProtocolError), (500, IsthmusError), (503, UnavailableError)],
 )  # fmt: skip
 @pytest.mark.parametrize("body", [b"<html>", b'"text"', b'{"error": "NoSuchError", "message": "m"}', b""])
-def test_an_answer_without_a_known_error_goes_by_its_status(
-    status: int, kind: type[IsthmusError], body: bytes
-) -> None:
+def test_an_answer_without_a_known_error_goes_by_its_status(status: int, kind: type[IsthmusError], body: bytes) -> None:
     """Whatever stands between us and the server, the status decides."""
     with answering(httpx.Response(status, content=body)) as client, pytest.raises(kind) as caught:
         client.pool()
@@ -142,7 +138,7 @@ def test_a_delete_that_broke_off_is_not_repeated() -> None:
         calls.append(request.method)
         raise httpx.ReadError("broken")
 
-    with Client(URL, TOKEN, transport=httpx.MockTransport(handle), sleep=lambda _: None) as client:
+    with ApiClient(URL, TOKEN, transport=httpx.MockTransport(handle), sleep=lambda _: None) as client:
         with pytest.raises(UnavailableError, match="did not respond"):
             client.delete("j")
         with pytest.raises(UnavailableError):
@@ -175,11 +171,11 @@ def test_without_a_token_the_hint_says_where_to_put_one() -> None:
 def test_a_token_never_travels_unencrypted(server: str) -> None:
     """Beyond loopback a token needs https."""
     with pytest.raises(InputError, match="unencrypted"):
-        Client(server, TOKEN)
+        ApiClient(server, TOKEN)
 
 
 @pytest.mark.parametrize("server", ["pool.example", "ftp://x", "http://", "http://[::1", "https://h:port"])
 def test_what_is_no_address_is_said_to_be_none(server: str) -> None:
     """A malformed server address is the user's to mend."""
     with pytest.raises(InputError):
-        Client(server, None)
+        ApiClient(server, None)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from isthmus.cli.client.resolve_job import pick
-from isthmus.core.chip import catalogue
+from isthmus.cli.client.resolve_job import select_job
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.files.user_files import FILE_KINDS
 from isthmus.core.messages.api_views import JobView, PoolView, TokenView, VictimView
@@ -143,9 +143,7 @@ def test_choose_cancel_and_delete_change_the_job() -> None:
     view = server.add(state="choosing", plan=None)
     assert run(server, "choose", view.name, "nope").status == 5
     assert run(server, "choose", view.name, "p2").status == 0
-    assert server.jobs[view.id].plan == make_plan("p2").model_copy(
-        update={"why": "slower: more hops on the slow link"}
-    )
+    assert server.jobs[view.id].plan == make_plan("p2").model_copy(update={"why": "slower: more hops on the slow link"})
     assert run(server, "delete", view.id).status == 6
     assert JobView.model_validate(run(server, "cancel", view.id, "--json").json).state == "stopping"
     server.add(state="cancelled")
@@ -221,9 +219,7 @@ def test_check_finds_out_what_a_file_is(job_file: Path, tmp_path: Path) -> None:
     """A job, a pool and a plan are told apart by a field that only they have."""
     plan, pool, other = tmp_path / "plan.yaml", tmp_path / "pool.yaml", tmp_path / "other.yaml"
     plan.write_text(make_plan().model_dump_json())
-    pool.write_text(
-        "clusters: [{name: a, owner: o, node_groups: [{chip: H20, nodes: 1, chips_per_node: 8}]}]\n"
-    )
+    pool.write_text("clusters: [{name: a, owner: o, node_groups: [{chip: H20, nodes: 1, chips_per_node: 8}]}]\n")
     other.write_text("x: 1\n")
     kinds = [run(None, "check", file, "--json").json["kind"] for file in (job_file, plan, pool)]
     assert kinds == ["job", "plan", "pool"]
@@ -239,8 +235,8 @@ def test_check_finds_out_what_a_file_is(job_file: Path, tmp_path: Path) -> None:
 def test_chips_names_the_source_of_each_line() -> None:
     """The catalogue is shown whole, as a table and as JSON."""
     out = run(None, "chips").out
-    assert all(chip.name in out for chip in catalogue().values())
-    assert set(run(None, "chips", "--json").json) == set(catalogue())
+    assert all(chip.name in out for chip in chip_catalogue().values())
+    assert set(run(None, "chips", "--json").json) == set(chip_catalogue())
 
 
 def test_errors_are_one_line_of_json_where_json_is_asked_for() -> None:
@@ -285,17 +281,17 @@ class TestPick:
 
     def test_an_id_comes_before_a_name(self) -> None:
         """`j-b` is an id and another job's name: the id wins."""
-        assert pick(JOBS, "j-b").id == "j-b"
+        assert select_job(JOBS, "j-b").id == "j-b"
 
     def test_a_name_means_its_latest_job(self) -> None:
         """Two jobs are called `twice`."""
-        assert pick(JOBS, "twice").id == "j-b"
+        assert select_job(JOBS, "twice").id == "j-b"
 
     def test_a_unique_beginning_of_an_id_is_enough(self) -> None:
         """But not one that two ids share, and never the empty word."""
-        assert pick(JOBS, "j-aa2"[:5]).id == "j-aa2"
+        assert select_job(JOBS, "j-aa2"[:5]).id == "j-aa2"
         with pytest.raises(InputError, match="2 job ids: j-aa1, j-aa2"):
-            pick(JOBS, "j-a")
+            select_job(JOBS, "j-a")
         for word in ("", "k"):
             with pytest.raises(NotFoundError):
-                pick(JOBS, word)
+                select_job(JOBS, word)

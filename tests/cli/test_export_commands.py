@@ -23,9 +23,7 @@ def log(folder: Path) -> Path:
 def test_export_writes_a_script_that_names_every_node(folder):
     """The file starts each part where its stage was planned; the answer has arguments, launches and notes."""
     out = folder / "run.sh"
-    made = answer(
-        "export", folder / "far.yaml", "--to", "megatron", "--pool", folder / "pool.yaml", "--output", out
-    )
+    made = answer("export", folder / "far.yaml", "--to", "megatron", "--pool", folder / "pool.yaml", "--output", out)
     assert out.read_text() == made["text"]
     assert [(one["cluster"], one["devices"], one["stages"]) for one in made["launches"]] == [
         ("a", [0, 1], [0]), ("b", [0, 1], [1]),

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cli.figures import Figures, neighbours, predicted_tokens_per_s, thin, wan_links, wan_neighbours
-from isthmus.cli.terminal.charts import bar, curve, resample
+from isthmus.cli.job_statistics import (
+    JobStatistics,
+    downsample,
+    pipeline_neighbours,
+    predicted_tokens_per_s,
+    wan_links,
+    wan_neighbours,
+)
+from isthmus.cli.terminal.charts import area_chart, resample, stacked_bar
 from isthmus.cli.terminal.tables import stages_text
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.plan import Plan, Stage
@@ -20,19 +27,20 @@ VALUES = st.lists(st.floats(-1e6, 1e6), max_size=200)
 @given(st.permutations(make_metrics(6)))
 def test_the_order_of_arrival_does_not_matter(metrics: list[StepMetrics]) -> None:
     """Ranks report when they can; the sums are the same."""
-    expected, found = Figures(make_metrics(6)), Figures(metrics)
+    expected, found = JobStatistics(make_metrics(6)), JobStatistics(metrics)
     assert found.series("loss") == expected.series("loss")
     assert found.iteration_s() == expected.iteration_s()
-    assert found.link_mbps(make_plan()) == expected.link_mbps(make_plan())
-    assert [found.share(rank) for rank in found.ranks] == [expected.share(rank) for rank in expected.ranks]
+    assert found.link_traffic_mbps(make_plan()) == expected.link_traffic_mbps(make_plan())
+    assert [found.step_breakdown(rank) for rank in found.ranks] == [
+        expected.step_breakdown(rank) for rank in expected.ranks
+    ]
 
 
 @given(st.permutations([1, 2, 3]))
 def test_the_latest_attempt_of_a_step_counts(attempts: list[int]) -> None:
     """In whatever order the attempts' figures arrive."""
-    figures = Figures(
-        StepMetrics(job="j", attempt=attempt, rank=0, step=4, values={"loss": float(attempt)})
-        for attempt in attempts
+    figures = JobStatistics(
+        StepMetrics(job="j", attempt=attempt, rank=0, step=4, values={"loss": float(attempt)}) for attempt in attempts
     )
     assert figures.series("loss") == [(4, 3.0)]
 
@@ -40,7 +48,7 @@ def test_the_latest_attempt_of_a_step_counts(attempts: list[int]) -> None:
 def test_the_first_step_does_not_count_in_the_pace() -> None:
     """Its caches are cold; alone it is better than nothing."""
     metrics = make_metrics(5)
-    whole, first = Figures(metrics), Figures(metrics[:3])
+    whole, first = JobStatistics(metrics), JobStatistics(metrics[:3])
     pace_s, first_s = whole.iteration_s(), first.iteration_s()
     assert pace_s is not None
     assert first_s is not None
@@ -51,21 +59,21 @@ def test_the_first_step_does_not_count_in_the_pace() -> None:
 
 def test_without_metrics_there_is_nothing_to_say() -> None:
     """Every figure is absent rather than zero."""
-    figures = Figures()
-    assert (figures.iteration_s(), figures.tokens_per_s(), figures.last("loss")) == (None, None, None)
-    assert (figures.eta_s(10), figures.share(0), figures.done(10)) == (None, None, 0)
-    assert set(figures.link_mbps(make_plan()).values()) == {0.0}
+    figures = JobStatistics()
+    assert (figures.iteration_s(), figures.tokens_per_s(), figures.latest("loss")) == (None, None, None)
+    assert (figures.eta_s(10), figures.step_breakdown(0), figures.num_steps_done(10)) == (None, None, 0)
+    assert set(figures.link_traffic_mbps(make_plan()).values()) == {0.0}
 
 
 def test_every_byte_sent_crosses_one_link() -> None:
     """The links' traffic times the time is what the ranks sent; a middle stage's is halved between two."""
     metrics = make_metrics(4)
-    figures = Figures(metrics)
+    figures = JobStatistics(metrics)
     sent = sum(one.values["wan_bytes"] or 0.0 for one in metrics)
     took_s = sum(value for _, value in figures.series("step_s"))
-    carried = sum(figures.link_mbps(make_plan()).values()) * 1e6 / 8 * took_s
+    carried = sum(figures.link_traffic_mbps(make_plan()).values()) * 1e6 / 8 * took_s
     assert carried == pytest.approx(sent)
-    assert len(set(map(round, figures.link_mbps(make_plan()).values()))) == 1
+    assert len(set(map(round, figures.link_traffic_mbps(make_plan()).values()))) == 1
 
 
 def test_neighbours_follow_the_pipeline_of_the_replica() -> None:
@@ -73,10 +81,10 @@ def test_neighbours_follow_the_pipeline_of_the_replica() -> None:
     one = make_plan()
     stages = [stage.model_copy(update={"replica": replica}) for replica in (0, 1) for stage in one.stages]
     plan = Plan.model_validate(one.model_dump() | {"stages": stages, "dp": 2, "predicted": None})
-    assert [neighbours(plan, rank) for rank in range(6)] == [
+    assert [pipeline_neighbours(plan, rank) for rank in range(6)] == [
         (None, 1), (0, 2), (1, None), (None, 4), (3, 5), (4, None),
     ]  # fmt: skip
-    assert neighbours(plan, 6) == (None, None)
+    assert pipeline_neighbours(plan, 6) == (None, None)
     assert wan_neighbours(plan, 4) == [3, 5]
     assert len(wan_links(plan)) == 4
     assert predicted_tokens_per_s(plan) is None
@@ -87,7 +95,7 @@ def test_neighbours_follow_the_pipeline_of_the_replica() -> None:
 def test_thinning_keeps_the_ends_and_the_order(values: list[float], limit: int) -> None:
     """At most `limit` points, each of them one that was there."""
     series = list(enumerate(values))
-    thinned = thin(series, limit)
+    thinned = downsample(series, limit)
     assert len(thinned) == min(len(series), limit)
     assert thinned == sorted(set(thinned) & set(series))
     assert thinned[:1] == series[:1]
@@ -105,17 +113,15 @@ def test_resampling_keeps_within_the_range(values: list[float], width: int) -> N
 @given(VALUES, st.integers(1, 60), st.integers(2, 10))
 def test_charts_have_the_size_that_was_asked(values: list[float], width: int, height: int) -> None:
     """One character a column; a curve has its height in lines of one width."""
-    lines = curve(values, width=width, height=height)
+    lines = area_chart(values, width=width, height=height)
     assert len(lines) == (height if values else 0)
-    assert len({line.index("┤") if "┤" in line else line.index("│") for line in lines if values}) <= len(
-        lines
-    )
+    assert len({line.index("┤") if "┤" in line else line.index("│") for line in lines if values}) <= len(lines)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=3, max_size=3), st.integers(1, 80))
 def test_a_bar_is_as_wide_as_asked(parts: list[float], width: int) -> None:
     """Shares are rounded so that the whole stays whole; a part without size has no mark."""
-    drawn = bar(parts, "abc", width)
+    drawn = stacked_bar(parts, "abc", width)
     assert len(drawn) == width
     assert all(mark not in drawn for mark, part in zip("abc", parts, strict=True) if part == 0)
 
@@ -141,5 +147,5 @@ def test_unlike_replicas_stand_side_by_side_and_their_gradients_cross_links() ->
     assert wan_links(plan) == [("a", "b"), ("b", "a")]
     values = {"wan_bytes": 100.0, "step_s": 2.0}
     metrics = [StepMetrics(job="j", attempt=1, rank=rank, step=0, values=values) for rank in range(6)]
-    sent = Figures(metrics).link_mbps(plan)
+    sent = JobStatistics(metrics).link_traffic_mbps(plan)
     assert sent == {("a", "b"): pytest.approx(800e-6), ("b", "a"): pytest.approx(1600e-6)}

@@ -130,8 +130,7 @@ def chunks_of(text: str, cuts: list[int], rank: int) -> list[LogChunk]:
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
     starts = [0, *ends]
     return [
-        LogChunk(job="j", attempt=1, rank=rank, offset=a, text=text[a:b])
-        for a, b in zip(starts, ends, strict=False)
+        LogChunk(job="j", attempt=1, rank=rank, offset=a, text=text[a:b]) for a, b in zip(starts, ends, strict=False)
     ]
 
 

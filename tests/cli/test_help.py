@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.app.reference import all_commands
+from isthmus.cli.app.cli_reference import all_commands
 
 COMMANDS = dict(all_commands())
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from isthmus.cli.shell.json_log import JsonLines
+from isthmus.cli.environment.json_log import JsonLineFormatter
 
 
 def line(**fields: object) -> dict[str, object]:
@@ -20,7 +20,7 @@ def line(**fields: object) -> dict[str, object]:
         }
         | fields
     )
-    text = JsonLines().format(record)
+    text = JsonLineFormatter().format(record)
     assert "\n" not in text
     found: dict[str, object] = json.loads(text)
     return found

@@ -6,7 +6,7 @@ from isthmus.cli.commands.measure_links import measure_links
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Pool
 from isthmus.plan import DATA_SHEET
-from isthmus.plan.time.micro_benchmarks import with_links
+from isthmus.plan.time.micro_benchmarks import calibrate_links
 
 
 def pool_of(*links: dict) -> Pool:
@@ -22,14 +22,14 @@ def pool_of(*links: dict) -> Pool:
 def test_a_flow_reaches_what_an_emulated_link_offers():
     """On 100 Mbit/s at 10 ms, both ways, the share of the goodput is within 15 % of 1, kept by link."""
     pool = pool_of({"between": ["a", "b"], "bandwidth_gbps": 0.1, "round_trip_ms": 10})
-    shares = measure_links(pool, seconds=0.5)
+    shares = measure_links(pool, duration_s=0.5)
     assert set(shares) == {("a", "b"), ("b", "a")}
     for found in shares.values():
         assert len(found) == 3
         assert sorted(found)[1] == pytest.approx(1, abs=0.15)
-    made = with_links(DATA_SHEET, {f"{a}>{b}": found for (a, b), found in shares.items()})
+    made = calibrate_links(DATA_SHEET, {f"{a}>{b}": found for (a, b), found in shares.items()})
     assert made.value("wan_share", "a>b") == pytest.approx(1, abs=0.15)
-    assert made.relative("wan_share", "a>b") < DATA_SHEET.relative("wan_share")
+    assert made.relative_uncertainty("wan_share", "a>b") < DATA_SHEET.relative_uncertainty("wan_share")
     assert "link-a>b" in made.fitted_on
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import httpx
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.client.job_events import RETRY_AFTER, News
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.client.job_events import POLLS_UNTIL_RETRY, JobEvents
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import NotFoundError
 
 HELLO = "event: hello\nid: 5\ndata: {}\n\n"
@@ -43,11 +43,11 @@ class Streams:
             return httpx.Response(200, text=answer, headers={"Content-Type": "text/event-stream"})
         return httpx.Response(200, stream=answer, headers={"Content-Type": "text/event-stream"})
 
-    def news(self) -> News:
+    def news(self) -> JobEvents:
         transport = httpx.MockTransport(self.handle)
-        shell = Shell(sleep=self.slept_s.append, now=lambda: self.now_s)
-        client = Client("http://127.0.0.1:1", "t", transport=transport, sleep=lambda _: None)
-        return News(shell, client, "j", 1.0, self.notes.append)
+        shell = CliEnvironment(sleep=self.slept_s.append, now=lambda: self.now_s)
+        client = ApiClient("http://127.0.0.1:1", "t", transport=transport, sleep=lambda _: None)
+        return JobEvents(shell, client, "j", 1.0, self.notes.append)
 
 
 def test_an_event_ends_the_waiting_and_looks_stay_apart() -> None:
@@ -62,7 +62,7 @@ def test_a_cut_stream_is_said_once_and_resumed_later() -> None:
     """The script: 1. the stream breaks; 2. looks go by the clock; 3. it is resumed after the last event."""
     server = Streams(Broken(HELLO + CHANGED), HELLO + CHANGED)
     with server.news() as news:
-        for _ in range(2 + RETRY_AFTER):
+        for _ in range(2 + POLLS_UNTIL_RETRY):
             news.wait()
         assert len(server.notes) == 1
         assert "broke" in server.notes[0]
@@ -70,7 +70,7 @@ def test_a_cut_stream_is_said_once_and_resumed_later() -> None:
         assert server.asked_after == [None]
         news.wait()
     assert server.asked_after == [None, "7"]
-    assert server.slept_s == [1.0] * (3 + RETRY_AFTER)
+    assert server.slept_s == [1.0] * (3 + POLLS_UNTIL_RETRY)
 
 
 def test_a_server_that_ends_its_stream_is_looked_at_by_the_clock() -> None:
@@ -94,7 +94,7 @@ def test_a_gateway_that_answers_something_else_is_looked_at_by_the_clock() -> No
     """A page in place of the stream counts as no stream just now."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>"))
     slept: list[float] = []
-    shell = Shell(sleep=slept.append, now=lambda: 0.0)
-    with News(shell, Client("http://127.0.0.1:1", transport=transport), "j", 2.0, lambda _: None) as news:
+    shell = CliEnvironment(sleep=slept.append, now=lambda: 0.0)
+    with JobEvents(shell, ApiClient("http://127.0.0.1:1", transport=transport), "j", 2.0, lambda _: None) as news:
         news.wait()
     assert slept == [2.0]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from isthmus.cli import main
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.environment.cli_environment import CliEnvironment
 
 POOL = {
     "clusters": [
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def run(*arguments: object) -> tuple[int, str]:
     """Run a command and return its status and what it printed."""
     out = io.StringIO()
-    status = main([str(one) for one in arguments], shell=Shell(environ={}, stdout=out, stderr=out))
+    status = main([str(one) for one in arguments], env=CliEnvironment(variables={}, stdout=out, stderr=out))
     return status, out.getvalue()
 
 
@@ -104,9 +104,7 @@ def test_a_plan_without_a_model_asks_for_one(folder):
     status, text = run("simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml")
     assert status == 2
     assert "has no model" in text
-    named = answer(
-        "simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml", "--model", folder / "config.json"
-    )
+    named = answer("simulate", folder / "bare.yaml", "--pool", folder / "pool.yaml", "--model", folder / "config.json")
     assert named["iteration_s"] > 0
 
 
@@ -124,9 +122,7 @@ def test_calibrate_makes_predictions_meet_runs_and_refuses_to_compare_them(folde
         "runs": [{"name": "one", "plan": "near.yaml", "pool": "pool.yaml", "iteration_s": measured_s}],
     }
     (folder / "runs.yaml").write_text(yaml.safe_dump(runs))
-    made = answer(
-        "calibrate", folder / "runs.yaml", "--fit", "matmul_share,launch_s", "--output", folder / "c.yaml"
-    )
+    made = answer("calibrate", folder / "runs.yaml", "--fit", "matmul_share,launch_s", "--output", folder / "c.yaml")
     assert made["fitted_on"] == ["one"]
     fitted_s = answer(
         "simulate", folder / "near.yaml", "--pool", folder / "pool.yaml", "--calibration", folder / "c.yaml"

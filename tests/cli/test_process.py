@@ -15,16 +15,14 @@ FORBIDDEN = {"torch", "transformers", "fastapi", "uvicorn", "psutil", "numpy", "
 
 
 def python(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def test_the_command_line_imports_the_base_install_only() -> None:
     """Help, report and all commands load without torch, the server's or the agent's packages."""
     loaded = json.loads(
         python(
-            "import sys, json; from isthmus.cli.app import app, entry, reference; "
+            "import sys, json; from isthmus.cli.app import cli_reference, entry, typer_app; "
             "print(json.dumps(list(sys.modules)))"
         )
     )
@@ -57,9 +55,7 @@ def test_ctrl_c_while_a_server_is_silent_leaves_nothing() -> None:
 @pytest.mark.slow
 def test_a_closed_pipe_ends_quietly() -> None:
     """`isthmus schema pool | head -1`: the reader goes, we go, without a traceback."""
-    command = (
-        f"{sys.executable} -c 'from isthmus.cli import main; import sys; sys.exit(main([\"chips\"]))' | true"
-    )
+    command = f"{sys.executable} -c 'from isthmus.cli import main; import sys; sys.exit(main([\"chips\"]))' | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
@@ -71,13 +67,11 @@ def test_ctrl_c_while_the_commands_are_loaded_is_quiet() -> None:
 import sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "isthmus.cli.app.app":
+        if name == "isthmus.cli.app.typer_app":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from isthmus.cli import main
 sys.exit(main(["jobs"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -78,9 +78,7 @@ def test_an_agent_needs_a_token(pool: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("named", "status"), [((), 2), (("--cluster", "c"), 5)])
-def test_an_agent_must_know_its_cluster(
-    pool: Path, tmp_path: Path, named: tuple[str, ...], status: int
-) -> None:
+def test_an_agent_must_know_its_cluster(pool: Path, tmp_path: Path, named: tuple[str, ...], status: int) -> None:
     """One of several is said; one that is not there is answered with those that are."""
     done = run(None, "agent", "--pool", pool, "--state", tmp_path / "st", *named)
     assert done.status == status

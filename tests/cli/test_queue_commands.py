@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.core.messages.api_views import VictimView
-from isthmus.core.messages.queue_status import Ahead, Standing
+from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Refusal
 from tests.cli.fake_server import FakeServer, run
 from tests.cli.samples import START_S
 
 
-def standing(**changes: Any) -> Standing:
+def standing(**changes: Any) -> QueueStatus:
     """The second of the queue, to start in two minutes."""
     fields = {
         "id": "j-3f9a2c",
@@ -35,15 +35,15 @@ def standing(**changes: Any) -> Standing:
             ),
         ),
         "ahead": (
-            Ahead(job="j-0001", state="waiting", priority="middle"),
-            Ahead(state="blocked", priority="high"),
+            JobAhead(job="j-0001", state="waiting", priority="middle"),
+            JobAhead(state="blocked", priority="high"),
         ),
         "start_s": START_S + 120,
         "earliest_s": START_S + 96,
         "latest_s": START_S + 144,
         "notes": ("runs end when predicted",),
     }  # fmt: skip
-    return Standing.model_validate(fields | changes)
+    return QueueStatus.model_validate(fields | changes)
 
 
 def server(**changes: Any) -> FakeServer:
@@ -75,9 +75,7 @@ def test_show_says_why_behind_whom_until_when() -> None:
 def test_show_names_whose_chips_a_job_could_have() -> None:
     """The victims of an offer: whose, at which owner, how many chips, and the work that would be lost."""
     made = server()
-    offer = VictimView(
-        cluster="qingyang", owner="owner-a", job="other-1", attempt=2, chips={"h20": 2}, unsaved_s=90
-    )
+    offer = VictimView(cluster="qingyang", owner="owner-a", job="other-1", attempt=2, chips={"h20": 2}, unsaved_s=90)
     made.jobs["j-3f9a2c"] = made.jobs["j-3f9a2c"].model_copy(update={"offer": (offer,)})
     done = run(made, "show", "stdlib-moe")
     assert "Jobs it could preempt" in done.out
@@ -102,7 +100,7 @@ def test_show_says_all_of_it_in_json() -> None:
     """The job's view and its standing, as the server gave them."""
     told = run(server(), "show", "j-3f9a2c", "--json").json
     assert told["job"]["id"] == "j-3f9a2c"
-    assert Standing.model_validate(told["queue"]) == standing()
+    assert QueueStatus.model_validate(told["queue"]) == standing()
 
 
 def test_show_of_a_running_job_says_where_it_runs() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cli.job_report.stage_trace import trace_events, transfers
+from isthmus.cli.job_report.stage_trace import trace_events, wan_transfers
 from isthmus.cli.job_report.write_report import MAX_POINTS, MAX_TIMELINES, render_report
 from isthmus.core.messages.agent_messages import StepMetrics
 from tests.cli.samples import CLUSTERS, make_job, make_metrics, make_plan, make_pool, make_view
@@ -58,9 +58,7 @@ def page_of(**changes: Any) -> Page:
 
 def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
     """Job, owners, virtual chips, loss, prediction against measurement, refusals with reasons."""
-    page = Page(
-        render_report(make_view(state="succeeded"), make_metrics(), make_pool(), extra={"efficiency": 0.87})
-    )
+    page = Page(render_report(make_view(state="succeeded"), make_metrics(), make_pool(), extra={"efficiency": 0.87}))
     for word in (
         "stdlib-moe", "succeeded", "alice", "qingyang (owner-a)", "Virtual chips:", "BI-V150 at nanjing",
         "tiny-mixtral", "620.0 ms", "catalogue speed at 40 % of peak", "needs 93.1 MiB", "p2",
@@ -142,7 +140,7 @@ def test_a_long_job_keeps_the_page_small() -> None:
 def test_transfers_follow_the_pipeline_both_ways() -> None:
     """Each micro-batch crosses each hop once forward and once backward, and arrives after it was sent."""
     step = [one for one in make_metrics(6) if one.step == 5]
-    found = transfers(step, make_plan())
+    found = wan_transfers(step, make_plan())
     assert len(found) == 4 * 2 * 2
     ways = {(one.kind, one.source, one.target) for one in found}
     assert ways == {("forward", 0, 1), ("forward", 1, 2), ("backward", 2, 1), ("backward", 1, 0)}
@@ -158,7 +156,7 @@ def test_transfers_are_known_without_send_or_receive_spans() -> None:
         for one in make_metrics(6)
         if one.step == 5
     ]
-    assert len(transfers(step, make_plan())) == 16
+    assert len(wan_transfers(step, make_plan())) == 16
 
 
 def test_a_trace_is_json_in_the_order_of_time() -> None:

@@ -117,7 +117,5 @@ def test_local_steps_are_planned_simulated_explained_and_refused_where_they_cann
     assert refused.status != 0
     assert "2000 local steps between averages" in refused.err.replace("\n", " ")
     shown = run(FakeServer(), "plan", job, "--pool", pool)
-    assert (
-        "average their parameters every 2000 steps" in (files / "plans" / f"{local['id']}.json").read_text()
-    )
+    assert "average their parameters every 2000 steps" in (files / "plans" / f"{local['id']}.json").read_text()
     assert shown.status == 0

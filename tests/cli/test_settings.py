@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.app.reference import all_commands
-from isthmus.cli.client.settings import DEFAULT_SERVER, Settings, context_path, resolve
+from isthmus.cli.app.cli_reference import all_commands
+from isthmus.cli.client.client_settings import DEFAULT_SERVER, ClientSettings, context_path, resolve_settings
 from isthmus.core.errors import FileError, InputError
 from tests.cli.fake_server import FakeServer, run
 
@@ -26,19 +26,19 @@ def test_options_come_before_the_environment_before_the_context(home: dict[str, 
     """Each source is asked only for what the ones before it left open."""
     (tmp_path / "o").write_text("from-option")
     (tmp_path / "e").write_text("from-environment")
-    assert resolve(home) == Settings("https://context", "from-context", Path("/ca.pem"))
+    assert resolve_settings(home) == ClientSettings("https://context", "from-context", Path("/ca.pem"))
     environ = home | {"ISTHMUS_SERVER": "https://env", "ISTHMUS_TOKEN_FILE": str(tmp_path / "e")}
-    assert resolve(environ) == Settings("https://env", "from-environment", Path("/ca.pem"))
-    assert resolve(environ | {"ISTHMUS_TOKEN": "direct"}).token == "direct"
-    given = resolve(
+    assert resolve_settings(environ) == ClientSettings("https://env", "from-environment", Path("/ca.pem"))
+    assert resolve_settings(environ | {"ISTHMUS_TOKEN": "direct"}).token == "direct"
+    given = resolve_settings(
         environ | {"ISTHMUS_TOKEN": "direct"}, server="https://o", token_file=tmp_path / "o", ca=Path("/x")
     )
-    assert given == Settings("https://o", "from-option", Path("/x"))
+    assert given == ClientSettings("https://o", "from-option", Path("/x"))
 
 
 def test_with_nothing_set_it_is_this_machine_without_a_token(tmp_path: Path) -> None:
     """`isthmus serve` and the commands meet at the default port."""
-    assert resolve({"HOME": str(tmp_path)}) == Settings(DEFAULT_SERVER, None, None)
+    assert resolve_settings({"HOME": str(tmp_path)}) == ClientSettings(DEFAULT_SERVER, None, None)
     assert context_path({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/isthmus/context.yaml")
 
 
@@ -47,7 +47,7 @@ def test_a_bad_context_file_is_named(home: dict[str, str], text: str) -> None:
     """The error names the file, and a token in it is not repeated in the message."""
     context_path(home).write_text(text)
     with pytest.raises(FileError, match=r"context\.yaml") as caught:
-        resolve(home)
+        resolve_settings(home)
     assert "secret" not in str(caught.value)
 
 
@@ -58,7 +58,7 @@ def test_a_token_file_without_a_token_is_named(tmp_path: Path, content: bytes | 
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InputError, match="token file"):
-        resolve({"HOME": str(tmp_path)}, token_file=file)
+        resolve_settings({"HOME": str(tmp_path)}, token_file=file)
 
 
 def test_a_token_is_never_an_option() -> None:

@@ -9,15 +9,15 @@ import json
 import pytest
 
 from isthmus.cli import main
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.environment.cli_environment import CliEnvironment
 
 
 def test_a_terminal_without_a_character_shows_something_else_and_json_loses_nothing() -> None:
     """People see `?`; a program reads back what was meant; nobody sees a traceback."""
     written = io.BytesIO()
-    shell = Shell(stdout=io.TextIOWrapper(written, encoding="ascii"), environ={})
+    shell = CliEnvironment(stdout=io.TextIOWrapper(written, encoding="ascii"), variables={})
     shell.print("loss ▁▂█")
-    shell.line({"reason": "no text in /daten/größe"})
+    shell.print_json({"reason": "no text in /daten/größe"})
     shown, told = written.getvalue().decode("ascii").splitlines()
     assert shown.rstrip() == "loss ???"
     assert json.loads(told) == {"reason": "no text in /daten/größe"}
@@ -25,8 +25,8 @@ def test_a_terminal_without_a_character_shows_something_else_and_json_loses_noth
 
 def test_json_stays_readable_where_it_can() -> None:
     """On a stream of Unicode nothing is escaped."""
-    shell = Shell(stdout=io.StringIO(), environ={})
-    shell.line({"reason": "größe"})
+    shell = CliEnvironment(stdout=io.StringIO(), variables={})
+    shell.print_json({"reason": "größe"})
     assert shell.stdout.getvalue() == '{"reason": "größe"}\n'  # type: ignore[attr-defined]
 
 
@@ -41,15 +41,15 @@ class Full(io.StringIO):
 @pytest.mark.parametrize("words", [["chips"], ["chips", "--json"], ["schema", "job"]])
 def test_a_full_disk_behind_the_output_is_an_error_like_any(words: list[str]) -> None:
     """It is named on standard error, with the exit status of what cannot be had."""
-    shell = Shell(stdout=Full(), stderr=io.StringIO(), environ={})
-    assert main(words, shell=shell) == 8
+    shell = CliEnvironment(stdout=Full(), stderr=io.StringIO(), variables={})
+    assert main(words, env=shell) == 8
     assert shell.stderr.getvalue().startswith("error: cannot write: No space left")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("columns", ["", "0", "wide", "-4", "90"])
 def test_a_width_that_is_none_is_passed_over(columns: str) -> None:
     """`COLUMNS` comes from people's shells, and may be anything."""
-    shell = Shell(stdout=io.StringIO(), environ={"COLUMNS": columns})
+    shell = CliEnvironment(stdout=io.StringIO(), variables={"COLUMNS": columns})
     assert shell.console().width == (90 if columns == "90" else 160)
 
 
@@ -57,5 +57,5 @@ def test_closed_streams_are_written_to_in_vain(monkeypatch: pytest.MonkeyPatch) 
     """Python has None for a stream that was closed before it began (`isthmus agent >&- 2>&-`)."""
     monkeypatch.setattr("sys.stdout", None)
     monkeypatch.setattr("sys.stderr", None)
-    assert main(["chips"], shell=Shell(environ={})) == 0
-    assert main(["chisp"], shell=Shell(environ={})) == 2
+    assert main(["chips"], env=CliEnvironment(variables={})) == 0
+    assert main(["chisp"], env=CliEnvironment(variables={})) == 2

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
-from isthmus.comm.connect import meet
+from isthmus.comm.connect_transport import connect_transport
+from isthmus.comm.group.gloo_group import join_gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.group.local_gloo import local_group
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import JoinedTransport
-from isthmus.core.base import TransportKind
+from isthmus.core.base_model import TransportKind
 
 LIMIT = timedelta(seconds=30)
 
@@ -35,7 +35,7 @@ def transports(
 
     def make(rank: int) -> JoinedTransport:
         with listeners[rank] as listener:
-            return meet(
+            return connect_transport(
                 kind,
                 Greeting("job-1", 1, rank, size),
                 endpoints,
@@ -55,7 +55,7 @@ tcp_transports: Callable[..., list[TcpTransport]] = transports
 
 def group_over(clusters: Sequence[str], transport: JoinedTransport) -> IsthmusGroup:
     """Return one rank's group; all ranks make theirs at once."""
-    return IsthmusGroup(transport, clusters, local_group(transport, clusters, "127.0.0.1", LIMIT))
+    return IsthmusGroup(transport, clusters, join_gloo_group(transport, clusters, "127.0.0.1", LIMIT))
 
 
 @contextmanager

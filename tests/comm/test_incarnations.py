@@ -13,9 +13,9 @@ import pytest
 from isthmus.comm.tcp import tcp_transport
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.peer import Peer
-from isthmus.comm.tcp.rendezvous import connect
+from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
-from isthmus.comm.tcp.wire_format import Greeting, greet
+from isthmus.comm.tcp.wire_format import Greeting, send_greeting
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
 LIMIT_S = 20.0
@@ -33,7 +33,7 @@ class Places:
         while True:
             greeting = Greeting("job-1", 1, rank, len(self.endpoints), incarnation)
             try:
-                met = connect(greeting, self.endpoints, self.listeners[rank], timeout_s)
+                met = connect_ranks(greeting, self.endpoints, self.listeners[rank], timeout_s)
             except RestartError as error:
                 incarnation = error.incarnation
                 continue
@@ -56,16 +56,16 @@ def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: p
     it once more.
     """
     monkeypatch.setattr(tcp_transport, "LINGER_S", 600.0)
-    part, parting = Peer.part, threading.Semaphore(0)
+    part, parting = Peer.close, threading.Semaphore(0)
 
     def parts(peer: Peer, reason: str, linger_s: float) -> None:
         parting.release()
         part(peer, reason, linger_s)
 
-    monkeypatch.setattr(Peer, "part", parts)
+    monkeypatch.setattr(Peer, "close", parts)
     places = Places(3)
     first = places.join_all([0, 0, 0])
-    first[2].abandon()
+    first[2].abort()
     for one in first[:2]:
         one.send(2, 1, "x", memoryview(b"o"))
     with ThreadPoolExecutor(3) as pool:
@@ -74,7 +74,7 @@ def test_who_is_parting_does_not_wait_for_a_rank_that_begins_anew(monkeypatch: p
         back = pool.submit(places.join, 2, 1, 60.0)
         for end in ends:
             end.result(60)
-        assert [first[rank].stragglers() for rank in (0, 1)] == [[2], [2]]
+        assert [first[rank].unclosed_peers() for rank in (0, 1)] == [[2], [2]]
         others = list(pool.map(places.join, (0, 1), (1, 1)))
         places.close([*others, back.result()])
 
@@ -97,7 +97,7 @@ def test_a_rank_that_comes_back_is_met_anew(killed: int) -> None:
     stays = (killed + 1) % 3, (killed + 2) % 3
     first[stays[0]].send(stays[1], 1, "x", memoryview(b"o"))
     waiting, _ = receive(first[stays[0]], killed)
-    first[killed].abandon()
+    first[killed].abort()
     start_s = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         back = pool.submit(places.join, killed, 1)
@@ -106,7 +106,7 @@ def test_a_rank_that_comes_back_is_met_anew(killed: int) -> None:
         assert all(isinstance(one, RestartError) and one.incarnation == 1 for one in losses)
         assert isinstance(waiting.exception(LIMIT_S), PeerError)
         for rank in stays:
-            first[rank].abandon()
+            first[rank].abort()
         others = list(pool.map(places.join, stays, (1, 1)))
         second = dict(zip((*stays, killed), (*others, back.result()), strict=True))
     arriving, buffer = receive(second[stays[1]], stays[0])
@@ -133,7 +133,7 @@ def test_who_is_behind_is_refused_and_told() -> None:
             low = pool.submit(places.join, 0, mine)
             with socket.create_connection(places.listeners[0].getsockname()) as high:
                 with pytest.raises(error) as caught:
-                    greet(high, Greeting("job-1", 1, 1, 2, theirs))
+                    send_greeting(high, Greeting("job-1", 1, 1, 2, theirs))
                 if error is RestartError:
                     assert caught.value.incarnation == 3
             places.close([places.join(1, 3), low.result(LIMIT_S)])
@@ -155,7 +155,7 @@ def test_a_place_that_nobody_keeps_is_lost_for_good() -> None:
     places = Places(2)
     first = places.join_all([0, 0])
     places.listeners[0].close()
-    first[0].abandon()
+    first[0].abort()
     loss = first[1].loss(LIMIT_S)
     assert isinstance(loss, PeerError)
     assert not isinstance(loss, RestartError)
@@ -170,7 +170,7 @@ def test_abandoning_ends_every_thread_at_once() -> None:
     waiting, _ = receive(first[0], 1)
     start_s = time.monotonic()
     for one in first:
-        one.abandon()
+        one.abort()
     assert time.monotonic() - start_s < 1
     assert isinstance(waiting.exception(0), PeerError)
     menders = [one for one in threading.enumerate() if one.name.startswith("isthmus-reconnect")]

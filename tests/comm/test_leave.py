@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isthmus.comm.tcp import tcp_transport
-from isthmus.comm.tcp.connection import Lane
-from isthmus.comm.tcp.send_queue import Piece
+from isthmus.comm.tcp.connection import Connection
+from isthmus.comm.tcp.send_queue import Fragment
 from isthmus.core.errors import PeerError
 from tests.comm.ranks import tcp_transports
 
@@ -24,9 +24,9 @@ def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """1. A leaves, and B hears of it. 2. B ends, before its sending thread has run. 3. A hears B's leave."""
     a, b = tcp_transports(2)
     heard, ending = threading.Event(), threading.Event()
-    next_of, left = Lane._next, type(b._peers[0]).left
+    next_of, left = Connection._next_fragment, type(b._peers[0]).on_peer_closed
 
-    def held_up(lane: Lane) -> Piece | None:
+    def held_up(lane: Connection) -> Fragment | None:
         if lane._owner is b._peers[0] and heard.is_set():
             ending.wait(0.2)
         return next_of(lane)
@@ -36,19 +36,17 @@ def test_who_ends_late_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             heard.set()
         left(peer, reason)
 
-    monkeypatch.setattr(Lane, "_next", held_up)
-    monkeypatch.setattr(type(b._peers[0]), "left", hears)
+    monkeypatch.setattr(Connection, "_next_fragment", held_up)
+    monkeypatch.setattr(type(b._peers[0]), "on_peer_closed", hears)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(a.close)
         assert heard.wait(60)
         b.close()
         first.result(60)
-    assert [one.stragglers() for one in (a, b)] == [[], []]
+    assert [one.unclosed_peers() for one in (a, b)] == [[], []]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(one, marks=pytest.mark.slow) for one in range(3, 30))]
-)
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(one, marks=pytest.mark.slow) for one in range(3, 30))])
 def test_nobody_ends_without_being_heard(seed: int) -> None:
     """Ranks that end at about the same time, some by lines that break at every moment of silence."""
     chance = random.Random(seed)
@@ -60,7 +58,7 @@ def test_nobody_ends_without_being_heard(seed: int) -> None:
     def end(rank: int) -> list[int]:
         over.wait(late_s[rank])
         transports[rank].close()
-        return transports[rank].stragglers()
+        return transports[rank].unclosed_peers()
 
     with ThreadPoolExecutor(size) as pool:
         assert list(pool.map(end, range(size))) == [[]] * size
@@ -72,7 +70,7 @@ def test_who_dies_at_the_end_is_a_straggler() -> None:
     a, b = tcp_transports(2)
     with ThreadPoolExecutor(1) as pool:
         ends = pool.submit(a.close)
-        b.abandon()
+        b.abort()
         ends.result(60)
-    assert a.stragglers() == [1]
+    assert a.unclosed_peers() == [1]
     assert isinstance(a.receive(1, 1, "x", memoryview(bytearray(1))).exception(60), PeerError)

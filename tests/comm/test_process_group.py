@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from isthmus.comm.group.check_group import check_process_group
+from isthmus.comm.group.check_process_group import check_process_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup, IsthmusOptions, create_group, register_backend
-from isthmus.comm.transport.in_memory import memory_transports
-from isthmus.core.base import TransportKind
+from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import PeerError, PlanError
 from tests.comm.ranks import LIMIT, group_over, isthmus_groups, transports
 from tests.comm.relay import Relay
@@ -95,7 +95,7 @@ def test_a_lost_peer_is_named_with_the_operation() -> None:
         collective.wait()
     with pytest.raises(PeerError, match="send to rank 1"):
         a.send([torch.zeros(1)], 1, 0).wait()
-    a.give_up("over")
+    a.close_with_error("over")
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -107,7 +107,7 @@ def test_an_abandoned_group_leaves_nothing_open(kind: TransportKind) -> None:
         with ThreadPoolExecutor(3) as pool:
             groups = list(pool.map(partial(group_over, "aab"), joined))
             list(pool.map(lambda group: group.barrier().wait(), groups))
-            list(pool.map(lambda one: one.abandon(), joined))
+            list(pool.map(lambda one: one.abort(), joined))
             list(pool.map(lambda group: group.shutdown(), groups))
 
     here = psutil.Process()
@@ -157,8 +157,8 @@ def test_futures_carry_result_and_error() -> None:
     transports[0].kill()
     with pytest.raises(Exception, match="peer 0 closed"):
         lost.wait()
-    a.give_up("over")
-    b.give_up("over")
+    a.close_with_error("over")
+    b.close_with_error("over")
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.comm.connect import meet
-from isthmus.comm.process.arena import Arena, Slots, slot_bytes
-from isthmus.comm.process.control_messages import Line, Word, packed_error, unpacked_error
+from isthmus.comm.connect_transport import connect_transport
+from isthmus.comm.process.control_messages import ControlChannel, ControlMessage, pack_error, unpack_error
 from isthmus.comm.process.process_transport import ProcessTransport
-from isthmus.comm.process.send_window import WINDOW_BYTES, Sending, Window
+from isthmus.comm.process.send_window import WINDOW_BYTES, OutgoingMessage, SendWindow
+from isthmus.comm.process.shared_memory_arena import SharedMemoryArena, SlotAllocator, slot_bytes
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
@@ -58,69 +58,65 @@ def wait_until_gone(pid: int) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 300_000)), max_size=60), st.integers(0, 400_000))
 def test_slots_never_overlap_and_are_used_again(steps: list[tuple[bool, int]], keep_bytes: int) -> None:
     """What is dealt out is apart from all else that is, and what lies idle stays within its bound."""
-    slots, held = Slots(keep_bytes), list[tuple[int, int]]()
+    slots, held = SlotAllocator(keep_bytes), list[tuple[int, int]]()
     for takes, size in steps:
         if takes or not held:
-            offset = slots.take(size)
-            assert all(
-                offset + size <= other or other + length <= offset
-                for other, length in held
-                if size and length
-            )
+            offset = slots.allocate(size)
+            assert all(offset + size <= other or other + length <= offset for other, length in held if size and length)
             held.append((offset, size))
         else:
-            slots.give_back(*held.pop(size % len(held)))
+            slots.free(*held.pop(size % len(held)))
         assert slots.idle_bytes <= keep_bytes
     for one in held:
-        slots.give_back(*one)
-    end = slots.end
+        slots.free(*one)
+    end = slots.end_offset
     for _, size in held:
-        slots.take(size)
-    assert slots.end == end
+        slots.allocate(size)
+    assert slots.end_offset == end
 
 
 def test_an_arena_gives_its_pages_back() -> None:
     """Memory that is freed beyond what is kept is the system's again, and both sides see the same bytes."""
-    here = Arena()
-    there = Arena(os.dup(here.descriptor))
-    here._slots.keep_bytes = slot_bytes(2**20)
-    taken = [here.take(2**20) for _ in range(4)]
+    here = SharedMemoryArena()
+    there = SharedMemoryArena(os.dup(here.descriptor))
+    here._allocator.max_idle_bytes = slot_bytes(2**20)
+    taken = [here.allocate(2**20) for _ in range(4)]
     for offset in taken:
         here.view(offset, 2**20)[:] = b"x" * 2**20
     assert bytes(there.view(taken[3], 2**20)) == b"x" * 2**20
-    assert here.held_bytes == 4 * 2**20
+    assert here.allocated_bytes == 4 * 2**20
     for offset in taken:
-        here.give_back(offset, 2**20)
-    assert here.held_bytes == 2**20
+        here.free(offset, 2**20)
+    assert here.allocated_bytes == 2**20
     here.close()
-    assert there.held_bytes == 0
+    assert there.allocated_bytes == 0
     there.close()
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.data())
 def test_a_window_keeps_order_and_bound(sizes: list[int], data: st.DataObject) -> None:
     """Messages are passed on in order, within the bound unless alone; in the end all are."""
-    passed, out = list[Sending](), list[Sending]()
+    passed, out = list[OutgoingMessage](), list[OutgoingMessage]()
 
-    def pass_on(message: Sending) -> None:
+    def pass_on(message: OutgoingMessage) -> None:
         passed.append(message)
         out.append(message)
         assert len(out) == 1 or sum(len(one.payload) for one in out) <= 6
 
-    window = Window(pass_on, limit_bytes=6)
+    window = SendWindow(pass_on, limit_bytes=6)
     for number, size in enumerate(sizes):
-        window.put(Sending(number, 1, 0, "x", memoryview(bytes(size))))
+        window.put(OutgoingMessage(number, 1, 0, "x", memoryview(bytes(size))))
         if out and data.draw(st.booleans()):
-            window.done(out.pop(data.draw(st.integers(0, len(out) - 1))))
+            window.release(out.pop(data.draw(st.integers(0, len(out) - 1))))
     while out:
-        window.done(out.pop())
+        window.release(out.pop())
     assert [one.number for one in passed] == list(range(len(sizes)))
 
 
 def test_a_window_that_failed_fails_what_waits_and_what_comes() -> None:
     """Nothing waits for room in a transport that is broken."""
-    window = Window(lambda _: None, limit_bytes=1)
-    messages = [Sending(number, 1, 0, "x", memoryview(b"1")) for number in range(3)]
+    window = SendWindow(lambda _: None, limit_bytes=1)
+    messages = [OutgoingMessage(number, 1, 0, "x", memoryview(b"1")) for number in range(3)]
     for one in messages[:2]:
         window.put(one)
     window.fail(PeerError("lost"))
@@ -131,7 +127,7 @@ def test_a_window_that_failed_fails_what_waits_and_what_comes() -> None:
 
 @given(
     st.builds(
-        Word,
+        ControlMessage,
         kind=st.integers(0, 255),
         number=st.integers(0, 2**64 - 1),
         peer=st.integers(0, 2**32 - 1),
@@ -142,14 +138,14 @@ def test_a_window_that_failed_fails_what_waits_and_what_comes() -> None:
         text=st.text(max_size=30),
     )
 )
-def test_words_are_heard_as_they_were_said(word: Word) -> None:
+def test_words_are_heard_as_they_were_said(word: ControlMessage) -> None:
     """Several at once, one by one, and then that the other side is gone, in the middle of a word too."""
     near, far = socket.socketpair()
-    speaker, hearer = Line(near), Line(far)
-    speaker.say(word, word)
-    speaker._connection.sendall(word.packed()[:-1])
+    speaker, hearer = ControlChannel(near), ControlChannel(far)
+    speaker.send(word, word)
+    speaker._socket.sendall(word.pack()[:-1])
     speaker.close()
-    assert list(hearer.hear()) == [word, word]
+    assert list(hearer.receive_all()) == [word, word]
     hearer.close()
 
 
@@ -164,7 +160,7 @@ def test_words_are_heard_as_they_were_said(word: Word) -> None:
 )
 def test_errors_cross_the_line(error: UnavailableError) -> None:
     """Kind, message, hint and incarnation arrive."""
-    found = unpacked_error(packed_error(error))
+    found = unpack_error(pack_error(error))
     assert (type(found), found.__dict__) == (type(error), error.__dict__)
 
 
@@ -180,7 +176,7 @@ def test_a_killed_process_is_a_loss_that_is_mended() -> None:
         while True:
             try:
                 greeting = Greeting("job-1", 1, rank, 2, incarnation)
-                found = meet("process", greeting, endpoints, listeners[rank], LIMIT_S, heartbeat_s=0.2)
+                found = connect_transport("process", greeting, endpoints, listeners[rank], LIMIT_S, heartbeat_s=0.2)
             except RestartError as error:
                 incarnation = error.incarnation
             else:
@@ -194,11 +190,11 @@ def test_a_killed_process_is_a_loss_that_is_mended() -> None:
         own = high.loss(LIMIT_S)
         assert isinstance(own, RestartError)
         assert "the transport process of rank 1 was killed by SIGKILL" in str(waiting[1].exception(LIMIT_S))
-        high.abandon()
+        high.abort()
         again = pool.submit(join, 1, 1)
         assert isinstance(low.loss(LIMIT_S), RestartError)
         assert isinstance(waiting[0].exception(LIMIT_S), PeerError)
-        low.abandon()
+        low.abort()
         low, high = join(0, 1), again.result(LIMIT_S)
     low.send(1, 1, "x", memoryview(b"n")).result(LIMIT_S)
     close(low, high)
@@ -285,4 +281,4 @@ def test_who_cannot_be_met_is_named() -> None:
     with listen("127.0.0.1") as own:
         endpoints = [Endpoint("127.0.0.1", port)] * 2
         with pytest.raises(PeerError, match="rank 0: peer 127"):
-            meet("process", Greeting("j", 1, 1, 2), endpoints, own, LIMIT_S)
+            connect_transport("process", Greeting("j", 1, 1, 2), endpoints, own, LIMIT_S)

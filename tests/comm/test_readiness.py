@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from isthmus.comm.tcp.send_queue import PIECE_BYTES, Outbox, Piece
-from isthmus.comm.tcp.socket_readiness import Readiness, is_probing
+from isthmus.comm.tcp.send_queue import MAX_FRAGMENT_BYTES, Fragment, SendQueue
+from isthmus.comm.tcp.socket_readiness import SendReadiness, is_probing_rtt
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -29,38 +29,38 @@ def pair() -> Iterator[Pair]:
 
 def test_a_connection_that_does_not_move_is_given_nothing_more(pair: Pair) -> None:
     here, there = pair
-    readiness = Readiness(here)
-    assert readiness.wait()
+    readiness = SendReadiness(here)
+    assert readiness.wait_ready()
     here.setblocking(False)
     sent = 0
     with suppress(BlockingIOError):
         while True:
             sent += here.send(bytes(2**16))
-    assert not readiness.wait()
+    assert not readiness.wait_ready()
     there.settimeout(10)
     while sent:
         sent -= len(there.recv(2**20))
-    assert readiness.wait()
+    assert readiness.wait_ready()
 
 
 def test_a_connection_that_probes_rests_for_the_length_of_a_probe_and_not_for_ever(pair: Pair) -> None:
     now_s, probes = [0.0], [True]
     readiness = _of_bbr(pair[0], now_s, probes)
-    assert not readiness.wait()
+    assert not readiness.wait_ready()
     now_s[0] = 0.1
-    assert not readiness.wait()
+    assert not readiness.wait_ready()
     now_s[0] = 0.25
-    assert readiness.wait()
-    assert readiness.wait(), "its time is over: the next packet ends the probe"
+    assert readiness.wait_ready()
+    assert readiness.wait_ready(), "its time is over: the next packet ends the probe"
     probes[0] = False
-    assert readiness.wait()
+    assert readiness.wait_ready()
     probes[0] = True
-    assert not readiness.wait(), "the next probe has a time of its own"
+    assert not readiness.wait_ready(), "the next probe has a time of its own"
 
 
 def test_a_connection_that_has_sent_little_does_not_probe(pair: Pair) -> None:
     _of_bbr(pair[0], [0.0], [False])
-    assert not is_probing(pair[0])
+    assert not is_probing_rtt(pair[0])
 
 
 @pytest.mark.parametrize(
@@ -86,32 +86,32 @@ def test_a_probe_is_told_from_what_the_kernel_says(
             return bytes(info)
 
     with Told() as connection:
-        assert is_probing(connection) is probes
+        assert is_probing_rtt(connection) is probes
 
 
 def test_a_broken_connection_is_ready_so_that_who_writes_sees_it(pair: Pair) -> None:
-    readiness = Readiness(pair[0])
+    readiness = SendReadiness(pair[0])
     pair[0].shutdown(socket.SHUT_RDWR)
-    assert readiness.wait()
+    assert readiness.wait_ready()
 
 
 def test_little_pieces_are_taken_alone_while_a_long_one_stays() -> None:
-    outbox = Outbox()
+    outbox = SendQueue()
     outbox.put(1, "little", memoryview(bytes(100)), 0.0)
-    outbox.put(2, "long", memoryview(bytes(PIECE_BYTES)), 0.0)
-    assert [_label(outbox.take(at_most_bytes=1000)) for _ in range(2)] == ["little", None]
-    assert outbox.has_pieces()
+    outbox.put(2, "long", memoryview(bytes(MAX_FRAGMENT_BYTES)), 0.0)
+    assert [_label(outbox.take(max_bytes=1000)) for _ in range(2)] == ["little", None]
+    assert outbox.has_fragments()
     assert _label(outbox.take()) == "long"
-    assert not outbox.has_pieces()
+    assert not outbox.has_fragments()
 
 
-def _label(piece: Piece | None) -> str | None:
-    return None if piece is None else piece.head.label
+def _label(piece: Fragment | None) -> str | None:
+    return None if piece is None else piece.header.label
 
 
-def _of_bbr(connection: socket.socket, now_s: list[float], probes: list[bool]) -> Readiness:
+def _of_bbr(connection: socket.socket, now_s: list[float], probes: list[bool]) -> SendReadiness:
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     except OSError:
         pytest.skip("the kernel has no BBR: modprobe tcp_bbr")
-    return Readiness(connection, probing=lambda _: probes[0], clock=lambda: now_s[0])
+    return SendReadiness(connection, probing=lambda _: probes[0], clock=lambda: now_s[0])

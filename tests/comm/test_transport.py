@@ -14,29 +14,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.comm.tcp.connection import Lane
+from isthmus.comm.tcp.connection import Connection
 from isthmus.comm.tcp.endpoint import Endpoint, listen
 from isthmus.comm.tcp.peer import Peer
-from isthmus.comm.tcp.rendezvous import connect
+from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import (
+    ACK,
+    CLOSE,
     DATA,
     HEARTBEAT,
-    LEAVE,
-    RECEIVED,
+    FrameHeader,
     Greeting,
-    Head,
-    greet,
-    pack_head,
-    read_head,
-    refusal,
-    write_line,
+    pack_header,
+    read_header,
+    refusal_reason,
+    send_greeting,
+    send_json_line,
 )  # fmt: skip
 from isthmus.comm.transport.check_transport import check_joined_transport, check_transport
-from isthmus.comm.transport.in_memory import memory_transports
-from isthmus.comm.transport.receive_matching import Mailbox
+from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Transport
-from isthmus.core.base import TransportKind
+from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import PeerError, ProtocolError, UnavailableError
 from tests.comm.ranks import tcp_transports, transports
 from tests.comm.relay import Relay
@@ -53,11 +53,11 @@ def peer_behind(near: socket.socket, on_loss: Callable[[PeerError], None] = lamb
 
 def kill(transport: TcpTransport) -> None:
     """End all that the kernel would end of a killed worker."""
-    transport._door.close()
+    transport._acceptor.close()
     for peer in transport._peers.values():
-        peer._over.set()
-        for lane in peer._lanes.values():
-            lane.cut()
+        peer._stopped.set()
+        for lane in peer._connections.values():
+            lane.abort()
 
 
 def test_the_fake_conforms() -> None:
@@ -101,9 +101,7 @@ def test_a_cut_line_is_mended() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "seed"), [*(("thread", seed) for seed in range(4)), ("process", 4), ("process", 5)]
-)
+@pytest.mark.parametrize(("kind", "seed"), [*(("thread", seed) for seed in range(4)), ("process", 4), ("process", 5)])
 def test_cuts_and_silences_lose_and_double_nothing(kind: TransportKind, seed: int) -> None:
     """Messages both ways while lines are cut and held at random: each arrives once, in order, unchanged."""
     chance, over = random.Random(seed), threading.Event()
@@ -148,21 +146,21 @@ def test_of_two_that_come_back_as_one_lane_one_stays(monkeypatch: pytest.MonkeyP
     too: no thread and no connection is left when all is over.
     """
     ends = [socket.socketpair() for _ in range(3)]
-    ending, join = threading.Barrier(2), Lane.join
+    ending, join = threading.Barrier(2), Connection.join
 
-    def slowly(lane: Lane) -> None:
+    def slowly(lane: Connection) -> None:
         if lane is first:
             ending.wait(10)
         join(lane)
 
     peer = peer_behind(ends[0][0])
-    first = peer._lanes[0]
+    first = peer._connections[0]
     peer.start()
-    monkeypatch.setattr(Lane, "join", slowly)
+    monkeypatch.setattr(Connection, "join", slowly)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda end: peer.attach(0, (end[0], 0.0)), ends[1:])) == [True, True]
-    monkeypatch.setattr(Lane, "join", join)
-    peer.abandon()
+    monkeypatch.setattr(Connection, "join", join)
+    peer.abort()
     assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
     for _, far in ends:
         far.close()
@@ -226,7 +224,7 @@ def test_heartbeats_keep_an_idle_line() -> None:
 def test_a_greeting_of_another_run_is_refused(theirs: dict[str, object], why: str) -> None:
     """Version, run, attempt, size and rank must fit; the refusal says which does not."""
     mine = Greeting("job-1", 1, 0, 3)
-    answer = refusal(mine, Greeting("job-1", 1, 1, 3).as_dict() | theirs)
+    answer = refusal_reason(mine, Greeting("job-1", 1, 1, 3).as_dict() | theirs)
     assert answer.startswith(why)
     assert bool(answer) == bool(why)
 
@@ -238,7 +236,7 @@ def meet(greetings: list[Greeting], timeout_s: float = 10) -> list[object]:
 
     def run(place: int) -> object:
         try:
-            met = connect(greetings[place], endpoints, listeners[place], timeout_s)
+            met = connect_ranks(greetings[place], endpoints, listeners[place], timeout_s)
         except (PeerError, ProtocolError) as error:
             return error
         for lanes in met.values():
@@ -279,17 +277,15 @@ def test_a_stranger_does_not_disturb_the_meeting() -> None:
         endpoints = [Endpoint("127.0.0.1", one.getsockname()[1]) for one in (first, second)]
         with socket.create_connection(first.getsockname()) as stranger, ThreadPoolExecutor(2) as pool:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            low = pool.submit(connect, Greeting("j", 1, 0, 2), endpoints, first, 10)
-            high = pool.submit(connect, Greeting("j", 1, 1, 2), endpoints, second, 10)
+            low = pool.submit(connect_ranks, Greeting("j", 1, 0, 2), endpoints, first, 10)
+            high = pool.submit(connect_ranks, Greeting("j", 1, 1, 2), endpoints, second, 10)
             for met in (low.result(), high.result()):
                 for [(connection, _)] in met.values():
                     connection.close()
 
 
 @pytest.mark.on_the_clock
-@pytest.mark.parametrize(
-    "words", [b"[" * 4000 + b"\n", b"\xff\xfe\n", b"7\n", b"{}\n", b"x" * 5000, b"", b"\n"]
-)
+@pytest.mark.parametrize("words", [b"[" * 4000 + b"\n", b"\xff\xfe\n", b"7\n", b"{}\n", b"x" * 5000, b"", b"\n"])
 def test_no_stranger_s_words_end_the_meeting(words: bytes) -> None:
     """Whatever a stranger says, or leaves unsaid, it is turned away within the meeting and the ranks meet."""
     with listen("127.0.0.1") as first, listen("127.0.0.1") as second:
@@ -299,8 +295,8 @@ def test_no_stranger_s_words_end_the_meeting(words: bytes) -> None:
             one.sendall(words)
         start_s = time.monotonic()
         with ThreadPoolExecutor(2) as pool:
-            low = pool.submit(connect, Greeting("j", 1, 0, 2), endpoints, first, 30)
-            high = pool.submit(connect, Greeting("j", 1, 1, 2), endpoints, second, 30)
+            low = pool.submit(connect_ranks, Greeting("j", 1, 0, 2), endpoints, first, 30)
+            high = pool.submit(connect_ranks, Greeting("j", 1, 1, 2), endpoints, second, 30)
             for met in (low.result(), high.result()):
                 assert len(met) == 1
                 for [(connection, _)] in met.values():
@@ -315,16 +311,16 @@ def test_a_rank_that_connects_twice_is_turned_away_the_second_time() -> None:
     mine, theirs = Greeting("j", 1, 0, 3), Greeting("j", 1, 1, 3)
     with listen("127.0.0.1") as first, ThreadPoolExecutor(1) as pool:
         endpoints = [Endpoint("127.0.0.1", first.getsockname()[1])] * 3
-        low = pool.submit(connect, mine, endpoints, first, 20)
+        low = pool.submit(connect_ranks, mine, endpoints, first, 20)
         with (
             socket.create_connection(first.getsockname()) as one,
             socket.create_connection(first.getsockname()) as two,
             socket.create_connection(first.getsockname()) as third,
         ):
-            greet(one, theirs)
+            send_greeting(one, theirs)
             with pytest.raises(UnavailableError, match="rank 1 is already connected"):
-                greet(two, theirs)
-            greet(third, Greeting("j", 1, 2, 3))
+                send_greeting(two, theirs)
+            send_greeting(third, Greeting("j", 1, 2, 3))
             met = low.result(20)
             assert sorted(met) == [1, 2]
             assert met[1][0][0].getpeername() == one.getsockname()
@@ -339,17 +335,17 @@ def test_a_peer_that_refuses_connections_is_an_error_at_once() -> None:
     with listen("127.0.0.1") as own:
         endpoints = [Endpoint("127.0.0.1", port)] * 3
         with pytest.raises(PeerError, match="rank 0: peer 127"):
-            connect(Greeting("j", 1, 1, 3), endpoints, own, timeout_s=60)
+            connect_ranks(Greeting("j", 1, 1, 3), endpoints, own, timeout_s=60)
 
 
 def test_a_peer_of_another_version_is_a_protocol_error() -> None:
     """The one who dialled a worker of another format version is told so."""
     with listen("127.0.0.1") as other, listen("127.0.0.1") as own, ThreadPoolExecutor(1) as pool:
         endpoints = [Endpoint("127.0.0.1", other.getsockname()[1])] * 2
-        dialling = pool.submit(connect, Greeting("j", 1, 1, 2), endpoints, own, 10)
+        dialling = pool.submit(connect_ranks, Greeting("j", 1, 1, 2), endpoints, own, 10)
         with other.accept()[0] as connection:
             connection.recv(4096)
-            write_line(connection, {"refused": "isthmus is 1 there and 2 here"})
+            send_json_line(connection, {"refused": "isthmus is 1 there and 2 here"})
             assert isinstance(dialling.exception(10), ProtocolError)
 
 
@@ -364,19 +360,19 @@ def test_a_port_in_use_is_unavailable() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=40))
 def test_a_mailbox_loses_and_doubles_nothing(steps: list[tuple[bool, int]]) -> None:
     """Whatever the order of asking and arriving, the k-th request of a tag gets the k-th message of it."""
-    mailbox = Mailbox(0)
+    mailbox = ReceiveMatcher(0)
     asked: dict[int, list[bytearray]] = {0: [], 1: [], 2: []}
     futures: dict[int, list[object]] = {0: [], 1: [], 2: []}
     sent = {0: 0, 1: 0, 2: 0}
     for arrives, tag in steps:
         if arrives:
-            slot = mailbox.open(tag, "x", 1)
+            slot = mailbox.begin_message(tag, "x", 1)
             slot.buffer[0] = sent[tag]
             sent[tag] += 1
             mailbox.complete(slot, Arrival(0, 0))
         else:
             asked[tag].append(bytearray(1))
-            futures[tag].append(mailbox.ask(tag, "x", memoryview(asked[tag][-1])))
+            futures[tag].append(mailbox.post_receive(tag, "x", memoryview(asked[tag][-1])))
     mailbox.fail(PeerError("over"))
     for tag in asked:
         for place, (buffer, future) in enumerate(zip(asked[tag], futures[tag], strict=True)):
@@ -391,13 +387,15 @@ def test_a_mailbox_loses_and_doubles_nothing(steps: list[tuple[bool, int]]) -> N
 @pytest.mark.parametrize(
     "sent",
     [
-        pack_head(Head(9)),
-        pack_head(Head(HEARTBEAT, num_bytes=8)),
-        pack_head(Head(LEAVE, num_bytes=2**20)),
-        pack_head(Head(DATA, label="x", num_bytes=2**62)),
-        pack_head(Head(DATA, label="x", num_bytes=2**40)),
-        pack_head(Head(DATA, label="x", num_bytes=4, offset=3, size=2)),
-        pack_head(Head(DATA, tag=2, num_bytes=4, size=1)) + b"1" + pack_head(Head(DATA, num_bytes=5, size=1)),
+        pack_header(FrameHeader(9)),
+        pack_header(FrameHeader(HEARTBEAT, message_bytes=8)),
+        pack_header(FrameHeader(CLOSE, message_bytes=2**20)),
+        pack_header(FrameHeader(DATA, label="x", message_bytes=2**62)),
+        pack_header(FrameHeader(DATA, label="x", message_bytes=2**40)),
+        pack_header(FrameHeader(DATA, label="x", message_bytes=4, offset=3, payload_bytes=2)),
+        pack_header(FrameHeader(DATA, tag=2, message_bytes=4, payload_bytes=1))
+        + b"1"
+        + pack_header(FrameHeader(DATA, message_bytes=5, payload_bytes=1)),
         b"\x01\x02" + bytes(48) + b"\xff\xff",
         b"GET / HTTP/1.1\r\nHost: nobody at all\r\n\r\n",
     ],
@@ -407,7 +405,7 @@ def test_what_is_no_frame_is_a_loss(sent: bytes) -> None:
     near, far = socket.socketpair()
     losses: list[PeerError] = []
     peer = peer_behind(near, losses.append)
-    waiting = peer.mailbox.ask(2, "x", memoryview(bytearray(1)))
+    waiting = peer.matcher.post_receive(2, "x", memoryview(bytearray(1)))
     peer.start()
     far.sendall(sent)
     far.shutdown(socket.SHUT_WR)
@@ -423,11 +421,11 @@ def test_what_is_sent_after_the_leave_is_an_error() -> None:
     peer = peer_behind(near)
     peer.start()
     before = peer.send(1, "x", memoryview(b"1"))
-    head = read_head(far)
-    far.sendall(pack_head(Head(RECEIVED, head.number)))
+    head = read_header(far)
+    far.sendall(pack_header(FrameHeader(ACK, head.number)))
     assert before.result(10) is None
     late = peer.send(1, "x", memoryview(b"2"))
-    far.sendall(pack_head(Head(LEAVE)))
+    far.sendall(pack_header(FrameHeader(CLOSE)))
     assert isinstance(late.exception(10), PeerError)
     far.close()
     peer.join(1)
@@ -460,13 +458,13 @@ def test_sends_racing_with_the_end_are_all_answered() -> None:
 
 def test_a_mailbox_remembers_no_tag_that_is_over() -> None:
     """A million tags, each used once, as collectives do, leave nothing behind."""
-    mailbox = Mailbox(0)
+    mailbox = ReceiveMatcher(0)
     for tag in range(100):
-        future = mailbox.ask(tag, "x", memoryview(bytearray(1)))
-        mailbox.complete(mailbox.open(tag, "x", 1), Arrival(0, 0))
+        future = mailbox.post_receive(tag, "x", memoryview(bytearray(1)))
+        mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0))
         future.result(0)
-        mailbox.complete(mailbox.open(tag, "x", 1), Arrival(0, 0))
-        mailbox.ask(tag, "x", memoryview(bytearray(1))).result(0)
+        mailbox.complete(mailbox.begin_message(tag, "x", 1), Arrival(0, 0))
+        mailbox.post_receive(tag, "x", memoryview(bytearray(1))).result(0)
     assert not mailbox._requests
     assert not mailbox._unclaimed
     assert mailbox._unclaimed_bytes == 0
@@ -474,9 +472,9 @@ def test_a_mailbox_remembers_no_tag_that_is_over() -> None:
 
 def test_a_message_that_ends_after_the_loss_changes_nothing() -> None:
     """1. A message begins to arrive. 2. Another peer is lost, and everybody fails. 3. The message ends."""
-    mailbox = Mailbox(0)
-    future = mailbox.ask(1, "x", memoryview(bytearray(4)))
-    slot = mailbox.open(1, "x", 4)
+    mailbox = ReceiveMatcher(0)
+    future = mailbox.post_receive(1, "x", memoryview(bytearray(4)))
+    slot = mailbox.begin_message(1, "x", 4)
     mailbox.fail(PeerError("another one"))
     mailbox.complete(slot, Arrival(0, 0))
     assert isinstance(future.exception(0), PeerError)
@@ -485,36 +483,36 @@ def test_a_message_that_ends_after_the_loss_changes_nothing() -> None:
 @pytest.mark.parametrize("asked_first", [True, False])
 def test_a_message_of_another_size_fails_its_receive_alone(asked_first: bool) -> None:
     """A mismatch names both labels; the next message of the tag still finds its receive."""
-    mailbox = Mailbox(3)
-    wrong = mailbox.ask(1, "float32[2]", memoryview(bytearray(8))) if asked_first else None
-    mailbox.complete(mailbox.open(1, "float32[1]", 4), Arrival(0, 0))
-    wrong = wrong or mailbox.ask(1, "float32[2]", memoryview(bytearray(8)))
+    mailbox = ReceiveMatcher(3)
+    wrong = mailbox.post_receive(1, "float32[2]", memoryview(bytearray(8))) if asked_first else None
+    mailbox.complete(mailbox.begin_message(1, "float32[1]", 4), Arrival(0, 0))
+    wrong = wrong or mailbox.post_receive(1, "float32[2]", memoryview(bytearray(8)))
     with pytest.raises(PeerError, match=r"peer 3 sent float32\[1\] where float32\[2\] was expected"):
         wrong.result(0)
-    right = mailbox.ask(1, "float32[2]", memoryview(bytearray(8)))
-    mailbox.complete(mailbox.open(1, "float32[2]", 8), Arrival(0, 0))
+    right = mailbox.post_receive(1, "float32[2]", memoryview(bytearray(8)))
+    mailbox.complete(mailbox.begin_message(1, "float32[2]", 8), Arrival(0, 0))
     right.result(0)
 
 
 @pytest.mark.parametrize("asked_first", [True, False])
 def test_a_message_cut_off_fails_its_receive(asked_first: bool) -> None:
     """A line lost in the middle of a message fails the receive that it was for; it never hangs."""
-    mailbox = Mailbox(0)
+    mailbox = ReceiveMatcher(0)
     if asked_first:
-        future = mailbox.ask(1, "x", memoryview(bytearray(4)))
-        mailbox.open(1, "x", 4)
+        future = mailbox.post_receive(1, "x", memoryview(bytearray(4)))
+        mailbox.begin_message(1, "x", 4)
     else:
-        mailbox.open(1, "x", 4)
-        future = mailbox.ask(1, "x", memoryview(bytearray(4)))
+        mailbox.begin_message(1, "x", 4)
+        future = mailbox.post_receive(1, "x", memoryview(bytearray(4)))
     mailbox.fail(PeerError("cut"))
     assert isinstance(future.exception(0), PeerError)
 
 
 def test_a_full_mailbox_holds_the_reader_until_someone_asks() -> None:
     """Unasked-for messages beyond the bound stop reading, unless a receive waits for one further behind."""
-    mailbox = Mailbox(0, max_unclaimed_bytes=4)
-    slot = mailbox.open(1, "x", 8)
+    mailbox = ReceiveMatcher(0, max_unclaimed_bytes=4)
+    slot = mailbox.begin_message(1, "x", 8)
     mailbox.complete(slot, Arrival(0, 0))
-    assert not mailbox.wait_for_room(0)
-    mailbox.ask(2, "x", memoryview(bytearray(1)))
-    assert mailbox.wait_for_room(0)
+    assert not mailbox.wait_for_space(0)
+    mailbox.post_receive(2, "x", memoryview(bytearray(1)))
+    assert mailbox.wait_for_space(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.control.coordinator.coordinator import Coordinator, Rules
+from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.state.events import (
     AgentReported,
     Event,
@@ -21,19 +21,21 @@ from isthmus.control.state.events import (
 from isthmus.control.state.invariants import violations
 from isthmus.core.messages.agent_messages import (
     AgentReport,
-    LocalJobSeen,
+    ObservedLocalJob,
     ObservedPart,
     PartOrder,
-    Protection,
     QueueEntry,
+    VerifiedCheckpoint,
     WorkerAddress,
 )
 from isthmus.core.messages.api_views import JobState
-from isthmus.core.plan import Part, Plan, PlanSet, Refusal
+from isthmus.core.plan import Plan, PlanPart, PlanSet, Refusal
 from isthmus.core.pool import Cluster
 from tests.control.samples import cluster, plan, submission
 
-RULES = Rules(reservation_s=10, start_s=20, lease_s=5, agent_lost_s=3, retry_s=2, retry_most_s=8)
+RULES = CoordinatorConfig(
+    reservation_timeout_s=10, start_timeout_s=20, lease_s=5, agent_timeout_s=3, retry_s=2, max_retry_s=8
+)
 
 
 class Driver:
@@ -44,7 +46,7 @@ class Driver:
         self.now_s = 100.0
         self.clusters: dict[str, Cluster] = {name: cluster(name, chips) for name in names}
         self.asked: dict[str, MakePlans] = {}
-        self.local: dict[str, tuple[LocalJobSeen, ...]] = {}
+        self.local: dict[str, tuple[ObservedLocalJob, ...]] = {}
         for name in names:
             self.report(name)
 
@@ -84,7 +86,7 @@ class Driver:
 
     def preempt(self, job_id: str) -> tuple[str, ...]:
         """Agree to whatever the job is offered; return the victims as `CLUSTER/JOB`."""
-        offer = self.coordinator.job(job_id).offer
+        offer = self.coordinator.job_view(job_id).offer
         named = tuple(VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer)
         self.tell(PreemptionAgreed(now_s=self.now_s, job_id=job_id, victims=named))
         return tuple(f"{one.cluster}/{one.job}" for one in offer)
@@ -99,7 +101,7 @@ class Driver:
         free: int | None = None,
         incarnation: str = "1",
         chips: int | None = None,
-        local: tuple[LocalJobSeen, ...] | None = None,
+        local: tuple[ObservedLocalJob, ...] | None = None,
         queue: tuple[QueueEntry, ...] = (),
     ) -> list[Instruction]:
         """Report `parts` of a site. `free` follows from what the parts hold; `chips` is all there are.
@@ -119,8 +121,8 @@ class Driver:
             local_jobs=self.local.get(site, ()),
             queue=queue,
         )
-        told = self.tell(AgentReported.of(report, self.now_s))
-        self.coordinator.hear(site, self.now_s, report)
+        told = self.tell(AgentReported.from_report(report, self.now_s))
+        self.coordinator.record_report(site, self.now_s, report)
         return told
 
     def _free(self, here: Cluster, parts: Sequence[ObservedPart]) -> int:
@@ -131,7 +133,7 @@ class Driver:
             promised = record.parts.get((part.job, part.attempt)) if record else None
             if promised is not None and part.state in ("prepared", "running"):
                 held += promised.chips["g"]
-        return max(0, here.node_groups[0].chips - held)
+        return max(0, here.node_groups[0].num_chips - held)
 
     def obey(self, *sites: str) -> None:
         """Let each site do at once what its orders say, and report it."""
@@ -142,9 +144,9 @@ class Driver:
         """Return what a site reports that has carried an order out; workers check in at once."""
         workers: tuple[WorkerAddress, ...] = ()
         if order.desired == "running" and order.plan is not None:
-            ranks = Part.of(order.plan, site).ranks
+            ranks = PlanPart.from_plan(order.plan, site).ranks
             workers = tuple(WorkerAddress(rank=r, cluster=site, host="h", port=r + 1) for r in ranks)
-        saved = Protection(step=7, num_bytes=1) if order.protect and order.rank_map else None
+        saved = VerifiedCheckpoint(step=7, num_bytes=1) if order.protect and order.rank_map else None
         return ObservedPart(
             job=order.job, attempt=order.attempt, state=order.desired, workers=workers, protection=saved
         )
@@ -158,15 +160,15 @@ class Driver:
         self.now_s += seconds
         for name, record in self.coordinator.state.clusters.items():
             if record.connected:
-                self.coordinator.hear(name, self.now_s)
-        for event in self.coordinator.due(self.now_s):
+                self.coordinator.record_report(name, self.now_s)
+        for event in self.coordinator.due_events(self.now_s):
             self.tell(event)
 
     def state(self, job_id: str) -> JobState:
-        return self.coordinator.job(job_id).state
+        return self.coordinator.job_view(job_id).state
 
     def reason(self, job_id: str) -> str:
-        return self.coordinator.job(job_id).reason
+        return self.coordinator.job_view(job_id).reason
 
 
 def seen(job: str, attempt: int, state: str, detail: str = "") -> ObservedPart:

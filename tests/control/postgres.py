@@ -27,7 +27,7 @@ def binaries() -> Path | None:
 def running(bin_folder: Path) -> Iterator[str]:
     """Run a server until the end of the context; yield a connection string without its database name.
 
-    PostgreSQL refuses to run as root: then it runs as `postgres`, the user its package makes.
+    PostgreSQL refuses to run as root: then it runs as `postgres_store`, the user its package makes.
     """
     user = pwd.getpwnam("postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name)
     folder = Path(tempfile.mkdtemp(prefix="isthmus-pg-", dir="/tmp"))  # short: a socket's path has 107 bytes

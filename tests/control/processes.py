@@ -13,19 +13,19 @@ from pathlib import Path
 import httpx
 
 from isthmus.agent import AgentConfig, run_agent
-from isthmus.agent.adapters.check_adapter import runs
-from isthmus.control.server.run_server import Listening, ServerConfig, run_server
+from isthmus.agent.adapters.check_adapter import is_running
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
 from isthmus.control.service.auth import Role
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import Event
-from isthmus.control.state.rules import Rules
-from isthmus.control.store.sqlite import SqliteStore
+from isthmus.control.store.sqlite_store import SqliteStore
 from isthmus.core.messages.api_views import JobView, MetricsPage, PoolView, TokenRequest
 from isthmus.core.pool import Cluster
 from tests.control.serving import POOL, plan_across, submission
 from tests.forks import FORKS, preload
 
 STAND_IN = (sys.executable, str(Path(__file__).parents[1] / "agent" / "stand_in.py"))
-RULES = Rules(retry_s=0.2, agent_lost_s=20)
+RULES = CoordinatorConfig(retry_s=0.2, agent_timeout_s=20)
 preload("pytest", "isthmus.control.server.run_server", "isthmus.agent", "tests.control.replicas")
 
 
@@ -40,13 +40,13 @@ class CrashingStore(SqliteStore):
         super().__init__(path)
         self._where, self._left = where, at
 
-    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
+    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
         self._left -= 1
         if self._left == 0 and self._where == "before":
             die()
         if self._left == 0 and self._where == "between":
             self._writer.set_trace_callback(lambda sql: die() if sql == "COMMIT" else None)
-        number = super().append(events, expected)
+        number = super().append(events, expected_last)
         if self._left == 0 and self._where == "after":
             die()
         return number
@@ -59,7 +59,7 @@ def die() -> None:
 def serve(state: Path, port: int, crash: tuple[str, int]) -> None:
     """Be a server that notes its URL in `<state>/url`."""
 
-    def announce(listening: Listening) -> None:
+    def announce(listening: ServerInfo) -> None:
         (state / "url.tmp").write_text(listening.url)
         (state / "url.tmp").replace(state / "url")
 
@@ -133,7 +133,7 @@ class RealPool:
             self.kill(name)
             self.processes[name].close()
         for *_, pid in self.starts():
-            if runs(int(pid)):
+            if is_running(int(pid)):
                 os.killpg(os.getpgid(int(pid)), signal.SIGKILL)
 
     def call(self, method: str, path: str, body: object = None) -> httpx.Response | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from isthmus.control.server.run_server import Listening, ServerConfig, run_server
-from isthmus.control.store.postgres import PostgresStore
-from isthmus.control.store.postgres_leadership import LEADER_LOCK
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
+from isthmus.control.store.postgres_leader_election import LEADER_LOCK
+from isthmus.control.store.postgres_store import PostgresStore
 from tests.control.processes import RULES, RealPool, die, until
 from tests.control.serving import POOL, plan_across
 
@@ -33,7 +33,7 @@ class CrashingPostgres(PostgresStore):
         self._where, self._left = where, at
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def exclusive_access(self) -> Iterator[None]:
         appends = self._left
         with super().turn():
             yield
@@ -42,17 +42,17 @@ class CrashingPostgres(PostgresStore):
         if self._where == "after" and appends > 0 and self._left <= 0:
             die()
 
-    def append(self, events, expected=None):  # type: ignore[no-untyped-def]
+    def append(self, events, expected_last=None):  # type: ignore[no-untyped-def]
         self._left -= 1
         if self._left == 0 and self._where == "before":
             die()
-        return super().append(events, expected)
+        return super().append(events, expected_last)
 
 
 def serve(state: Path, port: int, address: str, crash: tuple[str, int]) -> None:
     """Be one of several servers; note its URL in `<state>/url`."""
 
-    def announce(listening: Listening) -> None:
+    def announce(listening: ServerInfo) -> None:
         (state / "url.tmp").write_text(listening.url)
         (state / "url.tmp").replace(state / "url")
 

@@ -6,15 +6,13 @@ import itertools
 from typing import Any
 
 from isthmus.control.state.events import MakePlans
-from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal, Stage
 from isthmus.core.pool import Cluster, NodeGroup
 
-MODEL = Model(
-    path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={}
-)
+MODEL = Model(path="m", architecture="LlamaForCausalLM", num_layers=12, hidden_size=8, vocab_size=8, config={})
 
 
 def cluster(name: str, chips: int = 4, **more: Any) -> Cluster:
@@ -23,13 +21,11 @@ def cluster(name: str, chips: int = 4, **more: Any) -> Cluster:
     return Cluster(name=name, owner=f"owner-{name}", node_groups=(group,), **more)
 
 
-def submission(
-    name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any
-) -> Submission:
+def submission(name: str = "job", *, policy: str = "auto", key: str = "", restarts: int = 3, **more: Any) -> Submission:
     """A small job; `more` are other fields of it."""
     job = Job(
-        name=name, model="m", data=Data(paths=("d",)), training=Training(steps=1),
-        checkpoints=Checkpoints(folder="c"), output="o", policy=policy, max_restarts=restarts, **more,
+        name=name, model="m", data=DataConfig(paths=("d",)), training=TrainingConfig(steps=1),
+        checkpoints=CheckpointConfig(folder="c"), output="o", policy=policy, max_restarts=restarts, **more,
     )  # fmt: skip
     return Submission(job=job, model=MODEL, key=key)
 

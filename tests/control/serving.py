@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.control.placement import PlanRequest
-from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.core.messages.agent_messages import AgentReport, ObservedPart
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
@@ -26,20 +26,18 @@ POOL = Pool(
         Link(source="west", target="east", bandwidth_gbps=1, delay_ms=10),
     ),
 )
-MODEL = Model(
-    path="model", architecture="LlamaForCausalLM", num_layers=4, hidden_size=8, vocab_size=8, config={}
-)
+MODEL = Model(path="model", architecture="LlamaForCausalLM", num_layers=4, hidden_size=8, vocab_size=8, config={})
 
 
 def job(name: str = "tiny", output: str = "out", **fields: object) -> Job:
     """A job of two steps that takes the first plan by itself."""
-    training = Training(steps=2, sequence_length=8, micro_batch_size=1, global_batch_size=2)
+    training = TrainingConfig(steps=2, sequence_length=8, micro_batch_size=1, global_batch_size=2)
     wanted = {
         "name": name,
         "model": "model",
-        "data": Data(paths=("text",)),
+        "data": DataConfig(paths=("text",)),
         "training": training,
-        "checkpoints": Checkpoints(folder="checkpoints"),
+        "checkpoints": CheckpointConfig(folder="checkpoints"),
         "output": output,
         "policy": "auto",
     }
@@ -55,24 +53,19 @@ def plan_across(asked: PlanRequest) -> PlanSet:
     """Plan one stage at east and one at west, or say that one of them has no free chip."""
     lacking = [name for name in ("east", "west") if asked.free_chips.get(name, {}).get("h20", 0) < 1]
     if lacking:
-        return PlanSet(
-            plans=(), refused=(Refusal(clusters=("east", "west"), reason=f"none free: {lacking}"),)
-        )
+        return PlanSet(plans=(), refused=(Refusal(clusters=("east", "west"), reason=f"none free: {lacking}"),))
     stages = (
         Stage(cluster="east", node_group="h20", layers=(0, 2)),
         Stage(cluster="west", node_group="h20", layers=(2, 4)),
     )
     plans = tuple(
-        Plan(id=name, stages=stages, micro_batches=2, micro_batch_size=1, sequence_length=8)
-        for name in ("p1", "p2")
+        Plan(id=name, stages=stages, micro_batches=2, micro_batch_size=1, sequence_length=8) for name in ("p1", "p2")
     )
     return PlanSet(plans=plans)
 
 
-def report(
-    site: Cluster = EAST, *parts: ObservedPart, incarnation: str = "i1", **fields: object
-) -> AgentReport:
+def report(site: Cluster = EAST, *parts: ObservedPart, incarnation: str = "i1", **fields: object) -> AgentReport:
     """A report of `site` with all its chips free."""
-    free = {group.name: group.chips for group in site.node_groups}
+    free = {group.name: group.num_chips for group in site.node_groups}
     told = {"cluster": site, "incarnation": incarnation, "free_chips": free, "parts": parts}
     return AgentReport.model_validate(told | fields)

@@ -11,8 +11,8 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from isthmus.control.coordinator.coordinator import Coordinator, Rules
-from isthmus.control.simulation.simulated_server import EventLog
+from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
+from isthmus.control.simulation.simulated_server import DurableLog
 from isthmus.control.state.events import (
     AgentReported,
     Event,
@@ -25,28 +25,30 @@ from isthmus.control.state.events import (
     Restarted,
 )
 from isthmus.control.state.invariants import violations
-from isthmus.control.state.job_records import ENDED
+from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, WorkerAddress
 from isthmus.core.messages.api_views import Submission
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
-from isthmus.site.machine_events import Event as AgentEvent
 from isthmus.site.machine_events import (
-    Instruction,
     ObservedWorker,
     OrdersReceived,
+    SiteInstruction,
     StartWorker,
     StopWorker,
     WorkersObserved,
     WriteRankMap,
 )
+from isthmus.site.machine_events import SiteEvent as AgentEvent
 from isthmus.site.parts import SitePart
 from tests.control.samples import cluster, plan_for
 from tests.control.world import Chaos, World
 
 STEP_S = 0.5
-RULES = Rules(reservation_s=6, start_s=20, lease_s=5, agent_lost_s=3, retry_s=1, retry_most_s=8)
+RULES = CoordinatorConfig(
+    reservation_timeout_s=6, start_timeout_s=20, lease_s=5, agent_timeout_s=3, retry_s=1, max_retry_s=8
+)
 
 
 class Killed(Exception):  # noqa: N818 - it is what happens, not an error
@@ -60,7 +62,7 @@ class Away(Exception):  # noqa: N818
 class Server:
     """The shell around the coordinator, in as few lines as it takes."""
 
-    def __init__(self, disk: EventLog, chaos: Chaos, needs: dict[str, int]) -> None:
+    def __init__(self, disk: DurableLog, chaos: Chaos, needs: dict[str, int]) -> None:
         self.disk, self.chaos, self.needs = disk, chaos, needs
         self.acknowledged: set[str] = set()
         self.boot(0.0)
@@ -86,7 +88,7 @@ class Server:
             for _, ask in ready:
                 plans = plan_for(ask, self.needs[ask.submission.key])
                 self._commit(PlansMade(now_s=now_s, job_id=ask.job_id, round=ask.round, plans=plans))
-            for event in self.coordinator.due(now_s):
+            for event in self.coordinator.due_events(now_s):
                 self._commit(event)
             self._check(now_s, grace_s=STEP_S)
         except Killed:
@@ -106,10 +108,10 @@ class Server:
         """Take a report in and answer with orders; raise `Away` where the server is or goes away."""
         self._alive(now_s)
         try:
-            self._commit(AgentReported.of(report, now_s))
-            self.coordinator.hear(report.cluster.name, now_s)
+            self._commit(AgentReported.from_report(report, now_s))
+            self.coordinator.record_report(report.cluster.name, now_s)
             name = report.cluster.name
-            parts, queue = self.coordinator.orders(name), self.coordinator.queue(name)
+            parts, queue = self.coordinator.orders(name), self.coordinator.site_queue(name)
             orders = AgentOrders(parts=parts, queue=queue)
             self._maybe_die("server: before the orders go out")
         except Killed:
@@ -126,7 +128,7 @@ class Server:
             return
         self._maybe_die("server: before the append")
         if self.chaos.point("server: between write and flush"):
-            self.disk.tear([event], self.chaos.rng)
+            self.disk.append_torn([event], self.chaos.rng)
             raise Killed
         self.disk.append([event])
         self._maybe_die("server: between append and handle")
@@ -159,7 +161,7 @@ class Site:
     def boot(self, now_s: float) -> None:
         self.lives += 1
         self.down_until_s = 0.0
-        devices = DeviceIds({"g": [str(device) for device in range(self.chips)]})
+        devices = DeviceIdAllocator({"g": [str(device) for device in range(self.chips)]})
         self.machine = SiteMachine(self.cluster.name, devices, _copy(self.table), now_s=now_s)
 
     def step(self, server: Server, now_s: float) -> None:
@@ -186,7 +188,7 @@ class Site:
             cluster=self.cluster,
             incarnation=f"{self.cluster.name}-{self.lives}",
             free_chips=self.machine.free_chips(),
-            parts=self.machine.observed(),
+            parts=self.machine.observed_parts(),
         )
         if self.chaos.hit(0.1):
             self.late.append((now_s + self.chaos.rng.uniform(0, 20), report))
@@ -212,7 +214,7 @@ class Site:
                 raise Killed
             self._do(instruction)
 
-    def _do(self, instruction: Instruction) -> None:
+    def _do(self, instruction: SiteInstruction) -> None:
         name, part = self.cluster.name, instruction.part
         match instruction:
             case StartWorker(rank=rank):
@@ -273,24 +275,24 @@ class User:
             self.tries += 1
             name = f"{self.wish.key}-{self.tries}"
             server.tell(JobSubmitted(now_s=now_s, job_id=name, user="u", submission=self.wish))
-            self.job_id = server.coordinator.job_of_key("u", self.wish.key)
+            self.job_id = server.coordinator.job_id_of_key("u", self.wish.key)
             assert self.job_id is not None
             server.acknowledged.add(self.job_id)
             return
         if self.job_id not in server.coordinator.state.jobs:
             return
-        job = server.coordinator.job(self.job_id)
-        if self.cancel_at_s is not None and now_s >= self.cancel_at_s and job.state not in ENDED:
+        job = server.coordinator.job_view(self.job_id)
+        if self.cancel_at_s is not None and now_s >= self.cancel_at_s and job.state not in TERMINAL_STATES:
             self.asked_to_cancel = True
             server.tell(JobCancelled(now_s=now_s, job_id=self.job_id))
         elif job.state == "choosing" and job.plans is not None:
             chosen = rng.choice(job.plans.plans).id
             server.tell(PlanChosen(now_s=now_s, job_id=self.job_id, plan_id=chosen))
-        elif job.state in ENDED and self.deletes and not job_held(server, self.job_id):
+        elif job.state in TERMINAL_STATES and self.deletes and not job_held(server, self.job_id):
             server.acknowledged.discard(self.job_id)
             server.tell(JobDeleted(now_s=now_s, job_id=self.job_id))
 
 
 def job_held(server: Server, job_id: str) -> bool:
     """Tell whether some site has not yet confirmed that nothing is left of the job."""
-    return bool(server.coordinator.state.jobs[job_id].unreleased())
+    return bool(server.coordinator.state.jobs[job_id].unreleased_parts())

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.service.actor import Actor, Folded, Request
+from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
 from isthmus.control.state.events import Event, JobCancelled, JobSubmitted
-from isthmus.control.store.store import LogMovedError, MemoryStore
+from isthmus.control.store.store_interface import LogMovedError, MemoryStore
 from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from tests.control.samples import submission
 
@@ -29,7 +29,7 @@ class Disk(MemoryStore):
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
 
-    def append(self, events: Sequence[Event], expected: int | None = None) -> int:
+    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
         self.entered.set()
         if self.gate is not None:
             assert self.gate.wait(20)
@@ -38,8 +38,8 @@ class Disk(MemoryStore):
         if ending == "lost":
             raise UnavailableError("the disk is full")
         if ending == "moved":
-            raise LogMovedError(expected or 0)
-        number = super().append(events, expected)
+            raise LogMovedError(expected_last or 0)
+        number = super().append(events, expected_last)
         if ending == "kept":
             raise UnavailableError("the connection was lost")
         return number
@@ -53,20 +53,20 @@ class Watched:
 
     def __init__(self, disk: Disk) -> None:
         self.disk, self.told = disk, list[tuple[int, str, bool, bool]]()
-        self.actor = Actor(disk, self._observe)
+        self.actor = CoordinatorActor(disk, self._observe)
 
-    def _observe(self, folded: Folded) -> None:
+    def _observe(self, folded: AppliedEvent) -> None:
         job_id = getattr(folded.event, "job_id", "")
-        self.told.append((folded.number, job_id, folded.live, folded.own))
+        self.told.append((folded.number, job_id, folded.live, folded.appended_here))
 
     def known(self) -> list[str]:
-        return self.actor.ask(lambda coordinator: [job.id for job in coordinator.jobs()])
+        return self.actor.query(lambda coordinator: [job.id for job in coordinator.list_jobs()])
 
 
-def submit(job_id: str) -> Request:
+def submit(job_id: str) -> ActorRequest:
     """A request that submits a job and answers how many there are then."""
     event = JobSubmitted(now_s=1.0, job_id=job_id, user="u", submission=submission(job_id))
-    return Request(lambda coordinator: len(coordinator.jobs()), lambda _: event)
+    return ActorRequest(lambda coordinator: len(coordinator.list_jobs()), lambda _: event)
 
 
 def test_nobody_sees_what_is_not_yet_on_disk() -> None:
@@ -75,7 +75,7 @@ def test_nobody_sees_what_is_not_yet_on_disk() -> None:
     watched = Watched(disk)
     disk.gate = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        writing = pool.submit(watched.actor.settle, [submit("a")])
+        writing = pool.submit(watched.actor.execute, [submit("a")])
         assert disk.entered.wait(20)
         reading = pool.submit(watched.known)
         assert not writing.done()
@@ -92,9 +92,9 @@ def test_submissions_that_wait_together_share_a_flush() -> None:
     watched = Watched(disk)
     disk.gate = threading.Event()
     with ThreadPoolExecutor(9) as pool:
-        first = pool.submit(watched.actor.settle, [submit("first")])
+        first = pool.submit(watched.actor.execute, [submit("first")])
         assert disk.entered.wait(20)
-        others = [pool.submit(watched.actor.settle, [submit(f"j{i}")]) for i in range(8)]
+        others = [pool.submit(watched.actor.execute, [submit(f"j{i}")]) for i in range(8)]
         while len(watched.actor._queue) < 8:
             pass
         disk.gate.set()
@@ -108,14 +108,14 @@ def test_a_failed_append_leaves_nothing_behind(others: int) -> None:
     """Who wanted to write is told so; who only read gets the durable state; later ones succeed."""
     disk = Disk("", "lost")
     watched = Watched(disk)
-    watched.actor.settle([submit("old")])
-    read = Request(lambda coordinator: len(coordinator.jobs()))
+    watched.actor.execute([submit("old")])
+    read = ActorRequest(lambda coordinator: len(coordinator.list_jobs()))
     batch = [submit("a"), *(submit(f"b{i}") for i in range(others)), read]
-    watched.actor.settle(batch)
+    watched.actor.execute(batch)
     assert all(isinstance(request.error, UnavailableError) for request in batch[:-1])
     assert read.value() == 1
     assert watched.known() == disk.jobs() == ["old"]
-    assert watched.actor.settle([submit("a")])[0].value() == 2
+    assert watched.actor.execute([submit("a")])[0].value() == 2
     assert [told[:2] for told in watched.told] == [(1, "old"), (2, "a")]
 
 
@@ -123,9 +123,9 @@ def test_an_append_of_unknown_outcome_is_looked_up_in_the_log() -> None:
     """What was kept although the answer was lost is there, and told once; trying again is safe."""
     watched = Watched(Disk("kept"))
     with pytest.raises(UnavailableError):
-        watched.actor.settle([submit("a")])[0].value()
+        watched.actor.execute([submit("a")])[0].value()
     assert watched.known() == ["a"]
-    assert watched.actor.settle([submit("a")])[0].value() == 1
+    assert watched.actor.execute([submit("a")])[0].value() == 1
     assert watched.told == [(1, "a", True, False)]
 
 
@@ -141,10 +141,10 @@ def test_an_event_that_breaks_the_coordinator_is_never_on_disk(monkeypatch: pyte
 
     monkeypatch.setattr(Coordinator, "handle", fragile)
     watched = Watched(Disk())
-    watched.actor.settle([submit("old")])
-    bad = Request(lambda _: None, lambda _: JobCancelled(now_s=2, job_id="old"))
+    watched.actor.execute([submit("old")])
+    bad = ActorRequest(lambda _: None, lambda _: JobCancelled(now_s=2, job_id="old"))
     batch = [submit("a"), bad, submit("b")]
-    watched.actor.settle(batch)
+    watched.actor.execute(batch)
     assert isinstance(bad.error, ZeroDivisionError)
     assert [batch[0].value(), batch[2].value()] == [2, 3]
     assert watched.known() == watched.disk.jobs() == ["old", "a", "b"]
@@ -153,8 +153,8 @@ def test_an_event_that_breaks_the_coordinator_is_never_on_disk(monkeypatch: pyte
 def test_a_refused_event_changes_nothing() -> None:
     """What `admit` refuses, or a proposal raises, is its sender's alone."""
     watched = Watched(Disk())
-    refused = Request(lambda _: None, lambda _: JobCancelled(now_s=2, job_id="nobody"))
-    watched.actor.settle([refused, submit("a")])
+    refused = ActorRequest(lambda _: None, lambda _: JobCancelled(now_s=2, job_id="nobody"))
+    watched.actor.execute([refused, submit("a")])
     assert isinstance(refused.error, NotFoundError)
     assert watched.disk.jobs() == ["a"]
 
@@ -163,8 +163,8 @@ def test_a_log_that_others_append_to_is_read_first() -> None:
     """Two actors on one log: each decides on what both have appended, and is told of every event once."""
     disk = Disk(shared=True)
     one, two = Watched(disk), Watched(disk)
-    one.actor.settle([submit("a")])
-    assert two.actor.settle([submit("b")])[0].value() == 2
+    one.actor.execute([submit("a")])
+    assert two.actor.execute([submit("b")])[0].value() == 2
     assert one.known() == two.known() == ["a", "b"]
     assert one.told == [(1, "a", True, True), (2, "b", True, False)]
     assert two.told == [(1, "a", True, False), (2, "b", True, True)]
@@ -173,7 +173,7 @@ def test_a_log_that_others_append_to_is_read_first() -> None:
 def test_a_log_that_moved_is_read_and_the_batch_decided_again() -> None:
     """Whoever appended in between, the request is settled on the log as it is then."""
     watched = Watched(Disk("moved", "moved"))
-    assert watched.actor.settle([submit("a")])[0].value() == 1
+    assert watched.actor.execute([submit("a")])[0].value() == 1
     assert watched.disk.jobs() == ["a"]
 
 
@@ -182,4 +182,4 @@ def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
     disk = Disk()
     disk.append([JobCancelled(now_s=1, job_id="ghost")])
     with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be replayed"):
-        Actor(disk, lambda _: None)
+        CoordinatorActor(disk, lambda _: None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.service import auth
-from isthmus.control.store.store import MemoryStore
+from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.api_views import TokenRequest
 from tests.control.serving import EAST, WEST, cluster, report, submission
@@ -115,9 +115,7 @@ def test_users_see_only_their_own_jobs_and_an_admin_all(server: Server) -> None:
         ("west", cluster("west", owner="owner-east"), "root"),
     ],
 )
-def test_an_owner_speaks_only_for_its_own_clusters(
-    server: Server, path: str, site: object, token: str
-) -> None:
+def test_an_owner_speaks_only_for_its_own_clusters(server: Server, path: str, site: object, token: str) -> None:
     """Neither another's cluster, nor another's name in the path, nor a claim against the pool's file."""
     answer = server.call("POST", f"/v1/agents/{path}/sync", site and report(site), token=token)  # type: ignore[arg-type]
     assert (answer.status_code, answer.json()["error"]) == (403, "AuthError")
@@ -126,7 +124,7 @@ def test_an_owner_speaks_only_for_its_own_clusters(
 
 def test_a_cluster_belongs_to_the_first_owner_that_brings_it(server: Server) -> None:
     """Where the pool's file does not name a cluster, nobody takes it over later."""
-    server.shell.file = None
+    server.shell.pool_file = None
     north = cluster("north", owner="owner-east")
     server.sync(report(north))
     claim = report(cluster("north", owner="owner-west"), incarnation="i2")
@@ -157,21 +155,21 @@ def test_a_new_token_works_and_is_kept_as_a_hash_only(server: Server) -> None:
 def test_the_first_start_writes_an_admins_token_for_its_owner_only(tmp_path: Path) -> None:
     """Mode 0600, valid, and not made anew at the next start."""
     store = MemoryStore()
-    auth.ensure_admin(store, tmp_path, now_s=0)
-    file = tmp_path / auth.ADMIN_FILE
+    auth.ensure_admin_token(store, tmp_path, now_s=0)
+    file = tmp_path / auth.ADMIN_TOKEN_FILE
     token = file.read_text().strip()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert auth.identify(store, f"Bearer {token}") == auth.Caller(role="admin", name="admin")
-    auth.ensure_admin(store, tmp_path, now_s=1)
+    auth.ensure_admin_token(store, tmp_path, now_s=1)
     assert file.read_text().strip() == token
 
 
 def test_a_crash_between_file_and_store_is_mended_at_the_next_start(tmp_path: Path) -> None:
     """A file whose token nobody knows is replaced by one that works."""
-    (tmp_path / auth.ADMIN_FILE).write_text("lost\n")
+    (tmp_path / auth.ADMIN_TOKEN_FILE).write_text("lost\n")
     store = MemoryStore()
-    auth.ensure_admin(store, tmp_path, now_s=0)
-    token = (tmp_path / auth.ADMIN_FILE).read_text().strip()
+    auth.ensure_admin_token(store, tmp_path, now_s=0)
+    token = (tmp_path / auth.ADMIN_TOKEN_FILE).read_text().strip()
     assert auth.identify(store, f"bearer {token}").role == "admin"
 
 
@@ -179,5 +177,5 @@ def test_a_folder_that_takes_no_token_is_named(tmp_path: Path) -> None:
     """Without the file no admin is made."""
     store = MemoryStore()
     with pytest.raises(UnavailableError, match="nowhere"):
-        auth.ensure_admin(store, tmp_path / "nowhere", now_s=0)
+        auth.ensure_admin_token(store, tmp_path / "nowhere", now_s=0)
     assert store.tokens() == ()

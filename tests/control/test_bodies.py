@@ -10,11 +10,11 @@ from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from pydantic import Field
 
-from isthmus.control.rest.json_route import LARGE_BYTES, JsonRoute
-from isthmus.core.base import Frozen, Name
+from isthmus.control.rest.json_route import THREAD_PARSE_BYTES, JsonRoute
+from isthmus.core.base_model import FrozenModel, Name
 
 
-class Names(Frozen):
+class Names(FrozenModel):
     """Names, and as much text as one likes."""
 
     names: Annotated[tuple[Name, ...], Field(max_length=3)]
@@ -35,7 +35,7 @@ def client(router: APIRouter) -> TestClient:
     "body",
     [
         b'{"names": ["a", "b"]}',
-        b'{"names": ["a"], "text": "%s"}' % (b"x" * LARGE_BYTES),
+        b'{"names": ["a"], "text": "%s"}' % (b"x" * THREAD_PARSE_BYTES),
         b'{"names": ["a", "-"]}',
         b'{"names": ["a", "b", "c", "d"]}',
         b'{"names": ["a"], "text": "\\ud800"}',
@@ -58,7 +58,6 @@ def test_the_answer_is_that_of_a_plain_route(body: bytes) -> None:
 def test_the_document_describes_the_body() -> None:
     """The interface's own document is that of a plain route."""
     documents = [
-        client(router).get("/openapi.json").json()
-        for router in (APIRouter(route_class=JsonRoute), APIRouter())
+        client(router).get("/openapi.json").json() for router in (APIRouter(route_class=JsonRoute), APIRouter())
     ]
     assert json.dumps(documents[0]) == json.dumps(documents[1])

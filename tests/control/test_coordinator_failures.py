@@ -35,7 +35,7 @@ def test_a_failed_part_stops_all_and_the_job_starts_again() -> None:
     assert pool.state("j") == "stopping"
     pool.obey("a")
     assert (pool.state("j"), pool.orders("a")) == ("preparing", {("j", 2): "prepared"})
-    job = pool.coordinator.job("j")
+    job = pool.coordinator.job_view("j")
     assert (job.attempt, job.restarts) == (2, 1)
     assert job.reason == "restart 1 of 3: b failed its part (ranks 1): rank 1 was ended by signal 9"
 
@@ -62,9 +62,7 @@ def test_the_restarts_are_bounded() -> None:
         pool.obey()
         pool.obey()
     assert pool.state("j") == "failed"
-    assert (
-        pool.reason("j") == "a failed its part (ranks 0): rank 0 ended with status 1; restarts used: 1 of 1"
-    )
+    assert pool.reason("j") == "a failed its part (ranks 0): rank 0 ended with status 1; restarts used: 1 of 1"
 
 
 def test_a_worker_that_does_not_check_in_fails_the_attempt() -> None:
@@ -135,7 +133,7 @@ def test_a_part_only_moves_forward() -> None:
     pool.report("b", seen("j", 1, "succeeded"))
     pool.report("b", seen("j", 1, "prepared"))
     pool.report("a", seen("j", 1, "succeeded"))
-    assert (pool.state("j"), pool.coordinator.state.jobs["j"].ending) == ("stopping", "succeeded")
+    assert (pool.state("j"), pool.coordinator.state.jobs["j"].state_after_stop) == ("stopping", "succeeded")
 
 
 @pytest.mark.parametrize("state", ["running", "succeeded"])
@@ -206,7 +204,7 @@ def test_delete_takes_ended_jobs_only() -> None:
     assert pool.tell(delete) == [ForgetJob(job_id="j")]
     with pytest.raises(NotFoundError, match="no job 'j'"):
         pool.state("j")
-    assert pool.coordinator.job_of_key("u", "k") is None
+    assert pool.coordinator.job_id_of_key("u", "k") is None
 
 
 def test_the_same_key_is_the_same_job() -> None:
@@ -215,13 +213,13 @@ def test_the_same_key_is_the_same_job() -> None:
     pool.submit("j1", key="k")
     again = JobSubmitted(now_s=1, job_id="j2", user="u", submission=submission("j1", key="k"))
     assert not pool.coordinator.admit(again)
-    assert pool.coordinator.job_of_key("u", "k") == "j1"
+    assert pool.coordinator.job_id_of_key("u", "k") == "j1"
     with pytest.raises(ConflictError, match="same key"):
         pool.coordinator.admit(again.model_copy(update={"submission": submission("other", key="k")}))
     assert pool.coordinator.admit(again.model_copy(update={"user": "v"}))
     pool.submit("j3")
     pool.submit("j4")
-    assert [job.id for job in pool.coordinator.jobs("u")] == ["j1", "j3", "j4"]
+    assert [job.id for job in pool.coordinator.list_jobs("u")] == ["j1", "j3", "j4"]
 
 
 def test_choosing_is_allowed_while_it_matters() -> None:
@@ -265,11 +263,9 @@ def test_what_cannot_mend_itself_ends_the_job_at_once() -> None:
     assert pool.state("j") == "stopping"
     pool.obey("a")
     pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
-    job = pool.coordinator.job("j")
+    job = pool.coordinator.job_view("j")
     assert (job.state, job.attempt, job.restarts) == ("failed", 1, 0)
-    assert (
-        job.reason == f"b failed its part (ranks 1): {BAD_DATA}; another attempt would fail in the same way"
-    )
+    assert job.reason == f"b failed its part (ranks 1): {BAD_DATA}; another attempt would fail in the same way"
 
 
 @pytest.mark.parametrize("state", ["failed", "released"])
@@ -282,7 +278,7 @@ def test_who_lost_a_peer_does_not_hide_why(state: str) -> None:
     assert BAD_DATA in pool.reason("j")
     pool.report("b", failed(1, "permanent", BAD_DATA, "released"))
     pool.report("a", failed(1, "peer", LOST_PEER, "released"))
-    job = pool.coordinator.job("j")
+    job = pool.coordinator.job_view("j")
     assert (job.state, job.restarts) == ("failed", 0)
     assert BAD_DATA in job.reason
 
@@ -295,7 +291,7 @@ def test_a_site_may_find_out_more_about_its_failure() -> None:
     assert pool.reason("j").endswith("rank 0 ended with status 1: out of memory")
     pool.report("a", failed(1, "peer", LOST_PEER, "released"))
     pool.obey("b")
-    job = pool.coordinator.job("j")
+    job = pool.coordinator.job_view("j")
     assert (job.state, job.attempt, job.restarts) == ("preparing", 2, 1)
     assert job.reason.endswith("rank 0 ended with status 1: out of memory")
 
@@ -329,7 +325,7 @@ def test_a_site_may_come_back_with_other_node_groups(groups: tuple[str, ...]) ->
     )
     pool.tell(report)
     assert pool.state("j") == ("running" if "g" in groups else "stopping")
-    assert set(pool.coordinator.state.free()["a"]) == set(groups)
+    assert set(pool.coordinator.state.free_chips()["a"]) == set(groups)
     assert violations(Coordinator.replay(pool.log, RULES).state, pool.now_s, grace_s=1e9) == []
 
 
@@ -345,13 +341,13 @@ def test_a_clock_that_is_set_back_delays_nothing() -> None:
     pool.report("b", seen("j", 1, "released"))
     assert pool.state("j") == "waiting"
     pool.now_s -= 3600
-    due = pool.coordinator.due(pool.now_s)
+    due = pool.coordinator.due_events(pool.now_s)
     assert {event.kind for event in due} == {"agent-lost", "deadline-passed"}
     for event in due:
         pool.tell(event)
     pool.obey()
-    assert pool.coordinator.pool().clusters[0].connected
-    assert pool.coordinator.due(pool.now_s) == ()
+    assert pool.coordinator.pool_view().clusters[0].connected
+    assert pool.coordinator.due_events(pool.now_s) == ()
 
 
 @given(st.floats(1.7e9, 2.2e9))
@@ -361,14 +357,14 @@ def test_no_deadline_has_passed_when_it_is_set(now_s: float) -> None:
     pool.now_s = now_s
     pool.report("a", incarnation="2")
     pool.submit("j", plan("a"))
-    assert (pool.state("j"), pool.coordinator.due(now_s)) == ("preparing", ())
+    assert (pool.state("j"), pool.coordinator.due_events(now_s)) == ("preparing", ())
 
 
 def test_a_clock_that_is_set_forward_does_not_stop_what_runs() -> None:
     """Agents look lost until their next report; a running job runs on."""
     pool = started("a", "b")
     pool.now_s += 3600
-    for event in pool.coordinator.due(pool.now_s):
+    for event in pool.coordinator.due_events(pool.now_s):
         pool.tell(event)
     assert pool.state("j") == "running"
     pool.obey()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
-from isthmus.core.job import Placement
+from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
@@ -52,7 +52,7 @@ def test_bandwidth_is_promised_with_the_chips_and_given_back_with_them() -> None
     pool.answer("two", predicted(plan("a", "b"), gbps=0.7))
     assert pool.state("two") == "waiting"
     assert "the link a>b has 0.3 Gbit/s left of the 0.7 needed" in pool.reason("two")
-    assert pool.coordinator.job("two").offer == ()
+    assert pool.coordinator.job_view("two").offer == ()
     pool.cancel("one")
     pool.obey()
     assert pool.state("two") == "preparing"
@@ -62,7 +62,7 @@ def test_a_job_without_network_co_scheduling_takes_links_as_they_come() -> None:
     """It is promised no bandwidth, and it waits for none."""
     pool = linked(1.0, "a", "b")
     pool.submit("one", predicted(plan("a", "b"), gbps=0.9))
-    pool.submit("two", predicted(plan("a", "b"), gbps=0.9), placement=Placement(network=False))
+    pool.submit("two", predicted(plan("a", "b"), gbps=0.9), placement=PlacementConstraints(network=False))
     assert pool.state("two") == "preparing"
 
 
@@ -77,11 +77,9 @@ def test_storage_is_promised_with_the_chips() -> None:
     pool.cancel("one")
     pool.obey()
     assert pool.state("two") == "preparing"
-    report = AgentReport(
-        cluster=pool.clusters["a"], incarnation="1", free_chips={"g": 4}, free_storage_bytes=7 * TB
-    )
-    pool.tell(AgentReported.of(report, pool.now_s))
-    (view,) = pool.coordinator.pool().clusters
+    report = AgentReport(cluster=pool.clusters["a"], incarnation="1", free_chips={"g": 4}, free_storage_bytes=7 * TB)
+    pool.tell(AgentReported.from_report(report, pool.now_s))
+    (view,) = pool.coordinator.pool_view().clusters
     assert view.free_storage_bytes == 2 * TB
 
 
@@ -111,14 +109,12 @@ def test_what_starts_is_what_the_objective_says(objective: str, started: list[st
         pool.answer(job, plan(*sites))
         pool.choose(job, "p")
     events = [
-        AgentReported(
-            now_s=pool.now_s, cluster=pool.clusters[q], incarnation="1", free_chips={"g": 6}, parts=()
-        )
+        AgentReported(now_s=pool.now_s, cluster=pool.clusters[q], incarnation="1", free_chips={"g": 6}, parts=())
         for q in ("q1", "q2", "q3")
     ]
     state = pool.coordinator.state
     for record in (state.clusters["q1"], state.clusters["q2"]):
-        record.free_chips, record.free_now = {"g": 6}, None  # all three queues are free at one stroke
+        record.free_chips, record.cached_free = {"g": 6}, None  # all three queues are free at one stroke
     pool.tell(events[2])
     assert [job for job in needs if pool.state(job) == "preparing"] == started
 
@@ -135,11 +131,11 @@ def test_a_queue_that_has_drifted_is_seen_and_told_again() -> None:
     wanted = [QueueEntry(job=job, attempt=1) for job in "xyz"]
     parts = [seen(job, 1, "queued") for job in "xyz"]
     pool.report("a", *parts, free=0, queue=tuple(wanted))
-    assert pool.coordinator.pool().clusters[0].misplaced == 0
+    assert pool.coordinator.pool_view().clusters[0].misplaced == 0
     drifted = (wanted[2], QueueEntry(job="own"), wanted[0], wanted[1])
     pool.report("a", *parts, free=0, queue=drifted)
-    assert pool.coordinator.pool().clusters[0].misplaced == 3
-    assert pool.coordinator.queue("a") == ("x", "y", "z")
+    assert pool.coordinator.pool_view().clusters[0].misplaced == 3
+    assert pool.coordinator.site_queue("a") == ("x", "y", "z")
 
 
 def test_a_higher_priority_goes_first_and_nobody_waits_for_ever() -> None:
@@ -174,12 +170,12 @@ def test_lists_are_given_page_by_page() -> None:
     pool.tell(JobDeleted(now_s=pool.now_s, job_id="j3"))
     asked = pool.coordinator
     names.remove("j3")
-    pages = [asked.jobs("u", limit=7)]
+    pages = [asked.list_jobs("u", limit=7)]
     while pages[-1]:
-        pages.append(asked.jobs("u", after=pages[-1][-1].id, limit=7))
+        pages.append(asked.list_jobs("u", after=pages[-1][-1].id, limit=7))
     assert [job.id for page in pages for job in page] == names
-    first = asked.waiting(limit=10)
-    rest = asked.waiting(after=first[-1].id, limit=100)
+    first = asked.list_waiting(limit=10)
+    rest = asked.list_waiting(after=first[-1].id, limit=100)
     assert [job.place for job in (*first, *rest)] == list(range(1, 20))
     order = [("high", "middle", "low").index(job.job.priority) for job in (*first, *rest)]
     assert order == sorted(order)

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.coordinator.job_lifecycle import JOB_STEPS, move
-from isthmus.control.coordinator.part_observations import PART_STEPS, observe
+from isthmus.control.coordinator.job_lifecycle import JOB_TRANSITIONS, move_job
+from isthmus.control.coordinator.part_observations import PART_TRANSITIONS, apply_observation
 from isthmus.control.state.events import AgentLost, JobChanged, MakePlans, Restarted
-from isthmus.control.state.job_records import JobRecord, State
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import ObservedPart
@@ -47,9 +47,7 @@ def test_a_job_goes_the_whole_way() -> None:
     pool.obey()
     assert pool.state("j") == "succeeded"
     assert [pool.orders(site) for site in "abc"] == [{}, {}, {}]
-    assert {c.cluster.name: c.free_chips for c in pool.coordinator.pool().clusters} == {
-        n: {"g": 4} for n in "abc"
-    }
+    assert {c.cluster.name: c.free_chips for c in pool.coordinator.pool_view().clusters} == {n: {"g": 4} for n in "abc"}
 
 
 def test_an_order_carries_what_a_site_needs_and_a_release_nothing() -> None:
@@ -65,7 +63,7 @@ def test_an_order_carries_what_a_site_needs_and_a_release_nothing() -> None:
 
 
 def test_a_manual_job_waits_for_its_user() -> None:
-    """`policy: manual` holds no chip until the user has chosen; `auto` takes the fastest plan that fits."""
+    """`policy: manual` holds no chip until the user has chosen; `auto_plan` takes the fastest plan that fits."""
     pool = Driver("a", "b")
     pool.submit("j", plan("a", name="one"), plan("b", name="two"), policy="manual")
     assert pool.state("j") == "choosing"
@@ -80,7 +78,7 @@ def test_an_auto_job_takes_the_fastest_plan_that_still_fits() -> None:
     pool.submit("j")
     pool.report("a", free=0)
     pool.answer("j", plan("a", name="one"), plan("b", name="two"))
-    assert pool.coordinator.job("j").plan == plan("b", name="two")
+    assert pool.coordinator.job_view("j").plan == plan("b", name="two")
 
 
 def test_watchers_hear_of_every_change() -> None:
@@ -152,9 +150,9 @@ def test_a_site_that_went_away_while_preparing_is_not_waited_for() -> None:
     assert pool.state("j") == "starting"
     assert pool.orders("b") == {("j", 1): "released"}
     pool.report("b")
-    assert pool.coordinator.state.free()["b"] == {"g": 3}
+    assert pool.coordinator.state.free_chips()["b"] == {"g": 3}
     pool.obey("b")
-    assert pool.coordinator.state.free()["b"] == {"g": 4}
+    assert pool.coordinator.state.free_chips()["b"] == {"g": 4}
 
 
 def test_a_lease_that_ran_out_counts_as_refused_before_the_commit() -> None:
@@ -186,9 +184,9 @@ def test_the_owners_own_work_counts() -> None:
     pool = Driver("a", chips=4)
     pool.report("a", free=3)
     pool.submit("one", plan("a"))
-    assert pool.coordinator.state.free() == {"a": {"g": 2}}
+    assert pool.coordinator.state.free_chips() == {"a": {"g": 2}}
     pool.report("a", seen("one", 1, "prepared"), free=2)
-    assert pool.coordinator.state.free() == {"a": {"g": 2}}
+    assert pool.coordinator.state.free_chips() == {"a": {"g": 2}}
 
 
 def test_a_job_that_nothing_free_fits_is_planned_on_the_whole_pool_and_queues_for_it() -> None:
@@ -202,8 +200,8 @@ def test_a_job_that_nothing_free_fits_is_planned_on_the_whole_pool_and_queues_fo
         assert pool.asked[job].free_chips == {"a": {"g": 2}}
         pool.answer(job, plan("a", "a", name="whole"))
         assert pool.reason(job) == "plan whole does not fit now: a has 0 g free of the 2 needed"
-    assert pool.coordinator.queue("a") == ("second", "third")
-    assert [job.place for job in pool.coordinator.waiting()] == [1, 2]
+    assert pool.coordinator.site_queue("a") == ("second", "third")
+    assert [job.place for job in pool.coordinator.list_waiting()] == [1, 2]
     pool.cancel("first")
     pool.obey()
     assert (pool.state("second"), pool.state("third")) == ("preparing", "waiting")
@@ -220,7 +218,7 @@ def test_what_the_first_in_the_queue_waits_for_is_kept_for_it() -> None:
     pool.submit("small")
     assert pool.asked["small"].free_chips == {"a": {"g": 0}, "b": {"g": 4}}
     pool.answer("small", plan("a", name="late"), plan("b", name="fits"))
-    assert pool.coordinator.job("small").plan == plan("b", name="fits")
+    assert pool.coordinator.job_view("small").plan == plan("b", name="fits")
     pool.cancel("now")
     pool.obey()
     assert pool.state("large") == "preparing"
@@ -238,9 +236,9 @@ def test_a_job_that_waits_looks_elsewhere_when_something_comes_free() -> None:
     pool.cancel("two")
     pool.obey()
     assert (pool.state("j"), pool.asked["j"].free_chips) == ("waiting", {"a": {"g": 0}, "b": {"g": 2}})
-    assert pool.coordinator.queue("a") == ("j",)
+    assert pool.coordinator.site_queue("a") == ("j",)
     pool.answer("j", plan("b", "b", name="here"))
-    assert (pool.state("j"), pool.coordinator.queue("a")) == ("preparing", ())
+    assert (pool.state("j"), pool.coordinator.site_queue("a")) == ("preparing", ())
     assert pool.orders("b") == {("j", 2): "prepared"}
     assert pool.orders("a")["j", 1] == "released"
 
@@ -301,11 +299,11 @@ def test_a_cluster_that_shrinks_takes_the_latest_promise_back() -> None:
 def test_silence_longer_than_the_rules_allow_loses_an_agent() -> None:
     """`due` names the agents that were not heard; a report, or a restart of the server, begins anew."""
     pool = Driver("a")
-    assert pool.coordinator.due(pool.now_s + 3) == ()
-    assert pool.coordinator.due(pool.now_s + 4) == (AgentLost(now_s=pool.now_s + 4, cluster="a"),)
+    assert pool.coordinator.due_events(pool.now_s + 3) == ()
+    assert pool.coordinator.due_events(pool.now_s + 4) == (AgentLost(now_s=pool.now_s + 4, cluster="a"),)
     again = Coordinator.replay(pool.log, RULES)
     again.handle(Restarted(now_s=pool.now_s + 500))
-    assert again.due(pool.now_s + 503) == ()
+    assert again.due_events(pool.now_s + 503) == ()
 
 
 def test_the_planner_is_asked_again_after_a_restart() -> None:
@@ -320,29 +318,27 @@ def test_the_planner_is_asked_again_after_a_restart() -> None:
 
 def test_a_table_lacks_every_other_step() -> None:
     """A step that the table does not have raises, with the story; nothing has changed then."""
-    state = State(rules=RULES)
-    states = sorted({a for a, _ in JOB_STEPS} | {b for _, b in JOB_STEPS})
+    state = PoolState(config=RULES)
+    states = sorted({a for a, _ in JOB_TRANSITIONS} | {b for _, b in JOB_TRANSITIONS})
     for before, after in itertools.product(states, states):
-        if (before, after) in JOB_STEPS:
+        if (before, after) in JOB_TRANSITIONS:
             continue
-        job = JobRecord.of("j", 1, "u", submission(), 0.0)
+        job = JobRecord.create("j", 1, "u", submission(), 0.0)
         job.state = before
-        job.tell("1.000 submitted by u")
-        with pytest.raises(
-            IllegalTransitionError, match=f"no step from {before} to {after}; .*submitted by u"
-        ):
-            move(state, job, after, 2.0)
-        assert (job.state, job.changed_s, len(job.story)) == (before, 0, 1)
+        job.add_history("1.000 submitted by u")
+        with pytest.raises(IllegalTransitionError, match=f"no step from {before} to {after}; .*submitted by u"):
+            move_job(state, job, after, 2.0)
+        assert (job.state, job.changed_s, len(job.history)) == (before, 0, 1)
 
 
 def test_no_report_can_ask_a_part_for_a_step_it_does_not_have() -> None:
     """Whatever an agent reports of a part in whatever state: a step of the table, or nothing."""
-    lives = sorted({a for a, _ in PART_STEPS} | {b for _, b in PART_STEPS})
+    lives = sorted({a for a, _ in PART_TRANSITIONS} | {b for _, b in PART_TRANSITIONS})
     for before, after in itertools.product(lives, lives):
         if after == "ordered":
             continue
         pool = Driver("a")
         part = PartRecord(job="j", attempt=1, cluster="a", ranks=(0,), chips={"g": 1}, state=before)
         pool.coordinator.state.clusters["a"].parts["j", 1] = part
-        changed = observe(pool.coordinator.state, part, ObservedPart(job="j", attempt=1, state=after))
-        assert changed == ((before, after) in PART_STEPS)
+        changed = apply_observation(pool.coordinator.state, part, ObservedPart(job="j", attempt=1, state=after))
+        assert changed == ((before, after) in PART_TRANSITIONS)

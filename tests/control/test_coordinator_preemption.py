@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.control.state.events import AgentLost, JobDeleted, PreemptionAgreed, VictimNamed
 from isthmus.core.errors import ConflictError
-from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
+from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 from isthmus.core.priority import PriorityMap
 from tests.control.driver import Driver, seen
 from tests.control.samples import cluster, plan
@@ -50,7 +50,7 @@ def test_a_blocked_job_is_offered_victims_by_name_and_what_they_would_lose() -> 
     running = [pool.done("a", order) for order in pool.coordinator.orders("a")]
     lost = [one.model_copy(update={"unsaved_s": 30.0}) if one.job == "low" else one for one in running]
     pool.report("a", *lost, seen("gone", 1, "released"))
-    job = pool.coordinator.job("high")
+    job = pool.coordinator.job_view("high")
     assert job.reason == "plan wanted does not fit now: a has 0 g free of the 2 needed"
     assert [(one.cluster, one.owner, one.job, one.chips, one.unsaved_s) for one in job.offer] == [
         ("a", "owner-a", "low", {"g": 4}, 30.0)
@@ -66,9 +66,7 @@ def test_the_whole_way_of_a_joint_preemption() -> None:
     obey(pool, "a")
     assert not any(order.protect for order in pool.coordinator.orders("b"))
     obey(pool, "c")
-    assert {
-        order.protect for site in "ab" for order in pool.coordinator.orders(site) if order.job == "low"
-    } == {True}
+    assert {order.protect for site in "ab" for order in pool.coordinator.orders(site) if order.job == "low"} == {True}
     obey(pool, "a")
     assert (pool.state("low"), pool.orders("a")["high", 1]) == ("running", "ready")
     obey(pool, "b")
@@ -79,7 +77,7 @@ def test_the_whole_way_of_a_joint_preemption() -> None:
     assert (pool.state("high"), pool.state("low")) == ("starting", "waiting")
     pool.obey("a", "c")
     assert pool.state("high") == "running"
-    low = pool.coordinator.job("low")
+    low = pool.coordinator.job_view("low")
     assert low.restarts == 0
     assert "job high of priority 'high' preempts it, checkpoint at step 7" in low.reason
 
@@ -97,7 +95,7 @@ def test_the_victim_goes_on_when_there_is_room_again() -> None:
     for _ in range(4):
         pool.obey()
     assert pool.state("high") == "succeeded"
-    assert (pool.state("low"), pool.coordinator.job("low").attempt) == ("running", 2)
+    assert (pool.state("low"), pool.coordinator.job_view("low").attempt) == ("running", 2)
 
 
 def queued(pool: Driver, site: str) -> list[ObservedPart]:
@@ -161,7 +159,7 @@ def test_only_lower_levels_by_the_owners_own_map_are_offered() -> None:
         pool.answer("next")
         pool.answer("next", plan("a", name="p"))
         pool.choose("next", "p")
-        assert bool(pool.coordinator.job("next").offer) == offered
+        assert bool(pool.coordinator.job_view("next").offer) == offered
 
 
 def test_nobody_is_preempted_who_is_not_needed() -> None:
@@ -176,21 +174,17 @@ def test_nobody_is_preempted_who_is_not_needed() -> None:
     pool.submit("next", priority="high")
     pool.answer("next")
     pool.answer("next", plan("a", "a"))
-    assert [one.job for one in pool.coordinator.job("next").offer] == ["three"]
+    assert [one.job for one in pool.coordinator.job_view("next").offer] == ["three"]
 
 
 def test_the_user_agrees_to_the_victims_that_were_named() -> None:
     """Where they would no longer do, nothing is begun, and the error says so; again, it changes nothing."""
     pool = busy()
-    wrong = PreemptionAgreed(
-        now_s=1, job_id="high", victims=(VictimNamed(cluster="b", job="low", attempt=1),)
-    )
+    wrong = PreemptionAgreed(now_s=1, job_id="high", victims=(VictimNamed(cluster="b", job="low", attempt=1),))
     with pytest.raises(ConflictError, match="the chips of these jobs no longer suffice for job high: low"):
         pool.tell(wrong)
     pool.preempt("high")
-    named = PreemptionAgreed(
-        now_s=1, job_id="high", victims=(VictimNamed(cluster="a", job="low", attempt=1),)
-    )
+    named = PreemptionAgreed(now_s=1, job_id="high", victims=(VictimNamed(cluster="a", job="low", attempt=1),))
     assert not pool.coordinator.admit(named)
     with pytest.raises(ConflictError, match="low is running: only a waiting job can preempt"):
         pool.tell(PreemptionAgreed(now_s=1, job_id="low", victims=()))
@@ -199,15 +193,13 @@ def test_the_user_agrees_to_the_victims_that_were_named() -> None:
 def test_local_jobs_may_be_victims_where_their_owner_lets_them() -> None:
     """They are named in the order; from `prepared` on their agent ends them; chips are counted once."""
     pool = Driver("a", chips=4)
-    own = LocalJobSeen(name="own", chips={"g": 3}, level="low", running=True, preemptible=True, unsaved_s=20)
-    pool.report(
-        "a", local=(own, own.model_copy(update={"name": "kept", "chips": {"g": 1}, "preemptible": False}))
-    )
+    own = ObservedLocalJob(name="own", chips={"g": 3}, level="low", running=True, preemptible=True, unsaved_s=20)
+    pool.report("a", local=(own, own.model_copy(update={"name": "kept", "chips": {"g": 1}, "preemptible": False})))
     pool.submit("next", policy="manual")
     pool.answer("next")
     pool.answer("next", plan("a", "a", name="p"))
     pool.choose("next", "p")
-    assert [(one.job, one.attempt) for one in pool.coordinator.job("next").offer] == [("own", 0)]
+    assert [(one.job, one.attempt) for one in pool.coordinator.job_view("next").offer] == [("own", 0)]
     pool.preempt("next")
     order = pool.coordinator.orders("a")[0]
     assert [(one.job, one.attempt) for one in order.victims] == [("own", 0)]
@@ -215,22 +207,20 @@ def test_local_jobs_may_be_victims_where_their_owner_lets_them() -> None:
     assert (pool.state("next"), pool.orders("a")) == ("preparing", {("next", 1): "prepared"})
     waits = own.model_copy(update={"running": False})
     pool.report("a", seen("next", 1, "prepared"), free=1, local=(waits,))
-    assert (pool.state("next"), pool.coordinator.state.free()) == ("starting", {"a": {"g": 1}})
+    assert (pool.state("next"), pool.coordinator.state.free_chips()) == ("starting", {"a": {"g": 1}})
 
 
 def test_who_is_evicted_by_its_owner_leaves_all_its_sites_and_has_not_failed() -> None:
     """No restart is used, whoever reports first: the site that evicted, or one that lost its peer by that."""
     for first in ("a", "b"):
         pool = busy()
-        evicted = ObservedPart(
-            job="low", attempt=1, state="released", detail="evicted by the owner", fault="evicted"
-        )
+        evicted = ObservedPart(job="low", attempt=1, state="released", detail="evicted by the owner", fault="evicted")
         lost_peer = ObservedPart(job="low", attempt=1, state="failed", detail="lost rank 0", fault="peer")
         for site in (first, "ab".replace(first, "")):
             pool.report(site, evicted if site == "a" else lost_peer, *queued(pool, site))
             assert pool.orders("b")["low", 1] == "released"
         pool.obey("b")
-        low = pool.coordinator.job("low")
+        low = pool.coordinator.job_view("low")
         assert (low.state in ("waiting", "preparing"), low.restarts) == (True, 0)
         assert pool.state("high") == "preparing"
 
@@ -259,4 +249,4 @@ def test_a_deleted_requester_leaves_no_trace() -> None:
     pool.cancel("high")
     pool.obey()
     pool.tell(JobDeleted(now_s=pool.now_s, job_id="high"))
-    assert pool.coordinator.state.jobs["low"].victim_of is None
+    assert pool.coordinator.state.jobs["low"].preemptor is None

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.events import AgentLost, EpochBegan, JobDeleted, PoolSet, Restarted
 from isthmus.control.state.invariants import violations
-from isthmus.control.state.job_records import ENDED, State
+from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart, WorkerAddress
+from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, WorkerAddress
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
 from tests.control.driver import RULES, Driver
@@ -83,7 +83,7 @@ class AnyPool(RuleBasedStateMachine):
     def work(self, first: str, second: str) -> None:
         """The planner, the users and all agents do what is asked of them."""
         self.plan(first, second)
-        for job in self.pool.coordinator.jobs():
+        for job in self.pool.coordinator.list_jobs():
             if job.state == "choosing":
                 self.pool.choose(job.id, "p0")
         self.pool.obey()
@@ -119,7 +119,7 @@ class AnyPool(RuleBasedStateMachine):
     def preempt(self, number: int) -> None:
         """The user agrees to whatever a job is offered."""
         with allowed:
-            if self.pool.coordinator.job(self.job(number)).offer:
+            if self.pool.coordinator.job_view(self.job(number)).offer:
                 self.pool.preempt(self.job(number))
 
     @rule(which=st.sets(sites, min_size=1))
@@ -132,9 +132,7 @@ class AnyPool(RuleBasedStateMachine):
     @rule(site=sites, chips=st.integers(0, 3), running=st.booleans(), level=priorities)
     def local_job(self, site: str, chips: int, running: bool, level: str) -> None:
         """A user of a site has a job of the site's own, or none any more."""
-        own = LocalJobSeen(
-            name="own", chips={"g": max(1, chips)}, level=level, running=running, preemptible=True
-        )
+        own = ObservedLocalJob(name="own", chips={"g": max(1, chips)}, level=level, running=running, preemptible=True)
         done = [self.pool.done(site, order) for order in self.pool.coordinator.orders(site)]
         self.pool.report(site, *done, local=(own,) if chips else ())
 
@@ -161,16 +159,14 @@ class AnyPool(RuleBasedStateMachine):
         """At some sites every part that runs comes to its end."""
         for site in sorted(which):
             done = [self.pool.done(site, order) for order in self.pool.coordinator.orders(site)]
-            ended = [
-                one.model_copy(update={"state": state}) if one.state == "running" else one for one in done
-            ]
+            ended = [one.model_copy(update={"state": state}) if one.state == "running" else one for one in done]
             self.pool.report(site, *ended)
 
     @rule(number=numbers, state=st.sampled_from(STATES))
     def misbehave(self, number: int, state: str) -> None:
         """A site reports any state of one part that it has; of the others, what was ordered."""
         with allowed:
-            for site in self.pool.coordinator.job(self.job(number)).parts[:1]:
+            for site in self.pool.coordinator.job_view(self.job(number)).parts[:1]:
                 done = [self.pool.done(site.cluster, o) for o in self.pool.coordinator.orders(site.cluster)]
                 mine = self.job(number)
                 said = [one.model_copy(update={"state": state}) if one.job == mine else one for one in done]
@@ -233,7 +229,7 @@ class AnyPool(RuleBasedStateMachine):
         for site in SITES:
             for order in self.pool.coordinator.orders(site):
                 if order.desired != "released":
-                    job = self.pool.coordinator.job(order.job)
+                    job = self.pool.coordinator.job_view(order.job)
                     assert order.attempt == job.attempt
                     wanted = {"preparing": "prepared", "starting": "running", "running": "running"}
                     wanted |= {"preempting": "ready", "waiting": "queued", "blocked": "queued"}
@@ -242,7 +238,7 @@ class AnyPool(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once all is cancelled and every agent is honest and heard, no chip is held."""
-        for job in self.pool.coordinator.jobs():
+        for job in self.pool.coordinator.list_jobs():
             with allowed:
                 self.pool.cancel(job.id)
         for site in SITES:
@@ -250,15 +246,15 @@ class AnyPool(RuleBasedStateMachine):
         for _ in range(5):
             self.pool.obey()
         state = self.pool.coordinator.state
-        assert all(job.state in ENDED for job in state.jobs.values())
+        assert all(job.state in TERMINAL_STATES for job in state.jobs.values())
         assert not any(record.parts for record in state.clusters.values())
-        assert not state.on_links
+        assert not state.allocated_kbps
 
 
-def _durable(state: State) -> State:
+def _durable(state: PoolState) -> PoolState:
     for record in state.clusters.values():
-        record.heard_s = None
-    state.touched.clear()
+        record.last_report_s = None
+    state.changed_jobs.clear()
     return state
 
 

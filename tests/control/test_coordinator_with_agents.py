@@ -17,18 +17,18 @@ from isthmus.control.state.events import (
     VictimNamed,
 )
 from isthmus.control.state.invariants import violations
-from isthmus.core.messages.agent_messages import AgentOrders, Protection, WorkerAddress
+from isthmus.core.messages.agent_messages import AgentOrders, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan, PlanSet
-from isthmus.core.policy import OwnerPolicy
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
-    Instruction,
     LocalJob,
     LocalJobsObserved,
     ObservedWorker,
     OrdersReceived,
     RequestCheckpoint,
+    SiteInstruction,
     StartWorker,
     StopWorker,
     WorkersObserved,
@@ -45,7 +45,7 @@ class Site:
 
     def __init__(self, name: str, policy: OwnerPolicy) -> None:
         self.cluster, self.saves = cluster(name), True
-        self.machine = SiteMachine(name, DeviceIds({"g": tuple("0123")}), policy=policy)
+        self.machine = SiteMachine(name, DeviceIdAllocator({"g": tuple("0123")}), policy=policy)
         self.local: list[LocalJob] = []
         self.running: dict[tuple[str, int, int], bool] = {}
         self.saved: set[PartKey] = set()
@@ -71,14 +71,14 @@ class Site:
             state="running" if here else "exited",
             exit_status=None if here else 143,
             address=WorkerAddress(rank=rank, cluster=self.cluster.name, host="h", port=rank + 1),
-            protection=Protection(step=9, num_bytes=1) if part.key in self.saved and self.saves else None,
+            protection=VerifiedCheckpoint(step=9, num_bytes=1) if part.key in self.saved and self.saves else None,
         )
 
     def obey(self, orders: AgentOrders, now_s: float) -> None:
         self._do(self.machine.handle(OrdersReceived(now_s=now_s, orders=orders)))
         check_site(self.machine)
 
-    def _do(self, instructions: list[Instruction]) -> None:
+    def _do(self, instructions: list[SiteInstruction]) -> None:
         for one in instructions:
             match one:
                 case StartWorker(part=part, rank=rank):
@@ -118,7 +118,7 @@ class Pool:
         self.tell(PlanChosen(now_s=self.now_s, job_id=job_id, plan_id="p"))
 
     def preempt(self, job_id: str) -> list[str]:
-        offer = self.coordinator.job(job_id).offer
+        offer = self.coordinator.job_view(job_id).offer
         named = tuple(VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer)
         self.tell(PreemptionAgreed(now_s=self.now_s, job_id=job_id, victims=named))
         return [one.job for one in offer]
@@ -133,13 +133,13 @@ class Pool:
                 cluster=site.cluster,
                 incarnation="1",
                 free_chips=site.machine.free_chips(),
-                parts=site.machine.observed(),
+                parts=site.machine.observed_parts(),
                 local_jobs=site.machine.local_jobs(),
             )
             self.tell(report)
-            orders = AgentOrders(parts=self.coordinator.orders(name), queue=self.coordinator.queue(name))
+            orders = AgentOrders(parts=self.coordinator.orders(name), queue=self.coordinator.site_queue(name))
             site.obey(orders, self.now_s)
-        for event in self.coordinator.due(self.now_s):
+        for event in self.coordinator.due_events(self.now_s):
             self.tell(event)
 
     def until(self, wanted: Callable[[], bool], turns: int = 40) -> None:
@@ -148,10 +148,10 @@ class Pool:
             if wanted():
                 return
             self.turn()
-        raise AssertionError({job.id: (job.state, job.reason) for job in self.coordinator.jobs()})
+        raise AssertionError({job.id: (job.state, job.reason) for job in self.coordinator.list_jobs()})
 
     def state(self, job_id: str) -> str:
-        return self.coordinator.job(job_id).state
+        return self.coordinator.job_view(job_id).state
 
 
 def test_victims_end_when_all_sites_are_ready_and_all_are_protected_and_come_back() -> None:
@@ -172,11 +172,11 @@ def test_victims_end_when_all_sites_are_ready_and_all_are_protected_and_come_bac
         site.saves = True
     pool.until(lambda: pool.state("high") == "running")
     assert not any(site.runs("low") for site in pool.sites.values())
-    low = pool.coordinator.job("low")
+    low = pool.coordinator.job_view("low")
     assert (low.state in ("waiting", "blocked"), low.restarts) == (True, 0)
     pool.tell(_cancel(pool, "high"))
     pool.until(lambda: pool.state("low") == "running")
-    assert pool.coordinator.job("low").attempt == 2
+    assert pool.coordinator.job_view("low").attempt == 2
 
 
 def test_a_refusal_at_one_owner_leaves_every_victim_alone() -> None:
@@ -189,10 +189,10 @@ def test_a_refusal_at_one_owner_leaves_every_victim_alone() -> None:
     pool.submit("high", "aab", "high")
     assert pool.preempt("high") == ["low", "low"]
     pool.until(lambda: pool.state("high") in ("stopping", "waiting", "blocked"))
-    assert "no job was stopped: b refused its part (ranks 2)" in pool.coordinator.job("high").reason
+    assert "no job was stopped: b refused its part (ranks 2)" in pool.coordinator.job_view("high").reason
     for _ in range(5):
         pool.turn()
-    assert (pool.state("low"), pool.coordinator.job("low").attempt) == ("running", 1)
+    assert (pool.state("low"), pool.coordinator.job_view("low").attempt) == ("running", 1)
     assert pool.sites["a"].runs("low")
 
 
@@ -220,10 +220,10 @@ def test_whom_its_owner_evicts_leaves_all_its_sites_and_comes_back() -> None:
     pool.until(lambda: pool.sites["a"].runs("own"))
     pool.until(lambda: pool.state("low") in ("waiting", "blocked"))
     assert not pool.sites["b"].runs("low")
-    assert pool.coordinator.job("low").restarts == 0
+    assert pool.coordinator.job_view("low").restarts == 0
     pool.sites["a"].local.clear()
     pool.until(lambda: pool.state("low") == "running")
-    assert pool.coordinator.job("low").restarts == 0
+    assert pool.coordinator.job_view("low").restarts == 0
 
 
 def _cancel(pool: Pool, job_id: str) -> Event:

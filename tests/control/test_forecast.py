@@ -7,12 +7,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.control.algorithms.global_order import Release, Request
+from isthmus.control.algorithms.global_order import Release, WaitingJob
 from isthmus.control.algorithms.start_forecast import forecast_starts
 
 
-def _job(name: str, chips: int, submitted_s: float, run_s: float = 0.0, queue: str = "q") -> Request:
-    return Request(job=name, needs={queue: chips}, submitted_s=submitted_s, run_s=run_s)
+def _job(name: str, chips: int, submitted_s: float, run_s: float = 0.0, queue: str = "q") -> WaitingJob:
+    return WaitingJob(job=name, needs={queue: chips}, submitted_s=submitted_s, run_s=run_s)
 
 
 def test_a_job_starts_when_those_ahead_of_it_have_given_back_what_it_needs() -> None:
@@ -28,9 +28,7 @@ def test_a_job_starts_when_those_ahead_of_it_have_given_back_what_it_needs() -> 
 def test_the_band_grows_with_what_lies_ahead() -> None:
     """Every run ahead may end sooner or later: the further back, the wider."""
     waiting = [_job(f"j{n}", 1, n, run_s=100) for n in range(4)]
-    found = forecast_starts(
-        waiting, {"q": 0}, [Release(at_s=100, chips={"q": 1})], "arrival", 0.0, spread=0.2
-    )
+    found = forecast_starts(waiting, {"q": 0}, [Release(at_s=100, chips={"q": 1})], "arrival", 0.0, spread=0.2)
     widths = [found[f"j{n}"].latest_s - found[f"j{n}"].earliest_s for n in range(4)]
     assert widths == sorted(widths)
     assert (found["j1"].earliest_s, found["j1"].start_s, found["j1"].latest_s) == (160, 200, 240)
@@ -55,9 +53,7 @@ def test_jobs_on_other_queues_are_not_ahead() -> None:
     st.lists(st.tuples(st.integers(1, 4), st.floats(1, 50)), min_size=1, max_size=7),
     st.sampled_from(["arrival", "utilisation", "throughput"]),
 )
-def test_every_job_that_can_run_is_given_a_start_within_its_band(
-    jobs: list[tuple[int, float]], objective: str
-) -> None:
+def test_every_job_that_can_run_is_given_a_start_within_its_band(jobs: list[tuple[int, float]], objective: str) -> None:
     """With four chips and known lengths all start, none before now, each between its bounds."""
     waiting = [_job(f"j{n}", chips, n, run_s=run_s) for n, (chips, run_s) in enumerate(jobs)]
     found = forecast_starts(waiting, {"q": 4}, [], objective, 100.0)  # type: ignore[arg-type]

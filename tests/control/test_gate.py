@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from isthmus.control.rest.gate import TRUST_S, TokenGate
+from isthmus.control.rest.middleware import TOKEN_CACHE_S, TokenMiddleware
 from isthmus.control.service.auth import Caller, UnknownCallerError
 
 
@@ -35,7 +35,7 @@ def pass_through(path: str, token: str | None) -> list[int]:
 
     headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
     scope = {"type": "http", "path": path, "headers": headers, "method": "POST"}
-    asyncio.run(TokenGate(app, identify=identify)(scope, receive, send))
+    asyncio.run(TokenMiddleware(app, identify=identify)(scope, receive, send))
     return answered
 
 
@@ -60,7 +60,7 @@ def test_health_needs_no_token() -> None:
 
 
 def test_a_known_token_is_looked_up_again_only_after_a_while() -> None:
-    """The store is asked once in `TRUST_S`; of strangers always."""
+    """The store is asked once in `TOKEN_CACHE_S`; of strangers always."""
     asked: list[str | None] = []
     now_s = [0.0]
     known = {"Bearer good"}
@@ -77,7 +77,7 @@ def test_a_known_token_is_looked_up_again_only_after_a_while() -> None:
     async def drop(_message):  # type: ignore[no-untyped-def]
         return
 
-    gate = TokenGate(app, identify=identify, clock=lambda: now_s[0])
+    gate = TokenMiddleware(app, identify=identify, clock=lambda: now_s[0])
 
     def come(token: str) -> None:
         headers = [(b"authorization", f"Bearer {token}".encode())]
@@ -88,6 +88,6 @@ def test_a_known_token_is_looked_up_again_only_after_a_while() -> None:
         come(token)
     assert asked == ["Bearer good", "Bearer bad", "Bearer bad"]
     known.clear()
-    now_s[0] = TRUST_S
+    now_s[0] = TOKEN_CACHE_S
     come("good")
     assert asked[3:] == ["Bearer good"]

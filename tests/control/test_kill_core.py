@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.simulation.faults.torn_log import SqliteLog
-from isthmus.control.simulation.simulated_server import EventLog, ListLog
-from isthmus.control.state.job_records import ENDED, State
+from isthmus.control.simulation.faults.torn_write_log import SqliteEventLog
+from isthmus.control.simulation.simulated_server import DurableLog, MemoryLog
+from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
 from tests.control.samples import submission
 from tests.control.simulated import (
     RULES,
@@ -31,7 +31,7 @@ from tests.control.world import KILL_POINTS, Chaos, World
 CHAOS_S, END_S = 60.0, 600.0
 
 
-def run(seed: int, disk: EventLog) -> Counter[str]:
+def run(seed: int, disk: DurableLog) -> Counter[str]:
     """Run the script; assert its end; return how often each kill point killed."""
     rng = random.Random(seed)
     chaos = Chaos(rng=rng)
@@ -69,7 +69,7 @@ def _users(rng: random.Random) -> tuple[list[User], dict[str, int]]:
 
 def _quiet(server: Server, sites: Sequence[Site], users: Sequence[User]) -> bool:
     jobs = server.coordinator.state.jobs
-    ended = all(job.state in ENDED and not job.unreleased() for job in jobs.values())
+    ended = all(job.state in TERMINAL_STATES and not job.unreleased_parts() for job in jobs.values())
     awake = not server.down_until_s and all(user.job_id for user in users)
     return ended and awake and not any(site.machine.parts for site in sites)
 
@@ -83,7 +83,7 @@ def _check_end(server: Server, sites: Sequence[Site], users: Sequence[User], wor
             continue
         assert [job.id for job in mine] == [user.job_id], "lost or doubled"
         job = mine[0]
-        assert job.state in ENDED, f"{job.id} is still {job.state}: {list(job.story)}"
+        assert job.state in TERMINAL_STATES, f"{job.id} is still {job.state}: {list(job.history)}"
         assert job.state != "cancelled" or user.asked_to_cancel
         assert job.state != "failed" or job.restarts == job.max_restarts
     for site in sites:
@@ -95,23 +95,23 @@ def _check_end(server: Server, sites: Sequence[Site], users: Sequence[User], wor
     assert _durable(again.state) == _durable(server.coordinator.state), "the state is not the fold of the log"
 
 
-def _durable(state: State) -> State:
+def _durable(state: PoolState) -> PoolState:
     for record in state.clusters.values():
-        record.heard_s = None
-    state.touched.clear()
+        record.last_report_s = None
+    state.changed_jobs.clear()
     return state
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_lose_and_double_nothing(seed: int) -> None:
     """Whoever dies wherever, every acknowledged job comes to its end once, and all cards are free."""
-    assert sum(run(seed, ListLog()).values()) > 0
+    assert sum(run(seed, MemoryLog()).values()) > 0
 
 
 @pytest.mark.parametrize("seed", range(1000, 1003))
 def test_kills_with_the_real_store_lose_nothing(seed: int, tmp_path: Path) -> None:
     """The same with SQLite on a disk, its log torn where the server dies between write and flush."""
-    disk = SqliteLog(tmp_path)
+    disk = SqliteEventLog(tmp_path)
     run(seed, disk)
     disk.close()
 
@@ -123,11 +123,11 @@ def test_many_seeds_reach_every_kill_point(whole: bool, tmp_path: Path) -> None:
     seeds = range(2000, 2200 if whole else 2050)
     for seed in seeds:
         if seed % 10:
-            kills += run(seed, ListLog())
+            kills += run(seed, MemoryLog())
             continue
         folder = tmp_path / str(seed)
         folder.mkdir()
-        disk = SqliteLog(folder)
+        disk = SqliteEventLog(folder)
         kills += run(seed, disk)
         disk.close()
     assert kills.keys() == KILL_POINTS.keys()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.agent.adapters.check_adapter import runs
+from isthmus.agent.adapters.check_adapter import is_running
 from tests.control.processes import RealPool, until
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_whoever_is_killed_every_acknowledged_job_ends_once(pool: RealPool, seed
         assert found is not None
         last = [(found.attempt, rank, step) for rank in (0, 1) for step in (0, 1)]
         assert [line for line in pool.metrics(job_id) if line[0] == found.attempt] == last, "lines lost"
-    assert not any(runs(int(pid)) for *_, pid in pool.starts())
+    assert not any(is_running(int(pid)) for *_, pid in pool.starts())
 
 
 def kill_a_worker(pool: RealPool, attempt: int) -> float:
@@ -83,7 +83,7 @@ def kill_a_worker(pool: RealPool, attempt: int) -> float:
     until(lambda: len(pool.workers(attempt)) == 2, f"attempt {attempt} starts")
     workers = pool.workers(attempt)
     os.kill(workers[0], signal.SIGKILL)
-    return until(lambda: not any(runs(pid) for pid in workers), "all workers end", 10)
+    return until(lambda: not any(is_running(pid) for pid in workers), "all workers end", 10)
 
 
 def test_a_killed_worker_stops_the_job_everywhere_and_starts_it_again_so_often(pool: RealPool) -> None:
@@ -112,4 +112,4 @@ def test_cancel_and_ctrl_c_leave_nothing_behind(pool: RealPool) -> None:
     pool.submit("b", training={"steps": 10_000})
     until(lambda: len(pool.workers(1)) == 4, "the next one starts")
     assert [pool.end(name) for name in ("east", "west", "server")] == [0, 0, 0]
-    assert not any(runs(pid) for pid in pool.workers(1))
+    assert not any(is_running(pid) for pid in pool.workers(1))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from isthmus.control.service.control_service import ControlShell
+from isthmus.control.service.control_service import ControlService
 from isthmus.core.messages.agent_messages import ObservedPart, WorkerAddress
 from tests.control.serving import EAST, POOL, WEST, plan_across, report
 from tests.control.test_server_api import Server
@@ -50,11 +50,7 @@ def test_jobs_chips_and_agents_are_what_the_pool_says(server: Server) -> None:
     assert (found[("isthmus_leader",)], found[("isthmus_epoch",)]) == (1, 1)
     assert found["isthmus_events_total", "job-submitted"] == 2
     assert found[("isthmus_append_seconds_count",)] <= found[("isthmus_append_events_sum",)]
-    assert (
-        found[("isthmus_append_events_sum",)]
-        == found[("isthmus_last_event",)]
-        == len(list(server.store.events()))
-    )
+    assert found[("isthmus_append_events_sum",)] == found[("isthmus_last_event",)] == len(list(server.store.events()))
 
 
 def test_the_wait_ends_when_all_ranks_run(server: Server) -> None:
@@ -76,10 +72,10 @@ def test_a_deleted_job_is_not_counted_and_a_restart_counts_the_same(server: Serv
     gone, _ = server.submit(), server.submit()
     server.call("POST", f"/v1/jobs/{gone.id}/cancel")
     server.call("DELETE", f"/v1/jobs/{gone.id}")
-    counts = server.shell.meters.jobs()
+    counts = server.shell.server_metrics.jobs_by_state()
     assert sum(counts.values()) == 1
-    again = ControlShell(server.store, POOL, planner=plan_across)
-    assert again.meters.jobs() == counts
+    again = ControlService(server.store, POOL, planner=plan_across)
+    assert again.server_metrics.jobs_by_state() == counts
     again.close()
 
 

@@ -12,11 +12,11 @@ import psycopg
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.events import decode, encode
-from isthmus.control.store import postgres_schema, sqlite
-from isthmus.control.store.postgres import PostgresStore
-from isthmus.control.store.sqlite import SqliteStore
-from isthmus.control.store.store import Store
+from isthmus.control.state.events import decode_event, encode_event
+from isthmus.control.store import postgres_schema, sqlite_store
+from isthmus.control.store.postgres_store import PostgresStore
+from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.control.store.store_interface import Store
 
 DATA = Path(__file__).parent / "data"
 LOG = (DATA / "log-v1.jsonl").read_text(encoding="utf-8").splitlines()
@@ -26,13 +26,13 @@ def check(store: Store) -> None:
     """What the old server had acknowledged is there, and the log goes on behind it."""
     events = [event for _, event in store.events()]
     assert len(events) == len(LOG)
-    states = {job.id: (job.user, job.state) for job in Coordinator.replay(events).jobs()}
+    states = {job.id: (job.user, job.state) for job in Coordinator.replay(events).list_jobs()}
     assert states["tiny-00000002"] == ("bob", "cancelled")
     assert states["tiny-00000001"][0] == "ann"
     assert store.metrics("tiny-00000001").metrics[0].values == {"loss": 5.5}
     assert store.logs("tiny-00000001").chunks[0].text == "hello"
     assert [token.name for token in store.tokens()] == ["ann"]
-    assert store.append([events[-1]], expected=len(LOG)) == len(LOG) + 1
+    assert store.append([events[-1]], expected_last=len(LOG)) == len(LOG) + 1
     store.close()
 
 
@@ -47,7 +47,7 @@ def test_a_sqlite_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path
     with sqlite3.connect(path) as db:
         versions = [version for (version,) in db.execute("SELECT version FROM migrations ORDER BY version")]
     db.close()
-    assert versions == list(range(1, len(sqlite.MIGRATIONS) + 1))
+    assert versions == list(range(1, len(sqlite_store.MIGRATIONS) + 1))
 
 
 @pytest.mark.slow
@@ -66,4 +66,4 @@ def test_a_postgres_database_of_the_first_version_is_brought_up_to_date(postgres
 def test_old_events_are_written_again_as_they_are_read() -> None:
     """What this version makes of an old event means the same: read, written and read again."""
     for text in LOG:
-        assert decode(encode(decode(text))) == decode(text)
+        assert decode_event(encode_event(decode_event(text))) == decode_event(text)

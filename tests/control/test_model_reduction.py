@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.control.coordinator import advance, joint_preemption
+from isthmus.control.coordinator import advance_job, joint_preemption
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.job_records import JobRecord, State
-from isthmus.site import DeviceIds
+from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.site import DeviceIdAllocator
 from tests.control.model.components import Components, Effect, Placed
 from tests.control.model.explore import explore
 from tests.control.model.pool import EXCHANGES, Pool, World, whole_key
@@ -173,9 +173,11 @@ def _finds(scenario: Scenario, what: str) -> None:
 
 def test_both_find_a_site_that_gives_a_card_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that gives a part devices that others hold."""
-    is_free = DeviceIds._is_free
+    is_free = DeviceIdAllocator._is_free
     monkeypatch.setattr(
-        DeviceIds, "_is_free", lambda book, device, part: part is not None or is_free(book, device, part)
+        DeviceIdAllocator,
+        "_is_free",
+        lambda book, device, part: part is not None or is_free(book, device, part),
     )
     _finds(Scenario(jobs=(("j", "abc"),), faults=0, evictions=1), "two holders")
 
@@ -183,24 +185,24 @@ def test_both_find_a_site_that_gives_a_card_twice(monkeypatch: pytest.MonkeyPatc
 def test_both_find_a_coordinator_that_commits_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is content with a single prepared part."""
 
-    def hasty(state: State, job: JobRecord, now_s: float) -> None:
-        if any(part.state == "prepared" for part in job.present()):
-            advance.move(state, job, "starting", now_s)
+    def hasty(state: PoolState, job: JobRecord, now_s: float) -> None:
+        if any(part.state == "prepared" for part in job.current_parts()):
+            advance_job.move_job(state, job, "starting", now_s)
 
-    monkeypatch.setitem(advance.ADVANCES, "preparing", hasty)
+    monkeypatch.setitem(advance_job.ADVANCE_BY_STATE, "preparing", hasty)
     _finds(Scenario(jobs=(("j", "abc"),), faults=0), "job j is starting, but not every part was prepared")
 
 
 def test_both_find_a_preemption_that_does_not_wait_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that takes every victim for protected."""
-    monkeypatch.setattr(joint_preemption, "protected_step", lambda _: 1)
+    monkeypatch.setattr(joint_preemption, "verified_step", lambda _: 1)
     _finds(SMALL_PREEMPTION, "j is ended for another, and its processes have saved the steps {None}")
 
 
 def test_both_find_a_job_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that never leaves `stopping`: nothing is wrong with any state, but no goal is reached."""
     monkeypatch.setattr("isthmus.control.coordinator.attempts.end_if_released", lambda *_: None)
-    monkeypatch.setattr(advance, "end_if_released", lambda *_: None)
+    monkeypatch.setattr(advance_job, "end_if_released", lambda *_: None)
     scenario = Scenario(sites=("a", "b"), jobs=(("j", "ab"),), faults=0)
     full, fast = explore(Pool(scenario)), sweep(scenario)
     assert full.wrong == fast.wrong == "no goal can be reached from here without a fault"

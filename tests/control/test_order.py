@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.control.algorithms.global_order import Objective, Release, Request, global_order
-from isthmus.control.algorithms.pack_jobs import pack_jobs
+from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
+from isthmus.control.algorithms.knapsack import pack_jobs
 
 FREE = {"queue1": 6, "queue2": 6, "queue3": 6}
 JOB1 = {"queue1": 8}
@@ -18,10 +18,10 @@ JOB3 = {"queue1": 6, "queue2": 6, "queue3": 6}
 JOB4 = {"queue3": 4}
 
 
-def _requests(deadline_s: float | None = None) -> list[Request]:
+def _requests(deadline_s: float | None = None) -> list[WaitingJob]:
     needs = (JOB1, JOB2, JOB3, JOB4)
     return [
-        Request(job=f"job{n}", needs=need, submitted_s=n, deadline_s=deadline_s if n == 1 else None)
+        WaitingJob(job=f"job{n}", needs=need, submitted_s=n, deadline_s=deadline_s if n == 1 else None)
         for n, need in enumerate(needs, start=1)
     ]
 
@@ -34,9 +34,7 @@ def _requests(deadline_s: float | None = None) -> list[Request]:
         ("deadline", 1000.0, {"job4"}),
     ],
 )
-def test_the_worked_cases_of_the_report(
-    objective: Objective, deadline_s: float | None, start: set[str]
-) -> None:
+def test_the_worked_cases_of_the_report(objective: Objective, deadline_s: float | None, start: set[str]) -> None:
     """Capacities 6, 6, 6 (4.3.1): the objective fixes what starts; queue1 is kept for Job1's deadline."""
     order = global_order(_requests(deadline_s), FREE, objective, now_s=10.0)
     assert set(order.start) == start
@@ -62,10 +60,10 @@ def test_a_hopeless_deadline_reserves_nothing() -> None:
 def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
     """Jobs of one chip that never stop coming let one of two chips start once its patience has ended."""
     running = [3.0, 4.0]
-    large = Request(job="large", needs={"q": 2}, submitted_s=0.0)
+    large = WaitingJob(job="large", needs={"q": 2}, submitted_s=0.0)
     for now in range(1, 40):
         running = [end for end in running if end > now]
-        small = [Request(job=f"s{now}-{n}", needs={"q": 1}, submitted_s=float(now)) for n in range(2)]
+        small = [WaitingJob(job=f"s{now}-{n}", needs={"q": 1}, submitted_s=float(now)) for n in range(2)]
         order = global_order([large, *small], {"q": 2 - len(running)}, objective, float(now), patience_s=10)
         if "large" in order.start:
             return
@@ -76,10 +74,10 @@ def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
 def test_kept_chips_are_lent_to_a_job_that_gives_them_back_in_time() -> None:
     """A short job starts on chips kept for another, a long one and one of unknown length do not."""
     waiting = [
-        Request(job="large", needs={"q": 4}, submitted_s=0.0),
-        Request(job="unknown", needs={"q": 1}, submitted_s=1.0),
-        Request(job="long", needs={"q": 1}, submitted_s=2.0, run_s=20.0),
-        Request(job="short", needs={"q": 1}, submitted_s=3.0, run_s=9.0),
+        WaitingJob(job="large", needs={"q": 4}, submitted_s=0.0),
+        WaitingJob(job="unknown", needs={"q": 1}, submitted_s=1.0),
+        WaitingJob(job="long", needs={"q": 1}, submitted_s=2.0, run_s=20.0),
+        WaitingJob(job="short", needs={"q": 1}, submitted_s=3.0, run_s=9.0),
     ]
     ends = [Release(at_s=20.0, chips={"q": 2})]
     order = global_order(waiting, {"q": 2}, "arrival", 10.0, releases=ends)
@@ -93,9 +91,9 @@ _objectives = st.sampled_from(["arrival", "utilisation", "throughput", "deadline
 
 
 @st.composite
-def _waiting(draw: st.DrawFn) -> list[Request]:
+def _waiting(draw: st.DrawFn) -> list[WaitingJob]:
     return [
-        Request(
+        WaitingJob(
             job=f"j{n}",
             needs=draw(_needs),
             submitted_s=draw(st.floats(0, 50)),
@@ -109,7 +107,7 @@ def _waiting(draw: st.DrawFn) -> list[Request]:
 
 @given(_waiting(), _free, _objectives, st.floats(0, 100))
 def test_what_starts_fits_and_every_job_is_in_the_order_once(
-    waiting: list[Request], free: dict[str, int], objective: Objective, patience_s: float
+    waiting: list[WaitingJob], free: dict[str, int], objective: Objective, patience_s: float
 ) -> None:
     """Started jobs take no more of any queue than it has free; the order lists each job exactly once."""
     order = global_order(waiting, free, objective, 100.0, patience_s=patience_s)
@@ -120,7 +118,7 @@ def test_what_starts_fits_and_every_job_is_in_the_order_once(
 
 @given(_waiting(), _free, _objectives, st.data())
 def test_the_order_depends_on_the_set_of_jobs_alone(
-    waiting: list[Request], free: dict[str, int], objective: Objective, data: st.DataObject
+    waiting: list[WaitingJob], free: dict[str, int], objective: Objective, data: st.DataObject
 ) -> None:
     """The same jobs in another order give the same answer."""
     shuffled = data.draw(st.permutations(waiting))
@@ -132,10 +130,10 @@ def test_the_choice_is_the_exact_optimum_of_its_objective(
     needs: list[dict[str, int]], free: dict[str, int], objective: Objective
 ) -> None:
     """No set of jobs that fits uses more chips (utilisation), or is larger (throughput), than what starts."""
-    waiting = [Request(job=f"j{n}", needs=need, submitted_s=n) for n, need in enumerate(needs)]
+    waiting = [WaitingJob(job=f"j{n}", needs=need, submitted_s=n) for n, need in enumerate(needs)]
     order = global_order(waiting, free, objective, 100.0)
 
-    def value(chosen: list[Request]) -> int:
+    def value(chosen: list[WaitingJob]) -> int:
         return sum(sum(one.needs.values()) if objective == "utilisation" else 1 for one in chosen)
 
     best = 0
@@ -147,9 +145,7 @@ def test_the_choice_is_the_exact_optimum_of_its_objective(
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 9), _needs), max_size=9), _free)
-def test_packing_equals_the_best_of_all_subsets(
-    jobs: list[tuple[float, dict[str, int]]], free: dict[str, int]
-) -> None:
+def test_packing_equals_the_best_of_all_subsets(jobs: list[tuple[float, dict[str, int]]], free: dict[str, int]) -> None:
     """Branch and bound finds the optimum that enumeration finds."""
     values, needs = [value for value, _ in jobs], [need for _, need in jobs]
     best = 0.0
@@ -164,9 +160,7 @@ def test_packing_equals_the_best_of_all_subsets(
 
 
 @given(st.lists(_needs, min_size=1, max_size=30), _free)
-def test_a_packing_cut_short_still_fits_and_says_so(
-    needs: list[dict[str, int]], free: dict[str, int]
-) -> None:
+def test_a_packing_cut_short_still_fits_and_says_so(needs: list[dict[str, int]], free: dict[str, int]) -> None:
     """With hardly any nodes the answer is feasible, and never called exact where the search was cut."""
     packing = pack_jobs([1.0] * len(needs), needs, free, node_limit=len(needs))
     for queue, chips in free.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.control.placement import check_clusters, check_degrees, check_placement
+from isthmus.control.placement import check_clusters, check_degrees, check_placement_names
 from isthmus.core.errors import InputError, IsthmusError, ModelError, PlanError
-from isthmus.core.job import Placement
+from isthmus.core.job import PlacementConstraints
 from tests.control.serving import EAST, MODEL, POOL, WEST, job
 from tests.plan.published import published
 
@@ -19,20 +19,20 @@ from tests.plan.published import published
 def test_a_name_that_nobody_has_is_refused_with_the_nearest(field: str, word: str, hint: str) -> None:
     """A typo is an error now, not a job that waits for ever."""
     with pytest.raises(InputError, match=f"placement.{field}: the pool has no '{word}'") as caught:
-        check_placement(Placement.model_validate({field: [word]}), (), POOL)
+        check_placement_names(PlacementConstraints.model_validate({field: [word]}), (), POOL)
     assert caught.value.hint == hint
 
 
 def test_what_the_file_or_an_agent_names_is_admitted() -> None:
     """Clusters of the operator's file need not have joined; those that joined need not be in a file."""
-    both = Placement(clusters=("east", "west"), owners=("owner-east",), chips=("H20", "A100"))
-    check_placement(both, (), POOL)
-    check_placement(both, (EAST, WEST), None)
+    both = PlacementConstraints(clusters=("east", "west"), owners=("owner-east",), chips=("H20", "A100"))
+    check_placement_names(both, (), POOL)
+    check_placement_names(both, (EAST, WEST), None)
 
 
 def test_while_no_cluster_is_known_any_name_may_come() -> None:
     """A server without a file, before its first agent, cannot tell a typo."""
-    check_placement(Placement(clusters=("somewhere",)), (), None)
+    check_placement_names(PlacementConstraints(clusters=("somewhere",)), (), None)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,9 @@ def test_while_no_cluster_is_known_any_name_may_come() -> None:
         ({"regions": ["moon"]}, "no cluster of the pool satisfies clusters, owners and regions together"),
     ],
 )
-def test_switches_that_no_cluster_satisfies_at_once_are_refused(
-    placement: dict[str, list[str]], words: str
-) -> None:
+def test_switches_that_no_cluster_satisfies_at_once_are_refused(placement: dict[str, list[str]], words: str) -> None:
     """Each name exists, and still the job would wait for ever: it is told so when it is submitted."""
-    chosen = Placement.model_validate(placement)
+    chosen = PlacementConstraints.model_validate(placement)
     with pytest.raises(InputError, match=words):
         check_clusters(chosen, (), POOL)
     check_clusters(chosen, (), None)
@@ -68,9 +66,7 @@ def test_switches_that_no_cluster_satisfies_at_once_are_refused(
         ({"pp": 20, "cp": 2}, InputError, r"40 chips \(pp 20 x cp 2\), placement.max_chips allows 39"),
     ],
 )
-def test_degrees_that_cannot_be_are_refused(
-    parallel: dict[str, int], kind: type[IsthmusError], words: str
-) -> None:
+def test_degrees_that_cannot_be_are_refused(parallel: dict[str, int], kind: type[IsthmusError], words: str) -> None:
     """By the model, by the runtime, by the job's own limit; a job that fixes none needs no profile."""
     with pytest.raises(kind, match=words):
         check_degrees(job(parallel=parallel, placement={"max_chips": 39}), published("llama-2-7b"))

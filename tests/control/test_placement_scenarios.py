@@ -13,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import PlanRequest, propose
-from isthmus.core.job import Checkpoints, Data, Job, Parallel, Placement, Training
+from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.core.job import (
+    CheckpointConfig,
+    DataConfig,
+    Job,
+    ParallelDegrees,
+    PlacementConstraints,
+    TrainingConfig,
+)
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
@@ -62,15 +69,13 @@ def answer(
     """What the planner answers to the job on 24 cards, or 32 with `tp` 8; `left` of links by `FROM>TO`."""
     switches = {"several_owners": False, "network": False, "mixed_chips": False} | placement
     job = Job(
-        name="task", model="m", data=Data(paths=("d",), max_bytes=10**12), output="o", overlap=overlap,
-        training=Training(steps=1, sequence_length=16384, micro_batch_size=2, global_batch_size=30),
-        checkpoints=Checkpoints(folder="c"), placement=Placement.model_validate(switches),
-        parallel=Parallel(tp=tp, pp=24 // tp + tp // 8, dp=1, cp=1, ep=1),
+        name="task", model="m", data=DataConfig(paths=("d",), max_bytes=10**12), output="o", overlap=overlap,
+        training=TrainingConfig(steps=1, sequence_length=16384, micro_batch_size=2, global_batch_size=30),
+        checkpoints=CheckpointConfig(folder="c"), placement=PlacementConstraints.model_validate(switches),
+        parallel=ParallelDegrees(tp=tp, pp=24 // tp + tp // 8, dp=1, cp=1, ep=1),
     )  # fmt: skip
-    asked = PlanRequest(
-        job=job, model=mixtral(), pool=where, free_chips=free, free_gbps=left or {}, executable=False
-    )
-    return propose(asked)
+    asked = PlanRequest(job=job, model=mixtral(), pool=where, free_chips=free, free_gbps=left or {}, executable=False)
+    return propose_plans(asked)
 
 
 def combinations(found: PlanSet) -> set[frozenset[str]]:
@@ -107,9 +112,7 @@ def test_task_3_allowed_to_mix_it_is_offered_several_explained_plans() -> None:
     assert all(plan.why and plan.predicted for plan in found.plans)
     stored = [sum(plan.predicted.storage_bytes) for plan in found.plans if plan.predicted]
     whole = 101e9 * (14 * 3 + 2)
-    assert all(whole < one < 1.02 * whole + 2e12 for one in stored), (
-        "checkpoints, model files, data at the ends"
-    )
+    assert all(whole < one < 1.02 * whole + 2e12 for one in stored), "checkpoints, model files, data at the ends"
     assert {frozenset(CLUSTERS[:2]), frozenset(CLUSTERS[::2])} <= combinations(found)
 
 

@@ -9,11 +9,17 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.control.placement import Demand, Requirement, Resources, place, place_all
-from isthmus.control.placement.resources.demand import Alike
-from isthmus.control.placement.resources.free_resources import FreeGroup
-from isthmus.control.placement.resources.gradient_traffic import Gradients
-from isthmus.core.job import Placement
+from isthmus.control.placement import (
+    FreeResources,
+    PipelineRequirement,
+    PlanRequirement,
+    place_pipelines,
+    place_plan,
+)
+from isthmus.control.placement.resources.free_resources import FreeNodeGroup
+from isthmus.control.placement.resources.gradient_traffic import GradientTraffic
+from isthmus.control.placement.resources.plan_requirement import EqualPipelines
+from isthmus.core.job import PlacementConstraints
 from tests.control.placing import (
     CHIPS,
     is_admitted,
@@ -32,19 +38,19 @@ LAYERS = 4
 GBIT = 1e9 / 8
 
 
-def demand(*needed: Requirement, gbit: float = 0.1) -> Demand:
+def demand(*needed: PipelineRequirement, gbit: float = 0.1) -> PlanRequirement:
     """Unlike pipelines on one data set, all layers of which have gradients of so many Gbit, once a second."""
     kinds = []
     for number, one in enumerate(replace(each, data_bytes=needed[0].data_bytes) for each in needed):
         cuts = [LAYERS * stage // one.num_stages for stage in range(one.num_stages + 1)]
         kinds.append(
-            Alike(replicas=(number,), requirement=one, spans=tuple(itertools.pairwise(cuts)), ranges=())
+            EqualPipelines(replicas=(number,), requirement=one, layer_spans=tuple(itertools.pairwise(cuts)), ranges=())
         )
     each = int(gbit * GBIT / LAYERS)
-    gradients = Gradients(
+    gradients = GradientTraffic(
         layer_bytes=(each,) * LAYERS, embedding_bytes=0, head_bytes=0, tied=False, iteration_s=1.0
     )
-    return Demand(kinds=tuple(kinds), gradients=gradients)
+    return PlanRequirement(groups=tuple(kinds), gradients=gradients)
 
 
 two = st.tuples(requirements, requirements)
@@ -53,47 +59,47 @@ two = st.tuples(requirements, requirements)
 @EXAMPLES
 @given(requirements, resources, switches)
 def test_equal_pipelines_are_placed_as_before(
-    needed: Requirement, free: Resources, chosen: Placement
+    needed: PipelineRequirement, free: FreeResources, chosen: PlacementConstraints
 ) -> None:
-    """A demand of one kind has the candidates, the reasons and the refusals of `place`."""
-    found, alone = place_all(demand(needed), free, chosen), place(needed, free, chosen)
+    """A demand of one kind has the candidates, the reasons and the refusals of `place_pipelines`."""
+    found, alone = place_plan(demand(needed), free, chosen), place_pipelines(needed, free, chosen)
     assert [one.candidates for one in found.candidates] == [(one,) for one in alone.candidates]
-    assert (found.refused, found.whole) == (alone.refused, alone.whole)
+    assert (found.refused, found.exhaustive) == (alone.refused, alone.exhaustive)
     assert [one.why for one in found.candidates] == [one.why for one in alone.candidates]
 
 
 @EXAMPLES
 @given(st.lists(requirements, min_size=2, max_size=3), resources, switches)
 def test_all_kinds_have_a_place_or_none_and_never_more_than_there_is(
-    needed: list[Requirement], free: Resources, chosen: Placement
+    needed: list[PipelineRequirement], free: FreeResources, chosen: PlacementConstraints
 ) -> None:
     """Each candidate places every kind; taken one after the other, cards, bytes and bandwidth suffice for
     all, with gradients on top; and where there is no candidate somebody is told why.
     """
     job = demand(*needed)
-    needed = [kind.requirement for kind in job.kinds]
+    needed = [kind.requirement for kind in job.groups]
     before = _snapshot(free)
-    found = place_all(job, free, chosen)
+    found = place_plan(job, free, chosen)
     assert _snapshot(free) == before, "nothing is taken by looking"
     assert found.candidates or found.refused
     for one in found.candidates:
         assert len(one.candidates) == len(needed)
         left = free
         for number in job.largest_first:
-            left, taken = left.beside(needed[number], one.candidates[number].ranges, network=chosen.network)
-            assert all(sum(count for _, count in row) == needed[number].pipelines for row in taken)
+            left, taken = left.after_placing(needed[number], one.candidates[number].ranges, network=chosen.network)
+            assert all(sum(count for _, count in row) == needed[number].num_pipelines for row in taken)
         assert all(n > 0 for s in left.sites.values() for g in s.groups.values() for n in g.nodes.values())
         assert all((s.free_storage_bytes or 0) >= 0 for s in left.sites.values())
         for ends, gbps in _gradients(job, [c.ranges for c in one.candidates]).items():
             assert ends in left.links
             assert not chosen.network or left.links[ends].free_gbps >= gbps
-        assert _cards(free) - _cards(left) == job.num_cards
+        assert _cards(free) - _cards(left) == job.num_devices
 
 
 @EXAMPLES
 @given(two, resources, switches)
 def test_it_finds_what_there_is(
-    needed: tuple[Requirement, Requirement], free: Resources, chosen: Placement
+    needed: tuple[PipelineRequirement, PipelineRequirement], free: FreeResources, chosen: PlacementConstraints
 ) -> None:
     """With whole nodes and one in part, and work enough: a candidate if and only if enumeration finds one."""
     for one in free.sites.values():
@@ -102,8 +108,8 @@ def test_it_finds_what_there_is(
             group.nodes = {8: sum(group.nodes.values())} | dict.fromkeys(parts, 1)
     job = demand(*needed)
     every = next(_every(job, free, chosen), None)
-    found = place_all(job, free, chosen, keep=1, calls=10_000)
-    assert bool(found.candidates) == (every is not None) or not found.whole
+    found = place_plan(job, free, chosen, keep=1, max_searches=10_000)
+    assert bool(found.candidates) == (every is not None) or not found.exhaustive
     for one in found.candidates:
         assert _admitted(job, free, chosen, [_clusters(c.ranges) for c in one.candidates])
 
@@ -112,11 +118,11 @@ def test_what_one_kind_takes_is_not_there_for_the_other() -> None:
     """Two stages of half a node and one stage of a whole one: the larger first, the smaller beside it."""
     small, large = pipelines(2), pipelines(1, cards=8)
     free = joined(site("a", 8), site("b", 8))
-    found = place_all(demand(small, large), free, Placement())
+    found = place_plan(demand(small, large), free, PlacementConstraints())
     assert [one.clusters for one in found.candidates] == [("b", "a"), ("a", "b")]
     assert "replica 0: stages 0 to 1 at b on 8 H20" in found.candidates[0].why
     assert "gradients from a to b need 0.104 of 10 Gbit/s left" in found.candidates[0].why
-    none = place_all(demand(small, large), joined(site("a", 8), site("b", 4)), Placement())
+    none = place_plan(demand(small, large), joined(site("a", 8), site("b", 4)), PlacementConstraints())
     assert none.candidates == ()
     assert none.refused[0].reason == (
         "compute: for replica 0, beside the others: all clusters together lack 1 node with 8 free H20"
@@ -127,10 +133,10 @@ def test_a_choice_that_leaves_the_rest_no_place_is_taken_back() -> None:
     """Either site is as good for the first kind; the second may only be where the chips of its kind are."""
     first, second = pipelines(1, cards=8), pipelines(1, cards=8, chip="A100")
     both = site("a", 8)
-    both.groups["A100"] = FreeGroup(name="A100", chip="A100", cards_per_node=8, nodes={8: 1})
+    both.groups["A100"] = FreeNodeGroup(name="A100", chip="A100", devices_per_node=8, nodes={8: 1})
     free = joined(both, site("b", 8), site("c", 8))
     free.links = {ends: link for ends, link in free.links.items() if "b" not in ends}
-    found = place_all(demand(first, second), free, Placement())
+    found = place_plan(demand(first, second), free, PlacementConstraints())
     assert {one.clusters for one in found.candidates} == {("a",), ("c", "a")}, "b is not joined with a"
 
 
@@ -140,28 +146,28 @@ def test_gradients_need_links_and_bandwidth() -> None:
     """
     job = demand(pipelines(1, cards=8), pipelines(2), gbit=2.0)
     free = joined(site("a", 8), site("b", 8), gbps=2.0)
-    (refused,) = place_all(job, free, Placement()).refused
+    (refused,) = place_plan(job, free, PlacementConstraints()).refused
     assert (refused.stage, refused.clusters, refused.owner) == ("network", ("a", "b"), "owner-a")
     assert refused.reason == (
         "network: a (owner-a) to b (owner-b): the gradients of replicas need 2.07 Gbit/s, 2 Gbit/s is left"
     )
-    assert place_all(job, free, Placement(network=False)).candidates
+    assert place_plan(job, free, PlacementConstraints(network=False)).candidates
     free.links = {}
-    (refused, *_) = place_all(job, free, Placement(network=False)).refused
+    (refused, *_) = place_plan(job, free, PlacementConstraints(network=False)).refused
     assert refused.reason.endswith("the gradients of replicas need 2.07 Gbit/s, there is no link")
 
 
 def test_three_clusters_send_each_other_two_thirds() -> None:
     """Of a sum of k clusters every two exchange 2 / k each way; of what one cluster has alone, nothing."""
-    gradients = Gradients(layer_bytes=(30, 60), embedding_bytes=12, head_bytes=6, tied=False, iteration_s=1.0)
+    gradients = GradientTraffic(layer_bytes=(30, 60), embedding_bytes=12, head_bytes=6, tied=False, iteration_s=1.0)
     whole = [((0, 2), name) for name in "ab"]
-    assert gradients.crossing_bytes(whole) == {("a", "b"): 108, ("b", "a"): 108}
-    third = gradients.crossing_bytes([*whole, ((0, 2), "c")])
+    assert gradients.bytes_by_pair(whole) == {("a", "b"): 108, ("b", "a"): 108}
+    third = gradients.bytes_by_pair([*whole, ((0, 2), "c")])
     assert set(third) == set(itertools.permutations("abc", 2))
     assert all(abs(num - 72) < 1e-9 for num in third.values())
-    cut = gradients.crossing_bytes([((0, 1), "a"), ((1, 2), "b"), ((0, 2), "a")])
+    cut = gradients.bytes_by_pair([((0, 1), "a"), ((1, 2), "b"), ((0, 2), "a")])
     assert cut == {("a", "b"): 66, ("b", "a"): 66}
-    tied = replace(gradients, tied=True).crossing_bytes([((0, 1), "a"), ((1, 2), "b")])
+    tied = replace(gradients, tied=True).bytes_by_pair([((0, 1), "a"), ((1, 2), "b")])
     assert tied == {("a", "b"): 12, ("b", "a"): 12}, "a tied embedding is at both ends"
 
 
@@ -169,23 +175,23 @@ def test_owners_do_not_mix_where_the_job_forbids_it() -> None:
     """Both kinds are at one owner's clusters, or there is no candidate."""
     job = demand(pipelines(1, cards=8), pipelines(2))
     apart = joined(site("a", 8), site("b", 8))
-    switch = Placement(several_owners=False)
-    assert place_all(job, apart, Placement()).candidates
-    assert place_all(job, apart, switch).candidates == ()
+    switch = PlacementConstraints(several_owners=False)
+    assert place_plan(job, apart, PlacementConstraints()).candidates
+    assert place_plan(job, apart, switch).candidates == ()
     same = joined(site("a", 8, owner="o"), site("b", 8, owner="o"))
-    assert place_all(job, same, switch).candidates
+    assert place_plan(job, same, switch).candidates
 
 
 def test_limits_on_chips_are_those_of_all_kinds_together() -> None:
     """Neither kind alone mixes chips or passes `max_chips`; together they do."""
     job = demand(pipelines(1, cards=8), pipelines(1, cards=8, chip="A100"))
     free = joined(site("a", 8), site("b", 8, chip="A100"))
-    assert place_all(job, free, Placement()).candidates
+    assert place_plan(job, free, PlacementConstraints()).candidates
     for switch, words in (
-        (Placement(mixed_chips=False), "placement.mixed_chips is false"),
-        (Placement(max_chips=15), "16 chips exceed placement.max_chips, 15"),
+        (PlacementConstraints(mixed_chips=False), "placement.mixed_chips is false"),
+        (PlacementConstraints(max_chips=15), "16 chips exceed placement.max_chips, 15"),
     ):
-        found = place_all(job, free, switch)
+        found = place_plan(job, free, switch)
         assert found.candidates == ()
         assert words in found.refused[0].reason
 
@@ -193,11 +199,11 @@ def test_limits_on_chips_are_those_of_all_kinds_together() -> None:
 def test_the_data_set_is_stored_once() -> None:
     """Two kinds at one cluster read the same copy: three bytes and the data are enough for both."""
     job = demand(pipelines(1), pipelines(2))
-    assert place_all(job, joined(site("a", 8, 4, storage=4)), Placement()).candidates
-    assert place_all(job, joined(site("a", 8, 4, storage=3)), Placement()).candidates == ()
+    assert place_plan(job, joined(site("a", 8, 4, storage=4)), PlacementConstraints()).candidates
+    assert place_plan(job, joined(site("a", 8, 4, storage=3)), PlacementConstraints()).candidates == ()
 
 
-def _every(job: Demand, free: Resources, chosen: Placement) -> Iterator[list[tuple[str, ...]]]:
+def _every(job: PlanRequirement, free: FreeResources, chosen: PlacementConstraints) -> Iterator[list[tuple[str, ...]]]:
     """Every way to place all kinds, from first principles."""
     each = [
         [
@@ -205,67 +211,69 @@ def _every(job: Demand, free: Resources, chosen: Placement) -> Iterator[list[tup
             for where in itertools.product(free.sites, repeat=kind.requirement.num_stages)
             if is_admitted(kind.requirement, free, chosen, where)
         ]
-        for kind in job.kinds
+        for kind in job.groups
     ]
     for rows in itertools.product(*each):
         if _admitted(job, free, chosen, list(rows)):
             yield list(rows)
 
 
-def _admitted(job: Demand, free: Resources, chosen: Placement, rows: list[tuple[str, ...]]) -> bool:
-    needed = [kind.requirement for kind in job.kinds]
+def _admitted(
+    job: PlanRequirement, free: FreeResources, chosen: PlacementConstraints, rows: list[tuple[str, ...]]
+) -> bool:
+    needed = [kind.requirement for kind in job.groups]
     used = {free.sites[name].owner for row in rows for name in row}
     chips = {stage.chip for one in needed for stage in one.stages}
     return (
         all(is_admitted(one, free, chosen, row) for one, row in zip(needed, rows, strict=True))
         and (chosen.several_owners or len(used) == 1)
         and (chosen.mixed_chips or len(chips) == 1)
-        and (not chosen.max_chips or job.num_cards <= chosen.max_chips)
+        and (not chosen.max_chips or job.num_devices <= chosen.max_chips)
         and all(_fits(needed, free, rows, name) for name in free.sites)
         and _is_joined(job, free, chosen, rows)
     )
 
 
-def _fits(needed: list[Requirement], free: Resources, rows: list[tuple[str, ...]], name: str) -> bool:
+def _fits(needed: list[PipelineRequirement], free: FreeResources, rows: list[tuple[str, ...]], name: str) -> bool:
     both = zip(needed, rows, strict=True)
     here = [(one, stage) for one, row in both for stage, at in enumerate(row) if at == name]
     stored = sum(one.stages[i].checkpoint_bytes + one.stages[i].model_bytes for one, i in here)
     stored += next((one.data_bytes for one, i in here if i in (0, one.num_stages - 1)), 0)
     group_of = free.sites[name].groups
-    if free.sites[name].free_storage_bytes is not None and stored > (
-        free.sites[name].free_storage_bytes or 0
-    ):
+    if free.sites[name].free_storage_bytes is not None and stored > (free.sites[name].free_storage_bytes or 0):
         return False
     for chip in CHIPS:
         nodes = [n for g in group_of.values() if g.chip == chip for n, c in g.nodes.items() for _ in range(c)]
         units = [
-            one.stages[i].cards for one, i in here if one.stages[i].chip == chip for _ in range(one.pipelines)
+            one.stages[i].num_devices for one, i in here if one.stages[i].chip == chip for _ in range(one.num_pipelines)
         ]
         if not packs(sorted(units, reverse=True), nodes):
             return False
     return True
 
 
-def _is_joined(job: Demand, free: Resources, chosen: Placement, rows: list[tuple[str, ...]]) -> bool:
+def _is_joined(
+    job: PlanRequirement, free: FreeResources, chosen: PlacementConstraints, rows: list[tuple[str, ...]]
+) -> bool:
     load = _gradients(job, [ranges_at(row) for row in rows])
     if any(ends not in free.links for ends in load):
         return False
-    for kind, row in zip(job.kinds, rows, strict=True):
+    for kind, row in zip(job.groups, rows, strict=True):
         for need, a, b in zip(kind.requirement.boundaries, row, row[1:], strict=False):
             for ends in ((a, b), (b, a)) if a != b else ():
                 load[ends] = load.get(ends, 0.0) + need.gbps
     return not chosen.network or all(gbps <= free.links[ends].free_gbps + 1e-9 for ends, gbps in load.items())
 
 
-def _gradients(job: Demand, rows: list[tuple[tuple[int, int, str], ...]]) -> dict[tuple[str, str], float]:
+def _gradients(job: PlanRequirement, rows: list[tuple[tuple[int, int, str], ...]]) -> dict[tuple[str, str], float]:
     """What crosses between clusters, layer by layer."""
     found: dict[tuple[str, str], float] = {}
     for layer, num_bytes in enumerate(job.gradients.layer_bytes):
         here = {
             cluster
-            for kind, row in zip(job.kinds, rows, strict=True)
+            for kind, row in zip(job.groups, rows, strict=True)
             for first, last, cluster in row
-            for span in kind.spans[first:last]
+            for span in kind.layer_spans[first:last]
             if span[0] <= layer < span[1]
         }
         for ends in itertools.permutations(here, 2):
@@ -277,7 +285,7 @@ def _clusters(ranges: tuple[tuple[int, int, str], ...]) -> tuple[str, ...]:
     return tuple(cluster for first, last, cluster in ranges for _ in range(first, last))
 
 
-def _snapshot(free: Resources) -> tuple[object, ...]:
+def _snapshot(free: FreeResources) -> tuple[object, ...]:
     sites = {
         name: (one.free_storage_bytes, one.has_data, {key: dict(g.nodes) for key, g in one.groups.items()})
         for name, one in free.sites.items()
@@ -285,6 +293,6 @@ def _snapshot(free: Resources) -> tuple[object, ...]:
     return sites, {ends: replace(link) for ends, link in free.links.items()}
 
 
-def _cards(free: Resources) -> int:
+def _cards(free: FreeResources) -> int:
     groups = [group for one in free.sites.values() for group in one.groups.values()]
     return sum(cards * count for group in groups for cards, count in group.nodes.items())

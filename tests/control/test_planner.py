@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import PlanRequest, propose
-from isthmus.control.service.planner_process import COMMAND, PlannerProcess, PlanningEndedError, answer_to
+from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.control.service.planner_process import (
+    COMMAND,
+    PlannerProcess,
+    PlanningEndedError,
+    answer_request,
+)
 from isthmus.core.errors import PlanError
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
@@ -50,26 +55,26 @@ def planner():
 
 def test_a_request_that_does_not_read_is_answered_in_one_line(capsys) -> None:
     """Whatever breaks in the planner becomes an answer; its traceback goes to the log."""
-    assert answer_to("no JSON").error.startswith("the planner failed: ValidationError")
+    assert answer_request("no JSON").error.startswith("the planner failed: ValidationError")
     assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_it_answers_as_the_function_does(planner: PlannerProcess, tmp_path: Path) -> None:
-    """Plans, refusals and errors are those of `propose`, request after request."""
+    """Plans, refusals and errors are those of `propose_plans`, request after request."""
     with pytest.raises(PlanError, match="num_attention_heads is None"):
         ask(planner)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = load_model(tmp_path)
     found = planner(request(model))
     assert found.plans
-    assert found == propose(request(model))
+    assert found == propose_plans(request(model))
 
 
 @pytest.mark.slow
 def test_a_search_that_takes_too_long_is_ended() -> None:
     """The limit is told, and the next request has a new process."""
-    slow = PlannerProcess(limit_s=0.2, command=("sh", "-c", "exec sleep 60"))
+    slow = PlannerProcess(timeout_s=0.2, command=("sh", "-c", "exec sleep 60"))
     for _ in range(2):
         with pytest.raises(PlanError, match=r"took longer than 0\.2 s"):
             ask(slow)
@@ -79,9 +84,7 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_search_and_no_other(tmp_path: Path) -> None:
     """The first request is told that its search broke off; the second is answered by a new process."""
-    once = (
-        f'[ -e {tmp_path}/died ] && {{ read line; echo \'{{"plans": {{"plans": []}}}}\'; exec sleep 60; }}; '
-    )
+    once = f'[ -e {tmp_path}/died ] && {{ read line; echo \'{{"plans": {{"plans": []}}}}\'; exec sleep 60; }}; '
     planner = shell(once + f"touch {tmp_path}/died; exit 1")
     with pytest.raises(PlanError, match="its process died"):
         ask(planner)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.simulation.chaos.run_chaos import run_chaos
-from isthmus.control.simulation.faults.fault_rates import RATES
-from isthmus.control.simulation.faults.torn_log import SqliteLog
+from isthmus.control.simulation.faults.fault_injector import FAULT_RATES
+from isthmus.control.simulation.faults.torn_write_log import SqliteEventLog
 
 
 @pytest.mark.parametrize("seed", range(1))
@@ -36,10 +36,10 @@ def test_a_sample_of_seeds_reaches_every_kind_of_fault(tmp_path: Path) -> None:
         log = None
         if seed % 10 == 0:
             (tmp_path / str(seed)).mkdir()
-            log = SqliteLog(tmp_path / str(seed))
+            log = SqliteEventLog(tmp_path / str(seed))
         run = run_chaos(seed, log)
         if log is not None:
             log.close()
         assert run.problems == [], f"python -m benchmarks.pool_chaos --runs 1 --seed {seed}"
-        struck += run.struck
-    assert struck.keys() == RATES.keys()
+        struck += run.fault_counts
+    assert struck.keys() == FAULT_RATES.keys()

@@ -6,9 +6,9 @@ import io
 import json
 from pathlib import Path
 
-from isthmus.cli.app.app import app
 from isthmus.cli.app.entry import main
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.app.typer_app import app
+from isthmus.cli.environment.cli_environment import CliEnvironment
 
 SACCT = """JobID|Account|Submit|Elapsed|NNodes|ReqTRES|QOS
 1|vision|2026-03-01T10:00:00|01:00:00|2|gres/gpu=16|normal
@@ -26,8 +26,8 @@ links:
 
 
 def _run(*arguments: str) -> tuple[int, str, str]:
-    shell = Shell(environ={"COLUMNS": "200"}, stdout=io.StringIO(), stderr=io.StringIO())
-    status = main(app, ["simulate-pool", *arguments], shell=shell)
+    shell = CliEnvironment(variables={"COLUMNS": "200"}, stdout=io.StringIO(), stderr=io.StringIO())
+    status = main(app, ["simulate-pool", *arguments], env=shell)
     return status, shell.stdout.getvalue(), shell.stderr.getvalue()  # type: ignore[attr-defined]
 
 
@@ -41,9 +41,7 @@ def test_a_trace_is_played_in_three_scenarios_side_by_side(tmp_path: Path) -> No
     """A table of the runs, a table of the owners' waits, and what was left out of the file."""
     status, told, aside = _run(*_files(tmp_path))
     assert status == 0
-    assert [word in told for word in ("alone", "home, arrival", "pool, arrival", "vision", "speech")] == [
-        True
-    ] * 5
+    assert [word in told for word in ("alone", "home, arrival", "pool, arrival", "vision", "speech")] == [True] * 5
     assert "1 rows skipped: no chips asked for" in aside
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from isthmus.control.state.events import JobCancelled
 from isthmus.control.store.check_store import check_store
-from isthmus.control.store.postgres import LOG_LOCK, PostgresStore
 from isthmus.control.store.postgres_schema import MIGRATIONS
-from isthmus.control.store.store import LogMovedError, Store
+from isthmus.control.store.postgres_store import EVENT_LOG_LOCK, PostgresStore
+from isthmus.control.store.store_interface import LogMovedError, Store
 from isthmus.core.errors import InputError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 
@@ -43,7 +43,7 @@ def test_two_servers_append_in_turns(postgres: str) -> None:
     found = [one.now_s for _, one in stores[0].events()]
     assert all(found[i] + 1 == found[i + 1] for i in range(0, 80, 2))
     with pytest.raises(LogMovedError):
-        stores[1].append([event(99)], expected=79)
+        stores[1].append([event(99)], expected_last=79)
     for store in stores:
         store.close()
 
@@ -51,7 +51,7 @@ def test_two_servers_append_in_turns(postgres: str) -> None:
 def test_a_server_that_dies_in_its_turn_gives_it_up(postgres: str) -> None:
     """The script: 1. one takes the turn; 2. its connection ends; 3. the other appends at once."""
     dying = psycopg.connect(postgres)
-    dying.execute("SELECT pg_advisory_xact_lock(%s)", (LOG_LOCK,))
+    dying.execute("SELECT pg_advisory_xact_lock(%s)", (EVENT_LOG_LOCK,))
     store = PostgresStore(postgres)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.append, [event(1)])

@@ -9,11 +9,11 @@ import pytest
 
 from isthmus.control.placement import PlanRequest
 from isthmus.control.service import planner_queue
-from isthmus.control.service.planner_queue import PlanningDesk
+from isthmus.control.service.planner_queue import PlannerQueue
 from isthmus.control.state.events import MakePlans
 from isthmus.core.errors import ConflictError
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics
-from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_server_api import Server
@@ -28,8 +28,8 @@ def server() -> Iterator[Server]:
     made.shell.close()
 
 
-def queue(server: Server, path: str = "/v1/queue", token: str = "ann") -> list[Standing]:
-    return [Standing.model_validate(one) for one in server.call("GET", path, token=token).json()]
+def queue(server: Server, path: str = "/v1/queue", token: str = "ann") -> list[QueueStatus]:
+    return [QueueStatus.model_validate(one) for one in server.call("GET", path, token=token).json()]
 
 
 def taken(server: Server) -> str:
@@ -48,7 +48,7 @@ def test_a_waiting_job_answers_why_and_its_user_alone_may_ask(server: Server) ->
     server.until(lambda: server.job(job.id).state == "waiting")
     answer = server.call("GET", f"/v1/jobs/{job.id}/queue")
     assert answer.status_code == 200
-    found = Standing.model_validate(answer.json())
+    found = QueueStatus.model_validate(answer.json())
     assert (found.id, found.reason) == (job.id, "p1 waits for resources at east, west")
     assert (found.place, server.job(job.id).place) == (1, 1)
     assert [(one.owner, one.lacking_nodes) for one in found.refused] == [("owner-east", 1), ("owner-west", 1)]
@@ -73,7 +73,7 @@ def test_metrics_that_pass_the_server_are_the_pace_of_a_run(server: Server) -> N
     line = StepMetrics(job=job, attempt=1, rank=0, step=0, values={"step_s": 3.0})
     part = ObservedPart(job=job, attempt=1, state="prepared")
     server.sync(report(EAST, part, free_chips={"h20": 0}, metrics=(line,)))
-    assert server.shell._progress.paces()[job].step_s == 3.0
+    assert server.shell._progress.job_progress()[job].step_s == 3.0
 
 
 def dry_run(server: Server, **fields: object) -> DryRun:
@@ -135,25 +135,27 @@ def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
 
 def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hangs: after a while the answer is that there is none yet."""
-    monkeypatch.setattr(planner_queue, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(planner_queue, "INTERACTIVE_TIMEOUT_S", 0.01)
     go_on = threading.Event()
 
     def slow(_: PlanRequest) -> PlanSet:
         go_on.wait(10)
         return PlanSet(plans=())
 
-    desk = PlanningDesk(slow, None, lambda: 0.0, lambda _: None)
+    desk = PlannerQueue(slow, None, lambda: 0.0, lambda _: None)
     asked = MakePlans(job_id="j", round=1, submission=submission(), clusters=(EAST,), free_chips={})
     with pytest.raises(ConflictError, match=r"has not answered within 0\.01 s"):
-        desk.answer(asked)
-    monkeypatch.setattr(planner_queue, "PATIENCE_S", 10.0)
-    others = [threading.Thread(target=desk.answer, args=(asked,)) for _ in range(planner_queue.MOST_ASKING)]
+        desk.plan_now(asked)
+    monkeypatch.setattr(planner_queue, "INTERACTIVE_TIMEOUT_S", 10.0)
+    others = [
+        threading.Thread(target=desk.plan_now, args=(asked,)) for _ in range(planner_queue.MAX_INTERACTIVE_REQUESTS)
+    ]
     for one in others:
         one.start()
-    while desk._asking.acquire(blocking=False):
-        desk._asking.release()
+    while desk._interactive_slots.acquire(blocking=False):
+        desk._interactive_slots.release()
     with pytest.raises(ConflictError, match="4 requests already wait"):
-        desk.answer(asked)
+        desk.plan_now(asked)
     go_on.set()
     for one in others:
         one.join()

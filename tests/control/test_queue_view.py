@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.control.queries.expected_releases import UNDER_WAY, Pace
-from isthmus.control.queries.explain_wait import about_job, about_queue, answer
-from isthmus.control.service.progress import Progress
+from isthmus.control.queries.explain_wait import answer_query, query_job, query_queue
+from isthmus.control.queries.forecast_inputs import ACTIVE_STATES, JobProgress
+from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import ENDED
+from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.core.messages.queue_status import Standing
+from isthmus.core.messages.queue_status import QueueStatus
 from isthmus.core.plan import Plan, Prediction
 from tests.control.driver import Driver
 from tests.control.samples import plan
@@ -27,9 +27,9 @@ def timed(*sites: str, seconds: float, name: str = "p") -> Plan:
     return plan(*sites, name=name).model_copy(update={"predicted": told})
 
 
-def stand(pool: Driver, job: str, viewer: str | None = "u", **paces: Pace) -> Standing:
+def stand(pool: Driver, job: str, viewer: str | None = "u", **paces: JobProgress) -> QueueStatus:
     state = pool.coordinator.state
-    return answer(about_job(state, state.jobs[job], pool.now_s, paces, viewer))[0]
+    return answer_query(query_job(state, state.jobs[job], pool.now_s, paces, viewer))[0]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_why_it_waits_at_which_owner(busy: Driver) -> None:
 def test_its_place_who_is_ahead_and_when_it_should_start(busy: Driver) -> None:
     """It starts when those ahead have given back what it needs: `next` after 100 s, `last` 50 s later."""
     first, second = stand(busy, "next"), stand(busy, "last")
-    began_s = busy.coordinator.job("long").changed_s
+    began_s = busy.coordinator.job_view("long").changed_s
     assert (first.place, first.ahead, first.start_s) == (1, (), pytest.approx(began_s + 100))
     assert (second.place, second.start_s) == (2, pytest.approx(began_s + 150))
     assert [one.job for one in second.ahead] == ["next"]
@@ -73,9 +73,9 @@ def test_its_place_who_is_ahead_and_when_it_should_start(busy: Driver) -> None:
 
 def test_a_measured_pace_goes_before_the_prediction(busy: Driver) -> None:
     """A run that is half as fast as predicted ends later, and all that wait for it start later."""
-    slow = stand(busy, "next", long=Pace(steps_done=0, step_s=200.0))
+    slow = stand(busy, "next", long=JobProgress(steps_done=0, step_s=200.0))
     assert slow.start_s == pytest.approx(busy.now_s + 200)
-    assert stand(busy, "next", long=Pace(steps_done=1, step_s=200.0)).start_s == busy.now_s
+    assert stand(busy, "next", long=JobProgress(steps_done=1, step_s=200.0)).start_s == busy.now_s
 
 
 def test_a_run_of_unknown_length_promises_nothing() -> None:
@@ -127,9 +127,9 @@ def test_other_users_jobs_stand_in_the_queue_without_their_names(busy: Driver) -
     other = stand(busy, "last", viewer="somebody")
     assert [(one.job, one.priority) for one in other.ahead] == [(None, "middle")]
     state = busy.coordinator.state
-    assert answer(about_queue(state, busy.now_s, {}, "somebody")) == ()
-    assert [one.id for one in answer(about_queue(state, busy.now_s, {}, None))] == ["next", "last"]
-    assert [one.id for one in answer(about_queue(state, busy.now_s, {}, "u", limit=1))] == ["next"]
+    assert answer_query(query_queue(state, busy.now_s, {}, "somebody")) == ()
+    assert [one.id for one in answer_query(query_queue(state, busy.now_s, {}, None))] == ["next", "last"]
+    assert [one.id for one in answer_query(query_queue(state, busy.now_s, {}, "u", limit=1))] == ["next"]
 
 
 def test_a_running_job_has_no_place(busy: Driver) -> None:
@@ -144,13 +144,13 @@ def test_the_pace_is_that_of_the_last_steps_and_late_lines_change_nothing() -> N
     def line(step: int, step_s: float | None) -> StepMetrics:
         return StepMetrics(job="j", attempt=1, rank=0, step=step, values={"step_s": step_s})
 
-    seen = Progress()
-    seen.note([line(0, 2.0), line(1, 2.0), line(0, 99.0), line(2, None)])
-    assert seen.paces() == {"j": Pace(steps_done=3, step_s=2.0)}
-    seen.note([line(3, 12.0)])
-    assert seen.paces()["j"].step_s == pytest.approx(4.0)
+    seen = ProgressTracker()
+    seen.record_metrics([line(0, 2.0), line(1, 2.0), line(0, 99.0), line(2, None)])
+    assert seen.job_progress() == {"j": JobProgress(steps_done=3, step_s=2.0)}
+    seen.record_metrics([line(3, 12.0)])
+    assert seen.job_progress()["j"].step_s == pytest.approx(4.0)
     seen.forget("j")
-    assert seen.paces() == {}
+    assert seen.job_progress() == {}
 
 
 @settings(max_examples=25, deadline=None)
@@ -168,19 +168,19 @@ def test_whatever_happens_every_job_that_does_not_run_yet_is_told_where_it_stand
             pool.submit(f"j{number}", policy=chance.choice(("auto", "manual")))
         elif act == "obey":
             pool.obey(chance.choice("abc"))
-        elif act == "cancel" and pool.coordinator.state.live:
-            pool.cancel(chance.choice(sorted(pool.coordinator.state.live)))
+        elif act == "cancel" and pool.coordinator.state.live_jobs:
+            pool.cancel(chance.choice(sorted(pool.coordinator.state.live_jobs)))
         else:
             pool.wait(chance.uniform(0, 30))
-        for job in [job for job in pool.asked if pool.state(job) not in ENDED and chance.random() < 0.8]:
+        for job in [job for job in pool.asked if pool.state(job) not in TERMINAL_STATES and chance.random() < 0.8]:
             pool.answer(job, plans[job])
     state = pool.coordinator.state
-    found = answer(about_queue(state, pool.now_s, {}, None))
-    waiting = {one.id for one in state.live.values() if one.state not in UNDER_WAY}
+    found = answer_query(query_queue(state, pool.now_s, {}, None))
+    waiting = {one.id for one in state.live_jobs.values() if one.state not in ACTIVE_STATES}
     assert {one.id for one in found} == waiting
     assert len(found) == len(waiting)
     for one in found:
-        assert one.place == pool.coordinator.job(one.id).place
+        assert one.place == pool.coordinator.job_view(one.id).place
         assert one.id not in {ahead.job for ahead in one.ahead}
         if one.start_s is not None:
             assert pool.now_s <= (one.earliest_s or 0.0) <= one.start_s

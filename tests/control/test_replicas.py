@@ -13,12 +13,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from isthmus.agent.adapters.check_adapter import runs
-from isthmus.control.service.control_service import ControlShell
+from isthmus.agent.adapters.check_adapter import is_running
+from isthmus.control.service.control_service import ControlService
 from isthmus.control.state.events import DeadlinePassed, EpochBegan, Event
-from isthmus.control.store.leadership import Alone
-from isthmus.control.store.postgres import PostgresStore
-from isthmus.control.store.postgres_leadership import PostgresLeadership
+from isthmus.control.store.leader_election import SingleServer
+from isthmus.control.store.postgres_leader_election import PostgresLeaderElection
+from isthmus.control.store.postgres_store import PostgresStore
 from tests.control.processes import until
 from tests.control.replicas import NAMES, Replicas
 from tests.control.serving import POOL, plan_across, submission
@@ -50,9 +50,7 @@ def test_whichever_server_is_killed_every_acknowledged_job_ends_once(pool: Repli
             until(lambda: pool.leader(), "somebody leads", 10)
             victim = pool.leader() or NAMES[0]
         pool.kill(victim)
-        until(
-            lambda key=key: acknowledged.update({key: pool.submit(key)}) or acknowledged[key], "taken in", 20
-        )
+        until(lambda key=key: acknowledged.update({key: pool.submit(key)}) or acknowledged[key], "taken in", 20)
         pool.start(victim)
     jobs = list(acknowledged.values())
     until(lambda: [pool.state(job) for job in jobs] == ["succeeded"] * 3, "all succeed")
@@ -60,7 +58,7 @@ def test_whichever_server_is_killed_every_acknowledged_job_ends_once(pool: Repli
     started = Counter(entry[:3] for entry in pool.starts())
     assert set(started.values()) == {1}, f"started twice: {started}"
     assert {job for job, _, _ in started} == set(jobs), "a job nobody was told of"
-    assert not any(runs(int(pid)) for *_, pid in pool.starts())
+    assert not any(is_running(int(pid)) for *_, pid in pool.starts())
 
 
 @pytest.mark.on_the_clock
@@ -84,22 +82,22 @@ def test_another_leads_within_seconds_of_the_leaders_death(pool: Replicas) -> No
     until(lambda: pool.submit("after"), "it is taken in")
 
 
-class Settable(Alone):
+class Settable(SingleServer):
     """Leadership that a test gives and takes."""
 
     def __init__(self) -> None:
         self.leads = True
 
-    def holds(self) -> bool:
+    def try_acquire(self) -> bool:
         return self.leads
 
 
 def test_a_deposed_leader_appends_nothing_that_only_a_leader_may(postgres: str) -> None:
     """The script: 1. a leads; 2. b begins an epoch, unseen by a; 3. a hands in a deadline: it is not kept."""
     stores = [PostgresStore(postgres), PostgresStore(postgres)]
-    a, b = [ControlShell(store, POOL, planner=plan_across, leadership=Settable()) for store in stores]
+    a, b = [ControlService(store, POOL, planner=plan_across, leader_election=Settable()) for store in stores]
     a.tick()
-    job = a.settle([a.intake.submission("ann", submission())])[0].value()
+    job = a.execute([a.submissions.submit_request("ann", submission())])[0].value()
     b.tick()
 
     def log() -> list[Event]:
@@ -107,8 +105,8 @@ def test_a_deposed_leader_appends_nothing_that_only_a_leader_may(postgres: str) 
 
     assert [event.epoch for event in log() if isinstance(event, EpochBegan)] == [1, 2]
     before = len(log())
-    a._hand_in(DeadlinePassed(now_s=2.0, job_id=job.id, state="waiting", attempt=0))
-    a._hand_in(EpochBegan(now_s=2.0, epoch=9))
+    a._propose_as_leader(DeadlinePassed(now_s=2.0, job_id=job.id, state="waiting", attempt=0))
+    a._propose_as_leader(EpochBegan(now_s=2.0, epoch=9))
     a.job(job.id)  # settles what waits
     assert len(log()) == before
     assert b.job(job.id) == a.job(job.id)
@@ -120,33 +118,33 @@ def test_a_deposed_leader_appends_nothing_that_only_a_leader_may(postgres: str) 
 def test_the_lock_has_one_holder_and_is_lost_with_its_session(postgres: str) -> None:
     """The script: 1. a leads, b does not; 2. a's session is ended; 3. b leads, a knows that it does not."""
     PostgresStore(postgres).close()
-    a, b = PostgresLeadership(postgres), PostgresLeadership(postgres)
-    assert (a.holds(), b.holds(), a.holds()) == (True, False, True)
+    a, b = PostgresLeaderElection(postgres), PostgresLeaderElection(postgres)
+    assert (a.try_acquire(), b.try_acquire(), a.try_acquire()) == (True, False, True)
     with psycopg.connect(postgres, autocommit=True) as db:
         db.execute(
             "SELECT pg_terminate_backend(l.pid) FROM pg_locks l WHERE l.locktype = 'advisory' AND "
             "l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-    until(b.holds, "b leads", 5)
-    assert (a.holds(), a.holds(), b.holds()) == (False, False, True)
-    b.give_up()
-    until(a.holds, "a leads", 5)
-    a.give_up()
+    until(b.try_acquire, "b leads", 5)
+    assert (a.try_acquire(), a.try_acquire(), b.try_acquire()) == (False, False, True)
+    b.release()
+    until(a.try_acquire, "a leads", 5)
+    a.release()
 
 
 def test_what_one_server_hears_the_others_know(postgres: str) -> None:
     """A report to a server that does not lead counts at the one that does."""
     PostgresStore(postgres).close()
-    a, b = PostgresLeadership(postgres), PostgresLeadership(postgres)
-    a.hear("east")
-    assert 0 <= b.heard()["east"] < 5
-    a.give_up()
-    assert 0 <= b.heard()["east"] < 5
-    b.give_up()
+    a, b = PostgresLeaderElection(postgres), PostgresLeaderElection(postgres)
+    a.record_report("east")
+    assert 0 <= b.report_ages_s()["east"] < 5
+    a.release()
+    assert 0 <= b.report_ages_s()["east"] < 5
+    b.release()
 
 
 def test_a_database_that_is_away_is_led_by_nobody() -> None:
     """Whoever cannot reach it neither leads nor fails."""
-    away = PostgresLeadership("postgresql://u:hunter2@127.0.0.1:1/x")
-    away.hear("east")
-    assert (away.holds(), away.heard()) == (False, {})
+    away = PostgresLeaderElection("postgresql://u:hunter2@127.0.0.1:1/x")
+    away.record_report("east")
+    assert (away.try_acquire(), away.report_ages_s()) == (False, {})

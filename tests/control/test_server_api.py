@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from isthmus.control.rest.create_app import MAX_BODY_BYTES, create_app
-from isthmus.control.service.auth import digest
-from isthmus.control.service.control_service import ControlShell
+from isthmus.control.service.auth import token_digest
+from isthmus.control.service.control_service import ControlService
 from isthmus.control.state.events import AgentReported, Event, JobCancelled
-from isthmus.control.store.store import MemoryStore, StoredToken
+from isthmus.control.store.store_interface import MemoryStore, StoredToken
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import (
     PROTOCOL_VERSION,
@@ -36,11 +36,11 @@ class Server:
         for role, name in (("admin", "root"), ("user", "ann"), ("user", "bob"), ("owner", "owner-east")):
             self.add_token(role, name)
         self.add_token("owner", "owner-west")
-        self.shell = ControlShell(self.store, POOL, planner=plan_across, clock=lambda: self.now_s)
+        self.shell = ControlService(self.store, POOL, planner=plan_across, clock=lambda: self.now_s)
         self.http = TestClient(create_app(self.shell), raise_server_exceptions=False)
 
     def add_token(self, role: str, name: str) -> None:
-        self.store.put_token(StoredToken(role=role, name=name, digest=digest(name), created_s=0))
+        self.store.put_token(StoredToken(role=role, name=name, digest=token_digest(name), created_s=0))
 
     def call(self, method: str, path: str, body: object = None, token: str | None = "ann", **more: object):  # type: ignore[no-untyped-def]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -142,9 +142,7 @@ def test_the_same_key_is_the_same_job(server: Server) -> None:
 def test_many_jobs_are_submitted_at_once_each_for_itself(server: Server) -> None:
     """One refused leaves the others alone; answers come in order; the same keys again: the same jobs."""
     wishes = [submission(key="a"), submission(key="b"), submission(placement={"clusters": ["eats"]})]
-    body = {
-        "submissions": [wish.model_dump(mode="json") for wish in [*wishes, submission(key="a", name="x")]]
-    }
+    body = {"submissions": [wish.model_dump(mode="json") for wish in [*wishes, submission(key="a", name="x")]]}
     answer = server.call("POST", "/v1/jobs:bulk", body)
     assert answer.status_code == 200, answer.text
     first, second, typo, conflict = answer.json()
@@ -295,7 +293,7 @@ def test_a_planner_that_breaks_ends_the_job_with_the_reason(server: Server) -> N
     """A planner's own error, or a bug in it, is the job's reason and not the server's end."""
     for site in (EAST, WEST):
         server.sync(report(site))
-    server.shell._planning.planner = lambda *_: 1 / 0  # type: ignore[assignment]
+    server.shell._planner_queue.planner = lambda *_: 1 / 0  # type: ignore[assignment]
     found = server.submit()
     server.until(lambda: server.job(found.id).state == "failed")
     assert "the planner failed" in server.job(found.id).reason
@@ -313,7 +311,7 @@ def test_a_site_that_falls_silent_is_no_longer_connected(server: Server) -> None
 def test_a_new_life_of_the_server_knows_every_job(server: Server) -> None:
     """What was answered is found again by whoever opens the same store; what was being planned goes on."""
     found = server.prepared()
-    with_clock = ControlShell(server.store, POOL, planner=plan_across, clock=lambda: server.now_s)
+    with_clock = ControlService(server.store, POOL, planner=plan_across, clock=lambda: server.now_s)
     with_clock.start()
     assert with_clock.job(found.id) == server.job(found.id)
     with_clock.close()
@@ -345,9 +343,7 @@ def test_a_typo_in_the_placement_is_refused_at_once(server: Server) -> None:
     assert server.call("GET", "/v1/jobs", token="ann").json() == []
 
 
-@pytest.mark.parametrize(
-    "query", ["after=9223372036854775808", "rank=9223372036854775808", "limit=0", "after=-1"]
-)
+@pytest.mark.parametrize("query", ["after=9223372036854775808", "rank=9223372036854775808", "limit=0", "after=-1"])
 def test_no_number_breaks_the_store(server: Server, query: str) -> None:
     """What no store can hold is refused as the caller's mistake."""
     found = server.submit()
@@ -360,7 +356,7 @@ def test_a_log_that_does_not_replay_is_named_by_its_event() -> None:
     store = MemoryStore()
     store.append([JobCancelled(now_s=1, job_id="ghost")])
     with pytest.raises(IsthmusError, match="event 1 of the log, 'job-cancelled', cannot be replayed"):
-        ControlShell(store, POOL, planner=plan_across)
+        ControlService(store, POOL, planner=plan_across)
 
 
 class Shared(MemoryStore):
@@ -372,12 +368,12 @@ class Shared(MemoryStore):
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         self.looks += 1
         if self.looks == 2:
-            self.append([AgentReported.of(report(EAST), 1000.0)])
+            self.append([AgentReported.from_report(report(EAST), 1000.0)])
         return super().events(after)
 
 
 def test_what_others_append_while_a_server_starts_is_part_of_what_it_begins_with() -> None:
     """The script: 1. a folds the log; 2. b takes in a site's report; 3. a looks whose agents are known."""
-    started = ControlShell(Shared(), POOL, planner=plan_across)
+    started = ControlService(Shared(), POOL, planner=plan_across)
     assert [view.cluster.name for view in started.pool().clusters] == ["east"]
-    assert started.sites.sync(report(EAST)).parts == ()
+    assert started.agents.sync(report(EAST)).parts == ()

@@ -15,20 +15,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from isthmus.control.server.run_server import Listening, ServerConfig, certificate_of, run_server
-from isthmus.control.server.tls import Certificate, self_signed
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, load_certificate, run_server
+from isthmus.control.server.tls import Certificate, self_signed_certificate
 from isthmus.core.errors import InputError, UnavailableError
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 @contextmanager
-def served(config: ServerConfig) -> Iterator[Listening]:
+def served(config: ServerConfig) -> Iterator[ServerInfo]:
     """A server in a thread of this process, ended at the end."""
     stop, ready = threading.Event(), threading.Event()
-    told: list[Listening] = []
+    told: list[ServerInfo] = []
 
-    def announce(listening: Listening) -> None:
+    def announce(listening: ServerInfo) -> None:
         told.append(listening)
         ready.set()
 
@@ -114,7 +114,7 @@ def test_a_full_disk_at_the_start_is_named_and_the_port_is_free_again(tmp_path: 
 def test_beyond_loopback_there_is_no_server_without_tls(tmp_path: Path, host: str) -> None:
     """Refused with the three ways out, before anything is written."""
     with pytest.raises(InputError, match="TLS is not configured") as raised:
-        certificate_of(ServerConfig(state=tmp_path, host=host))
+        load_certificate(ServerConfig(state=tmp_path, host=host))
     assert "self-signed" in str(raised.value.hint)
     assert list(tmp_path.iterdir()) == []
 
@@ -137,25 +137,25 @@ def test_a_self_signed_server_is_trusted_by_its_certificate_alone(tmp_path: Path
 
 def test_a_certificate_is_kept_until_it_no_longer_serves(tmp_path: Path) -> None:
     """The same fingerprint at every start; a new one for a new host, or when the old one runs out."""
-    first = self_signed(tmp_path, ("10.0.0.1", "pool"), NOW).fingerprint
-    assert self_signed(tmp_path, ("10.0.0.1",), NOW).fingerprint == first
-    other = self_signed(tmp_path, ("10.0.0.2",), NOW).fingerprint
+    first = self_signed_certificate(tmp_path, ("10.0.0.1", "pool"), NOW).fingerprint
+    assert self_signed_certificate(tmp_path, ("10.0.0.1",), NOW).fingerprint == first
+    other = self_signed_certificate(tmp_path, ("10.0.0.2",), NOW).fingerprint
     assert other != first
     late = NOW + datetime.timedelta(days=397)
-    assert self_signed(tmp_path, ("10.0.0.2",), late).fingerprint != other
+    assert self_signed_certificate(tmp_path, ("10.0.0.2",), late).fingerprint != other
 
 
 def test_the_operators_certificate_must_be_one(tmp_path: Path) -> None:
     """Missing half, missing file, not a certificate: each is an `InputError` that names the file."""
-    good = self_signed(tmp_path / "good", ("localhost",), NOW)
+    good = self_signed_certificate(tmp_path / "good", ("localhost",), NOW)
     (tmp_path / "text").write_text("hello")
     with pytest.raises(InputError, match="both a certificate and its key"):
-        certificate_of(ServerConfig(state=tmp_path, tls_cert=good.cert))
+        load_certificate(ServerConfig(state=tmp_path, tls_cert=good.cert))
     for cert in (tmp_path / "none", tmp_path / "text"):
         with pytest.raises(InputError, match=cert.name):
-            certificate_of(ServerConfig(state=tmp_path, tls_cert=cert, tls_key=good.key))
+            load_certificate(ServerConfig(state=tmp_path, tls_cert=cert, tls_key=good.key))
     given = ServerConfig(state=tmp_path, host="0.0.0.0", tls_cert=good.cert, tls_key=good.key)
-    assert certificate_of(given) == Certificate(cert=good.cert, key=good.key)
+    assert load_certificate(given) == Certificate(cert=good.cert, key=good.key)
 
 
 def test_the_admins_token_is_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

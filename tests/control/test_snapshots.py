@@ -9,25 +9,27 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.service.actor import Actor, Folded, Request
-from isthmus.control.service.control_service import ControlShell
+from isthmus.control.service.control_service import ControlService
+from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import AgentReported, JobCancelled, JobSubmitted
-from isthmus.control.state.rules import Rules
-from isthmus.control.store import snapshots as module
-from isthmus.control.store.snapshots import Snapshots
-from isthmus.control.store.store import MemoryStore
+from isthmus.control.store import snapshot_file as module
+from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.store_interface import MemoryStore
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
 
 
 class Life:
     """One life of an actor on a store, with the snapshots of a folder; what it was told."""
 
-    def __init__(self, store: MemoryStore, folder: Path, rules: Rules | None = None) -> None:
+    def __init__(self, store: MemoryStore, folder: Path, rules: CoordinatorConfig | None = None) -> None:
         self.told: list[int] = []
         self.resumed_at = 0
-        self.actor = Actor(store, self._observe, rules, snapshots=Snapshots(folder), resumed=self._resume)
+        self.actor = CoordinatorActor(
+            store, self._observe, rules, snapshot_file=SnapshotFile(folder), on_snapshot_loaded=self._resume
+        )
 
-    def _observe(self, folded: Folded) -> None:
+    def _observe(self, folded: AppliedEvent) -> None:
         self.told.append(folded.number)
 
     def _resume(self, number: int, _coordinator: Coordinator) -> None:
@@ -35,11 +37,11 @@ class Life:
 
     def submit(self, name: str) -> None:
         event = JobSubmitted(now_s=1.0, job_id=name, user="ann", submission=submission(name, name=name))
-        self.actor.settle([Request(lambda _: None, lambda _: event)])[0].value()
+        self.actor.execute([ActorRequest(lambda _: None, lambda _: event)])[0].value()
 
     def views(self) -> object:
-        return self.actor.ask(
-            lambda c: (c.jobs(), c.pool(), c.orders("east"), c.epoch, c.job_of_key("ann", "a"))
+        return self.actor.query(
+            lambda c: (c.list_jobs(), c.pool_view(), c.orders("east"), c.epoch, c.job_id_of_key("ann", "a"))
         )
 
 
@@ -47,7 +49,7 @@ class Life:
 def store() -> MemoryStore:
     """A log with two sites and two jobs."""
     store = MemoryStore()
-    store.append([AgentReported.of(report(site), 0.5) for site in (EAST, WEST)])
+    store.append([AgentReported.from_report(report(site), 0.5) for site in (EAST, WEST)])
     return store
 
 
@@ -56,7 +58,7 @@ def test_a_start_folds_only_what_follows_and_has_the_same_state(store: MemorySto
     first = Life(store, tmp_path)
     first.submit("a")
     first.submit("b")
-    assert first.actor.save() == 4
+    assert first.actor.save_snapshot() == 4
     first.submit("c")
     again = Life(store, tmp_path)
     assert (again.resumed_at, again.told) == (4, [5])
@@ -71,14 +73,14 @@ def test_a_snapshot_of_another_log_code_or_rules_is_passed_over(
     """It is a cache: whatever it does not fit, the log is folded whole."""
     first = Life(store, tmp_path)
     first.submit("a")
-    first.actor.save()
+    first.actor.save_snapshot()
     assert Life(store, tmp_path).resumed_at == 3
     other = MemoryStore()
     other.append([JobSubmitted(now_s=1, job_id=f"o{i}", user="u", submission=submission()) for i in range(5)])
     assert Life(other, tmp_path).told == [1, 2, 3, 4, 5]
     assert Life(MemoryStore(), tmp_path).resumed_at == 0
-    assert Life(store, tmp_path, Rules(retry_s=9)).resumed_at == 0
-    monkeypatch.setattr(module, "_code", lambda: "newer")
+    assert Life(store, tmp_path, CoordinatorConfig(retry_s=9)).resumed_at == 0
+    monkeypatch.setattr(module, "_code_fingerprint", lambda: "newer")
     assert Life(store, tmp_path).told == [1, 2, 3]
 
 
@@ -87,8 +89,8 @@ def test_a_damaged_snapshot_is_passed_over(store: MemoryStore, tmp_path: Path, d
     """Cut, overwritten or flipped: the state comes from the log."""
     first = Life(store, tmp_path)
     first.submit("a")
-    first.actor.save()
-    file = Snapshots(tmp_path).file
+    first.actor.save_snapshot()
+    file = SnapshotFile(tmp_path).path
     whole = file.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o600
     changed = {"cut": whole[:-1], "flipped": whole[:-9] + b"x" + whole[-8:]}
@@ -100,36 +102,34 @@ def test_a_damaged_snapshot_is_passed_over(store: MemoryStore, tmp_path: Path, d
 
 def test_a_snapshot_makes_nothing_but_data(caplog: pytest.LogCaptureFixture) -> None:
     """A body that names any other thing, even of isthmus, is refused before that is called."""
-    for body in (pickle.dumps(print), pickle.dumps(module.freeze), pickle.dumps(logging.Handler)):
+    for body in (pickle.dumps(print), pickle.dumps(module.serialize_state), pickle.dumps(logging.Handler)):
         with pytest.raises(pickle.UnpicklingError, match="not allowed in a snapshot"):
-            module._DataOnly(__import__("io").BytesIO(body)).load()
+            module._SafeUnpickler(__import__("io").BytesIO(body)).load()
 
 
 def test_a_failed_append_folds_from_the_snapshot(store: MemoryStore, tmp_path: Path) -> None:
     """Where the coordinator is thrown away, the next begins behind the snapshot; nobody is told twice."""
     life = Life(store, tmp_path)
     life.submit("a")
-    life.actor.save()
+    life.actor.save_snapshot()
     life.actor._coordinator = None
     life.submit("b")
     assert life.told == [1, 2, 3, 4]
     assert life.views() == Life(store, tmp_path / "none").views()
 
 
-def test_followers_and_meters_know_the_jobs_of_a_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_followers_and_meters_know_the_jobs_of_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that starts behind a snapshot streams and counts what one does that folds the whole log."""
-    monkeypatch.setattr("isthmus.control.service.control_service.SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr("isthmus.control.service.control_service.SNAPSHOT_INTERVAL_EVENTS", 1)
     store = MemoryStore()
-    first = ControlShell(store, POOL, planner=plan_across, snapshots=Snapshots(tmp_path))
-    asked = [first.intake.submission(user, submission()) for user in ("ann", "bob")]
-    kept, gone = (request.value() for request in first.settle(asked))
+    first = ControlService(store, POOL, planner=plan_across, snapshot_file=SnapshotFile(tmp_path))
+    asked = [first.submissions.submit_request(user, submission()) for user in ("ann", "bob")]
+    kept, gone = (request.value() for request in first.execute(asked))
     first.tick()
     store.append([JobCancelled(now_s=2.0, job_id=gone.id)])
-    again = ControlShell(store, POOL, planner=plan_across, snapshots=Snapshots(tmp_path))
-    assert [change.job_id for change in again.changes.since(0, 9, "ann")] == [kept.id]
-    assert sum(again.meters.jobs().values()) == 2
-    assert again.meters.jobs()["cancelled"] == 1
+    again = ControlService(store, POOL, planner=plan_across, snapshot_file=SnapshotFile(tmp_path))
+    assert [change.job_id for change in again.changes.changes_after(0, 9, "ann")] == [kept.id]
+    assert sum(again.server_metrics.jobs_by_state().values()) == 2
+    assert again.server_metrics.jobs_by_state()["cancelled"] == 1
     for shell in (first, again):
         shell.close()

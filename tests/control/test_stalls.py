@@ -32,9 +32,7 @@ def connections(server: Streaming, request: bytes) -> Iterator[list[socket.socke
     """Many connections that have each sent `request` and do nothing more."""
     port = httpx.URL(server.url).port
     with contextlib.ExitStack() as stack:
-        made = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(NUM_STALLED)
-        ]
+        made = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(NUM_STALLED)]
         for connection in made:
             connection.sendall(request)
         yield made

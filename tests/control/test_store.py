@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.state.events import JobCancelled, decode, encode
+from isthmus.control.state.events import JobCancelled, decode_event, encode_event
 from isthmus.control.store.check_store import check_store
-from isthmus.control.store.sqlite import MIGRATIONS, SqliteStore
-from isthmus.control.store.store import MemoryStore, Store
+from isthmus.control.store.sqlite_store import MIGRATIONS, SqliteStore
+from isthmus.control.store.store_interface import MemoryStore, Store
 from isthmus.core.errors import InputError, ProtocolError, UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
 
@@ -101,7 +101,7 @@ def test_a_full_disk_fails_the_append_and_keeps_the_rest(tmp_path: Path) -> None
 
 def test_a_file_held_by_another_program_is_unavailable(tmp_path: Path) -> None:
     """A lock that another program keeps on the file is reported, and the store recovers when it goes."""
-    store = SqliteStore(tmp_path / "pool.db", busy_s=0.0)
+    store = SqliteStore(tmp_path / "pool.db", busy_timeout_s=0.0)
     other = sqlite3.connect(tmp_path / "pool.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(UnavailableError, match="locked"):
@@ -146,12 +146,12 @@ def test_waiting_writers_share_a_flush(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "pool.db")
     commits: list[str] = []
     store._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
-    store._group.lock.acquire()
+    store._group_commit.lock.acquire()
     with ThreadPoolExecutor(8) as pool:
         appends = [pool.submit(store.append, [event(number)]) for number in range(8)]
-        while len(store._group.queue) < 8:
+        while len(store._group_commit.queue) < 8:
             pass
-        store._group.lock.release()
+        store._group_commit.lock.release()
     assert sorted(done.result() for done in appends)[-1] == 8
     assert len(commits) == 1
     store.close()
@@ -161,13 +161,13 @@ def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None
     """Of writes that wait together only the one that cannot be stored fails, with an error about its data."""
     store = SqliteStore(tmp_path / "pool.db")
     huge = StepMetrics(job="j", attempt=1, rank=0, step=2**70, values={})
-    store._group.lock.acquire()
+    store._group_commit.lock.acquire()
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(store.append, [event(number)]) for number in range(2)]
         bad = pool.submit(store.append_metrics, [huge])
-        while len(store._group.queue) < 3:
+        while len(store._group_commit.queue) < 3:
             pass
-        store._group.lock.release()
+        store._group_commit.lock.release()
     assert sorted(done.result() for done in good) == [1, 2]
     with pytest.raises(InputError, match="too large to be stored"):
         bad.result()
@@ -186,12 +186,12 @@ def test_bad_data_of_one_writer_fails_nobody_elses_write(tmp_path: Path) -> None
 def test_an_event_this_version_does_not_know_is_refused(fields: dict[str, object]) -> None:
     """A log that cannot be read whole is not read at all: no fact is dropped in silence."""
     with pytest.raises(ProtocolError, match="the event log contains"):
-        decode(json.dumps(fields))
+        decode_event(json.dumps(fields))
 
 
 def test_the_written_form_of_an_event_is_pinned() -> None:
     """What version 1 wrote, every later version of this format reads."""
     text = '{"version":1,"now_s":3.0,"kind":"job-cancelled","job_id":"job-3"}'
-    assert encode(event(3)) == text
-    assert decode(text) == event(3)
-    assert decode('{"version": 1, "now_s": 3.0, "kind": "job-cancelled", "job_id": "job-3"}') == event(3)
+    assert encode_event(event(3)) == text
+    assert decode_event(text) == event(3)
+    assert decode_event('{"version": 1, "now_s": 3.0, "kind": "job-cancelled", "job_id": "job-3"}') == event(3)

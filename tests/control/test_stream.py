@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from isthmus.control.rest import stream
-from isthmus.control.server.run_server import Listening, ServerConfig, run_server
-from isthmus.control.service.change_feed import Change, Changes
+from isthmus.control.rest import event_stream
+from isthmus.control.server.run_server import ServerConfig, ServerInfo, run_server
+from isthmus.control.service.change_feed import Change, ChangeFeed
 from isthmus.core.messages.agent_messages import StepMetrics
 from tests.control.processes import until
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
@@ -46,7 +46,7 @@ class Streaming:
             made = self.call("POST", "/v1/tokens", "root", {"role": role, "name": name})
             self.tokens[name] = made.json()["token"]
 
-    def _announce(self, listening: Listening) -> None:
+    def _announce(self, listening: ServerInfo) -> None:
         self.url = listening.url
         self._ready.set()
 
@@ -63,9 +63,7 @@ class Streaming:
     @contextmanager
     def events(self, who: str = "ann", after: int | None = None, **query: str) -> Iterator[Iterator[Told]]:
         headers = self.headers(who) | ({} if after is None else {"Last-Event-ID": str(after)})
-        with httpx.stream(
-            "GET", f"{self.url}/v1/events", params=query, headers=headers, timeout=10
-        ) as answer:
+        with httpx.stream("GET", f"{self.url}/v1/events", params=query, headers=headers, timeout=10) as answer:
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith("text/event-stream")
             yield _parsed(answer)
@@ -177,21 +175,19 @@ def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
     server: Streaming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script: 1. one opens a stream and reads nothing; 2. jobs come; 3. all is answered, it is cut."""
-    opened: list[stream.OpenStreams] = []
-    really_open = stream.OpenStreams.open
+    opened: list[event_stream.OpenStreams] = []
+    really_open = event_stream.OpenStreams.open
 
-    def spy(streams: stream.OpenStreams, follower: stream.Follower) -> stream.EventStream:
+    def spy(streams: event_stream.OpenStreams, follower: event_stream.EventSubscription) -> event_stream.EventStream:
         opened.append(streams)
         return really_open(streams, follower)
 
-    monkeypatch.setattr(stream, "STALLED_S", 0.3)
-    monkeypatch.setattr(stream.OpenStreams, "open", spy)
+    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(event_stream.OpenStreams, "open", spy)
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect(("127.0.0.1", httpx.URL(server.url).port))
-        request = (
-            f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.tokens['ann']}\r\n\r\n"
-        )
+        request = f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.tokens['ann']}\r\n\r\n"
         reader.sendall(request.encode())
         assert reader.recv(10) == b"HTTP/1.1 2"
         wish = submission(output="x" * 50_000).model_dump(mode="json")
@@ -204,15 +200,15 @@ def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
 
 def test_changes_are_told_once_and_newest_first_state_only() -> None:
     """Of a job changed often only the last change is told; deletions are told to whom the job was."""
-    changes = Changes()
+    changes = ChangeFeed()
     for job, user in (("a", "ann"), ("b", "bob")):
-        changes.note_submitted(job, user)
-        changes.note(job, 1 if job == "a" else 2)
-    changes.note("a", 3)
-    assert changes.since(0, 10) == [Change(2, "b"), Change(3, "a")]
-    assert changes.since(2, 10) == [Change(3, "a")]
-    assert changes.since(0, 10, "ann") == [Change(3, "a")]
-    changes.note_deleted("a", 4)
-    assert changes.since(0, 10, "ann") == [Change(4, "a", deleted=True)]
-    assert changes.since(0, 1, "bob") == [Change(2, "b")]
-    assert (changes.latest("a"), changes.latest("z")) == (Change(4, "a", deleted=True), None)
+        changes.record_submission(job, user)
+        changes.record_change(job, 1 if job == "a" else 2)
+    changes.record_change("a", 3)
+    assert changes.changes_after(0, 10) == [Change(2, "b"), Change(3, "a")]
+    assert changes.changes_after(2, 10) == [Change(3, "a")]
+    assert changes.changes_after(0, 10, "ann") == [Change(3, "a")]
+    changes.record_deletion("a", 4)
+    assert changes.changes_after(0, 10, "ann") == [Change(4, "a", deleted=True)]
+    assert changes.changes_after(0, 1, "bob") == [Change(2, "b")]
+    assert (changes.latest_change("a"), changes.latest_change("z")) == (Change(4, "a", deleted=True), None)

@@ -1,6 +1,6 @@
 """Who may read or change what, one test per operation of the OpenAPI document and token.
 
-An operation without a rule in `RULES` fails: whoever adds an endpoint says here whose it is.
+An operation without a rule in `CONFIG` fails: whoever adds an endpoint says here whose it is.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from isthmus.control.rest.create_app import create_app
-from isthmus.control.service.control_service import ControlShell
-from isthmus.control.store.store import MemoryStore
+from isthmus.control.service.control_service import ControlService
+from isthmus.control.store.store_interface import MemoryStore
 from isthmus.core.messages.agent_messages import LogChunk, ObservedPart, StepMetrics
 from tests.control.serving import EAST, WEST, plan_across, report, submission
 from tests.control.test_server_api import Server
@@ -62,9 +62,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/jobs/{job_id}/queue"): ANN,
     ("GET", "/v1/jobs/{job_id}/metrics"): ANN,
     ("GET", "/v1/jobs/{job_id}/logs"): ANN,
-    ("POST", "/v1/jobs/{job_id}/choose"): Rule(
-        may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}
-    ),
+    ("POST", "/v1/jobs/{job_id}/choose"): Rule(may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}),
     ("POST", "/v1/jobs/{job_id}/preempt"): Rule(
         may=(),  # it has its chips: nobody may, and ann learns that
         body={"victims": [{"cluster": "east", "job": "none", "attempt": 1}]},
@@ -83,7 +81,7 @@ RULES: dict[tuple[str, str], Rule] = {
 
 def operations() -> list[tuple[str, str]]:
     """Every operation of the document."""
-    paths = create_app(ControlShell(MemoryStore(), planner=plan_across)).openapi()["paths"]
+    paths = create_app(ControlService(MemoryStore(), planner=plan_across)).openapi()["paths"]
     return sorted((method.upper(), path) for path, item in paths.items() for method in item)
 
 
@@ -133,9 +131,7 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
         assert 400 <= answer.status_code < 500, answer.text
         assert token or answer.status_code == 401
     if token not in ("ann", "root", *rule.sees):
-        told = (
-            answer.text.replace(job, "") if token in ("bob",) and answer.status_code == 404 else answer.text
-        )
+        told = answer.text.replace(job, "") if token in ("bob",) and answer.status_code == 404 else answer.text
         assert ANNS not in told
     if token not in rule.may:
         assert server.job(job) == before

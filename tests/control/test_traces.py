@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.control.simulation.traces.generate_trace import generate_trace
-from isthmus.control.simulation.traces.trace import TraceJob, read_trace
+from isthmus.control.simulation.traces.job_trace import TraceJob, read_trace
 from isthmus.core.errors import InputError
 
 SACCT = """JobID|Account|Submit|Elapsed|NNodes|ReqTRES|QOS
@@ -35,9 +35,7 @@ def test_slurm_accounting_is_read_by_job(tmp_path: Path) -> None:
     trace = read_trace(_file(tmp_path, SACCT))
     assert trace.jobs == (
         TraceJob(name="8", owner="speech", submit_s=0, run_s=172805, chips_per_worker=4, chip="h100"),
-        TraceJob(
-            name="7", owner="vision", submit_s=30, run_s=3600, workers=2, chips_per_worker=8, priority="high"
-        ),
+        TraceJob(name="7", owner="vision", submit_s=30, run_s=3600, workers=2, chips_per_worker=8, priority="high"),
     )
     assert trace.skipped == {"steps of a job": 1, "no chips asked for": 1, "never ran": 1}
 

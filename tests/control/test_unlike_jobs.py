@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.control.placement import PlanRequest, Resources, demand_of, place_all, propose
-from isthmus.control.placement.replace_stages import replant
-from isthmus.core.job import Placement
+from isthmus.control.placement import (
+    FreeResources,
+    PlanRequest,
+    place_plan,
+    plan_requirement_of,
+    propose_plans,
+)
+from isthmus.control.placement.relocate_plan import relocate_plan
+from isthmus.core.job import PlacementConstraints
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, PlanSet
 from isthmus.core.pool import Pool
@@ -38,7 +44,7 @@ def asked(folder: Path, pool: Pool, **free: int) -> PlanRequest:
     job = make_job(folder, "unlike", placement={"clusters": ["north", "south", "west"]})
     sizes = {"sequence_length": 64, "global_batch_size": 24}
     job = job.model_copy(update={"training": job.training.model_copy(update=sizes)})
-    chips = {one.name: {"cpu": free.get(one.name, one.node_groups[0].chips)} for one in pool.clusters}
+    chips = {one.name: {"cpu": free.get(one.name, one.node_groups[0].num_chips)} for one in pool.clusters}
     return PlanRequest(job=job, model=load_model(folder / "model"), pool=pool, free_chips=chips)
 
 
@@ -49,7 +55,7 @@ def unlike(found: PlanSet) -> list[Plan]:
 
 def test_a_job_is_offered_unlike_replicas_and_told_what_their_gradients_send(tmp_path: Path) -> None:
     """Two chips that hold half a model each and one that holds it all: a replica at either owner."""
-    found = unlike(propose(asked(tmp_path, pool_of(), west=0)))
+    found = unlike(propose_plans(asked(tmp_path, pool_of(), west=0)))
     assert found
     assert found[0].clusters in (("north", "south"), ("south", "north"))
     assert len(set(found[0].replica_micro_batches)) == 2
@@ -64,20 +70,20 @@ def test_a_job_is_offered_unlike_replicas_and_told_what_their_gradients_send(tmp
 
 def test_a_link_that_gradients_would_bind_is_not_offered(tmp_path: Path) -> None:
     """Over a hundredth of the bandwidth the sum of gradients would take longer than all micro-batches."""
-    assert unlike(propose(asked(tmp_path, pool_of(bandwidth_gbps=0.01), west=0))) == []
+    assert unlike(propose_plans(asked(tmp_path, pool_of(bandwidth_gbps=0.01), west=0))) == []
 
 
 def test_the_same_replicas_are_placed_elsewhere(tmp_path: Path) -> None:
     """With the north in use the pipeline of two stages goes west; stages, layers and counts stay."""
     where = pool_of()
     request = asked(tmp_path, where, west=0)
-    pattern, profile = unlike(propose(request))[0], profile_model(request.model)
-    demand = demand_of(pattern, request.job, profile, where)
-    assert [one.requirement.num_stages for one in demand.kinds] in ([2, 1], [1, 2])
-    free = Resources.of(where, {"north": {"cpu": 1}, "south": {"cpu": 1}, "west": {"cpu": 2}})
-    places = place_all(demand, free, Placement())
+    pattern, profile = unlike(propose_plans(request))[0], profile_model(request.model)
+    demand = plan_requirement_of(pattern, request.job, profile, where)
+    assert [one.requirement.num_stages for one in demand.groups] in ([2, 1], [1, 2])
+    free = FreeResources.from_pool(where, {"north": {"cpu": 1}, "south": {"cpu": 1}, "west": {"cpu": 2}})
+    places = place_plan(demand, free, PlacementConstraints())
     assert [set(one.clusters) for one in places.candidates] == [{"south", "west"}]
-    moved = replant(pattern, places.candidates[0], demand, free, request.job, profile, where)
+    moved = relocate_plan(pattern, places.candidates[0], demand, free, request.job, profile, where)
     assert moved.replica_micro_batches == pattern.replica_micro_batches
     west = {"north": "west", "south": "south"}
     assert [(s.replica, s.layers, west[s.cluster]) for s in pattern.stages] == [

@@ -70,7 +70,7 @@ def test_a_short_file_is_enough(tmp_path, kind):
 
 
 def test_between_names_both_directions_and_a_node_group_is_named_after_its_chip(tmp_path):
-    """`between` with `round_trip_ms` gives two links of half the delay each."""
+    """`draw_uniform` with `round_trip_ms` gives two links of half the delay each."""
     pool = load_pool(write(tmp_path, POOL))
     assert [(x.source, x.target, x.delay_ms) for x in pool.links] == [("a", "b", 10.0), ("b", "a", 10.0)]
     assert pool.clusters[1].node_groups[0].name == "bi-v150"
@@ -106,9 +106,7 @@ def test_between_names_both_directions_and_a_node_group_is_named_after_its_chip(
         ("plan", "version: 1", "version: 2", 1, ["version"]),
     ],
 )
-def test_a_mistake_is_answered_with_file_line_field_value_and_nearest_word(
-    tmp_path, kind, old, new, line, words
-):
+def test_a_mistake_is_answered_with_file_line_field_value_and_nearest_word(tmp_path, kind, old, new, line, words):
     """What is wrong, where, and what would have been right."""
     load, text = LOADERS[kind]
     assert old in text

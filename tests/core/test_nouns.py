@@ -8,11 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from isthmus.core.chip import catalogue
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import IsthmusError, ModelError
-from isthmus.core.link_physics import WIRE_OVERHEAD, cubic_bytes_per_s, effective_bytes_per_s, transfer_s
+from isthmus.core.link_throughput import (
+    WIRE_OVERHEAD,
+    cubic_bytes_per_s,
+    effective_bytes_per_s,
+    transfer_time_s,
+)
 from isthmus.core.model import load_model, require_trainable
-from isthmus.core.plan import Plan, Rank, Stage, group_by_cluster
+from isthmus.core.plan import Plan, RankAssignment, Stage, group_replicas_by_cluster
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool, VirtualChip
 from isthmus.core.units import format_bytes, format_seconds, parse_bytes
 
@@ -20,8 +25,8 @@ from isthmus.core.units import format_bytes, format_seconds, parse_bytes
 def test_the_catalogue_knows_each_named_chip_and_where_its_figures_come_from():
     """Every chip has plausible figures and a source."""
     named = {"H20", "H100", "H200", "A100", "A800", "L40S", "910B", "BI-V150", "BR106B", "MI300X", "CPU-core"}
-    assert named <= set(catalogue())
-    for chip in catalogue().values():
+    assert named <= set(chip_catalogue())
+    for chip in chip_catalogue().values():
         assert chip.source != "user"
         assert chip.flop_per_s("bf16") >= chip.flop_per_s("fp64") > 0
         assert chip.memory_bytes >= 10**9
@@ -29,7 +34,7 @@ def test_the_catalogue_knows_each_named_chip_and_where_its_figures_come_from():
 
 def test_a_chip_without_a_format_computes_in_the_nearest_wider_one():
     """V100 has no bf16: it falls back to fp16; A100 has no fp8: bf16 or fp16."""
-    chips = catalogue()
+    chips = chip_catalogue()
     assert chips["V100"].flop_per_s("bf16") == chips["V100"].peak_flop_per_s["fp16"]
     assert chips["A100"].flop_per_s("fp8") == chips["A100"].peak_flop_per_s["fp16"]
 
@@ -44,7 +49,7 @@ def test_a_virtual_chip_is_the_real_one_scaled():
         virtual=VirtualChip(compute_scale=0.1, memory_scale=0.5),
     )
     pool = Pool(clusters=(Cluster(name="c", owner="o", node_groups=(group,)),))
-    scaled, real = pool.chip(group), catalogue()["H20"]
+    scaled, real = pool.chip(group), chip_catalogue()["H20"]
     assert math.isclose(scaled.flop_per_s("fp32"), 0.1 * real.flop_per_s("fp32"))
     assert scaled.memory_bytes == real.memory_bytes // 2
 
@@ -67,7 +72,7 @@ def test_parts_hold_every_rank_once_and_count_chips_by_node_group():
     assert parts["b"].chips == {"g": 2}
     assert made.hops() == (("a", "b"), ("b", "a"))
     assert made.num_layers == 4
-    assert made.ranks == (Rank(0), Rank(1, 0), Rank(1, 1), Rank(2))
+    assert made.ranks == (RankAssignment(0), RankAssignment(1, 0), RankAssignment(1, 1), RankAssignment(2))
     assert [list(made.ranks_of(stage)) for stage in range(3)] == [[0], [1, 2], [3]]
     assert [made.stage_of(rank).cluster for rank in range(4)] == ["a", "b", "b", "a"]
 
@@ -165,12 +170,12 @@ def test_loss_and_distance_never_make_a_flow_faster(loss, round_trip_s):
     delay_ms = round_trip_s * 500
     cubic = effective_bytes_per_s(link(loss=loss, delay_ms=delay_ms, congestion_control="cubic"))
     bbr = effective_bytes_per_s(link(loss=loss, delay_ms=delay_ms))
-    assert cubic <= bbr <= link().bytes_per_s
+    assert cubic <= bbr <= link().bandwidth_bytes_per_s
 
 
 def test_a_transfer_takes_its_bytes_and_one_delay():
     """125 MB on 1 Gbit/s at 20 ms one way: the delay, and a second for payload that fills the wire."""
-    assert math.isclose(transfer_s(link(), 125e6), 0.02 + WIRE_OVERHEAD)
+    assert math.isclose(transfer_time_s(link(), 125e6), 0.02 + WIRE_OVERHEAD)
 
 
 def test_units_are_read_and_shown():
@@ -202,19 +207,17 @@ def test_every_error_says_what_and_what_to_do_next_and_has_its_own_exit_code():
 
 def test_replicas_that_share_a_cluster_are_one_group():
     """Directly, or by a replica that joins two others; groups are numbered as their replicas come."""
-    assert group_by_cluster([{"a"}, {"b"}, {"a"}, {"c", "d"}]) == (0, 1, 0, 2)
-    assert group_by_cluster([{"a"}, {"b"}, {"b", "a"}, {"c"}]) == (0, 0, 0, 1)
+    assert group_replicas_by_cluster([{"a"}, {"b"}, {"a"}, {"c", "d"}]) == (0, 1, 0, 2)
+    assert group_replicas_by_cluster([{"a"}, {"b"}, {"b", "a"}, {"c"}]) == (0, 0, 0, 1)
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), min_size=1, max_size=6))
 def test_groups_never_share_a_cluster_and_cannot_be_parted(clusters):
     """What groups are, by another way: grown from one replica until no other shares a cluster."""
-    groups = group_by_cluster(clusters)
+    groups = group_replicas_by_cluster(clusters)
     for number in range(len(clusters)):
         grown = {number}
-        while more := {
-            i for i, own in enumerate(clusters) if i not in grown and any(own & clusters[j] for j in grown)
-        }:
+        while more := {i for i, own in enumerate(clusters) if i not in grown and any(own & clusters[j] for j in grown)}:
             grown |= more
         assert {i for i, group in enumerate(groups) if group == groups[number]} == grown
 
@@ -228,7 +231,7 @@ def test_local_steps_and_sizes_of_a_plan_must_mean_something():
         plan(*together, dp=2, local_steps=8)
     sized = {"dp": 2, "micro_batch_size": 4, "micro_batches": 3, "sequence_length": 8, "id": "p"}
     uneven = Plan(stages=apart, **sized, replica_micro_batch_sizes=(4, 1), replica_micro_batches=(2, 3))
-    assert uneven.samples == 4 * 2 + 1 * 3
+    assert uneven.num_samples == 4 * 2 + 1 * 3
     with pytest.raises(ValidationError, match="3 entries for dp 2"):
         Plan(stages=apart, **sized, replica_micro_batch_sizes=(4, 1, 1))
     with pytest.raises(ValidationError, match="the largest of replica_micro_batch_sizes is 2"):

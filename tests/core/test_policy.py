@@ -6,15 +6,15 @@ from datetime import datetime
 
 import pytest
 
-from isthmus.core.job import Checkpoints, Data, Job, Training
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
+from isthmus.core.owner_policy import OwnerPolicy
 
 JOB = Job(
     name="tiny",
     model="/pool/models/tiny",
-    data=Data(paths=("/pool/text", "s3://texts/a")),
-    training=Training(steps=10),
-    checkpoints=Checkpoints(folder="/pool/checkpoints/tiny"),
+    data=DataConfig(paths=("/pool/text", "s3://texts/a")),
+    training=TrainingConfig(steps=10),
+    checkpoints=CheckpointConfig(folder="/pool/checkpoints/tiny"),
     output="/pool/out",
 )
 OFFICE = {"days": ["mon", "tue", "wed", "thu", "fri"], "from": "08:00", "to": "18:00"}
@@ -56,11 +56,9 @@ def test_hours_end_where_they_are_said_to(hours: list[object], moment: str, is_o
         (("/texts", "/pool"), "s3://texts/a"),
     ],
 )
-def test_a_job_reads_and_writes_below_the_owners_folders_only(
-    folders: tuple[str, ...], strange: str | None
-) -> None:
+def test_a_job_reads_and_writes_below_the_owners_folders_only(folders: tuple[str, ...], strange: str | None) -> None:
     """The first path that is elsewhere is named."""
-    objection = OwnerPolicy(folders=folders).objection("u", JOB)
+    objection = OwnerPolicy(folders=folders).rejection_reason("u", JOB)
     assert (objection == "") == (strange is None)
     if strange is not None:
         assert f"'{strange}' is outside the folders" in objection
@@ -69,11 +67,11 @@ def test_a_job_reads_and_writes_below_the_owners_folders_only(
 def test_a_path_cannot_climb_out_of_a_folder() -> None:
     """`..` is taken out before paths are compared."""
     sly = JOB.model_copy(update={"output": "/pool/out/../../etc"})
-    assert "'/pool/out/../../etc'" in OwnerPolicy(folders=("/pool", "s3://texts")).objection("u", sly)
+    assert "'/pool/out/../../etc'" in OwnerPolicy(folders=("/pool", "s3://texts")).rejection_reason("u", sly)
 
 
 def test_only_users_that_the_owner_names_may_run_jobs() -> None:
     """Without a list everybody may."""
-    assert OwnerPolicy().objection("", JOB) == ""
-    assert OwnerPolicy(users=("ann", "bo")).objection("bo", JOB) == ""
-    assert "admits jobs of ann, bo, not of 'eve'" in OwnerPolicy(users=("ann", "bo")).objection("eve", JOB)
+    assert OwnerPolicy().rejection_reason("", JOB) == ""
+    assert OwnerPolicy(users=("ann", "bo")).rejection_reason("bo", JOB) == ""
+    assert "admits jobs of ann, bo, not of 'eve'" in OwnerPolicy(users=("ann", "bo")).rejection_reason("eve", JOB)

@@ -47,11 +47,11 @@ def test_every_file_reads_as_it_was_written(tmp_path: Path) -> None:
     ranks = RankMap(workers=(address,))
     folder.write_spec(make_spec())
     folder.write_checkin(address)
-    folder.write_ranks(ranks)
+    folder.write_rank_map(ranks)
     folder.write_exit(143)
     assert folder.read_spec() == make_spec()
     assert folder.read_checkin() == address
-    assert folder.read_ranks() == ranks
+    assert folder.read_rank_map() == ranks
     assert folder.read_exit() == 143
     assert {one.name for one in folder.path.iterdir()} == {"spec.json", "checkin.json", "ranks.json", "exit"}
 
@@ -60,7 +60,7 @@ def test_what_is_not_there_yet_is_none(tmp_path: Path) -> None:
     """A reader that comes early gets None; only a missing spec is an error."""
     folder = WorkerFolder(tmp_path)
     assert folder.read_checkin() is None
-    assert folder.read_ranks() is None
+    assert folder.read_rank_map() is None
     assert folder.read_exit() is None
     with pytest.raises(InputError, match=r"spec\.json is missing"):
         folder.read_spec()
@@ -70,13 +70,13 @@ def test_another_version_is_a_protocol_error(tmp_path: Path) -> None:
     """A spec of a later format is refused as such, any other mistake is named with its field."""
     folder = WorkerFolder(tmp_path)
     text = make_spec().model_dump_json()
-    folder.spec.write_text(text.replace('"version":1', '"version":2', 1))
+    folder.spec_path.write_text(text.replace('"version":1', '"version":2', 1))
     with pytest.raises(ProtocolError, match="version"):
         folder.read_spec()
-    folder.spec.write_text(text.replace('"attempt":1', '"attempt":0'))
+    folder.spec_path.write_text(text.replace('"attempt":1', '"attempt":0'))
     with pytest.raises(InputError, match="attempt"):
         folder.read_spec()
-    folder.spec.write_text("{")
+    folder.spec_path.write_text("{")
     with pytest.raises(InputError, match="file"):
         folder.read_spec()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from isthmus.core.job import Data, Task
+from isthmus.core.job import DataConfig, TrainingTask
 from isthmus.data import Dataset, open_dataset
 
 
@@ -23,9 +23,7 @@ def write_texts(folder: Path, texts: Sequence[str]) -> str:
 
 def write_lines(file: Path, values: Sequence[Any]) -> str:
     """Write `values` as JSON Lines and return the file as a data path."""
-    file.write_text(
-        "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8"
-    )
+    file.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
     return str(file)
 
 
@@ -36,16 +34,14 @@ def conversation(*contents: str) -> dict[str, Any]:
 
 
 def opened(
-    *paths: str, task: Task = "pretrain", sequence_length: int = 16, seed: int = 0, **fields: Any
+    *paths: str, task: TrainingTask = "pretrain", sequence_length: int = 16, seed: int = 0, **fields: Any
 ) -> Dataset:
     """Open a data set of `paths`; without a held-out split unless `fields` ask for one."""
-    data = Data(paths=paths, **{"validation_fraction": 0.0, **fields})
+    data = DataConfig(paths=paths, **{"validation_fraction": 0.0, **fields})
     return open_dataset(data, task=task, sequence_length=sequence_length, seed=seed)
 
 
-def write_tokenizer(
-    folder: Path, *, settings: dict[str, Any] | None = None, specials: Sequence[str] = ()
-) -> Path:
+def write_tokenizer(folder: Path, *, settings: dict[str, Any] | None = None, specials: Sequence[str] = ()) -> Path:
     """Train a byte-level BPE tokenizer on a few words, write it to `folder` and return the folder."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,9 +51,7 @@ def write_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        ["user assistant system hello world the capital of Gansu is Lanzhou"] * 3, trainer
-    )
+    tokenizer.train_from_iterator(["user assistant system hello world the capital of Gansu is Lanzhou"] * 3, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     if settings is not None:

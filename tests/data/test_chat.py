@@ -7,14 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import DataError
-from isthmus.data.chat import conversation_pieces, plain_template
+from isthmus.data.chat import plain_template, tokenize_conversation
 from isthmus.data.tokenizer import ByteTokenizer
 from tests.data.corpora import conversation, opened, write_lines, write_tokenizer
 
 END, PADDING = 257, 258
-on_disk = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+on_disk = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 words = st.text("abcdefgh \n", min_size=1, max_size=30)
 conversations = st.lists(
     st.lists(words, min_size=2, max_size=6).map(lambda texts: conversation(*texts[: len(texts) // 2 * 2])),
@@ -35,9 +33,7 @@ def answers(lines):
 def test_the_plain_template_is_the_one_that_is_stated(tmp_path):
     """Roles head their messages, an answer ends with the end token, and only answers have labels."""
     line = {"messages": [{"role": "system", "content": "Terse."}, *conversation("Hi?", "Yes.")["messages"]]}
-    batch = opened(
-        write_lines(tmp_path / "a.jsonl", [line]), task="finetune", sequence_length=60
-    ).train_batch(0, 1)
+    batch = opened(write_lines(tmp_path / "a.jsonl", [line]), task="finetune", sequence_length=60).train_batch(0, 1)
     ids = batch.input_ids[0].tolist()
     text = b"<|system|>\nTerse.\n<|user|>\nHi?\n<|assistant|>\nYes."
     assert bytes(ids[: len(text)]) == text
@@ -60,7 +56,7 @@ def test_every_token_of_every_answer_is_learned_once(tmp_path_factory, lines):
 def test_pieces_fit_and_cut_only_what_is_too_long(tmp_path_factory, lines, width):
     """A piece never exceeds the width, and an exchange that fits is never divided."""
     for line in lines:
-        pieces = conversation_pieces(line["messages"], plain_template, ByteTokenizer(), width)
+        pieces = tokenize_conversation(line["messages"], plain_template, ByteTokenizer(), width)
         assert all(len(piece.tokens) <= width for piece in pieces)
         whole = [bytes(token for token in piece.tokens if token < 256).decode() for piece in pieces]
         for exchange in plain_template(line["messages"])[0]:
@@ -156,9 +152,7 @@ def test_the_tokenizers_own_template_is_obeyed(tmp_path):
 def test_a_template_that_rewrites_earlier_turns_gives_each_answer_its_own_prompt(tmp_path):
     """Where earlier answers lose their reasoning, each answer is learned after its own prompt."""
     folder = chat_tokenizer(tmp_path / "tokenizer")
-    path = write_lines(
-        tmp_path / "a.jsonl", [conversation("hello", "so</think>world", "user", "no</think>Gansu")]
-    )
+    path = write_lines(tmp_path / "a.jsonl", [conversation("hello", "so</think>world", "user", "no</think>Gansu")])
     batch = opened(path, task="finetune", sequence_length=200, tokenizer=folder).train_batch(0, 1)
     text = decoded(folder, batch.input_ids[0].tolist())
     assert text.count("hello") == 2

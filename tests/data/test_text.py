@@ -15,9 +15,7 @@ from tests.data.corpora import opened, write_lines, write_texts, write_tokenizer
 
 END, PADDING = 257, 258
 texts = st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=6)
-on_disk = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+on_disk = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def epoch_of(dataset):
@@ -131,9 +129,7 @@ def test_the_split_does_not_depend_on_the_seed_or_on_file_names(tmp_path):
     one = write_texts(tmp_path / "one", documents)
     other = write_texts(tmp_path / "other", documents[::-1])
     options = {"validation_fraction": 0.2, "sequence_length": 8}
-    first, second, third = (
-        opened(path, seed=seed, **options) for path, seed in ((one, 1), (one, 2), (other, 1))
-    )
+    first, second, third = (opened(path, seed=seed, **options) for path, seed in ((one, 1), (one, 2), (other, 1)))
     seen = [d.validation_batch(d.num_validation_samples).input_ids for d in (first, second, third)]
     assert torch.equal(seen[0], seen[1])
     assert sorted(seen[0].flatten().tolist()) == sorted(seen[2].flatten().tolist())
@@ -156,7 +152,7 @@ def test_validation_without_a_split_is_refused(tmp_path):
 
 
 def test_json_lines_take_the_named_field(tmp_path):
-    """`text_field` names the text; `auto` knows .jsonl, and an explicit format overrides the name."""
+    """`text_field` names the text; `auto_plan` knows .jsonl, and an explicit format overrides the name."""
     lines = [{"body": "hello", "text": "no"}, {"body": "wörld", "text": "no"}]
     for name, fields in (("a.jsonl", {}), ("b.data", {"format": "jsonl"})):
         batch = epoch_of(opened(write_lines(tmp_path / name, lines), text_field="body", **fields))
@@ -198,7 +194,7 @@ def test_too_little_data_for_a_batch_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"yields 4 samples, one batch needs 5") as caught:
         dataset.train_batch(0, 5)
     assert "sequence_length" in caught.value.hint
-    dataset.require(num_samples=4)
+    dataset.check_job_fits(num_samples=4)
     with pytest.raises(DataError, match="0 samples"):
         opened(write_lines(tmp_path / "a.jsonl", [{"text": ""}]))
 
@@ -206,16 +202,14 @@ def test_too_little_data_for_a_batch_is_refused(tmp_path):
 def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path):
     """The byte tokenizer has 259 tokens; a model of 256 is refused with both numbers."""
     dataset = opened(write_texts(tmp_path, ["abc" * 20]))
-    dataset.require(vocab_size=259)
+    dataset.check_job_fits(vocab_size=259)
     with pytest.raises(DataError, match="259 tokens, the model only 256"):
-        dataset.require(vocab_size=256)
+        dataset.check_job_fits(vocab_size=256)
 
 
 def test_any_tokenizer_file_serves(tmp_path):
     """A tokenizer.json, named by file or folder, gives its own ids with its end token between documents."""
-    folder = write_tokenizer(
-        tmp_path / "tokenizer", specials=["</s>", "<pad>"], settings={"pad_token": "<pad>"}
-    )
+    folder = write_tokenizer(tmp_path / "tokenizer", specials=["</s>", "<pad>"], settings={"pad_token": "<pad>"})
     path = write_texts(tmp_path / "data", ["hello world", "the capital"])
     datasets = [opened(path, tokenizer=str(name)) for name in (folder, folder / "tokenizer.json")]
     one, two = (epoch_of(dataset).input_ids for dataset in datasets)

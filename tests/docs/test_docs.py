@@ -24,10 +24,7 @@ def test_every_file_a_page_names_exists(page):
     """Paths of the repository in backticks or links lead somewhere, and so do modules to be run."""
     text = page.read_text(encoding="utf-8")
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)(?:::?\w+)?`", text)
-    named += [
-        f"{name.replace('.', '/')}.py"
-        for name in re.findall(r"python -m ((?:benchmarks|scripts)\.\w+)", text)
-    ]
+    named += [f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m ((?:benchmarks|scripts)\.\w+)", text)]
     linked = re.findall(r"\]\(((?!https?:|#)[^)#]+)", text)
     missing = [name for name in named if not (ROOT / name).exists()]
     missing += [name for name in linked if not (page.parent / name).resolve().exists()]

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import yaml
 
-from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.demo.demo_pool import DemoPool
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
@@ -63,8 +63,7 @@ def clusters_of(cores: dict[str, int], memory_scale: float) -> dict[str, Any]:
             for name, count in cores.items()
         ],
         "links": [
-            {"between": [a, b], "bandwidth_gbps": 1, "round_trip_ms": 2}
-            for a, b in itertools.combinations(cores, 2)
+            {"between": [a, b], "bandwidth_gbps": 1, "round_trip_ms": 2} for a, b in itertools.combinations(cores, 2)
         ],
     }
 
@@ -126,7 +125,7 @@ def make_job(folder: Path, name: str, *, steps: int = 24, every_steps: int = 4, 
     return Job.model_validate(fields | changes)
 
 
-def submit(client: Client, job: Job) -> JobView:
+def submit(client: ApiClient, job: Job) -> JobView:
     """Submit a job."""
     return client.submit(Submission(job=job, model=load_model(job.model)))
 
@@ -143,7 +142,7 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 240.0
         time.sleep(0.05)
 
 
-def state_is(client: Client, job: str, *states: str) -> JobView:
+def state_is(client: ApiClient, job: str, *states: str) -> JobView:
     """Wait until a job is in one of the states; it may not fail."""
 
     def condition() -> JobView | None:
@@ -155,7 +154,7 @@ def state_is(client: Client, job: str, *states: str) -> JobView:
     return found
 
 
-def choose(client: Client, job: str, wanted: Callable[[Plan], object] = bool) -> Plan:
+def choose(client: ApiClient, job: str, wanted: Callable[[Plan], object] = bool) -> Plan:
     """Wait for a job's plans and choose the first that is `wanted`; return it."""
     state_is(client, job, "choosing")
     plan = next(one for one in client.plans(job).plans if wanted(one))
@@ -163,7 +162,7 @@ def choose(client: Client, job: str, wanted: Callable[[Plan], object] = bool) ->
     return plan
 
 
-def at_step(client: Client, job: str, step: int, attempt: int = 1) -> None:
+def at_step(client: ApiClient, job: str, step: int, attempt: int = 1) -> None:
     """Wait until an attempt of a job, or a later one, has reached a step."""
     wait_until(
         f"{job} reaches step {step} in attempt {attempt}",
@@ -171,7 +170,7 @@ def at_step(client: Client, job: str, step: int, attempt: int = 1) -> None:
     )
 
 
-def all_metrics(client: Client, job: str) -> list[StepMetrics]:
+def all_metrics(client: ApiClient, job: str) -> list[StepMetrics]:
     """Return every step metric of a job."""
     found: list[StepMetrics] = []
     cursor = 0
@@ -184,9 +183,7 @@ def all_metrics(client: Client, job: str) -> list[StepMetrics]:
 def losses(metrics: list[StepMetrics]) -> dict[int, float]:
     """Return the loss by step; a step done again after a restart counts as it was last."""
     return {
-        m.step: m.values["loss"]
-        for m in sorted(metrics, key=lambda m: m.attempt)
-        if m.values.get("loss") is not None
+        m.step: m.values["loss"] for m in sorted(metrics, key=lambda m: m.attempt) if m.values.get("loss") is not None
     }  # type: ignore[misc]
 
 
@@ -211,8 +208,8 @@ def _train_alone(job: Job, folder: Path) -> dict[int, float]:
     )
     worker = WorkerFolder(folder)
     worker.write_spec(WorkerSpec(run="alone", attempt=1, rank=0, job=job, plan=plan))
-    process = ForkedProgram("isthmus.train.process.worker", folder, worker.log)
+    process = ForkedProgram("isthmus.train.process.worker", folder, worker.log_path)
     address = wait_until("the lone worker checks in", worker.read_checkin)
-    worker.write_ranks(RankMap(workers=(address,)))
-    assert process.wait(120) == 0, worker.log.read_text()
-    return losses([StepMetrics.model_validate_json(line) for line in worker.metrics.read_text().splitlines()])
+    worker.write_rank_map(RankMap(workers=(address,)))
+    assert process.wait(120) == 0, worker.log_path.read_text()
+    return losses([StepMetrics.model_validate_json(line) for line in worker.metrics_path.read_text().splitlines()])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.demo.demo_pool import DemoPool
-from isthmus.train.checkpoint.checkpoint_folder import newest
+from isthmus.train.checkpoint.checkpoint_folder import newest_valid
 from tests.e2e.site import (
     all_metrics,
     as_one_process,
@@ -29,10 +29,10 @@ def test_a_job_is_preempted_at_all_owners_and_goes_on_later_with_the_same_losses
 ) -> None:
     """A victim is ended once it is safe, at all owners, and trains on as if nothing had happened.
 
-    1. `urgent` is planned for two owners, and `patient` trains at all three. 2. The user of `urgent` chooses
+    1. `urgent` is planned for two owners, and `tolerate_silence` trains at all three. 2. The user of `urgent` chooses
     its plan: blocked, an offer names the victim. 3. Its user agrees: a checkpoint is taken and verified, and
-    `patient` leaves all three owners.
-    4. `urgent` trains to its end. 5. `patient` goes on from that very step; its losses are one process's.
+    `tolerate_silence` leaves all three owners.
+    4. `urgent` trains to its end. 5. `tolerate_silence` goes on from that very step; its losses are one process's.
     """
     client = three.client
     urgent_job = make_job(
@@ -50,7 +50,7 @@ def test_a_job_is_preempted_at_all_owners_and_goes_on_later_with_the_same_losses
 
     client.preempt(urgent, offered)
     state_is(client, urgent, "starting", "running", "stopping", "succeeded")
-    saved = newest(Path(patient_job.checkpoints.folder))
+    saved = newest_valid(Path(patient_job.checkpoints.folder))
     assert saved is not None, "nobody is ended before its work is verified"
     first = {m.step for m in all_metrics(client, patient) if m.attempt == 1}
     assert max(first) < STEPS - 1

@@ -124,9 +124,7 @@ def test_missing_data_ends_the_job_with_the_path_and_holds_nothing(site):
     job = make_job(site.folder, "no-data", data={"paths": [str(site.folder / "nowhere")]})
     view = ended(site, submit(site.client, job).id)
     assert (view.state, view.attempt, view.restarts) == ("failed", 1, 0)
-    assert re.search(
-        r"^(north|south|west) failed its part \(ranks .\): rank . .*DataError.*nowhere", view.reason
-    )
+    assert re.search(r"^(north|south|west) failed its part \(ranks .\): rank . .*DataError.*nowhere", view.reason)
     wait_until("everything is free again", lambda: nothing_is_held(site))
 
 

@@ -12,8 +12,7 @@ def pool_of(*chips: str, gbps: float = 10.0, round_trip_ms: float = 20.0, **grou
     return Pool.model_validate(
         {
             "clusters": [
-                {"name": name, "owner": "o", "node_groups": [one]}
-                for name, one in zip(names, groups, strict=True)
+                {"name": name, "owner": "o", "node_groups": [one]} for name, one in zip(names, groups, strict=True)
             ],
             "links": [
                 {"between": [a, b], "bandwidth_gbps": gbps, "round_trip_ms": round_trip_ms}

@@ -17,9 +17,9 @@ from isthmus.plan import (
     profile_model,
     save_calibration,
 )
-from isthmus.plan.time.calibration import Parameter
-from isthmus.plan.time.fit import solve_linear
-from isthmus.plan.time.parameters import PARAMETERS, shape_scope
+from isthmus.plan.time.calibration import FittedParameter
+from isthmus.plan.time.fit_calibration import solve_linear
+from isthmus.plan.time.time_model_parameters import PARAMETERS, shape_scope
 from tests.plan.hand import model_of, plan_of, pool_of
 
 TRUE = {"A100/matmul_share": 0.62, "A100/memory_share": 0.7, "A100/launch_s": 1.1e-3, "A100/link_share": 0.6}
@@ -41,8 +41,8 @@ def runs_of(noise: float, seed: int = 0, factor: float = 1.0) -> list[Observatio
                     Observation(
                         name=f"{hidden}-{tp}-{size}-{count}",
                         measured_s=measured_s,
-                        model=lambda c, plan=plan, profile=profile: estimate_s(plan, pool, profile, c),
-                        shape=shape_scope("A100", hidden, size * 2048, tp),
+                        predict_s=lambda c, plan=plan, profile=profile: estimate_s(plan, pool, profile, c),
+                        shape_scope=shape_scope("A100", hidden, size * 2048, tp),
                     )
                 )
     return runs
@@ -53,7 +53,9 @@ def test_known_parameters_are_recovered_exactly_without_noise():
     fitted = fit_calibration(DATA_SHEET, list(TRUE), runs_of(0.0), name="f", source="synthetic")
     for key, value in TRUE.items():
         scope, _, name = key.rpartition("/")
-        assert fitted.value(name, scope) == pytest.approx(value, rel=0.02 + 2 * fitted.relative(name, scope))
+        assert fitted.value(name, scope) == pytest.approx(
+            value, rel=0.02 + 2 * fitted.relative_uncertainty(name, scope)
+        )
     assert fitted.value("matmul_share", "A100") == pytest.approx(0.62, rel=0.02)
     assert fitted.residual <= 0.011
 
@@ -72,13 +74,18 @@ def test_what_the_runs_say_nothing_about_keeps_its_default():
     """Runs inside one cluster move no WAN parameter, and leave it as unsure as before."""
     fitted = fit_calibration(DATA_SHEET, ["wan_share"], runs_of(0.0)[:4], name="f", source="synthetic")
     assert fitted.value("wan_share") == pytest.approx(DATA_SHEET.value("wan_share"), rel=1e-6)
-    assert fitted.relative("wan_share") == pytest.approx(DATA_SHEET.relative("wan_share"), rel=1e-3)
+    assert fitted.relative_uncertainty("wan_share") == pytest.approx(
+        DATA_SHEET.relative_uncertainty("wan_share"), rel=1e-3
+    )
 
 
 def test_an_outlier_hardly_moves_the_fit():
     """One run of forty-eight that took thrice as long moves the peak's share by less than 5 %."""
     runs = runs_of(0.01)
-    wrong = [Observation(name="slow", measured_s=3 * runs[-1].measured_s, model=runs[-1].model), *runs[:-1]]
+    wrong = [
+        Observation(name="slow", measured_s=3 * runs[-1].measured_s, predict_s=runs[-1].predict_s),
+        *runs[:-1],
+    ]
     fitted = fit_calibration(DATA_SHEET, list(TRUE), wrong, name="f", source="synthetic")
     assert fitted.value("matmul_share", "A100") == pytest.approx(0.62, rel=0.05)
 
@@ -89,10 +96,8 @@ def test_shapes_take_what_the_roofline_misses():
     fitted = fit_calibration(DATA_SHEET, list(TRUE), runs_of(0.0), name="f", source="synthetic")
     shaped = fit_shapes(fitted, runs)
     for run in runs:
-        assert (
-            abs(run.model(shaped) / run.measured_s - 1) < abs(run.model(fitted) / run.measured_s - 1) + 0.005
-        )
-    assert shaped.value("shape_time", runs[0].shape) > 1.05
+        assert abs(run.predict_s(shaped) / run.measured_s - 1) < abs(run.predict_s(fitted) / run.measured_s - 1) + 0.005
+    assert shaped.value("shape_time", runs[0].shape_scope) > 1.05
     assert fit_shapes(fitted, runs[:2]) == fitted, "no shape was measured twice"
 
 
@@ -127,7 +132,7 @@ def test_a_calibration_survives_its_file(tmp_path):
         name="x",
         source="s",
         fitted_on=("run",),
-        parameters={"a>b/wan_share": Parameter(value=0.5, relative=0.1)},
+        parameters={"a>b/wan_share": FittedParameter(value=0.5, relative=0.1)},
     )
     file = tmp_path / "c.yaml"
     save_calibration(made, file)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks._planning import TOY, job, pool
-from isthmus.plan.search.chains.space import Space
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.costs.routes import Ways
-from isthmus.plan.search.costs.slots import pool_of, spots_of
-from isthmus.plan.search.costs.task import Task
-from isthmus.plan.search.explore.branch_and_bound import Explorer
+from isthmus.plan.search.costs.routes import Routes
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.costs.slots import cluster_slots, pool_slots
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
+from isthmus.plan.search.pipelines.search_space import SearchSpace
 from isthmus.plan.time.calibration import DATA_SHEET
 
 MICRO_BATCHES = 16
@@ -19,8 +19,10 @@ POOL = pool({name: [(chip, 8)] for name, chip in zip("abc", ("H100", "A100", "H1
 
 
 def space_of(**limits):
-    space = Space(Task(TOY, 1024, "bf16", DATA_SHEET), Ways(POOL, DATA_SHEET), Limits(**limits))
-    spots = [spot for one in POOL.clusters for spot in spots_of(POOL, one, job(8).placement, None)]
+    space = SearchSpace(
+        TrainingWorkload(TOY, 1024, "bf16", DATA_SHEET), Routes(POOL, DATA_SHEET), SearchLimits(**limits)
+    )
+    spots = [spot for one in POOL.clusters for spot in cluster_slots(POOL, one, job(8).placement, None)]
     return space, [replace(spot, chips=4) for spot in spots]
 
 
@@ -33,14 +35,14 @@ def worth(dp, first_s, pace_s):
 def test_all_chains_come_once_by_rising_worth(count, limits):
     """A family promises no less than its chains, so that opened lazily they come as if sorted."""
     space, spots = space_of(**limits)
-    chains = space.chains(spots[:count], 1, MICRO_BATCHES)
-    every = sorted(worth(one.dp, one.first_s, one.pace_s) for one in chains.every())
-    ranking = chains.ranked(worth)
-    assert ranking.left >= len(every)
+    chains = space.enumerate_pipelines(spots[:count], 1, MICRO_BATCHES)
+    every = sorted(worth(one.dp, one.first_s, one.interval_s) for one in chains.all_pipelines())
+    ranking = chains.ranked_by(worth)
+    assert ranking.num_left >= len(every)
     assert [value for value, _ in ranking] == pytest.approx(every)
     if not limits:
-        assert ranking.left == 0
-    ends = [value for value, _ in chains.by_end()]
+        assert ranking.num_left == 0
+    ends = [value for value, _ in chains.ranked_by_end()]
     assert ends == pytest.approx(sorted(ends))
     assert len(ends) == len(every)
 
@@ -48,9 +50,9 @@ def test_all_chains_come_once_by_rising_worth(count, limits):
 def test_a_limit_leaves_out_only_chains_that_end_later():
     """Of a cut whose chips together take longer than the limit no number is looked at."""
     space, spots = space_of()
-    every = [value for value, _ in space.chains(spots, 1, MICRO_BATCHES).by_end()]
+    every = [value for value, _ in space.enumerate_pipelines(spots, 1, MICRO_BATCHES).ranked_by_end()]
     limit_s = every[0] * 1.05
-    some = [value for value, _ in space.chains(spots, 1, MICRO_BATCHES).by_end(limit_s)]
+    some = [value for value, _ in space.enumerate_pipelines(spots, 1, MICRO_BATCHES).ranked_by_end(limit_s)]
     assert len(some) < len(every)
     assert [one for one in some if one < limit_s] == pytest.approx([one for one in every if one < limit_s])
 
@@ -58,21 +60,21 @@ def test_a_limit_leaves_out_only_chains_that_end_later():
 def test_no_split_beats_the_bound_of_its_chain():
     """First micro-batch, pace and end of every chain that fits are at least what it was bounded by."""
     space, spots = space_of()
-    for island in (spots[:1], spots[:2], spots, [pool_of((spots[0], spots[2]))]):
-        ranking = space.chains(island, 1, MICRO_BATCHES).by_end()
+    for island in (spots[:1], spots[:2], spots, [pool_slots((spots[0], spots[2]))]):
+        ranking = space.enumerate_pipelines(island, 1, MICRO_BATCHES).ranked_by_end()
         for end_s, one in itertools.islice(ranking, 0, None, 29):
             for schedule in ("1f1b", "overlapped"):
-                chain, repeats = one.made(schedule).cut(MICRO_BATCHES), -(-MICRO_BATCHES // one.dp) - 1
+                chain, repeats = one.make(schedule).best_split(MICRO_BATCHES), -(-MICRO_BATCHES // one.dp) - 1
                 if chain is not None:
                     assert one.first_s <= chain.cost.first_s * (1 + 1e-9)
-                    assert one.pace_s <= chain.cost.pace_s * (1 + 1e-9)
-                    assert end_s <= (chain.cost.first_s + repeats * chain.cost.pace_s) * (1 + 1e-9)
+                    assert one.interval_s <= chain.cost.interval_s * (1 + 1e-9)
+                    assert end_s <= (chain.cost.first_s + repeats * chain.cost.interval_s) * (1 + 1e-9)
 
 
 def test_islands_that_are_alike_share_chains_and_keep_their_places():
     """Of three sites two are alike: what is cut for one of them beside the third serves the other."""
     space, spots = space_of()
-    explorer = Explorer(space, 16, 1)
+    explorer = BranchAndBound(space, 16, 1)
     layouts = explorer.run(spots)
     best = {names: min(one.estimate_s for one in layouts if one.clusters == names) for names in
             {one.clusters for one in layouts}}  # fmt: skip

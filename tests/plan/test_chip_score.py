@@ -4,14 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.chip import catalogue
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError
-from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, render_chip_scores, weights_of
+from isthmus.plan.profile.chip_score import (
+    DimensionWeights,
+    evaluate_chips,
+    model_weights,
+    render_chip_scores,
+)
 from isthmus.plan.profile.layer_matrix import layer_matrix
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import published
 
-CHIPS = [catalogue()[name] for name in ("H20", "H100", "A100", "BI-V150")]
+CHIPS = [chip_catalogue()[name] for name in ("H20", "H100", "A100", "BI-V150")]
 weight = st.floats(0.01, 10)
 
 
@@ -41,9 +46,7 @@ def test_one_dimension_alone_ranks_by_that_dimension():
 def test_only_proportions_of_weights_matter(factor):
     """Weights (1, 2, 3) and any multiple of them give one answer."""
     plain = evaluate_chips(CHIPS, DimensionWeights(compute=1, memory=2, communication=3))
-    scaled = evaluate_chips(
-        CHIPS, DimensionWeights(compute=factor, memory=2 * factor, communication=3 * factor)
-    )
+    scaled = evaluate_chips(CHIPS, DimensionWeights(compute=factor, memory=2 * factor, communication=3 * factor))
     assert [one.score for one in plain] == pytest.approx([one.score for one in scaled])
 
 
@@ -53,15 +56,13 @@ def test_a_model_s_layers_give_the_weights():
 
     def weights(tokens):
         rows = layer_matrix(profile, sequence_length=4096, num_tokens=tokens)
-        return weights_of(rows, catalogue()["H100"])
+        return model_weights(rows, chip_catalogue()["H100"])
 
     assert weights(1).memory > weights(1).compute
     assert weights(8192).compute > weights(8192).memory
 
 
-@pytest.mark.parametrize(
-    "weights", [{"compute": -1.0}, {"compute": 0.0, "memory": 0.0, "communication": 0.0}]
-)
+@pytest.mark.parametrize("weights", [{"compute": -1.0}, {"compute": 0.0, "memory": 0.0, "communication": 0.0}])
 def test_weights_that_weigh_nothing_are_refused(weights):
     """A weight is never negative, and not all are nothing."""
     with pytest.raises(InputError, match="weights"):

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.plan.search.costs.recomputation import fewest_recomputed
-from isthmus.plan.search.splits.deal_micro_batches import Pace, deal_micro_batches
+from isthmus.plan.search.splits.distribute_micro_batches import ReplicaTiming, distribute_micro_batches
 from isthmus.plan.search.splits.partitions import all_partitions, nested_partitions
 
 paces = st.lists(
-    st.builds(Pace, st.floats(0.1, 5), st.floats(0.05, 2), st.integers(1, 2)), min_size=1, max_size=3
+    st.builds(ReplicaTiming, st.floats(0.1, 5), st.floats(0.05, 2), st.integers(1, 2)), min_size=1, max_size=3
 )
 
 
@@ -23,8 +23,8 @@ def end_s(paces, counts):
 @given(paces, st.integers(1, 9))
 def test_micro_batches_are_dealt_so_that_the_last_replica_ends_earliest(paces, total):
     """All are dealt, each replica has one, and no other way of dealing ends earlier."""
-    found = deal_micro_batches(paces, total)
-    replicas = [pace for pace in paces for _ in range(pace.copies)]
+    found = distribute_micro_batches(paces, total)
+    replicas = [pace for pace in paces for _ in range(pace.num_replicas)]
     ways = (
         [
             max(pace.end_s(m) for pace, m in zip(replicas, counts, strict=True))
@@ -45,7 +45,7 @@ def test_micro_batches_are_dealt_so_that_the_last_replica_ends_earliest(paces, t
 
 def test_seven_and_a_half_micro_batches_a_replica_are_eight_and_seven():
     """Task 12 of the report: 15 micro-batches over two equal replicas."""
-    assert deal_micro_batches([Pace(1.0, 0.5, 2)], 15) == ((8, 7),)
+    assert distribute_micro_batches([ReplicaTiming(1.0, 0.5, 2)], 15) == ((8, 7),)
 
 
 @given(st.integers(1, 20), st.floats(1, 10), st.floats(0, 5), st.floats(0, 120))

@@ -12,11 +12,11 @@ from isthmus.core.files.user_files import load_plan
 from isthmus.core.job import Job
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
-from isthmus.plan.export.exported import Exported
-from isthmus.plan.export.grid import grid_of
-from isthmus.plan.export.isthmus_runtime import to_runtime
+from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
 from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.megatron_layout import layout_text
+from isthmus.plan.export.plan_export import PlanExport
+from isthmus.plan.export.rank_grid import rank_grid
 from isthmus.plan.export.torchtitan import module_names, to_torchtitan
 from tests.plan.hand import model_of, pool_of
 from tests.plan.plans import grids, staged, with_stages
@@ -24,11 +24,11 @@ from tests.plan.plans import grids, staged, with_stages
 POOL = pool_of("H100", "H100", nodes=64)
 
 
-def megatron(plan: Plan, **config: object) -> Exported:
+def megatron(plan: Plan, **config: object) -> PlanExport:
     return to_megatron(plan, model_of(plan.num_layers, **config), POOL)
 
 
-def option(made: Exported, name: str) -> str | None:
+def option(made: PlanExport, name: str) -> str | None:
     """Return the value of an option, None where it is not given."""
     words = list(made.arguments)
     return words[words.index(f"--{name}") + 1] if f"--{name}" in words else None
@@ -52,8 +52,8 @@ def test_the_layout_names_embedding_layers_and_loss():
 @given(grids())
 def test_a_layout_holds_every_layer_of_every_stage(plan):
     """Read back, the pieces of a stage add up to its layers, and none is empty."""
-    grid = grid_of(plan)
-    pieces = read_layout(layout_text(grid.parts))
+    grid = rank_grid(plan)
+    pieces = read_layout(layout_text(grid.chunk_layers))
     stages = [sum(pieces[stage :: grid.pp]) for stage in range(grid.pp)]
     assert stages == [stage.num_layers for stage in plan.pipeline()]
     assert min(pieces) > 0
@@ -63,7 +63,7 @@ def test_a_layout_holds_every_layer_of_every_stage(plan):
 def test_every_rank_lands_on_the_cluster_of_its_stage(plan):
     """Launches cover all ranks once, in order; a rank's node is of its stage's cluster, its device free."""
     made = to_megatron(plan, model_of(plan.num_layers), POOL)
-    grid, rank, used = grid_of(plan), 0, set()
+    grid, rank, used = rank_grid(plan), 0, set()
     for number, launch in enumerate(made.launches):
         assert (launch.node_rank, launch.first_rank) == (number, rank)
         for device in launch.devices:
@@ -73,7 +73,7 @@ def test_every_rank_lands_on_the_cluster_of_its_stage(plan):
             assert (launch.cluster, launch.node, device) not in used
             used.add((launch.cluster, launch.node, device))
             rank += 1
-    assert rank == grid.ranks
+    assert rank == grid.num_ranks
 
 
 def test_a_tensor_parallel_group_stays_on_one_node():
@@ -231,9 +231,7 @@ def test_the_script_gives_torchrun_what_the_parser_gets(tmp_path):
     torchrun.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_RANK": "1", "MASTER_ADDR": "first"}
     command = ["bash", str(script), "--exit-interval", "3"]
-    said = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     assert said[0] == "0,1,2,3"
     assert said[said.index("pretrain_gpt.py") + 1 :] == [*made.arguments, "--exit-interval", "3"]
     assert f"--nnodes {len(made.launches)}" in shlex.join(said)
@@ -243,7 +241,7 @@ def test_the_script_gives_torchrun_what_the_parser_gets(tmp_path):
 
 def test_torchtitan_gets_the_modules_of_every_piece():
     """Embedding first, norm and head last, every layer once and in order."""
-    grid = grid_of(staged((3, 2), schedule="interleaved", chunks=2))
+    grid = rank_grid(staged((3, 2), schedule="interleaved", chunks=2))
     assert module_names(grid) == [
         ["tok_embeddings", "layers.0"],
         ["layers.1"],
@@ -257,13 +255,13 @@ def test_the_runtimes_plan_is_a_plan_file(tmp_path):
     """What one replica does not have is left out; the rest reads back as it was."""
     plan = staged((5, 3), zero=1, schedule="overlapped")
     file = tmp_path / "plan.yaml"
-    file.write_text(to_runtime(plan, model_of(8)).text)
+    file.write_text(to_isthmus_runtime(plan, model_of(8)).text)
     read = load_plan(file)
     assert (read.stages, read.schedule, read.zero) == (plan.stages, "overlapped", 0)
-    file.write_text(to_runtime(staged((5, 3), dp=2, zero=1), model_of(8)).text)
+    file.write_text(to_isthmus_runtime(staged((5, 3), dp=2, zero=1), model_of(8)).text)
     assert (load_plan(file).dp, load_plan(file).zero) == (2, 1)
     with pytest.raises(PlanError, match="ZeRO stage 2"):
-        to_runtime(staged((5, 3), dp=2, zero=2), model_of(8))
+        to_isthmus_runtime(staged((5, 3), dp=2, zero=2), model_of(8))
 
 
 def test_local_steps_and_sizes_by_replica_are_refused_elsewhere():
@@ -278,5 +276,5 @@ def test_local_steps_and_sizes_by_replica_are_refused_elsewhere():
                 write(made, model_of(8), POOL)
             assert caught.value.hint
     with pytest.raises(PlanError, match="20 local steps between averages"):
-        to_runtime(local, model_of(8))
-    assert "replica_micro_batch_sizes: [1, 2]" in to_runtime(sized, model_of(8)).text
+        to_isthmus_runtime(local, model_of(8))
+    assert "replica_micro_batch_sizes: [1, 2]" in to_isthmus_runtime(sized, model_of(8)).text

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import StepMetrics
-from isthmus.plan.export.logs import read_log
-from isthmus.plan.export.measured import add_run, measure
+from isthmus.plan.export.log_summary import add_measured_run, summarise_log
+from isthmus.plan.export.training_logs import read_training_log
 from isthmus.plan.time.measured_runs import load_runs
 from tests.plan.plans import staged
 
@@ -38,18 +38,16 @@ def torchtitan(step: int, tokens_per_s: float, loss: float = 11.5, memory: float
 
 def test_megatron_lines_give_time_loss_and_memory():
     """Milliseconds, `lm loss`, and the most that any rank says it allocated; other lines are passed over."""
-    memory = (
-        "memory (MB) | allocated: 400.50 | max allocated: {}.25 | reserved: 650.00 | max reserved: 660.00"
-    )
+    memory = "memory (MB) | allocated: 400.50 | max allocated: {}.25 | reserved: 650.00 | max reserved: 660.00"
     lines = ["warming up", megatron(1, 30, 12.0), f"[Rank 0] (after 1 iterations) {memory.format(1024)}"]
     lines += [
         f"[Rank 4] (after 1 iterations) {memory.format(2048)}",
         megatron(2, 5.5),
         megatron(3, 5.6, 11.0),
     ]
-    log = read_log(lines, PLAN)
+    log = read_training_log(lines, PLAN)
     assert (log.format, log.peak_memory_bytes) == ("megatron", 2048.25 * 2**20)
-    found = measure(log, 1)
+    found = summarise_log(log, 1)
     assert (found.iterations, found.skipped) == (2, 1)
     assert (found.iteration_s, found.min_s, found.max_s) == (pytest.approx(5.55), 5.5, 5.6)
     assert (found.first_loss, found.last_loss) == (12.0, 11.0)
@@ -59,8 +57,8 @@ def test_torchtitan_lines_give_time_from_tokens_per_device():
     """16 samples of 4096 tokens over 8 devices at 4096 tokens a second each take 2 s; colours go."""
     lines = [torchtitan(1, 100), torchtitan(10, 4096, memory=61.5), torchtitan(20, 4096)]
     lines.append("[titan] validate step: 20  loss:  9.1  memory: 80.00GiB(90.00%)  tps: 9,999")
-    log = read_log(lines, PLAN)
-    found = measure(log, 5)
+    log = read_training_log(lines, PLAN)
+    found = summarise_log(log, 5)
     assert (found.iteration_s, found.iterations, found.skipped) == (2.0, 10, 10)
     assert log.peak_memory_bytes == 61.5 * 2**30
 
@@ -68,8 +66,8 @@ def test_torchtitan_lines_give_time_from_tokens_per_device():
 def test_ranks_without_a_loss_do_not_replace_the_one_that_has_it():
     """Stages before the last print a loss of -1: the line of the last stage counts."""
     lines = [torchtitan(1, 4096), torchtitan(1, 2048, -1.0), torchtitan(2, 2048, -1.0), torchtitan(2, 4096)]
-    assert [one.iteration_s for one in read_log(lines, PLAN).intervals] == [2.0, 2.0]
-    assert measure(read_log(lines, PLAN), 0).last_loss == 11.5
+    assert [one.iteration_s for one in read_training_log(lines, PLAN).intervals] == [2.0, 2.0]
+    assert summarise_log(read_training_log(lines, PLAN), 0).last_loss == 11.5
 
 
 def test_our_runtime_takes_the_slowest_rank_of_a_step():
@@ -79,7 +77,7 @@ def test_our_runtime_takes_the_slowest_rank_of_a_step():
         for step in range(1, 4)
         for rank, loss in ((0, {}), (1, {"loss": 3.0}))
     ]
-    log = read_log([one.model_dump_json() for one in steps], PLAN)
+    log = read_training_log([one.model_dump_json() for one in steps], PLAN)
     assert log.format == "isthmus"
     assert [one.iteration_s for one in log.intervals] == [1.1, 2.1, 3.1]
     assert log.intervals[0].loss == 3.0
@@ -95,12 +93,12 @@ def test_no_iteration_of_the_warm_up_counts(interval, count, warm_up, seconds):
     """Slow first iterations never show: intervals that hold any of them are left out, and no others."""
     ends = [interval * (i + 1) for i in range(count)]
     slow = [900.0 if end - interval < warm_up else round(seconds, 1) for end in ends]
-    log = read_log([megatron(end, s) for end, s in zip(ends, slow, strict=True)], PLAN)
+    log = read_training_log([megatron(end, s) for end, s in zip(ends, slow, strict=True)], PLAN)
     if all(s == 900.0 for s in slow):
         with pytest.raises(InputError, match="warm-up"):
-            measure(log, warm_up)
+            summarise_log(log, warm_up)
         return
-    found = measure(log, warm_up)
+    found = summarise_log(log, warm_up)
     assert found.max_s == pytest.approx(round(seconds, 1))
     assert found.iterations + found.skipped == ends[-1]
     assert found.iterations == interval * slow.count(round(seconds, 1))
@@ -109,24 +107,24 @@ def test_no_iteration_of_the_warm_up_counts(interval, count, warm_up, seconds):
 def test_a_resumed_run_warms_up_again():
     """A log that begins at iteration 1001 leaves out its own first iterations."""
     lines = [megatron(1000 + i, 60.0 if i < 4 else 5.0) for i in range(1, 9)]
-    assert measure(read_log(lines, PLAN), 3).max_s == 5.0
+    assert summarise_log(read_training_log(lines, PLAN), 3).max_s == 5.0
 
 
 def test_a_log_of_another_batch_or_none_is_refused():
     """A run is compared with its own plan only; a file without iterations says which form was looked for."""
     with pytest.raises(InputError, match="has 32 samples, plan 'p' has 16"):
-        read_log([megatron(1, 5.0, samples=32)], PLAN)
+        read_training_log([megatron(1, 5.0, samples=32)], PLAN)
     with pytest.raises(InputError, match="megatron or torchtitan or isthmus"):
-        read_log(["hello"], PLAN)
+        read_training_log(["hello"], PLAN)
     with pytest.raises(InputError, match="the format of torchtitan"):
-        read_log([megatron(1, 5.0)], PLAN, "torchtitan")
+        read_training_log([megatron(1, 5.0)], PLAN, "torchtitan")
 
 
 def test_a_run_is_added_to_a_table_or_replaced(tmp_path):
     """The table names files as seen from its folder, and keeps the runs it had."""
     plan, pool, table = tmp_path / "p" / "plan.yaml", tmp_path / "pool.yaml", tmp_path / "runs.yaml"
     for name, seconds in (("one", 5.0), ("two", 6.0), ("one", 5.5)):
-        add_run(table, name=name, plan=plan, pool=pool, iteration_s=seconds)
+        add_measured_run(table, name=name, plan=plan, pool=pool, iteration_s=seconds)
     read = load_runs(table)
     assert {run.name: run.iteration_s for run in read.runs} == {"one": 5.5, "two": 6.0}
     assert "plan: p/plan.yaml" in table.read_text()

@@ -22,10 +22,10 @@ from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
 from isthmus.plan import profile_model
-from isthmus.plan.export.exported import Exported
-from isthmus.plan.export.grid import grid_of
 from isthmus.plan.export.megatron import to_megatron
 from isthmus.plan.export.megatron_layout import layout_text
+from isthmus.plan.export.plan_export import PlanExport
+from isthmus.plan.export.rank_grid import rank_grid
 from isthmus.plan.export.torchtitan import to_torchtitan
 from tests.plan.hand import model_of, pool_of
 from tests.plan.plans import grids, staged
@@ -63,7 +63,7 @@ def asked(script: str, requests: list[dict], **environment: str) -> list[dict]:
     return found
 
 
-def ranks(made: Exported) -> int:
+def ranks(made: PlanExport) -> int:
     return sum(len(one.devices) for one in made.launches)
 
 
@@ -88,14 +88,12 @@ def test_the_real_layout_reader_gives_back_the_plan():
         from megatron.core.transformer.enums import LayerType
         from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
     for plan in drawn(200):
-        grid = grid_of(plan)
-        read = PipelineParallelLayerLayout(layout_text(grid.parts), grid.pp)
+        grid = rank_grid(plan)
+        read = PipelineParallelLayerLayout(layout_text(grid.chunk_layers), grid.pp)
         read.validate_layer_layout(plan.num_layers, None)
-        stages = [
-            sum(piece.count(LayerType.decoder) for piece in read.layout[stage]) for stage in range(grid.pp)
-        ]
+        stages = [sum(piece.count(LayerType.decoder) for piece in read.layout[stage]) for stage in range(grid.pp)]
         assert stages == [stage.num_layers for stage in plan.pipeline()]
-        assert read.virtual_pipeline_model_parallel_size == grid.chunks
+        assert read.virtual_pipeline_model_parallel_size == grid.num_chunks
 
 
 @needs(MEGATRON, "megatron.training", "triton")
@@ -104,15 +102,15 @@ def test_the_real_parser_of_megatron_gives_back_the_plan():
     plans = drawn(60)
     made = [to_megatron(plan, model_of(plan.num_layers), POOL) for plan in plans]
     for plan, read in zip(plans, megatron_reads(made), strict=True):
-        grid = grid_of(plan)
+        grid = rank_grid(plan)
         assert "refused" not in read, read
         assert {key: read[key] for key in ("pp", "dp", "tp", "cp", "ep", "sp")} == {
             key: value for key, value in vars(grid).items() if key != "parts"
         }
         if grid.pp > 1:
-            assert read["parts"] == [list(chunk) for chunk in grid.parts]
+            assert read["parts"] == [list(chunk) for chunk in grid.chunk_layers]
         assert read["micro_batch_size"] == plan.micro_batch_size
-        assert read["global_batch_size"] == plan.samples
+        assert read["global_batch_size"] == plan.num_samples
         assert read["sequence_length"] == plan.sequence_length
         assert read["distributed_optimizer"] == bool(plan.zero)
         for stage in plan.stages:
@@ -129,7 +127,7 @@ def recomputed(said: list, num_layers: int) -> int:
     return num_layers if method == "uniform" else min(count, num_layers)
 
 
-def megatron_reads(made: list[Exported]) -> list[dict]:
+def megatron_reads(made: list[PlanExport]) -> list[dict]:
     """Return what Megatron-LM reads. A test machine has no Transformer Engine, whose fusion is left out."""
     requests = [{"world": ranks(one), "arguments": [*one.arguments, "--no-rope-fusion"]} for one in made]
     return asked("parse_megatron.py", requests, CUDA_DEVICE_MAX_CONNECTIONS="1")
@@ -185,16 +183,16 @@ def test_the_real_parser_of_torchtitan_gives_back_the_plan(tmp_path):
         file.write_text(one.text)
         requests.append({"file": str(file), "world": ranks(one)})
     for (plan, model, _), read in zip(cases.values(), asked("parse_torchtitan.py", requests), strict=True):
-        grid = grid_of(plan)
+        grid = rank_grid(plan)
         assert "refused" not in read, read
         dims = read["dims"]
         assert [dims[key] for key in ("pp", "tp", "cp", "ep")] == [grid.pp, grid.tp, grid.cp, grid.ep]
         assert (dims["dp_replicate"], dims["dp_shard"]) == ((1, grid.dp) if plan.zero else (grid.dp, 1))
         assert read["parameters"] == profile_model(model).num_parameters
-        assert read["training"]["global_batch_size"] == plan.samples
+        assert read["training"]["global_batch_size"] == plan.num_samples
         if grid.pp > 1:
             counts = [sum(name.startswith("layers.") for name in part) for part in read["parts"]]
-            assert counts == [count for chunk in grid.parts for count in chunk]
+            assert counts == [count for chunk in grid.chunk_layers for count in chunk]
             assert read["training"]["local_batch_size"] == plan.micro_batches * plan.micro_batch_size
             assert read["micro_batch_size"] == plan.micro_batch_size
         assert ("FullAC" in read["recompute"]) == (plan.stages[0].recompute == "full")

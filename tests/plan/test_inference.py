@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.plan.memory.inference import cache_room_bytes, sequence_limits
+from isthmus.plan.memory.kv_cache_limits import available_cache_bytes, sequence_limits
 
 lengths = st.lists(st.integers(1, 2000), min_size=1, max_size=40)
 
@@ -14,8 +14,7 @@ def fits(number, room_bytes, kv_bytes_per_token, sample):
     """Run it: all start together and grow a token a step; count what is cached at each length."""
     count = len(sample)
     return all(
-        number * sum(one >= length for one in sample) / count * length * kv_bytes_per_token
-        <= room_bytes * (1 + 1e-9)
+        number * sum(one >= length for one in sample) / count * length * kv_bytes_per_token <= room_bytes * (1 + 1e-9)
         for length in range(1, max(sample) + 1)
     )
 
@@ -58,9 +57,9 @@ def test_the_room_is_what_the_share_leaves():
     """Used share of the chip, less weights, profiled peak and what lies outside the framework; never
     negative.
     """
-    parts = {"weights_bytes": 7.0, "peak_activation_bytes": 10.0, "others_bytes": 3.0}
-    assert cache_room_bytes(100.0, used=0.87, **parts) == pytest.approx(67.0)
-    assert cache_room_bytes(10.0, used=0.87, **parts) == 0
+    parts = {"weights_bytes": 7.0, "peak_activation_bytes": 10.0, "other_bytes": 3.0}
+    assert available_cache_bytes(100.0, usable_share=0.87, **parts) == pytest.approx(67.0)
+    assert available_cache_bytes(10.0, usable_share=0.87, **parts) == 0
 
 
 @pytest.mark.parametrize("sample", [[], [0, 5]])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from isthmus.plan.profile.layer_matrix import (
     communication_matrix,
     layer_matrix,
-    merge_small,
+    merge_small_layers,
     render_layer_matrix,
 )
 from isthmus.plan.profile.model_profile import profile_model
@@ -57,7 +57,7 @@ def test_layers_are_a_chain():
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30), st.floats(0.1, 20))
 def test_merged_ranges_cover_all_layers_once_and_none_is_small(costs_s, smallest_s):
     """Ranges follow each other; each costs at least the smallest, unless all layers together do not."""
-    ranges = merge_small(costs_s, smallest_s)
+    ranges = merge_small_layers(costs_s, smallest_s)
     assert [index for first, last in ranges for index in range(first, last)] == list(range(len(costs_s)))
     if len(ranges) > 1:
         assert all(sum(costs_s[first:last]) >= smallest_s * (1 - 1e-9) for first, last in ranges)
@@ -68,6 +68,4 @@ def test_the_printed_matrix_has_a_line_for_every_row():
     rows = layer_matrix(profile_model(published("deepseek-v3")), sequence_length=4096, num_tokens=4096)
     lines = render_layer_matrix(rows).splitlines()
     assert len(lines) == len(rows) + 2
-    assert [line.startswith(row.name) for line, row in zip(lines[2:], rows, strict=True)] == [True] * len(
-        rows
-    )
+    assert [line.startswith(row.name) for line, row in zip(lines[2:], rows, strict=True)] == [True] * len(rows)

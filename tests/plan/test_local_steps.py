@@ -5,7 +5,7 @@ import pytest
 from isthmus.plan import predict, profile_model
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.loads import stage_costs, wires_of
+from isthmus.plan.time.simulation_inputs import simulated_links, stage_costs
 from tests.plan.hand import model_of, plan_of, pool_of
 
 MODEL = model_of(8)
@@ -24,10 +24,10 @@ def test_the_average_between_clusters_is_spread_over_the_steps():
     """Bytes a step go with 1/H, and so does what the ring adds to the slower replica's step."""
     every, few, many = (predict(apart(local_steps=h), POOL, MODEL) for h in (1, 10, 100))
     assert every.iteration_s > few.iteration_s > many.iteration_s
-    sent = [sum(link.num_bytes for link in one.run.links) for one in (few, many)]
+    sent = [sum(link.num_bytes for link in one.result.links) for one in (few, many)]
     assert sent[0] == pytest.approx(10 * sent[1])
     assert sent[1] == pytest.approx(2 * 4 * PROFILE.num_parameters / 100)
-    rate = wires_of(apart(), POOL, DATA_SHEET)["a", "b"].bytes_per_s
+    rate = simulated_links(apart(), POOL, DATA_SHEET)["a", "b"].bytes_per_s
     ring_s = 4 * PROFILE.num_parameters / rate + 2 * 0.02
     assert few.iteration_s - many.iteration_s == pytest.approx(ring_s * (1 / 10 - 1 / 100), rel=1e-6)
     assert any("every 10 steps" in note for note in few.assumptions)
@@ -47,7 +47,7 @@ def test_zero_deals_out_within_the_group_alone():
     """A replica far away holds no part of another group's optimizer."""
     stage = {"zero": 1, "local_steps": 10}
     costs = stage_costs(apart(**stage), POOL, PROFILE, DATA_SHEET)
-    assert costs[0].reducing == 1
+    assert costs[0].num_reducing == 1
     assert costs[0].memory.optimizer_bytes == pytest.approx((12 + 8) * PROFILE.num_parameters)
 
 
@@ -61,6 +61,6 @@ def test_a_replica_has_times_and_memory_of_its_own_size():
         assert mine.memory == stage_costs(alone, POOL, PROFILE, DATA_SHEET)[0].memory
     found = predict(plan, POOL, MODEL)
     assert found.samples == 8 * 5
-    large, small = found.run.stages
+    large, small = found.result.stages
     assert large.busy_s > small.busy_s
     assert large.peak_memory_bytes > small.peak_memory_bytes

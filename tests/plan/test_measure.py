@@ -2,14 +2,20 @@
 
 import pytest
 
-from isthmus.core.chip import catalogue
+from isthmus.core.chip import chip_catalogue
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.loads import wires_of
-from isthmus.plan.time.micro_benchmarks import LEAST_S, Measurement, Timing, calibrate_chip, with_links
-from isthmus.plan.time.predict import used_keys
+from isthmus.plan.time.micro_benchmarks import (
+    MIN_MESSAGE_S,
+    Measurement,
+    Timing,
+    calibrate_chip,
+    calibrate_links,
+)
+from isthmus.plan.time.predict import used_parameter_keys
+from isthmus.plan.time.simulation_inputs import simulated_links
 from tests.plan.hand import plan_of, pool_of
 
-CHIP = catalogue()["CPU-core"]
+CHIP = chip_catalogue()["CPU-core"]
 PEAK = CHIP.flop_per_s("fp32")
 
 
@@ -41,7 +47,7 @@ def test_sizes_that_disagree_leave_a_wider_uncertainty():
     same = (Timing(name="a", flops=PEAK, seconds=(2.0,)), Timing(name="b", flops=PEAK, seconds=(2.0,)))
     unlike = (Timing(name="a", flops=PEAK, seconds=(2.0,)), Timing(name="b", flops=PEAK, seconds=(4.0,)))
     found = [
-        calibrate_chip(CHIP, measured(matmul=one), name="x").relative("matmul_share", "CPU-core")
+        calibrate_chip(CHIP, measured(matmul=one), name="x").relative_uncertainty("matmul_share", "CPU-core")
         for one in (same, unlike)
     ]
     assert found[0] < found[1]
@@ -49,7 +55,7 @@ def test_sizes_that_disagree_leave_a_wider_uncertainty():
 
 def test_links_are_kept_by_their_ends():
     """A link's share is its own; other links keep the default."""
-    made = with_links(calibrate_chip(CHIP, measured(), name="x"), {"a>b": [0.9, 0.91, 0.92]})
+    made = calibrate_links(calibrate_chip(CHIP, measured(), name="x"), {"a>b": [0.9, 0.91, 0.92]})
     assert made.value("wan_share", "a>b") == pytest.approx(0.91)
     assert made.value("wan_share", "b>a") == pytest.approx(0.8)
     assert made.fitted_on[-1] == "link-a>b"
@@ -57,10 +63,10 @@ def test_links_are_kept_by_their_ends():
 
 def test_a_message_takes_what_forwards_it_beside_delay_and_bytes():
     """What messages took is kept by link and lengthens the wire's delay; a clock's noise is not negative."""
-    made = with_links(DATA_SHEET, {"a>b": [1.0], "b>a": [1.0]}, {"a>b": [2e-3, 3e-3], "b>a": [-1e-4]})
+    made = calibrate_links(DATA_SHEET, {"a>b": [1.0], "b>a": [1.0]}, {"a>b": [2e-3, 3e-3], "b>a": [-1e-4]})
     assert made.value("message_s", "a>b") == pytest.approx(2.5e-3)
-    assert made.value("message_s", "b>a") == LEAST_S
+    assert made.value("message_s", "b>a") == MIN_MESSAGE_S
     pool, plan = pool_of("H20", "H20"), plan_of()
-    plain = wires_of(plan, pool, DATA_SHEET)["a", "b"].delay_s
-    assert wires_of(plan, pool, made)["a", "b"].delay_s == pytest.approx(plain + 2.5e-3)
-    assert {"a>b/message_s", "b>a/message_s"} <= set(used_keys(plan, pool, made))
+    plain = simulated_links(plan, pool, DATA_SHEET)["a", "b"].delay_s
+    assert simulated_links(plan, pool, made)["a", "b"].delay_s == pytest.approx(plain + 2.5e-3)
+    assert {"a>b/message_s", "b>a/message_s"} <= set(used_parameter_keys(plan, pool, made))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.memory.stage_memory import Degrees, stage_memory
+from isthmus.plan.memory.stage_memory import StageDegrees, stage_memory
 from isthmus.plan.profile.component import RECOMPUTE, Sharding
 from isthmus.plan.profile.model_profile import profile_model
 from tests.plan.published import NAMES, published
@@ -67,10 +67,7 @@ def test_memory_grows_with_sequence_batch_and_flight(name, kilo, batch, flight, 
     base = {"micro_batch_size": batch, "in_flight": flight, "recompute": recompute}
     small = stage(profile, sequence_length=kilo * 512, **base).total_bytes
     assert stage(profile, sequence_length=kilo * 512 + 512, **base).total_bytes >= small
-    assert (
-        stage(profile, sequence_length=kilo * 512, **base | {"micro_batch_size": batch + 1}).total_bytes
-        >= small
-    )
+    assert stage(profile, sequence_length=kilo * 512, **base | {"micro_batch_size": batch + 1}).total_bytes >= small
     assert stage(profile, sequence_length=kilo * 512, **base | {"in_flight": flight + 1}).total_bytes >= small
 
 
@@ -87,7 +84,7 @@ def test_recomputation_keeps_less_the_more_it_repeats(name, flight):
 @given(any_profile, st.integers(1, 8), st.sampled_from(["selective", "full"]))
 @settings(deadline=None, max_examples=40)
 def test_recomputing_layer_by_layer_goes_from_all_kept_to_all_repeated(name, flight, mode):
-    """Algorithm 1's step: each further recomputed layer keeps less; none of them is `none`, all of them is
+    """Algorithm 1's step: each further recomputed layer keeps less; none of them is `empty_section`, all of them is
     `mode`.
     """
     profile = PROFILES[name]
@@ -134,7 +131,7 @@ def test_imbalance_goes_from_balanced_to_all_tokens_here(name, ep, imbalance):
     """Routed tokens per token go from experts_per_token to min(experts_per_token, experts here) x ep."""
     profile = PROFILES[name]
     layer = profile.layers[-1]
-    block, degrees = layer.feed_forward, Degrees(ep=ep)
+    block, degrees = layer.feed_forward, StageDegrees(ep=ep)
     low, high = block.experts_per_token, min(block.experts_per_token, -(-block.num_experts // ep)) * ep
     assert degrees.sharding(layer, 0.0).routed_per_token == low
     assert degrees.sharding(layer, 1.0).routed_per_token == high
@@ -145,7 +142,7 @@ def test_imbalance_goes_from_balanced_to_all_tokens_here(name, ep, imbalance):
 def test_the_report_s_worst_case_is_as_many_tokens_as_experts():
     """128 experts over 32 chips, 8 a token: 4 experts here, so at worst 4 x 32 = 128 tokens for each."""
     layer = PROFILES["qwen3-235b-a22b"].layers[0]
-    assert Degrees(ep=32, tp=4).sharding(layer, 1.0).routed_per_token == 128
+    assert StageDegrees(ep=32, tp=4).sharding(layer, 1.0).routed_per_token == 128
 
 
 def test_experts_are_dealt_out_and_cut_only_without_expert_parallelism():
@@ -155,7 +152,7 @@ def test_experts_are_dealt_out_and_cut_only_without_expert_parallelism():
     routed = [weight for weight in block.weights if weight.expert]
 
     def held(**degrees):
-        made = Degrees(**degrees)
+        made = StageDegrees(**degrees)
         shard = Sharding(tp=made.tp, ep=made.ep, etp=made.etp)
         return sum(weight.on_chip(shard) for weight in routed)
 
@@ -178,7 +175,7 @@ def test_key_and_value_are_repeated_beyond_their_heads():
     """With more chips than key/value heads each chip still holds one head."""
     attention = PROFILES["qwen3-235b-a22b"].layers[0].attention
     key = next(weight for weight in attention.weights if weight.name == "k")
-    assert key.on_chip(Sharding(tp=8)) == key.on_chip(Sharding(tp=4)) == key.matrix // 4
+    assert key.on_chip(Sharding(tp=8)) == key.on_chip(Sharding(tp=4)) == key.matrix_elements // 4
 
 
 def test_scores_count_only_without_a_fused_kernel():

@@ -6,16 +6,14 @@ import pytest
 
 from isthmus.core.errors import InputError
 from isthmus.core.units import GIB, MIB
-from isthmus.plan.memory.memory_table import Parallel, memory_table
+from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
 from tests.plan.published import NAMES, published
 
 MODEL = published("qwen3-235b-a22b")
 
 
 def report(parallel, **options):
-    return memory_table(
-        MODEL, Parallel.parse(parallel), sequence_length=32768, accounting="report", **options
-    )
+    return memory_table(MODEL, MeshDegrees.parse(parallel), sequence_length=32768, accounting="report", **options)
 
 
 def cut_digits(value):
@@ -80,7 +78,7 @@ def test_inference_counts_all_weights_and_no_training_state():
 @pytest.mark.parametrize("accounting", ["default", "report"])
 def test_the_contract_holds_for_every_model(name, accounting):
     """Every model has every key of the contract, in bytes, as JSON."""
-    table = memory_table(published(name), Parallel(tp=2), sequence_length=4096, accounting=accounting)
+    table = memory_table(published(name), MeshDegrees(tp=2), sequence_length=4096, accounting=accounting)
     table = json.loads(json.dumps(table))
     assert set(table["per_chip"]) == {"weights", "gradients", "optimizer", "static"}
     groups = {"embedding_lm_head", "qkv", "o", "moe", "gate", "total"}
@@ -92,7 +90,7 @@ def test_the_contract_holds_for_every_model(name, accounting):
 
 def test_the_default_counts_every_parameter():
     """On one chip the default's weights are two bytes for each parameter of the model."""
-    table = memory_table(MODEL, Parallel(), sequence_length=4096)
+    table = memory_table(MODEL, MeshDegrees(), sequence_length=4096)
     assert table["per_chip"]["weights"]["total"] == 2 * 235_093_634_560
     assert table["per_chip"]["static"] == 18 * 235_093_634_560
 
@@ -101,9 +99,9 @@ def test_the_default_counts_every_parameter():
 def test_a_mistake_in_the_degrees_is_named(text):
     """An unknown or impossible degree is shown with those that exist."""
     with pytest.raises(InputError, match=text.partition("=")[0]):
-        Parallel.parse(text)
+        MeshDegrees.parse(text)
 
 
 def test_degrees_are_read_in_any_order():
     """`ep=32, tp=4` and `tp=4,ep=32` are one thing."""
-    assert Parallel.parse("ep=32, tp=4") == Parallel.parse("tp=4,ep=32") == Parallel(tp=4, ep=32)
+    assert MeshDegrees.parse("ep=32, tp=4") == MeshDegrees.parse("tp=4,ep=32") == MeshDegrees(tp=4, ep=32)

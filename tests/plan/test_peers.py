@@ -76,16 +76,13 @@ def seconds(plan, known, samples):
     """What the formula says, written out once more: infinite where memory does not suffice."""
     size, (pipeline,) = plan["mbs"], plan["pipeline_list"]
     stages, replicas = pipeline["layers_per_stage"], pipeline["dp"][0]
-    ends = [
-        [(machine[0][0], machine[0][2], tp) for machine, tp in stage] for stage in pipeline["tmp_per_stage"]
-    ]
+    ends = [[(machine[0][0], machine[0][2], tp) for machine, tp in stage] for stage in pipeline["tmp_per_stage"]]
     last = len(stages) - 1
     totals, update, ring = [], 0.0, 0.0
 
     def send(a, b):
         return max(
-            known.send_s(x[:2], x[2], y[:2], y[2], 5e7 * 4 * size)
-            for x, y in zip(ends[a], ends[b], strict=True)
+            known.send_s(x[:2], x[2], y[:2], y[2], 5e7 * 4 * size) for x, y in zip(ends[a], ends[b], strict=True)
         )
 
     for i, layers in enumerate(stages):
@@ -195,8 +192,7 @@ def test_a_zone_whose_own_links_are_not_measured_does_not_hide_one_with_as_many_
         del row[FAR]["fast"]
     near = {("fast", ZONE): 4}
     alone, both = (
-        search(Case("one", "made-up", 12, chips), known, TRAINING)
-        for chips in (near, {("fast", FAR): 4, **near})
+        search(Case("one", "made-up", 12, chips), known, TRAINING) for chips in (near, {("fast", FAR): 4, **near})
     )
     assert alone[0] in both
 

@@ -7,16 +7,16 @@ import pytest
 from benchmarks._planning import TOY, job, pool
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
-from isthmus.plan import Answer, Limits, Question, search_plans
-from isthmus.plan.search.finish.runnable import why_not_runnable
+from isthmus.plan import SearchLimits, SearchRequest, SearchResult, search_plans
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 
 TWO_SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 
 
-def ask(limits: Limits | None = None, **fields: object) -> Answer:
+def ask(limits: SearchLimits | None = None, **fields: object) -> SearchResult:
     """Plans of the toy model of six layers and sixteen heads on two clusters of sixteen chips."""
     asked = Job.model_validate(job(16).model_dump() | fields)
-    question = Question(job=asked, model=TOY, pool=TWO_SITES, limits=limits or Limits())
+    question = SearchRequest(job=asked, model=TOY, pool=TWO_SITES, limits=limits or SearchLimits())
     return search_plans(question)
 
 
@@ -60,17 +60,17 @@ def test_degrees_that_no_pool_could_keep_are_refused(parallel: dict[str, int], r
 def test_what_the_runtime_does_not_run_is_refused(name: str) -> None:
     """The runtime has one chip per stage: a job that fixes more is told so."""
     with pytest.raises(PlanError, match=f"parallel.{name} 2: the runtime"):
-        ask(Limits(executable=True), parallel={name: 2})
+        ask(SearchLimits(executable=True), parallel={name: 2})
 
 
 def test_the_runtime_gets_plans_with_replicas() -> None:
     """Where chips are left over, a job to be run gets replicas of like pipelines; or the number it fixes."""
-    executable = Limits(executable=True)
+    executable = SearchLimits(executable=True)
     assert max(plan.dp for plan in ask(executable).plans) > 1
     fixed = ask(executable, parallel={"dp": 2}).plans
     assert {plan.dp for plan in fixed} == {2}
     for plan in fixed:
-        assert why_not_runnable(plan) is None
+        assert runtime_incompatibility(plan) is None
         assert plan.pipeline(0)[0].layers == plan.pipeline(1)[0].layers
 
 
@@ -87,4 +87,4 @@ def test_without_overlap_no_schedule_overlaps() -> None:
     plans = ask(**across).plans
     assert plans
     assert {plan.schedule for plan in plans} == {"1f1b"}
-    assert not ask(Limits(schedule="overlapped"), **across).plans
+    assert not ask(SearchLimits(schedule="overlapped"), **across).plans

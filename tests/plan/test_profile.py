@@ -50,7 +50,7 @@ def test_forward_operations_are_two_per_matrix_parameter_and_token_plus_the_scor
     """FLOPs = 2 x (parameters that multiply a token) x tokens + 2 (d_k + d_v) x heads x visible keys."""
     profile, tokens = PROFILES[name], length * sequences
     matrices = sum(
-        weight.active * weight.matrix
+        weight.active_copies * weight.matrix_elements
         for layer in profile.layers
         for part in layer.components
         for weight in part.weights

@@ -68,9 +68,7 @@ def test_vtrains_points_are_read_and_split_by_seed(tmp_path):
     (tmp_path / "data").mkdir()
     head = "GPUs,batch,micro,hidden,heads,layers,length,tp,dp,pp,ms\n"
     lines = [f"8,16,{1 + i % 2},1024,16,12,1024,2,2,2,{100 + i}\n" for i in range(40)]
-    (tmp_path / "data" / "ground_truth_single.csv").write_text(
-        "\ufeff" + head + "".join(lines), encoding="utf-8"
-    )
+    (tmp_path / "data" / "ground_truth_single.csv").write_text("\ufeff" + head + "".join(lines), encoding="utf-8")
     points = _vtrain.read_points(tmp_path, "single")
     assert points[3].measured_s == pytest.approx(0.103)
     seen, unseen = _vtrain.split(points, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import load_model
 from isthmus.core.pool import Pool
 from isthmus.plan import make_plans
@@ -37,11 +37,11 @@ def job(placement=None, **training):
     return Job(
         name="j",
         model="m",
-        data=Data(paths=("x",)),
-        training=Training(**fields),
-        checkpoints=Checkpoints(folder="c"),
+        data=DataConfig(paths=("x",)),
+        training=TrainingConfig(**fields),
+        checkpoints=CheckpointConfig(folder="c"),
         output="o",
-        placement=placement or Placement(),
+        placement=placement or PlacementConstraints(),
     )
 
 
@@ -68,9 +68,7 @@ def pool(sizes=None, *, memory=1e-3, gbps=1.0, round_trip_ms=20.0, links=None, c
                 }
                 for name, count in sizes.items()
             ],
-            "links": [
-                {"between": pair, "bandwidth_gbps": gbps, "round_trip_ms": round_trip_ms} for pair in pairs
-            ],
+            "links": [{"between": pair, "bandwidth_gbps": gbps, "round_trip_ms": round_trip_ms} for pair in pairs],
         }
     )
 
@@ -122,15 +120,15 @@ def test_a_fast_link_lets_more_chips_pay_a_slow_one_does_not(model):
 )
 def test_every_refused_combination_says_why(model, arguments, placement, clusters, words):
     """The reason names what is missing."""
-    plans = make_plans(job(Placement(**placement)), model, pool({"a": 1, "b": 1}, **arguments))
+    plans = make_plans(job(PlacementConstraints(**placement)), model, pool({"a": 1, "b": 1}, **arguments))
     assert words in reasons(plans)[clusters]
 
 
 def test_clusters_outside_the_placement_are_not_considered(model):
     """`placement.clusters` and `placement.owners` bound the choice."""
-    allowed = make_plans(job(Placement(clusters=("a",))), model, pool())
+    allowed = make_plans(job(PlacementConstraints(clusters=("a",))), model, pool())
     assert {plan.clusters for plan in allowed.plans} == {("a",)}
-    owned = make_plans(job(Placement(owners=("owner-b",))), model, pool())
+    owned = make_plans(job(PlacementConstraints(owners=("owner-b",))), model, pool())
     assert {plan.clusters for plan in owned.plans} == {("b",)}
 
 

@@ -14,19 +14,19 @@ from isthmus.core.model import Model
 from isthmus.core.plan import StageTime
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model_profile import profile_model
-from isthmus.plan.search.bound.layers_within import StageLimit, layers_within
-from isthmus.plan.search.bound.micro_batch_bound import Part, most_micro_batches
-from isthmus.plan.search.bound.prove_bound import MET, Refutation, prove_bound
-from isthmus.plan.search.bound.relaxations import Chances
-from isthmus.plan.search.chains.space import Space
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.costs.routes import Ways
-from isthmus.plan.search.costs.slots import spots_of
-from isthmus.plan.search.costs.task import Task
-from isthmus.plan.search.finish.score import calibration_for
-from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.bound.layers_within_time import StageLimit, layers_within_time
+from isthmus.plan.search.bound.micro_batch_bound import StageBlock, max_micro_batches
+from isthmus.plan.search.bound.prove_bound import OPTIMALITY_GAP, Refutation, prove_bound
+from isthmus.plan.search.bound.relaxations import Relaxations
+from isthmus.plan.search.costs.routes import Routes
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.costs.slots import cluster_slots
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.finish.score_plan import calibration_for
+from isthmus.plan.search.pipelines.search_space import SearchSpace
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
 from isthmus.schedule import make_schedule, overlapped
-from isthmus.sim import Wire
+from isthmus.sim import SimulatedLink
 from isthmus.sim.pipeline.run_pipeline import run_pipeline
 
 BYTES = 1e6
@@ -43,9 +43,7 @@ block = st.fixed_dictionaries(
 )
 """Stages of one kind, and the way to them from the stages before."""
 
-chains = st.lists(block, min_size=1, max_size=3).filter(
-    lambda blocks: all(sum(one["layers"]) for one in blocks)
-)
+chains = st.lists(block, min_size=1, max_size=3).filter(lambda blocks: all(sum(one["layers"]) for one in blocks))
 
 
 def run(blocks, micro_batches, schedule):
@@ -55,14 +53,12 @@ def run(blocks, micro_batches, schedule):
         held = [count for count in one["layers"] if count]
         for place, count in enumerate(held):
             stage, seconds = len(times), count * one["layer_s"]
-            times.append(
-                StageTime(forward_s=seconds * one["forward"], backward_s=seconds * (1 - one["forward"]))
-            )
+            times.append(StageTime(forward_s=seconds * one["forward"], backward_s=seconds * (1 - one["forward"])))
             rows.append(count * one["reduce_s"])
             if place == 0 and stage:
                 for ends in ((stage - 1, stage), (stage, stage - 1)):
                     rate = BYTES / max(one["wire_s"], 1e-9)
-                    wires[ends] = Wire(name=f"{ends}", bytes_per_s=rate, delay_s=one["hop_s"])
+                    wires[ends] = SimulatedLink(name=f"{ends}", bytes_per_s=rate, delay_s=one["hop_s"])
     count = len(times)
     if schedule == "overlapped":
         made = overlapped(count, micro_batches)
@@ -92,7 +88,7 @@ def limits(blocks, micro_batches, ahead):
 
 
 def parts(blocks):
-    return [[Part(len(one["layers"]), one["layer_s"], one["reduce_s"], one["forward"])] for one in blocks]
+    return [[StageBlock(len(one["layers"]), one["layer_s"], one["reduce_s"], one["forward"])] for one in blocks]
 
 
 schedules = st.sampled_from([("1f1b", 1), ("overlapped", 2), ("gpipe", 0)])
@@ -101,35 +97,35 @@ schedules = st.sampled_from([("1f1b", 1), ("overlapped", 2), ("gpipe", 0)])
 @settings(deadline=None)
 @given(chains, st.integers(1, 9), schedules)
 def test_what_ran_in_a_time_is_never_refuted_stage_by_stage(blocks, micro_batches, schedule):
-    """Any split of any chain under any schedule passes `layers_within` for the time that it took."""
+    """Any split of any chain under any schedule passes `layers_within_time` for the time that it took."""
     name, ahead = schedule
     time_s = run(blocks, micro_batches, name)
     layers = sum(sum(one["layers"]) for one in blocks)
-    assert layers_within(limits(blocks, micro_batches, ahead), layers, micro_batches, time_s)
+    assert layers_within_time(limits(blocks, micro_batches, ahead), layers, micro_batches, time_s)
 
 
 @settings(deadline=None)
 @given(chains, st.integers(1, 9), schedules)
 def test_what_ran_in_a_time_is_never_refuted_by_arithmetic(blocks, micro_batches, schedule):
-    """`most_micro_batches` promises at least as many as really ran, spots in whatever order."""
+    """`max_micro_batches` promises at least as many as really ran, spots in whatever order."""
     name, ahead = schedule
     time_s = run(blocks, micro_batches, name)
     layers = sum(sum(one["layers"]) for one in blocks)
     hops_s = 2 * sum(one["hop_s"] + one["wire_s"] for one in blocks[1:])
     for order in itertools.permutations(parts(blocks)):
-        most = most_micro_batches(list(order), layers, time_s, 99, ahead=ahead, hops_s=hops_s)
+        most = max_micro_batches(list(order), layers, time_s, 99, max_ahead=ahead, hops_s=hops_s)
         assert most >= micro_batches
 
 
 def test_a_bound_that_meets_the_fastest_plan_proves_it_optimal():
     """Not all numbers of replicas of 128 chips are tried, and still the answer is known to be the best."""
-    question = Question(
+    question = SearchRequest(
         job=job(512), model=llama(*LLAMA2_7B), pool=pool({"a": [("A100", 128)]}, 1, 1), explain=False
     )
     answer = search_plans(question)
     assert answer.optimal
-    assert answer.bound_s <= answer.plans[0].predicted.iteration_s <= answer.bound_s * (1 + 2 * MET)
-    stopped = search_plans(replace(question, go_on=lambda tally, best: best is None))
+    assert answer.bound_s <= answer.plans[0].predicted.iteration_s <= answer.bound_s * (1 + 2 * OPTIMALITY_GAP)
+    stopped = search_plans(replace(question, should_continue=lambda tally, best: best is None))
     assert not stopped.optimal
     assert stopped.bound_s < answer.bound_s
 
@@ -208,18 +204,18 @@ def test_the_time_of_the_best_of_all_plans_is_never_refuted(seed, executable):
         where, model = instance(chance)
         samples, length = chance.choice([4, 6, 8, 12]), chance.choice([2048, 4096])
         schedule = chance.choice([None, None, None, "gpipe", "overlapped"])
-        limits = Limits(
-            largest_micro_batch=2, zero=chance.choice([0, 1, 2]), schedule=schedule, executable=executable
+        limits = SearchLimits(
+            max_micro_batch_size=2, zero=chance.choice([0, 1, 2]), schedule=schedule, executable=executable
         )
-        task = Task(model, length, "bf16", calibration_for(where))
-        space, asked = Space(task, Ways(where, task.calibration), limits), job(samples, length)
-        spots = [s for cluster in where.clusters for s in spots_of(where, cluster, asked.placement, None)]
+        task = TrainingWorkload(model, length, "bf16", calibration_for(where))
+        space, asked = SearchSpace(task, Routes(where, task.calibration), limits), job(samples, length)
+        spots = [s for cluster in where.clusters for s in cluster_slots(where, cluster, asked.placement, None)]
         every = list(itertools.islice(layouts(space, spots, samples), 301)) if len(spots) < 5 else []
         if not 0 < len(every) <= 300:
             continue
         seen += 1
         best_s = min(seconds(one, asked, where, task) for one in every)
-        sizes = [Chances(space, spots, size, samples // size) for size in space.micro_batch_sizes(1, samples)]
+        sizes = [Relaxations(space, spots, size, samples // size) for size in space.micro_batch_sizes(1, samples)]
         limits = range(1, 5), spots, samples, best_s * (1 + 1e-7), 1 << 40
         assert not all(Refutation([one], *limits).holds() for one in sizes)
         assert prove_bound(space, spots, samples, 1, best_s, 100_000) <= best_s

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 
-from isthmus.core.job import Checkpoints, Data, Job, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
 from isthmus.plan.memory.stage_memory import stage_memory
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.time.loads import replicas_reducing
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
 from isthmus.plan.time.predict import predict
+from isthmus.plan.time.simulation_inputs import num_reducing_replicas
 from isthmus.schedule import check_schedule, make_schedule, overlapped
 from tests.plan.test_search_properties import PROFILE, links, make_pool, sites
 
@@ -20,11 +20,11 @@ def ask(pool, local_steps, limits=None, **more):
     """Plans for 16 samples a step."""
     training = {"steps": 1, "sequence_length": 1024, "global_batch_size": 16, "local_steps": local_steps}
     job = Job(
-        name="j", model="m", data=Data(paths=("x",)), training=Training(**training),
-        checkpoints=Checkpoints(folder="c"), output="o",
+        name="j", model="m", data=DataConfig(paths=("x",)), training=TrainingConfig(**training),
+        checkpoints=CheckpointConfig(folder="c"), output="o",
     )  # fmt: skip
-    limits = limits or Limits(largest_micro_batch=2)
-    return search_plans(Question(job=job, model=PROFILE, pool=pool, limits=limits, explain=False, **more))
+    limits = limits or SearchLimits(max_micro_batch_size=2)
+    return search_plans(SearchRequest(job=job, model=PROFILE, pool=pool, limits=limits, explain=False, **more))
 
 
 def best_s(answer, local=False):
@@ -45,7 +45,7 @@ def test_a_thin_link_makes_averaging_pay_and_the_plan_says_what_it_costs():
     assert any(plan.local_steps == 1 for plan in few.plans)  # the other kind stays a candidate
 
 
-@pytest.mark.parametrize("limits", [Limits(executable=True), Limits(dp=2)])
+@pytest.mark.parametrize("limits", [SearchLimits(executable=True), SearchLimits(dp=2)])
 def test_limits_that_admit_one_chain_have_no_local_steps(limits):
     """Our runtime reduces gradients every step, and a fixed dp is that of one chain."""
     answer = ask(make_pool(PAIR, **THIN), 500, limits)
@@ -57,7 +57,7 @@ def test_planning_near_a_plan_with_local_steps_keeps_to_its_branch():
     """The branch of the old plan is searched again, as it was: with local steps."""
     pool = make_pool(PAIR, **THIN)
     whole = ask(pool, 500)
-    again = ask(pool, 500, near=whole.layouts[:1])
+    again = ask(pool, 500, warm_start=whole.layouts[:1])
     assert again.plans[0] == whole.plans[0]
     assert {plan.local_steps for plan in again.plans} == {500}
 
@@ -87,16 +87,14 @@ def check_replica(plan, pool, replica):
     stages, count = plan.pipeline(replica), plan.micro_batches_of(replica)
     plain = not plan.warm_up
     schedule = (
-        make_schedule(plan.schedule, len(stages), count)
-        if plain
-        else overlapped(len(stages), count, plan.warm_up)
+        make_schedule(plan.schedule, len(stages), count) if plain else overlapped(len(stages), count, plan.warm_up)
     )
     alive = check_schedule(schedule)
     for index, stage in enumerate(stages):
         memory = stage_memory(
             PROFILE, stage.layers, is_first=index == 0, is_last=index == len(stages) - 1,
             micro_batch_size=plan.micro_batch_size_of(replica), sequence_length=1024, in_flight=alive[index],
-            tp=stage.tp, dp=replicas_reducing(plan, replica), sp=stage.sp, zero=plan.zero,
+            tp=stage.tp, dp=num_reducing_replicas(plan, replica), sp=stage.sp, zero=plan.zero,
             recompute=stage.recompute, recompute_layers=stage.recompute_layers,
             outer_optimizer=plan.local_steps > 1,
         )  # fmt: skip

@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks._planning import TOY, job, small_pool
 from benchmarks.search_quality import LIMITS, SAMPLES, layouts, seconds, space_of, spots_in
-from isthmus.core.job import Placement
+from isthmus.core.job import PlacementConstraints
 from isthmus.core.pool import Pool
-from isthmus.plan.search.chains.slot_orders import orders, returns
-from isthmus.plan.search.chains.stage_layout import Segment
-from isthmus.plan.search.costs.slots import pool_of, pooled_lists
-from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.costs.slots import pool_slots, pooled_combinations
+from isthmus.plan.search.pipelines.slot_orders import returning_orders, slot_orders
+from isthmus.plan.search.pipelines.stage_layout import PipelineSegment
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
 from isthmus.plan.time.predict import predict
 
 
@@ -49,23 +49,23 @@ def alike(sizes, gbps=400.0, memory_gb=4.0, owners="abc"):
 
 def ask(pool, placement=None, **limits):
     asked = job(SAMPLES, 1024, placement)
-    return search_plans(Question(job=asked, model=TOY, pool=pool, limits=LIMITS, explain=False, **limits))
+    return search_plans(SearchRequest(job=asked, model=TOY, pool=pool, limits=LIMITS, explain=False, **limits))
 
 
 def test_a_pool_is_filled_stage_by_stage():
     """Five and three places, two replicas of four stages: the third stage is in both."""
     space, _ = space_of(alike([5, 3]))
-    whole = pool_of(spots_in(alike([5, 3])))
-    seat = space.seat(whole, space.cuts(whole)[0], 1)
-    shape = space.shape([Segment(whole, seat, 4)], 2, "1f1b")
-    rows = [([spot.cluster for spot in one.spots], one.dp) for one in shape.parts]
+    whole = pool_slots(spots_in(alike([5, 3])))
+    seat = space.cost_table(whole, space.degree_choices(whole)[0], 1)
+    shape = space.make_shape([PipelineSegment(whole, seat, 4)], 2, "1f1b")
+    rows = [([spot.cluster for spot in one.slots], one.dp) for one in shape.uniform_shapes]
     assert rows == [(["a", "a", "a", "b"], 1), (["a", "a", "b", "b"], 1)]
 
 
 def test_every_two_or_more_spots_of_a_kind_are_pooled():
     """Three alike: three pairs beside the third, and all; each with all their chips."""
     spots = spots_in(alike([1, 2, 3]))
-    lists = list(pooled_lists(spots))
+    lists = list(pooled_combinations(spots))
     assert [sum(spot.chips for spot in one) for one in lists] == [6] * 4
     assert [len(one) for one in lists] == [2, 2, 2, 1]
 
@@ -81,7 +81,7 @@ def test_chips_that_are_left_over_in_two_clusters_train_together():
 
 def test_a_chain_may_return_to_where_the_data_are():
     """Only one owner reads the data: a plan that uses both clusters starts and ends there."""
-    placement = Placement(data_owners=("a",))
+    placement = PlacementConstraints(data_owners=("a",))
     plans = [plan for plan in ask(alike([2, 3]), placement).plans if len(plan.clusters) > 1]
     assert plans
     for plan in plans:
@@ -95,10 +95,10 @@ def test_orders_pass_a_cluster_once_and_may_come_back_at_the_end():
     where = alike([1, 2])
     space, _ = space_of(where)
     spots = spots_in(where)
-    assert len(orders(spots, space.ways)) == len(returns(spots, space.ways)) == 2
-    whole = pool_of(spots)
-    assert len(orders([whole], space.ways)) == 2
-    assert returns([whole], space.ways) == []
+    assert len(slot_orders(spots, space.routes)) == len(returning_orders(spots, space.routes)) == 2
+    whole = pool_slots(spots)
+    assert len(slot_orders([whole], space.routes)) == 2
+    assert returning_orders([whole], space.routes) == []
 
 
 @pytest.mark.slow
@@ -118,12 +118,10 @@ def test_no_plan_of_pools_of_like_chips_is_missed_or_refuted():
         if not 0 < len(every) <= 300:
             continue
         seen += 1
-        best_s = min(seconds(one, asked, where, space.task) for one in every)
+        best_s = min(seconds(one, asked, where, space.workload) for one in every)
         answer = ask(where)
         found_s = min(plan.predicted.iteration_s for plan in answer.plans)
         assert found_s == pytest.approx(best_s, rel=1e-6)
         assert answer.bound_s <= best_s * (1 + 1e-9)
         for plan in answer.plans:
-            assert predict(plan, where, TOY).iteration_s == pytest.approx(
-                plan.predicted.iteration_s, rel=1e-9
-            )
+            assert predict(plan, where, TOY).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
-from isthmus.core.job import Checkpoints, Data, Job, Placement, Training
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.model_profile import profile_model
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.plans import Question, search_plans
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule, overlapped
 
@@ -91,14 +91,14 @@ def ask(pool, placement=None, **more):
     job = Job(
         name="j",
         model="m",
-        data=Data(paths=("x",)),
-        training=Training(steps=1, sequence_length=1024, global_batch_size=8),
-        checkpoints=Checkpoints(folder="c"),
+        data=DataConfig(paths=("x",)),
+        training=TrainingConfig(steps=1, sequence_length=1024, global_batch_size=8),
+        checkpoints=CheckpointConfig(folder="c"),
         output="o",
-        placement=placement or Placement(),
+        placement=placement or PlacementConstraints(),
     )
-    limits = more.pop("limits", Limits(largest_micro_batch=2))
-    return search_plans(Question(job=job, model=PROFILE, pool=pool, limits=limits, explain=False, **more))
+    limits = more.pop("limits", SearchLimits(max_micro_batch_size=2))
+    return search_plans(SearchRequest(job=job, model=PROFILE, pool=pool, limits=limits, explain=False, **more))
 
 
 def best_s(answer):
@@ -164,16 +164,18 @@ def test_placement_is_kept(sites, links, name):
     """Owners, regions, chips and where data may be read bind every plan; so does the number of chips."""
     pool = make_pool(sites, **links)
     for placement in (
-        Placement(owners=(f"owner-{name}",)),
-        Placement(regions=(f"region-{name}",)),
-        Placement(chips=(f"chip-{name}",)) if name in "abc"[: len(sites)] else Placement(clusters=(name,)),
+        PlacementConstraints(owners=(f"owner-{name}",)),
+        PlacementConstraints(regions=(f"region-{name}",)),
+        PlacementConstraints(chips=(f"chip-{name}",))
+        if name in "abc"[: len(sites)]
+        else PlacementConstraints(clusters=(name,)),
     ):
         assert {plan.clusters for plan in ask(pool, placement).plans} <= {(name,)}
-    for plan in ask(pool, Placement(data_owners=(f"owner-{name}",))).plans:
+    for plan in ask(pool, PlacementConstraints(data_owners=(f"owner-{name}",))).plans:
         for replica in range(plan.dp):
             stages = plan.pipeline(replica)
             assert {stages[0].cluster, stages[-1].cluster} == {name}
-    for plan in ask(pool, Placement(max_chips=2)).plans:
+    for plan in ask(pool, PlacementConstraints(max_chips=2)).plans:
         assert sum(stage.num_chips for stage in plan.stages) <= 2
 
 
@@ -200,10 +202,8 @@ def test_objectives_find_what_they_ask_for(sites, links):
 
 
 def test_a_search_that_is_stopped_returns_the_best_so_far():
-    """`go_on` ends the search: what was found is simulated and returned, and not called optimal."""
-    pool = make_pool(
-        [{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5
-    )
+    """`should_continue` ends the search: what was found is simulated and returned, and not called optimal."""
+    pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5)
     whole = ask(pool)
     stopped = ask(pool, go_on=lambda tally, best: best is None)
     assert stopped.plans
@@ -215,7 +215,7 @@ def test_a_search_that_is_stopped_returns_the_best_so_far():
 def test_fixed_degrees_bind_every_plan():
     """Pinned degrees are kept, and refused where they are impossible."""
     pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 8.0, "price": 1.0}], gbps=40, round_trip_ms=5)
-    limits = Limits(tp=2, pp=2, schedule="gpipe", micro_batch_size=2)
+    limits = SearchLimits(tp=2, pp=2, schedule="gpipe", micro_batch_size=2)
     for plan in ask(pool, limits=limits).plans:
         assert {stage.tp for stage in plan.stages} == {2}
         assert (len(plan.stages), plan.schedule, plan.micro_batch_size) == (2, "gpipe", 2)
@@ -225,13 +225,9 @@ def test_fixed_degrees_bind_every_plan():
 
 def test_planning_near_old_plans_is_quicker_and_keeps_to_their_branches():
     """Fewer chains are cut; with nothing changed the same best plan is found."""
-    pool = make_pool(
-        [{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5
-    )
+    pool = make_pool([{"count": 4, "flops": 1e14, "memory_gb": 6.0, "price": 1.0}] * 3, gbps=40, round_trip_ms=5)
     whole = ask(pool)
     again = ask(pool, near=whole.layouts)
-    assert again.plans[0].predicted.iteration_s == pytest.approx(
-        whole.plans[0].predicted.iteration_s, rel=1e-3
-    )
+    assert again.plans[0].predicted.iteration_s == pytest.approx(whole.plans[0].predicted.iteration_s, rel=1e-3)
     assert again.evaluated < whole.evaluated
     assert not again.optimal

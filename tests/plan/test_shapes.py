@@ -2,20 +2,20 @@
 
 import pytest
 
-from isthmus.core.chip import catalogue
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.measured_shapes import with_shapes
-from isthmus.plan.time.micro_benchmarks import LEAST_RELATIVE, ShapeTiming
-from isthmus.plan.time.predict import uncertainty
-from isthmus.plan.time.stage_time import Batch, Host, stage_pass, update_s
+from isthmus.plan.time.measured_shapes import calibrate_shapes
+from isthmus.plan.time.micro_benchmarks import MIN_RELATIVE_UNCERTAINTY, ShapeTiming
+from isthmus.plan.time.predict import relative_uncertainty
+from isthmus.plan.time.stage_time import ChipModel, MicroBatchShape, stage_pass_time, update_s
 from tests.plan.hand import model_of, plan_of, pool_of
 
-CHIP = catalogue()["CPU-core"]
+CHIP = chip_catalogue()["CPU-core"]
 PROFILE = profile_model(model_of())
-BATCH = Batch(micro_batch_size=1, sequence_length=256, precision="fp32")
+BATCH = MicroBatchShape(micro_batch_size=1, sequence_length=256, precision="fp32")
 PARAMETERS = 1_000_000
 
 
@@ -36,15 +36,15 @@ def timing(**more: object) -> ShapeTiming:
     return ShapeTiming.model_validate(fields | more)
 
 
-def host(*measured: ShapeTiming) -> Host:
+def host(*measured: ShapeTiming) -> ChipModel:
     """Return a core under the calibration that `measured` gives."""
     group = NodeGroup(name="g", chip=CHIP.name, nodes=1, chips_per_node=1)
-    return Host.of(group, CHIP, with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", measured))
+    return ChipModel.of(group, CHIP, calibrate_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", measured))
 
 
-def passes_s(of: Host, first: int, last: int) -> float:
+def passes_s(of: ChipModel, first: int, last: int) -> float:
     """Return forward and backward of these layers together."""
-    time = stage_pass(PROFILE, (first, last), of, BATCH, Degrees())
+    time = stage_pass_time(PROFILE, (first, last), of, BATCH, StageDegrees())
     return time.forward_s + time.backward_s
 
 
@@ -66,42 +66,42 @@ def test_an_update_takes_what_it_took_with_the_step_beside_it():
 
 def test_an_earlier_measurement_is_replaced():
     """A second measurement on top of the first gives what it would give alone."""
-    once = with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing(update_s=(0.1,))])
-    again = with_shapes(once, CHIP, PROFILE, "fp32", [timing()])
-    alone = with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing()])
+    once = calibrate_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing(update_s=(0.1,))])
+    again = calibrate_shapes(once, CHIP, PROFILE, "fp32", [timing()])
+    alone = calibrate_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing()])
     for key, one in alone.parameters.items():
         assert again.parameters[key].value == pytest.approx(one.value)
 
 
 def test_another_size_of_micro_batch_is_not_touched():
     """What was measured holds for its own number of tokens."""
-    other = Batch(micro_batch_size=2, sequence_length=256, precision="fp32")
+    other = MicroBatchShape(micro_batch_size=2, sequence_length=256, precision="fp32")
     group = NodeGroup(name="g", chip=CHIP.name, nodes=1, chips_per_node=1)
-    plain = Host.of(group, CHIP, DATA_SHEET)
-    found = [stage_pass(PROFILE, (1, 2), one, other, Degrees()).forward_s for one in (host(timing()), plain)]
+    plain = ChipModel.of(group, CHIP, DATA_SHEET)
+    found = [stage_pass_time(PROFILE, (1, 2), one, other, StageDegrees()).forward_s for one in (host(timing()), plain)]
     assert found[0] == pytest.approx(found[1])
 
 
 def test_the_usual_repetition_counts_and_the_spread_is_told():
     """The median of all copies; half of what the middle half spans is the uncertainty, above a least."""
     steady, scattered = timing(), timing(layer_s=(0.02, 0.02, 0.03, 0.04, 0.04))
-    made = with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [scattered])
+    made = calibrate_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [scattered])
     key = next(key for key in made.parameters if key.endswith("/shape_time"))
     assert passes_s(host(scattered), 1, 2) == pytest.approx(0.03)
     assert made.parameters[key].relative == pytest.approx(1 / 3)
-    least = with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [steady, steady])
-    assert least.parameters[key].relative == LEAST_RELATIVE
+    least = calibrate_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [steady, steady])
+    assert least.parameters[key].relative == MIN_RELATIVE_UNCERTAINTY
 
 
 def test_the_spread_of_a_part_widens_the_band():
     """A prediction at the measured size is as sure as its parts; one at another size does not know them."""
     pool, plan = pool_of("CPU-core", "CPU-core"), plan_of(precision="fp32", sequence_length=256)
     steady, scattered = (
-        with_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing(layer_s=layer_s)])
+        calibrate_shapes(DATA_SHEET, CHIP, PROFILE, "fp32", [timing(layer_s=layer_s)])
         for layer_s in ((0.02,), (0.015, 0.015, 0.02, 0.025, 0.025))
     )
     same, other = (
-        [uncertainty(one, pool, PROFILE, made) for made in (steady, scattered)]
+        [relative_uncertainty(one, pool, PROFILE, made) for made in (steady, scattered)]
         for one in (plan, plan.model_copy(update={"sequence_length": 512}))
     )
     assert same[1] > same[0] + 0.005

@@ -8,8 +8,8 @@ from benchmarks._planning import TOY, job, pool
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
-from isthmus.plan import Limits, Question, search_plans
-from isthmus.plan.search.finish.runnable import why_not_runnable
+from isthmus.plan import SearchLimits, SearchRequest, search_plans
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
 
 SITES = pool({"a": [("H20", 16)], "b": [("H20", 16)]}, 100, 1)
 
@@ -18,7 +18,7 @@ def plans(tp: int, sequence_length: int = 4096) -> tuple[Plan, ...]:
     """Return the plans of a job that fixes `tp`, as the runtime is to run them."""
     asked = job(64, sequence_length)
     fixed = Job.model_validate(asked.model_dump() | {"parallel": {"tp": tp}})
-    return search_plans(Question(job=fixed, model=TOY, pool=SITES, limits=Limits(executable=True))).plans
+    return search_plans(SearchRequest(job=fixed, model=TOY, pool=SITES, limits=SearchLimits(executable=True))).plans
 
 
 def test_a_job_that_is_run_gets_the_degree_it_fixes() -> None:
@@ -28,7 +28,7 @@ def test_a_job_that_is_run_gets_the_degree_it_fixes() -> None:
         assert found
         for plan in found:
             assert {(stage.tp, stage.sp, stage.cp, stage.ep) for stage in plan.stages} == {(4, sp, 1, 1)}
-            assert why_not_runnable(plan) is None
+            assert runtime_incompatibility(plan) is None
             assert len(plan.ranks) == 4 * len(plan.stages)
 
 

@@ -6,7 +6,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.plan.search.splits.split_equal_layers import LayerTimes, share_layers
+from isthmus.plan.search.splits.split_equal_layers import LayerTimes, split_equal_layers
 from isthmus.plan.search.splits.split_layers import split_layers
 
 layer_times = st.lists(st.floats(0.1, 3), min_size=1, max_size=7)
@@ -22,10 +22,7 @@ def table(layer_s, speed, room):
     """Seconds of layers [first, last) at a speed, where at most `room` fit."""
     count = len(layer_s)
     return [
-        [
-            sum(layer_s[first:last]) / speed if 0 < last - first <= room else math.inf
-            for last in range(count + 1)
-        ]
+        [sum(layer_s[first:last]) / speed if 0 < last - first <= room else math.inf for last in range(count + 1)]
         for first in range(count)
     ]
 
@@ -76,14 +73,12 @@ def test_the_largest_all_reduce_is_weighed_as_well(layer_s, stages, micro_batche
 
 @given(st.integers(1, 9), stages, st.integers(1, 12))
 def test_equal_layers_are_shared_as_the_exact_split_shares_them(num_layers, stages, micro_batches):
-    """For equal layers and convex times `share_layers` and `split_layers` agree."""
+    """For equal layers and convex times `split_equal_layers` and `split_layers` agree."""
     times = [table([1.0] * num_layers, *stage) for stage in stages]
-    kinds = [
-        LayerTimes(tuple(n / speed for n in range(1, min(room, num_layers) + 1))) for speed, room in stages
-    ]
+    kinds = [LayerTimes(tuple(n / speed for n in range(1, min(room, num_layers) + 1))) for speed, room in stages]
     split, share = (
         split_layers(num_layers, [lines(one) for one in times], micro_batches),
-        share_layers(kinds, num_layers, micro_batches),
+        split_equal_layers(kinds, num_layers, micro_batches),
     )
     assert (split is None) == (share is None)
     if share is not None:
@@ -100,7 +95,7 @@ def test_equal_layers_are_shared_as_the_exact_split_shares_them(num_layers, stag
 def test_times_that_are_not_convex_are_shared_exactly_too(steps, num_layers, micro_batches):
     """Recomputed layers make times rise in uneven steps: the answer is still that of enumeration."""
     kinds = [LayerTimes(tuple(itertools.accumulate(one))) for one in steps]
-    share = share_layers(kinds, num_layers, micro_batches)
+    share = split_equal_layers(kinds, num_layers, micro_batches)
     best_s = math.inf
     for counts in itertools.product(*(range(1, len(one.seconds) + 1) for one in kinds)):
         if sum(counts) == num_layers:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.chip import catalogue
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime
 from isthmus.plan import DATA_SHEET, estimate_s, predict, profile_model
-from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.time.calibration import smooth_max
 from isthmus.plan.time.collectives import (
-    HOP_S,
+    NODE_HOP_S,
     Topology,
     all_gather_s,
     all_reduce_bytes_per_s,
@@ -23,8 +23,8 @@ from isthmus.plan.time.collectives import (
     send_s,
     tree_all_reduce_s,
 )
-from isthmus.plan.time.loads import stage_costs
-from isthmus.plan.time.stage_time import Batch, Host, stage_pass
+from isthmus.plan.time.simulation_inputs import stage_costs
+from isthmus.plan.time.stage_time import ChipModel, MicroBatchShape, stage_pass_time
 from isthmus.schedule import one_f_one_b
 from isthmus.sim import run_pipeline
 from tests.plan.hand import model_of, plan_of, pool_of
@@ -42,7 +42,7 @@ def test_closed_forms_of_collectives():
     """Alpha and beta stand where the literature puts them."""
     assert ring_all_reduce_s(8e9, 4, 1e9, 0.5) == pytest.approx(2 * 3 * 0.5 + 2 * 3 / 4 * 8)
     assert tree_all_reduce_s(8e9, 4, 1e9, 0.5) == pytest.approx(2 * 2 * 0.5 + 2 * 8)
-    assert all_gather_s(NODE, 8e9, 4) == pytest.approx(30e-6 + 3 * HOP_S + 3 / 4 * 8e9 / 100e9)
+    assert all_gather_s(NODE, 8e9, 4) == pytest.approx(30e-6 + 3 * NODE_HOP_S + 3 / 4 * 8e9 / 100e9)
     assert all_to_all_s(NODE, 8e9, 4) == pytest.approx(30e-6 + 3 / 4 * 8e9 / 100e9)
     assert send_s(NODE, 1e9, same_node=False) == pytest.approx(50e-6 + 0.1)
 
@@ -59,8 +59,8 @@ def test_a_collective_over_nodes_is_hierarchical():
 def test_the_algorithm_follows_the_size():
     """Small messages take the tree's few steps, large ones the ring's full rate."""
     few, many = 1e3, 1e9
-    assert all_reduce_s(NODE, few, 8) == pytest.approx(30e-6 + tree_all_reduce_s(few, 8, 100e9, HOP_S))
-    assert all_reduce_s(NODE, many, 8) == pytest.approx(30e-6 + ring_all_reduce_s(many, 8, 100e9, HOP_S))
+    assert all_reduce_s(NODE, few, 8) == pytest.approx(30e-6 + tree_all_reduce_s(few, 8, 100e9, NODE_HOP_S))
+    assert all_reduce_s(NODE, many, 8) == pytest.approx(30e-6 + ring_all_reduce_s(many, 8, 100e9, NODE_HOP_S))
 
 
 @given(
@@ -142,14 +142,14 @@ def test_work_is_conserved_by_tensor_parallelism_and_grows_with_recomputation():
     """Cutting a stage in eight takes at least an eighth; recomputing adds a forward pass at most."""
     profile, pool = profile_model(model_of(hidden=4096)), pool_of("A100")
     group = pool.clusters[0].node_groups[0]
-    host = Host.of(group, pool.chip(group), DATA_SHEET.with_values({"launch_s": 1e-9}))
-    batch = Batch(micro_batch_size=1, sequence_length=4096, precision="bf16")
-    whole = stage_pass(profile, (0, 8), host, batch, Degrees())
-    cut = stage_pass(profile, (0, 8), host, batch, Degrees(tp=8))
+    host = ChipModel.of(group, pool.chip(group), DATA_SHEET.with_values({"launch_s": 1e-9}))
+    batch = MicroBatchShape(micro_batch_size=1, sequence_length=4096, precision="bf16")
+    whole = stage_pass_time(profile, (0, 8), host, batch, StageDegrees())
+    cut = stage_pass_time(profile, (0, 8), host, batch, StageDegrees(tp=8))
     assert whole.forward_s / 8 < cut.forward_s < whole.forward_s
-    again = stage_pass(profile, (0, 8), host, batch, Degrees(), recompute="full")
+    again = stage_pass_time(profile, (0, 8), host, batch, StageDegrees(), recompute="full")
     assert whole.backward_s < again.backward_s <= whole.backward_s + whole.forward_s
-    half = stage_pass(profile, (0, 8), host, batch, Degrees(), recompute="full", recompute_layers=4)
+    half = stage_pass_time(profile, (0, 8), host, batch, StageDegrees(), recompute="full", recompute_layers=4)
     assert whole.backward_s < half.backward_s < again.backward_s
 
 
@@ -157,10 +157,10 @@ def test_the_roofline_is_reached_by_large_products():
     """A large dense layer runs at no more than the share of the peak, and no less than two thirds of it."""
     profile, pool = profile_model(model_of(hidden=8192)), pool_of("A100")
     group = pool.clusters[0].node_groups[0]
-    batch = Batch(micro_batch_size=4, sequence_length=4096, precision="bf16")
-    time = stage_pass(profile, (1, 7), Host.of(group, pool.chip(group), DATA_SHEET), batch, Degrees())
+    batch = MicroBatchShape(micro_batch_size=4, sequence_length=4096, precision="bf16")
+    time = stage_pass_time(profile, (1, 7), ChipModel.of(group, pool.chip(group), DATA_SHEET), batch, StageDegrees())
     flops = sum(layer.forward_flops(4096, 4 * 4096) for layer in profile.layers[1:7])
-    reached = flops / time.forward_s / catalogue()["A100"].flop_per_s("bf16")
+    reached = flops / time.forward_s / chip_catalogue()["A100"].flop_per_s("bf16")
     assert 0.8 * 2 / 3 < reached < 0.8
 
 

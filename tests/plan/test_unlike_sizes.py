@@ -12,21 +12,21 @@ from benchmarks._planning import TOY, job
 from benchmarks.unlike_sizes import LENGTH, SAMPLES, compared, near_pool, space_of, unlike_layouts
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.search.bound.prove_bound import Refutation
-from isthmus.plan.search.bound.relaxations import Chances
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.finish.runnable import why_not_runnable
-from isthmus.plan.search.finish.score import score
+from isthmus.plan.search.bound.relaxations import Relaxations
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
+from isthmus.plan.search.finish.score_plan import score_plan
 from isthmus.plan.search.finish.write_plan import write_plan
-from isthmus.plan.search.plans import Question, search_plans
-from isthmus.plan.search.splits.deal_micro_batches import Pace
-from isthmus.plan.search.splits.deal_samples import Sized, deal_samples
+from isthmus.plan.search.search_plans import SearchRequest, search_plans
+from isthmus.plan.search.splits.distribute_micro_batches import ReplicaTiming
+from isthmus.plan.search.splits.distribute_samples import SizedReplicas, distribute_samples
 from isthmus.plan.time.predict import predict
 from isthmus.schedule import check_schedule, make_schedule
 
 kinds = st.lists(
     st.builds(
-        Sized,
-        st.builds(Pace, st.floats(0.1, 5), st.floats(0.05, 2), st.integers(1, 2)),
+        SizedReplicas,
+        st.builds(ReplicaTiming, st.floats(0.1, 5), st.floats(0.05, 2), st.integers(1, 2)),
         st.sampled_from((1, 2, 4)),
     ),
     min_size=1,
@@ -38,38 +38,43 @@ kinds = st.lists(
 @given(kinds, st.integers(1, 12))
 def test_samples_are_dealt_so_that_the_last_replica_ends_earliest(kinds, samples):
     """Equations (3) and (4): all are dealt, each replica has some, and no other way ends earlier."""
-    replicas = [one for one in kinds for _ in range(one.pace.copies)]
-    choices = [range(1, samples // one.size + 1) for one in replicas]
+    replicas = [one for one in kinds for _ in range(one.timing.num_replicas)]
+    choices = [range(1, samples // one.micro_batch_size + 1) for one in replicas]
     ways = math.prod(map(len, choices))
     if ways > 20_000:
         return
     best = min(
         (
-            max(one.pace.end_s(m) for one, m in zip(replicas, counts, strict=True))
+            max(one.timing.end_s(m) for one, m in zip(replicas, counts, strict=True))
             for counts in itertools.product(*choices)
-            if sum(m * one.size for one, m in zip(replicas, counts, strict=True)) == samples
+            if sum(m * one.micro_batch_size for one, m in zip(replicas, counts, strict=True)) == samples
         ),
         default=math.inf,
     )
-    found = deal_samples(kinds, samples)
+    found = distribute_samples(kinds, samples)
     if found is None:
         assert best == math.inf
         return
     each = [(one, m) for one, row in zip(kinds, found, strict=True) for m in row]
-    assert sum(one.size * m for one, m in each) == samples
+    assert sum(one.micro_batch_size * m for one, m in each) == samples
     assert min(m for _, m in each) >= 1
-    assert max(one.pace.end_s(m) for one, m in each) == pytest.approx(best, rel=1e-6)
+    assert max(one.timing.end_s(m) for one, m in each) == pytest.approx(best, rel=1e-6)
 
 
 def test_the_slower_of_two_takes_half():
     """Figure 6 of the report: A half as fast as B, and a micro-batch of B is twice that of A."""
-    slow, fast = Sized(Pace(1.0, 1.0, 1), 4), Sized(Pace(1.0, 1.0, 1), 8)
-    assert deal_samples([slow, fast], 24) == ((2,), (2,))
+    slow, fast = SizedReplicas(ReplicaTiming(1.0, 1.0, 1), 4), SizedReplicas(ReplicaTiming(1.0, 1.0, 1), 8)
+    assert distribute_samples([slow, fast], 24) == ((2,), (2,))
 
 
 def chosen(pool, **limits):
-    question = Question(
-        job=job(SAMPLES, LENGTH), model=TOY, pool=pool, explain=False, limits=Limits(**limits), keep=20
+    question = SearchRequest(
+        job=job(SAMPLES, LENGTH),
+        model=TOY,
+        pool=pool,
+        explain=False,
+        limits=SearchLimits(**limits),
+        num_plans=20,
     )
     return search_plans(question)
 
@@ -95,11 +100,11 @@ def test_plans_of_unlike_sizes_fit_run_and_are_told():
         assert predict(plan, pool, TOY).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
         assert answer.bound_s * (1 - 1e-9) <= plan.predicted.iteration_s
         assert all(f"micro-batches of {size}" in plan.why for size in plan.replica_micro_batch_sizes)
-        assert (why_not_runnable(plan) is None) == all(stage.num_chips == 1 for stage in plan.stages)
+        assert (runtime_incompatibility(plan) is None) == all(stage.num_chips == 1 for stage in plan.stages)
         for replica in range(plan.dp):
             check_replica(plan, pool, replica)
-        near = Question(
-            job=job(SAMPLES, LENGTH), model=TOY, pool=pool, explain=False, near=answer.layouts[:1]
+        near = SearchRequest(
+            job=job(SAMPLES, LENGTH), model=TOY, pool=pool, explain=False, warm_start=answer.layouts[:1]
         )
         assert plan.id in {one.id for one in search_plans(near).plans}
         for limits in ({"even_batches": True}, {"micro_batch_size": 2}, {"executable": True}):
@@ -140,10 +145,10 @@ def test_the_time_of_the_best_unlike_plan_is_never_refuted():
         space, spots = space_of(pool)
         best = sorted(unlike_layouts(space, spots), key=lambda one: one.estimate_s)[:40]
         best_s = min(
-            score(write_plan(one, job(SAMPLES, LENGTH), space.task, executable=False), pool, space.task)
+            score_plan(write_plan(one, job(SAMPLES, LENGTH), space.workload, executable=False), pool, space.workload)
             .iteration_s
             for one in best
         )  # fmt: skip
-        sizes = [Chances(space, spots, size, SAMPLES // size) for size in space.micro_batch_sizes(1, SAMPLES)]
+        sizes = [Relaxations(space, spots, size, SAMPLES // size) for size in space.micro_batch_sizes(1, SAMPLES)]
         limits = range(2, 5), spots, SAMPLES, best_s * (1 + 1e-7), 1 << 40
         assert not Refutation(sizes, *limits).holds()

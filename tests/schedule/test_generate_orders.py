@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from isthmus.core.errors import PlanError
 from isthmus.schedule import (
     SCHEDULES,
-    Kind,
     Operation,
+    OperationKind,
     Schedule,
+    add_communication,
     check_schedule,
     dualpipe,
     forward_only,
     interleaved,
-    lay_exchanges,
     make_schedule,
     overlapped,
-    receive_buffers,
+    peak_receive_buffers,
     warm_up_counts,
     zero_bubble,
 )
-from isthmus.schedule.operation import Place
+from isthmus.schedule.operation import StageChunk
 
 stages = st.integers(1, 6)
 micro_batches = st.integers(1, 14)
@@ -88,9 +88,9 @@ def test_receive_buffers_are_bounded(name: str, receive_ahead: int) -> None:
         held: Counter[int] = Counter()
         for one in operations:
             if one.kind.startswith("receive_"):
-                held[schedule.peer(stage, one)] += 1
+                held[schedule.peer_stage(stage, one)] += 1
             elif one.kind.startswith("wait_receive_"):
-                held[schedule.peer(stage, one)] -= 1
+                held[schedule.peer_stage(stage, one)] -= 1
             assert max(held.values(), default=0) <= 1 + receive_ahead + (name in ("dualpipe", "interleaved"))
 
 
@@ -103,10 +103,10 @@ def test_receive_buffers_follow_what_is_in_flight(
     Where weights are put off the gradients of the micro-batches that wait for them are held as well.
     """
     schedule = make(num_stages, num_micro_batches, receive_ahead=receive_ahead)
-    held = receive_buffers(schedule)
+    held = peak_receive_buffers(schedule)
     for stage, (peak, most) in enumerate(zip(check_schedule(schedule), held, strict=True)):
         sources = {
-            schedule.peer(stage, one)
+            schedule.peer_stage(stage, one)
             for one in schedule.stages[stage]
             if one.kind in ("receive_forward", "receive_backward")
         }
@@ -115,8 +115,8 @@ def test_receive_buffers_follow_what_is_in_flight(
 
 def test_receive_buffers_of_a_blocking_pipeline() -> None:
     """1F1B: the last stage holds what it works on, one before it every input in flight and a gradient."""
-    assert receive_buffers(make_schedule("1f1b", 4, 8)) == (1, 4, 3, 1)
-    assert receive_buffers(forward_only(3, 5)) == (0, 1, 1)
+    assert peak_receive_buffers(make_schedule("1f1b", 4, 8)) == (1, 4, 3, 1)
+    assert peak_receive_buffers(forward_only(3, 5)) == (0, 1, 1)
 
 
 @given(st.integers(2, 5), st.integers(2, 10), st.integers(0, 3))
@@ -158,16 +158,14 @@ def test_the_report_read_to_the_letter_waits_for_ever() -> None:
         check_schedule(Schedule("letter", 3, (first, last)))
 
 
-def _letter(warm_up: list[tuple[Kind, int]], is_first: bool) -> tuple[Operation, ...]:
+def _letter(warm_up: list[tuple[OperationKind, int]], is_first: bool) -> tuple[Operation, ...]:
     """Write one end of a pipeline of two stages and three micro-batches as section 4.2.1 says."""
     n, m, total = len(warm_up) - 1, 0, 3
     made = []
 
     def do(*kinds: tuple[str, int]) -> None:
         for kind, number in kinds:
-            spared = (
-                ("receive_forward", "send_backward") if is_first else ("send_forward", "receive_backward")
-            )
+            spared = ("receive_forward", "send_backward") if is_first else ("send_forward", "receive_backward")
             if kind.removeprefix("wait_") not in spared and 0 <= number < total:
                 made.append(Operation(kind, number))  # type: ignore[arg-type]
 
@@ -192,9 +190,7 @@ def _letter(warm_up: list[tuple[Kind, int]], is_first: bool) -> tuple[Operation,
 
 
 @given(st.lists(seconds, min_size=1, max_size=6), st.floats(0, 3), micro_batches, st.integers(1, 20))
-def test_warm_up_counts_fall_and_fit(
-    pass_s: list[float], hop_s: float, num_micro_batches: int, limit: int
-) -> None:
+def test_warm_up_counts_fall_and_fit(pass_s: list[float], hop_s: float, num_micro_batches: int, limit: int) -> None:
     """Counts never rise along the pipeline, never exceed memory, and never shrink as hops grow longer."""
     count = len(pass_s)
     near = warm_up_counts(pass_s, [0.0] * (count - 1), num_micro_batches)
@@ -252,10 +248,10 @@ def test_routes_say_who_meets_whom() -> None:
     """Two routes in opposite directions: micro-batch 0 goes down, micro-batch 1 up."""
     schedule = dualpipe(2, 4)
     down, up = Operation("send_forward", 0, 0), Operation("send_forward", 1, 1)
-    assert (schedule.peer(0, down), schedule.peer(1, up)) == (1, 0)
-    assert schedule.virtual(1, Operation("forward", 1, 1)) == 0
+    assert (schedule.peer_stage(0, down), schedule.peer_stage(1, up)) == (1, 0)
+    assert schedule.virtual_stage(1, Operation("forward", 1, 1)) == 0
     with pytest.raises(ValueError, match="no peer"):
-        schedule.peer(1, down)
+        schedule.peer_stage(1, down)
     stray = (*schedule.stages[0], Operation("forward", 0, 1))
     with pytest.raises(PlanError, match="is unexpected"):
         check_schedule(replace(schedule, stages=(stray, schedule.stages[1])))
@@ -271,7 +267,7 @@ def test_routes_say_who_meets_whom() -> None:
         ((((0, 0), (1, 2)),), "stage 1 has no chunk 2"),
     ],
 )
-def test_a_piece_of_the_model_has_one_place(routes: tuple[tuple[Place, ...], ...], why: str) -> None:
+def test_a_piece_of_the_model_has_one_place(routes: tuple[tuple[StageChunk, ...], ...], why: str) -> None:
     """Routes that no cut of a model can serve are refused, before anything else of them is looked at."""
     with pytest.raises(PlanError, match=why):
         check_schedule(Schedule("odd", 2, ((), ()), 2, routes=routes))
@@ -287,4 +283,4 @@ def test_any_computing_order_can_be_laid_out() -> None:
         )
         for _ in range(2)
     )
-    assert check_schedule(lay_exchanges(Schedule("v", 1, orders, 2, routes=(route,)))) == (2, 2)
+    assert check_schedule(add_communication(Schedule("v", 1, orders, 2, routes=(route,)))) == (2, 2)

@@ -19,7 +19,7 @@ from isthmus.schedule import (
     gpipe,
     make_schedule,
     one_f_one_b,
-    receive_buffers,
+    peak_receive_buffers,
 )
 
 stages = st.integers(1, 6)
@@ -51,13 +51,11 @@ def test_gpipe_keeps_every_micro_batch(num_stages: int, num_micro_batches: int) 
 
 
 @given(stages, st.integers(1, 50), st.integers(1, 3))
-def test_evaluation_is_forwards_in_bounded_memory(
-    num_stages: int, num_micro_batches: int, chunks: int
-) -> None:
+def test_evaluation_is_forwards_in_bounded_memory(num_stages: int, num_micro_batches: int, chunks: int) -> None:
     """No backward, no update; a stage is a few messages ahead of what has arrived, whatever their number."""
     schedule = forward_only(num_stages, num_micro_batches, chunks)
     check_schedule(schedule)
-    assert max(receive_buffers(schedule)) <= 1
+    assert max(peak_receive_buffers(schedule)) <= 1
     for operations in schedule.stages:
         kinds = [one.kind for one in operations]
         assert set(kinds) <= {
@@ -84,9 +82,7 @@ def test_a_mutated_schedule_is_refused_exactly_when_it_fails(
 
 
 @given(st.integers(2, 5), micro_batches, st.randoms(use_true_random=False))
-def test_receives_posted_ahead_are_accepted(
-    num_stages: int, num_micro_batches: int, draw: random.Random
-) -> None:
+def test_receives_posted_ahead_are_accepted(num_stages: int, num_micro_batches: int, draw: random.Random) -> None:
     """A receive may move ahead of computing and of waits: posting never blocks."""
     schedule = one_f_one_b(num_stages, num_micro_batches)
     stage = draw.randrange(1, num_stages)
@@ -122,16 +118,13 @@ def test_messages_must_meet_in_order() -> None:
     schedule = gpipe(2, 2)
     swap = {0: 1, 1: 0}
     crossed = tuple(
-        replace(one, micro_batch=swap[one.micro_batch]) if "forward" in one.kind else one
-        for one in schedule.stages[1]
+        replace(one, micro_batch=swap[one.micro_batch]) if "forward" in one.kind else one for one in schedule.stages[1]
     )
     with pytest.raises(PlanError, match="expects another message"):
         check_schedule(with_stage(schedule, 1, crossed))
 
 
-@pytest.mark.parametrize(
-    ("name", "num_stages", "num_micro_batches"), [("zb", 2, 2), ("1f1b", 0, 2), ("gpipe", 2, 0)]
-)
+@pytest.mark.parametrize(("name", "num_stages", "num_micro_batches"), [("zb", 2, 2), ("1f1b", 0, 2), ("gpipe", 2, 0)])
 def test_what_cannot_be_made_is_a_plan_error(name: str, num_stages: int, num_micro_batches: int) -> None:
     """An unknown name or a count below one is answered with a `PlanError`."""
     with pytest.raises(PlanError):
@@ -165,9 +158,7 @@ def test_interleaved_chunks_are_followed_around_the_pipeline() -> None:
 
 def with_stage(schedule: Schedule, stage: int, operations: tuple[Operation, ...]) -> Schedule:
     """Return the schedule with the list of one stage replaced."""
-    return replace(
-        schedule, stages=(*schedule.stages[:stage], tuple(operations), *schedule.stages[stage + 1 :])
-    )
+    return replace(schedule, stages=(*schedule.stages[:stage], tuple(operations), *schedule.stages[stage + 1 :]))
 
 
 def mutate(schedule: Schedule, draw: random.Random) -> Schedule:

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import InputError
-from isthmus.sim import Checkpoints, Failure, draw_failures, simulate_failures
+from isthmus.sim import CheckpointInterval, Failure, draw_failures, simulate_failures
 
 failures = st.lists(st.builds(Failure, at_s=st.floats(0, 200), restart_s=st.floats(0, 20)), max_size=6)
-checkpoints = st.builds(Checkpoints, period=st.integers(1, 20), stall_s=st.floats(0, 3))
+checkpoints = st.builds(CheckpointInterval, num_iterations=st.integers(1, 20), stall_s=st.floats(0, 3))
 
 
 @given(st.floats(0.5, 5), st.integers(0, 40), checkpoints, failures)
@@ -26,7 +26,7 @@ def test_one_failure_costs_at_most_a_period_and_a_restart(iteration_s, iteration
     """A failure adds no more than the work and stall since the last checkpoint, and its restart."""
     clean = simulate_failures(iteration_s, iterations, kept)
     run = simulate_failures(iteration_s, iterations, kept, failed)
-    most = sum(kept.period * iteration_s + kept.stall_s + one.restart_s for one in failed)
+    most = sum(kept.num_iterations * iteration_s + kept.stall_s + one.restart_s for one in failed)
     assert clean.total_s - 1e-6 <= run.total_s <= clean.total_s + most + 1e-6
 
 
@@ -36,7 +36,9 @@ def test_a_failure_by_hand():
     1. Iterations 1 to 3, checkpoint: 3.5 s. 4 to 6, checkpoint: 7 s. 7: 8 s. 0.2 s into the eighth: dead.
     2. Back at 13.2 s with six done. 7 to 9 and a checkpoint: 16.7 s. 10: 17.7 s.
     """
-    run = simulate_failures(1.0, 10, Checkpoints(period=3, stall_s=0.5), [Failure(at_s=8.2, restart_s=5)])
+    run = simulate_failures(
+        1.0, 10, CheckpointInterval(num_iterations=3, stall_s=0.5), [Failure(at_s=8.2, restart_s=5)]
+    )
     assert run.total_s == pytest.approx(17.7)
     assert run.repeated_s == pytest.approx(1.2)
     assert run.stall_s == pytest.approx(1.5)
@@ -46,7 +48,7 @@ def test_a_failure_by_hand():
 
 def test_a_failure_during_the_checkpoint_loses_it():
     """What is not finished is not there to go back to."""
-    run = simulate_failures(1.0, 4, Checkpoints(period=2, stall_s=1.0), [Failure(at_s=2.5, restart_s=0)])
+    run = simulate_failures(1.0, 4, CheckpointInterval(num_iterations=2, stall_s=1.0), [Failure(at_s=2.5, restart_s=0)])
     assert run.total_s == pytest.approx(2.5 + 2 + 1 + 2)
 
 
@@ -64,8 +66,8 @@ def test_drawn_failures_follow_their_mean_and_their_seed():
 def test_numbers_without_sense_are_refused():
     """No time, no period, failures more often than always."""
     with pytest.raises(InputError):
-        simulate_failures(0.0, 1, Checkpoints(period=1))
+        simulate_failures(0.0, 1, CheckpointInterval(num_iterations=1))
     with pytest.raises(InputError):
-        simulate_failures(1.0, 1, Checkpoints(period=0))
+        simulate_failures(1.0, 1, CheckpointInterval(num_iterations=0))
     with pytest.raises(InputError):
         draw_failures([0.0], 1.0, 1.0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.sim.kernel import Kernel, Queue, Resource, all_of, first_of
+from isthmus.sim.kernel import Kernel, Queue, Resource, all_of, any_of
 
 
 def test_the_example_of_the_module_runs():
@@ -13,10 +13,10 @@ def test_the_example_of_the_module_runs():
     road = Resource(kernel, 1)
 
     def lorry(name):
-        yield kernel.now + 2.0
+        yield kernel.now_s + 2.0
         yield road.acquire()
-        road_log.append((name, kernel.now))
-        yield kernel.now + 1.0
+        road_log.append((name, kernel.now_s))
+        yield kernel.now_s + 1.0
         road.release()
         return name
 
@@ -33,8 +33,8 @@ def test_time_never_runs_back_and_ties_keep_their_order(naps):
 
     def sleeper(number, times):
         for nap_s in times:
-            yield kernel.now + nap_s
-            seen.append((kernel.now, number))
+            yield kernel.now_s + nap_s
+            seen.append((kernel.now_s, number))
 
     for number, times in enumerate(naps):
         kernel.start(sleeper(number, times))
@@ -50,7 +50,7 @@ def test_run_until_stops_the_clock_there():
     """What is due at the limit runs, what is due later does not, and the next run goes on."""
     kernel, seen = Kernel(), []
     for time_s in (1.0, 2.0, 3.0):
-        kernel.call(time_s, lambda _, time_s=time_s: seen.append(time_s))
+        kernel.call_at(time_s, lambda _, time_s=time_s: seen.append(time_s))
     assert kernel.run(until_s=2.0) == 2.0
     assert seen == [1.0, 2.0]
     kernel.run()
@@ -69,18 +69,18 @@ def test_an_event_wakes_all_who_wait_and_all_who_come_late():
 
     for at_s in (0.0, 5.0):
         kernel.start(waiter(at_s))
-    kernel.call(1.0, lambda _: event.trigger("now"))
+    kernel.call_at(1.0, lambda _: event.trigger("now"))
     kernel.run()
     assert got == [(0.0, "now"), (5.0, "now")]
 
 
 def test_all_of_and_first_of():
-    """`all_of` has every value in the order asked; `first_of` the first, with its index."""
+    """`all_of` has every value in the order asked; `any_of` the first, with its index."""
     kernel = Kernel()
     events = [kernel.event() for _ in range(3)]
-    both, first, none = all_of(kernel, events), first_of(kernel, events), all_of(kernel, [])
+    both, first, none = all_of(kernel, events), any_of(kernel, events), all_of(kernel, [])
     for number, at_s in ((2, 1.0), (0, 2.0), (1, 3.0)):
-        kernel.call(at_s, lambda _, number=number: events[number].trigger(number))
+        kernel.call_at(at_s, lambda _, number=number: events[number].trigger(number))
     kernel.run()
     assert (both.value, first.value, none.value) == ([0, 1, 2], (2, 2), [])
 
@@ -96,9 +96,9 @@ def test_a_queue_hands_out_in_order():
     queue.put(1)
     for name in "abc":
         kernel.start(taker(name))
-    kernel.call(1.0, lambda _: queue.put(2))
-    kernel.call(2.0, lambda _: queue.put(3))
-    kernel.call(2.0, lambda _: queue.put(4))
+    kernel.call_at(1.0, lambda _: queue.put(2))
+    kernel.call_at(2.0, lambda _: queue.put(3))
+    kernel.call_at(2.0, lambda _: queue.put(4))
     kernel.run()
     assert got == [("a", 1), ("b", 2), ("c", 3)]
     assert len(queue) == 1
@@ -107,10 +107,10 @@ def test_a_queue_hands_out_in_order():
 def test_misuse_is_refused():
     """The past, an event twice, a place given back twice, a resource without slots."""
     kernel = Kernel()
-    kernel.call(1.0, lambda _: None)
+    kernel.call_at(1.0, lambda _: None)
     kernel.run()
     with pytest.raises(ValueError, match="in the past"):
-        kernel.call(0.5, lambda _: None)
+        kernel.call_at(0.5, lambda _: None)
     with pytest.raises(ValueError, match="in the past"):
         run_one(kernel, 0.5)
     event = kernel.event()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.schedule import make_schedule
-from isthmus.sim import Replica, StageLoad, Training, Wire, simulate
+from isthmus.sim import Replica, SimulatedLink, SimulatedTraining, StageLoad, simulate_training
 
 BYTES, RATE, DELAY_S = 1e8, 1e9, 0.01
 
@@ -32,12 +32,12 @@ def replica(cluster, seconds=0.1, stages=1, count=1):
 def run(*replicas, local_steps, rate=RATE, delay_s=DELAY_S):
     names = dict.fromkeys(load.cluster for one in replicas for load in one.stages)
     wires = {
-        (a, b): Wire(name=f"{a}>{b}", bytes_per_s=rate, delay_s=delay_s)
+        (a, b): SimulatedLink(name=f"{a}>{b}", bytes_per_s=rate, delay_s=delay_s)
         for a in names
         for b in names
         if a != b
     }
-    return simulate(Training(replicas=replicas, wires=wires, local_steps=local_steps))
+    return simulate_training(SimulatedTraining(replicas=replicas, links=wires, local_steps=local_steps))
 
 
 def moved(found):
@@ -63,9 +63,7 @@ def test_a_group_reduces_its_gradients_every_step():
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.floats(0.01, 0.2), st.integers(1, 3)), min_size=2, max_size=4
-    ),
+    st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.01, 0.2), st.integers(1, 3)), min_size=2, max_size=4),
     st.integers(1, 50),
     st.integers(2, 10),
     st.floats(1e8, 1e11),
@@ -86,23 +84,21 @@ def test_more_local_steps_or_bandwidth_are_never_slower(kinds, steps, factor, ra
 @given(st.integers(2, 40), st.integers(2, 3))
 def test_folding_equal_replicas_changes_nothing(steps, count):
     """Equal replicas run as one, with local steps too."""
-    training = Training(
+    training = SimulatedTraining(
         replicas=(replica("a", count=count), replica("b", 0.15, stages=2, count=count)),
-        wires={(x, y): Wire(name=x + y, bytes_per_s=RATE, delay_s=DELAY_S) for x, y in ("ab", "ba")},
+        links={(x, y): SimulatedLink(name=x + y, bytes_per_s=RATE, delay_s=DELAY_S) for x, y in ("ab", "ba")},
         local_steps=steps,
     )
-    apart = simulate(training, fold=False)
-    assert simulate(training).iteration_s == pytest.approx(apart.iteration_s, rel=1e-9)
-    assert simulate(replace(training, local_steps=1)).iteration_s >= apart.iteration_s
+    apart = simulate_training(training, merge_replicas=False)
+    assert simulate_training(training).iteration_s == pytest.approx(apart.iteration_s, rel=1e-9)
+    assert simulate_training(replace(training, local_steps=1)).iteration_s >= apart.iteration_s
 
 
 def test_a_group_that_spans_clusters_reduces_over_its_wire_every_step():
     """Two replicas that cross a and b in turn are one group; a third in c only averages with them."""
     a, b = replica("a", stages=2).stages[0], replica("b", stages=2).stages[1]
     ahead = Replica(stages=(a, b), schedule=make_schedule("1f1b", 2, 4))
-    back = Replica(
-        stages=(replace(a, cluster="b"), replace(b, cluster="a")), schedule=make_schedule("1f1b", 2, 4)
-    )
+    back = Replica(stages=(replace(a, cluster="b"), replace(b, cluster="a")), schedule=make_schedule("1f1b", 2, 4))
     found = run(ahead, back, replica("c"), local_steps=10**6)
     sent = {(link.source, link.target): link.num_bytes for link in found.links}
     assert sent["a", "b"] == pytest.approx(BYTES, rel=1e-3)  # both halves, each a ring of two

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime
 from isthmus.schedule import SCHEDULES, check_schedule, interleaved, make_schedule, overlapped, warm_up_counts
-from isthmus.sim import Wire, run_pipeline
+from isthmus.sim import SimulatedLink, run_pipeline
 from isthmus.sim.pipeline.bubbles import (
     dualpipe_bubble_s,
     interleaved_bubble_s,
@@ -19,7 +19,7 @@ from isthmus.sim.pipeline.bubbles import (
     one_f_one_b_bubble_s,
     zero_bubble_s,
 )
-from isthmus.sim.pipeline.run_pipeline import durations
+from isthmus.sim.pipeline.run_pipeline import operation_durations
 from isthmus.sim.pipeline.schedule_bounds import critical_path_s, serial_sum_s
 from isthmus.sim.pipeline.warm_up import best_warm_up
 
@@ -38,7 +38,7 @@ def cases(draw, name=None):
     micro_batches = least + 2 * draw(st.integers(0, 4))
     times = [StageTime(forward_s=draw(seconds), backward_s=draw(seconds)) for _ in range(num_stages)]
     wires = {
-        (a, b): Wire(name=f"{a}{b}", bytes_per_s=draw(st.floats(1e6, 1e9)), delay_s=draw(st.floats(0, 0.05)))
+        (a, b): SimulatedLink(name=f"{a}{b}", bytes_per_s=draw(st.floats(1e6, 1e9)), delay_s=draw(st.floats(0, 0.05)))
         for a in range(num_stages)
         for b in range(num_stages)
         if a != b
@@ -58,7 +58,7 @@ def test_a_run_lies_between_its_critical_path_and_everything_in_a_row(case, tran
     """Every schedule, both transports, wires of their own: critical path <= simulated <= serial sum."""
     schedule, times, wires = case
     run = run_pipeline(schedule, times, wires, MESSAGE_BYTES, transport=transport)
-    duration_s = durations(schedule, times)
+    duration_s = operation_durations(schedule, times)
     assert run.step_s >= critical_path_s(schedule, duration_s, hop(wires)) - 1e-9
     assert run.step_s <= serial_sum_s(schedule, duration_s, hop(wires)) + 1e-9
 
@@ -67,10 +67,10 @@ def test_a_run_lies_between_its_critical_path_and_everything_in_a_row(case, tran
 def test_the_bounds_hold_on_shared_wires_too(case, sharing, transport):
     """All boundaries over one wire, shared either way: still between the two bounds."""
     schedule, times, wires = case
-    one = Wire(name="one", bytes_per_s=1e7, delay_s=0.01)
+    one = SimulatedLink(name="one", bytes_per_s=1e7, delay_s=0.01)
     shared = dict.fromkeys(wires, one)
     run = run_pipeline(schedule, times, shared, MESSAGE_BYTES, sharing=sharing, transport=transport)
-    duration_s = durations(schedule, times)
+    duration_s = operation_durations(schedule, times)
     assert run.step_s >= critical_path_s(schedule, duration_s, hop(shared)) - 1e-9
     assert run.step_s <= serial_sum_s(schedule, duration_s, hop(shared)) + 1e-9
 
@@ -84,10 +84,7 @@ def test_faster_is_never_slower(case, transport, draw):
     """
     schedule, times, wires = case
     slow = run_pipeline(schedule, times, wires, MESSAGE_BYTES, transport=transport)
-    faster = [
-        StageTime(forward_s=t.forward_s * draw.random(), backward_s=t.backward_s * draw.random())
-        for t in times
-    ]
+    faster = [StageTime(forward_s=t.forward_s * draw.random(), backward_s=t.backward_s * draw.random()) for t in times]
     wider = {
         ends: replace(w, bytes_per_s=w.bytes_per_s * (1 + draw.random()), delay_s=w.delay_s * draw.random())
         for ends, w in wires.items()
@@ -107,7 +104,7 @@ def test_on_a_shared_wire_a_faster_chip_can_slow_the_step():
     for _ in range(400):
         times = [StageTime(forward_s=draw.random(), backward_s=draw.random()) for _ in range(4)]
         one = dict.fromkeys([(0, 1), (1, 2), (2, 3), (1, 0), (2, 1), (3, 2)],
-                            Wire(name="one", bytes_per_s=1.0, delay_s=0.0))  # fmt: skip
+                            SimulatedLink(name="one", bytes_per_s=1.0, delay_s=0.0))  # fmt: skip
         faster = [replace_speed(times[0], 0.8), *times[1:]]
         schedule = make_schedule("1f1b", 4, 3)
         slow, fast = (run_pipeline(schedule, t, one, 0.3).step_s for t in (times, faster))
@@ -124,7 +121,7 @@ def test_deeper_buffers_never_slow_a_step(pairs, micro_batches, delay_s):
     """Memory: posting more receives ahead (rendezvous) never lengthens an overlapped step."""
     times = [StageTime(forward_s=f, backward_s=b) for f, b in pairs]
     wires = {
-        (a, b): Wire(name=f"{a}{b}", bytes_per_s=1e8, delay_s=delay_s)
+        (a, b): SimulatedLink(name=f"{a}{b}", bytes_per_s=1e8, delay_s=delay_s)
         for a in range(len(times))
         for b in (a - 1, a + 1)
     }
@@ -165,13 +162,11 @@ def excess_s(schedule, forward_s, backward_s, weight_s=0.0):
     """Return by how much a step on equal stages and free wires exceeds one stage's computing."""
     times = [StageTime(forward_s=forward_s, backward_s=backward_s)] * schedule.num_stages
     share = [weight_s / backward_s] * schedule.num_stages
-    path_s = critical_path_s(schedule, durations(schedule, times, share), lambda a, b: 0.0)
+    path_s = critical_path_s(schedule, operation_durations(schedule, times, share), lambda a, b: 0.0)
     return path_s - schedule.num_micro_batches * (forward_s + backward_s)
 
 
-@given(
-    st.integers(1, 6), st.integers(1, 12), seconds, seconds, st.sampled_from(["1f1b", "gpipe", "overlapped"])
-)
+@given(st.integers(1, 6), st.integers(1, 12), seconds, seconds, st.sampled_from(["1f1b", "gpipe", "overlapped"]))
 def test_the_bubble_of_1f1b_gpipe_and_overlapped(num_stages, micro_batches, forward_s, backward_s, name):
     """(S - 1) (F + B), for any number of micro-batches."""
     schedule = make_schedule(name, num_stages, micro_batches)
@@ -249,7 +244,7 @@ def test_overlapped_pays_for_delay_once(num_stages, micro_batches, delay_s):
     """With the derived warm-up on equal stages, delay costs one round trip per iteration, whatever M."""
     times = [StageTime(forward_s=0.01, backward_s=0.02)] * num_stages
     wires = {
-        (a, b): Wire(name=f"{a}{b}", bytes_per_s=1e9, delay_s=delay_s)
+        (a, b): SimulatedLink(name=f"{a}{b}", bytes_per_s=1e9, delay_s=delay_s)
         for a in range(num_stages)
         for b in (a - 1, a + 1)
     }
@@ -266,13 +261,12 @@ def test_more_memory_never_slows_the_best_warm_up(pairs, micro_batches, delay_s)
     """The best overlapped schedule within memory is never slower where more micro-batches fit."""
     times = [StageTime(forward_s=f, backward_s=b) for f, b in pairs]
     wires = {
-        (a, b): Wire(name=f"{a}{b}", bytes_per_s=1e8, delay_s=delay_s)
+        (a, b): SimulatedLink(name=f"{a}{b}", bytes_per_s=1e8, delay_s=delay_s)
         for a in range(len(times))
         for b in (a - 1, a + 1)
     }
     found = [
-        best_warm_up(times, wires, MESSAGE_BYTES, micro_batches, [limit] * len(times))
-        for limit in (1, 2, 4, 7, 12)
+        best_warm_up(times, wires, MESSAGE_BYTES, micro_batches, [limit] * len(times)) for limit in (1, 2, 4, 7, 12)
     ]
     assert all(later[1] <= earlier[1] + 1e-9 for earlier, later in itertools.pairwise(found))
     for limit, (warm_up, _) in zip((1, 2, 4, 7, 12), found, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.core.job import Checkpoints, Data, Job, Training
-from isthmus.core.messages.agent_messages import AgentOrders, Desired, PartOrder, RankMap, WorkerAddress
+from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
+from isthmus.core.messages.agent_messages import AgentOrders, DesiredState, PartOrder, RankMap, WorkerAddress
 from isthmus.core.plan import Plan, Prediction, Stage, StageTime
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
 from isthmus.site.machine import SiteMachine
@@ -23,9 +23,9 @@ INVENTORY = {"h20": ("h20/0/0", "h20/0/1", "h20/0/2"), "l40s": ("l40s/0/0", "l40
 JOB = Job(
     name="tiny",
     model="model",
-    data=Data(paths=("text",)),
-    training=Training(steps=10),
-    checkpoints=Checkpoints(folder="checkpoints"),
+    data=DataConfig(paths=("text",)),
+    training=TrainingConfig(steps=10),
+    checkpoints=CheckpointConfig(folder="checkpoints"),
     output="out",
 )
 
@@ -55,7 +55,7 @@ def plan(places: Sequence[str] = ("east/h20", "west/h20"), timed: bool = True) -
 
 
 def order(
-    desired: Desired,
+    desired: DesiredState,
     job: str = "a",
     attempt: int = 1,
     places: Sequence[str] = ("east/h20", "west/h20"),
@@ -88,4 +88,4 @@ def address(rank: int = 0) -> WorkerAddress:
 
 def states(machine: SiteMachine) -> dict[str, str]:
     """What the server is told, as `job/attempt: state`."""
-    return {f"{part.job}/{part.attempt}": part.state for part in machine.observed()}
+    return {f"{part.job}/{part.attempt}": part.state for part in machine.observed_parts()}

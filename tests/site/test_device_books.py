@@ -8,23 +8,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from isthmus.core.messages.agent_messages import (
     AgentOrders,
-    Desired,
+    DesiredState,
     PartOrder,
-    Protection,
     RankMap,
+    VerifiedCheckpoint,
     Victim,
     WorkerAddress,
 )
-from isthmus.core.plan import Part, Plan, Stage
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.plan import Plan, PlanPart, Stage
 from isthmus.core.priority import Priority
 from isthmus.site import (
-    DeviceBook,
-    DeviceCounts,
-    DeviceIds,
-    Event,
+    DeviceAllocator,
+    DeviceCountAllocator,
+    DeviceIdAllocator,
     HoursObserved,
-    Instruction,
     LocalJob,
     LocalJobsObserved,
     LocalJobSubmitted,
@@ -33,6 +31,8 @@ from isthmus.site import (
     OrdersReceived,
     PartKey,
     ReportLocalExit,
+    SiteEvent,
+    SiteInstruction,
     SiteMachine,
     StopWorker,
     WorkersObserved,
@@ -42,16 +42,12 @@ from tests.site.samples import JOB
 
 GROUPS = {"g": 6, "h": 4}
 IDS = {group: [f"{group}{device}" for device in range(num)] for group, num in GROUPS.items()}
-POLICY = OwnerPolicy(
-    pool_chips={"g": 5}, preemptible_from="middle", grace_s=4, protect_s=6, hold_back_s=3, hold_s=20
-)
+POLICY = OwnerPolicy(pool_chips={"g": 5}, preemptible_from="middle", grace_s=4, protect_s=6, hold_back_s=3, hold_s=20)
 LEASE_S = 5.0
 
 keys = st.tuples(st.sampled_from(("p", "q", "r", "s")), st.integers(1, 2))
 levels = st.sampled_from(("high", "middle", "low"))
-desired_states = st.sampled_from(
-    ("queued", "ready", "prepared", "prepared", "running", "running", "released")
-)
+desired_states = st.sampled_from(("queued", "ready", "prepared", "prepared", "running", "running", "released"))
 names = st.sampled_from(("l", "m", "n"))
 any_key = keys | st.tuples(names, st.just(0))
 
@@ -64,11 +60,11 @@ def _plan(job: str) -> Plan:
     return Plan(id=job, stages=(*here, there), micro_batches=1, micro_batch_size=1, sequence_length=1)
 
 
-def _machine(devices: DeviceBook) -> SiteMachine:
+def _machine(devices: DeviceAllocator) -> SiteMachine:
     return SiteMachine("a", devices, policy=POLICY, checkin_timeout_s=30)
 
 
-def _what(instruction: Instruction) -> tuple[str, PartKey, int, bool]:
+def _what(instruction: SiteInstruction) -> tuple[str, PartKey, int, bool]:
     """What an instruction asks for."""
     part = getattr(instruction, "part", None)
     rank, force = getattr(instruction, "rank", -1), getattr(instruction, "force", False)
@@ -80,13 +76,13 @@ class TwoBooks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.named, self.counted = _machine(DeviceIds(IDS)), _machine(DeviceCounts(GROUPS))
+        self.named, self.counted = _machine(DeviceIdAllocator(IDS)), _machine(DeviceCountAllocator(GROUPS))
         self.now_s = 0.0
         self.orders: dict[PartKey, PartOrder] = {}
         self.local: dict[str, LocalJob] = {}
         self.stopped: set[PartKey] = set()
 
-    def handle(self, event: Event, other: Event | None = None) -> None:
+    def handle(self, event: SiteEvent, other: SiteEvent | None = None) -> None:
         """Give both machines an event: both must ask for the same; `other` is its form for the second."""
         named, counted = self.named.handle(event), self.counted.handle(other or event)
         named = [one for one in named if not isinstance(one, ReportLocalExit)]  # only where all are listed
@@ -97,9 +93,7 @@ class TwoBooks(RuleBasedStateMachine):
         """Have every worker of a part observed alike."""
         part = self.named.parts.get(key)
         if part is not None and part.live:
-            workers = tuple(
-                ObservedWorker(job=key[0], attempt=key[1], rank=rank, **seen) for rank in part.workers
-            )
+            workers = tuple(ObservedWorker(job=key[0], attempt=key[1], rank=rank, **seen) for rank in part.workers)
             self.handle(WorkersObserved(now_s=self.now_s, workers=workers))
 
     @rule(
@@ -110,11 +104,11 @@ class TwoBooks(RuleBasedStateMachine):
         victims=st.lists(any_key, max_size=3),
     )
     def order(
-        self, key: PartKey, desired: Desired, priority: Priority, protect: bool, victims: list[PartKey]
+        self, key: PartKey, desired: DesiredState, priority: Priority, protect: bool, victims: list[PartKey]
     ) -> None:
         """The server wants another state of one part."""
         plan = _plan(key[0])
-        ranks = Part.of(plan, "a").ranks
+        ranks = PlanPart.from_plan(plan, "a").ranks
         workers = tuple(WorkerAddress(rank=rank, cluster="a", host="h", port=1) for rank in ranks)
         self.orders[key] = PartOrder(
             job=key[0],
@@ -153,7 +147,7 @@ class TwoBooks(RuleBasedStateMachine):
 
     @rule(key=keys, step=st.integers(1, 5))
     def save(self, key: PartKey, step: int) -> None:
-        self.observe(key, state="running", protection=Protection(step=step, num_bytes=7))
+        self.observe(key, state="running", protection=VerifiedCheckpoint(step=step, num_bytes=7))
 
     @rule(key=any_key, status=st.sampled_from((0, 0, 1)))
     def end(self, key: PartKey, status: int) -> None:
@@ -173,22 +167,16 @@ class TwoBooks(RuleBasedStateMachine):
         """A local job arrives: an agent sees the list of all, the simulator is told of the one."""
         if name in self.local or (name, 0) in self.named.parts:
             return
-        job = LocalJob(
-            name=name, command=(), node_group=group, chips=chips, level=level, preemptible=preemptible
-        )
+        job = LocalJob(name=name, command=(), node_group=group, chips=chips, level=level, preemptible=preemptible)
         self.local[name] = job
         jobs = tuple(self.local.values())
-        self.handle(
-            LocalJobsObserved(now_s=self.now_s, jobs=jobs), LocalJobSubmitted(now_s=self.now_s, job=job)
-        )
+        self.handle(LocalJobsObserved(now_s=self.now_s, jobs=jobs), LocalJobSubmitted(now_s=self.now_s, job=job))
 
     @rule(name=names)
     def withdraw(self, name: str) -> None:
         if self.local.pop(name, None) is not None:
             jobs = tuple(self.local.values())
-            self.handle(
-                LocalJobsObserved(now_s=self.now_s, jobs=jobs), LocalJobWithdrawn(now_s=self.now_s, name=name)
-            )
+            self.handle(LocalJobsObserved(now_s=self.now_s, jobs=jobs), LocalJobWithdrawn(now_s=self.now_s, name=name))
 
     @rule(is_open=st.booleans())
     def pass_hours(self, is_open: bool) -> None:
@@ -201,7 +189,7 @@ class TwoBooks(RuleBasedStateMachine):
         parts = list(self.named.parts.values())
         is_open = self.named.site.is_open
         self.named = SiteMachine(
-            "a", DeviceIds(IDS), parts, policy=POLICY, checkin_timeout_s=30, now_s=self.now_s
+            "a", DeviceIdAllocator(IDS), parts, policy=POLICY, checkin_timeout_s=30, now_s=self.now_s
         )
         self.named.site.is_open = is_open
         self.named.handle(WorkersObserved(now_s=self.now_s))
@@ -209,11 +197,11 @@ class TwoBooks(RuleBasedStateMachine):
 
     @invariant()
     def both_report_the_same(self) -> None:
-        assert self.named.observed() == self.counted.observed()
+        assert self.named.observed_parts() == self.counted.observed_parts()
         assert self.named.free_chips() == self.counted.free_chips()
         assert self.named.local_jobs() == self.counted.local_jobs()
         assert self.named.queue() == self.counted.queue()
-        assert self.named.next_s == self.counted.next_s
+        assert self.named.next_due_s == self.counted.next_due_s
 
     @invariant()
     def both_are_consistent(self) -> None:

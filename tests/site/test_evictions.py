@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.messages.agent_messages import PartOrder, RankMap, Victim
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from tests.site.driver import Site, asked_to_save, local, started_jobs, stops
 from tests.site.samples import address, order
@@ -102,9 +102,7 @@ def test_a_server_that_renews_for_ever_holds_no_longer_than_the_owner_allows() -
         (WILLING, local("x", 3, "low"), "low", "is not below 'low', the level of the pool's job"),
     ],
 )
-def test_the_owner_has_the_last_word_on_victims(
-    policy: OwnerPolicy, job: object, priority: str, words: str
-) -> None:
+def test_the_owner_has_the_last_word_on_victims(policy: OwnerPolicy, job: object, priority: str, words: str) -> None:
     """Whatever the server orders: the level, the job's own word and the policy stand."""
     site = Site(policy)
     site.local(job)  # type: ignore[arg-type]
@@ -124,9 +122,7 @@ def test_a_victim_of_the_pool_goes_by_its_own_orders() -> None:
     assert site.obey(low, wants("prepared", 3, "b/1", priority="high")) == []
     assert site.states == {"b/1": "running", "a/1": "ready"}
     gone = wants("released", 3, job="b")
-    assert stops(site.obey(gone, wants("prepared", 3, "b/1", priority="high"))) == [
-        (r, False) for r in range(3)
-    ]
+    assert stops(site.obey(gone, wants("prepared", 3, "b/1", priority="high"))) == [(r, False) for r in range(3)]
     for rank in range(3):
         site.see("exited", rank, "b", exit_status=143)
     assert site.states == {"b/1": "released", "a/1": "prepared"}

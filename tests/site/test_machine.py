@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.core.errors import IllegalTransitionError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, RankMap
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
     LocalJob,
@@ -16,7 +16,7 @@ from isthmus.site.machine_events import (
     WorkersObserved,
     WriteRankMap,
 )
-from isthmus.site.part_lifecycle import move
+from isthmus.site.part_lifecycle import move_part
 from tests.site.driver import Site, starts, stops
 from tests.site.samples import INVENTORY, address, order
 
@@ -70,9 +70,7 @@ def test_a_refusal_stands_until_it_is_released(site: Site) -> None:
         (PartOrder(job="a", attempt=1, desired="prepared"), "the order has no job or no plan"),
     ],
 )
-def test_an_order_that_makes_no_sense_here_is_refused_with_its_reason(
-    site: Site, wrong: PartOrder, words: str
-) -> None:
+def test_an_order_that_makes_no_sense_here_is_refused_with_its_reason(site: Site, wrong: PartOrder, words: str) -> None:
     """Unknown group, another cluster's plan, no plan: refused in words, nothing held."""
     site.obey(wrong)
     assert site.states == {"a/1": "refused"}
@@ -137,7 +135,7 @@ def test_addresses_go_up_and_the_rank_map_comes_down_once(site: Site) -> None:
     """A worker's address is reported; the rank map is written when it comes, and again only if it differs."""
     running(site)
     site.see("running", address=address())
-    assert site.machine.observed()[0].workers == (address(),)
+    assert site.machine.observed_parts()[0].workers == (address(),)
     ranks = RankMap(workers=(address(), address(1)))
     done = site.obey(order("running", ranks=ranks))
     assert [step.rank_map for step in done if isinstance(step, WriteRankMap)] == [ranks]
@@ -159,9 +157,9 @@ def test_a_worker_that_trains_and_writes_nothing_is_ended_after_two_hours(site: 
     site.see("running", address=address())
     site.wait(100)
     site.obey(order("running", ranks=RankMap(workers=(address(),))))
-    site.see("running", num_bytes=10)
+    site.see("running", output_bytes=10)
     site.wait(7000)
-    site.see("running", num_bytes=20)
+    site.see("running", output_bytes=20)
     site.wait(7199)
     assert site.states == {"a/1": "running"}
     done = site.wait(1)
@@ -186,7 +184,7 @@ def test_a_part_succeeds_when_all_its_workers_have(site: Site) -> None:
 def test_one_dead_worker_fails_the_part_and_stops_the_others(site: Site) -> None:
     """The report of failure does not wait for the others to end; the release does."""
     running(site, "east/h20", "east/h20")
-    done = site.see("exited", exit_status=137, last_words="PeerError: rank 1 was lost")
+    done = site.see("exited", exit_status=137, log_tail="PeerError: rank 1 was lost")
     assert site.states == {"a/1": "failed"}
     assert site.detail() == "rank 0 was ended by signal 9: PeerError: rank 1 was lost"
     assert stops(done) == [(1, False)]
@@ -204,16 +202,16 @@ def test_the_exit_status_says_where_the_cause_lies(site: Site, status: int, faul
     """Input, plan and version cannot mend themselves; who lost a peer is not the cause; the rest is here."""
     running(site)
     site.see("exited", exit_status=status)
-    assert [part.fault for part in site.machine.observed()] == [fault]
+    assert [part.fault for part in site.machine.observed_parts()] == [fault]
 
 
 def test_of_two_failures_the_one_that_explains_more_is_told(site: Site) -> None:
     """A rank that lost its neighbour may be seen first; neither it nor a stopped worker hides the cause."""
     running(site, "east/h20", "east/h20", "east/h20")
-    site.see("exited", exit_status=9, last_words="PeerError: rank 1 was lost")
-    site.see("exited", rank=1, exit_status=2, last_words="DataError: no text")
+    site.see("exited", exit_status=9, log_tail="PeerError: rank 1 was lost")
+    site.see("exited", rank=1, exit_status=2, log_tail="DataError: no text")
     site.see("exited", rank=2, exit_status=143)
-    (told,) = site.machine.observed()
+    (told,) = site.machine.observed_parts()
     assert (told.state, told.fault) == ("failed", "permanent")
     assert told.detail == "rank 1 ended with status 2: DataError: no text"
 
@@ -222,18 +220,15 @@ def test_a_worker_that_failed_before_it_was_stopped_says_so(site: Site) -> None:
     """Another site reported first and all is released: the cause, found here, goes with the release."""
     running(site)
     site.obey(order("released"))
-    site.see("exited", exit_status=2, last_words="DataError: no text")
-    (told,) = site.machine.observed()
+    site.see("exited", exit_status=2, log_tail="DataError: no text")
+    (told,) = site.machine.observed_parts()
     assert (told.state, told.fault) == ("released", "permanent")
 
 
 def test_of_deaths_seen_in_one_look_the_cause_is_told(site: Site) -> None:
     """Who lost a peer is judged last, whatever the order of ranks."""
     running(site, "east/h20", "east/h20")
-    deaths = [
-        ObservedWorker(job="a", attempt=1, rank=r, state="exited", exit_status=s)
-        for r, s in ((0, 9), (1, 137))
-    ]
+    deaths = [ObservedWorker(job="a", attempt=1, rank=r, state="exited", exit_status=s) for r, s in ((0, 9), (1, 137))]
     site.handle(WorkersObserved(now_s=site.now_s, workers=tuple(deaths)))
     assert site.detail() == "rank 1 was ended by signal 9"
 
@@ -270,13 +265,13 @@ def test_an_illegal_step_raises_with_the_story_of_the_part(site: Site) -> None:
     """The table is all there is: any other step is a bug, and shows how the part came there."""
     site.obey(order("prepared"))
     with pytest.raises(IllegalTransitionError, match="a/1 at east: new -> prepared -> succeeded"):
-        move(site.machine.site, site.machine.parts["a", 1], "succeeded", 0.0)
+        move_part(site.machine.site, site.machine.parts["a", 1], "succeeded", 0.0)
 
 
 def reborn(site: Site) -> Site:
     """The agent's next life, from the same table."""
     fresh = Site()
-    fresh.machine = SiteMachine("east", DeviceIds(INVENTORY), site.machine.parts.values())
+    fresh.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), site.machine.parts.values())
     return fresh
 
 

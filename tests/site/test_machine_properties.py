@@ -6,13 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from isthmus.agent.service.part_table import Table, read_table, write_table
-from isthmus.core.messages.agent_messages import PartOrder, Protection, RankMap, Victim
-from isthmus.core.policy import OwnerPolicy
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.agent.service.part_table import SavedParts, dump_parts, parse_parts
+from isthmus.core.messages.agent_messages import PartOrder, RankMap, VerifiedCheckpoint, Victim
+from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
-    Event,
     HoursObserved,
     LocalJob,
     LocalJobsObserved,
@@ -21,6 +20,7 @@ from isthmus.site.machine_events import (
     QueueObserved,
     ReorderQueue,
     RequestCheckpoint,
+    SiteEvent,
     StartWorker,
     StopWorker,
     WorkersObserved,
@@ -49,7 +49,7 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.saved: list[SitePart] = []
-        self.machine = SiteMachine("east", DeviceIds(INVENTORY), policy=POLICY)
+        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), policy=POLICY)
         self.wanted: dict[PartKey, PartOrder] = {}
         self.jobs: dict[str, LocalJob] = {}
         self.processes: dict[Process, str | int] = {}
@@ -60,13 +60,13 @@ class World(RuleBasedStateMachine):
         self.cut = False
 
     def boot(self) -> None:
-        self.machine = SiteMachine("east", DeviceIds(INVENTORY), self.saved, policy=POLICY, now_s=self.now_s)
+        self.machine = SiteMachine("east", DeviceIdAllocator(INVENTORY), self.saved, policy=POLICY, now_s=self.now_s)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: SiteEvent) -> None:
         """Decide, save, act; where `cut`, the agent dies after the first act."""
         done = self.machine.handle(event)
-        table = Table(fence=self.machine.fence, parts=list(self.machine.parts.values()))
-        self.saved = read_table(write_table(table)).parts
+        table = SavedParts(fence=self.machine.fence, parts=list(self.machine.parts.values()))
+        self.saved = parse_parts(dump_parts(table)).parts
         for step in done[:1] if self.cut else done:
             match step:
                 case StartWorker(part=part, rank=rank):
@@ -80,7 +80,7 @@ class World(RuleBasedStateMachine):
                         self.processes[key] = 137
                 case RequestCheckpoint(part=part, after=after):
                     self.asked[part.key] = after
-                case ReorderQueue(moves=moves, gone=gone):
+                case ReorderQueue(moves=moves, removed=gone):
                     self.reorder(moves, gone)
         if self.cut:
             self.cut = False
@@ -158,7 +158,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def exchange(self) -> None:
         before = dict(self.told)
-        for part in self.machine.observed():
+        for part in self.machine.observed_parts():
             key, rank = (part.job, part.attempt), RANK[part.state]
             assert rank >= before.get(key, 0), "a part's life only moves forward"
             self.told[key] = rank
@@ -168,9 +168,7 @@ class World(RuleBasedStateMachine):
                     assert name[:2] != key or process != "running", "released, yet a process is left"
         self.apply(OrdersReceived(now_s=self.now_s, orders=orders(*self.wanted.values())))
 
-    @rule(
-        name=st.sampled_from(["x", "y"]), chips=st.integers(1, 2), level=LOCAL_LEVELS, willing=st.booleans()
-    )
+    @rule(name=st.sampled_from(["x", "y"]), chips=st.integers(1, 2), level=LOCAL_LEVELS, willing=st.booleans())
     def submit_local(self, name: str, chips: int, level: str, willing: bool) -> None:
         if not any(process[:2] == (name, 0) for process in self.processes):
             self.jobs[name] = LocalJob(
@@ -214,7 +212,7 @@ class World(RuleBasedStateMachine):
             state=state,  # type: ignore[arg-type]
             exit_status=status,
             address=address(rank) if state == "running" else None,
-            protection=None if after is None else Protection(step=after + 1, num_bytes=1),
+            protection=None if after is None else VerifiedCheckpoint(step=after + 1, num_bytes=1),
         )
 
     @rule(seconds=st.sampled_from([0.1, 0.1, 1.0, 3.0, 6.0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.messages.agent_messages import PartOrder, Protection, RankMap
+from isthmus.core.messages.agent_messages import PartOrder, RankMap, VerifiedCheckpoint
 from isthmus.site.machine_events import LogWarning
 from tests.site.driver import Site, asked_to_save
 from tests.site.samples import address, order
@@ -26,9 +26,9 @@ def site() -> Site:
     return site
 
 
-def told(site: Site) -> Protection | None:
+def told(site: Site) -> VerifiedCheckpoint | None:
     """What the server is told of a/1's protection."""
-    return site.machine.observed()[0].protection
+    return site.machine.observed_parts()[0].protection
 
 
 def test_a_checkpoint_counts_once_all_ranks_have_verified_the_same_one(site: Site) -> None:
@@ -38,7 +38,7 @@ def test_a_checkpoint_counts_once_all_ranks_have_verified_the_same_one(site: Sit
     site.saved(5, 0)
     assert told(site) is None
     site.saved(5, 1)
-    assert told(site) == Protection(step=5, num_bytes=20)
+    assert told(site) == VerifiedCheckpoint(step=5, num_bytes=20)
     assert asked_to_save(site.obey(wants(True))) == []
 
 
@@ -54,16 +54,14 @@ def test_another_request_wants_a_newer_checkpoint(site: Site) -> None:
     assert told(site) is None
     site.saved(9, 0)
     site.saved(9, 1)
-    assert told(site) == Protection(step=9, num_bytes=20)
+    assert told(site) == VerifiedCheckpoint(step=9, num_bytes=20)
 
 
 def test_orders_under_an_older_fence_are_dropped_and_complained_of_once(site: Site) -> None:
     """A server that was replaced and does not know it yet ends nothing and starts nothing."""
     site.obey(wants(False), fence=4)
     complaints = [step for step in site.obey(fence=3) if isinstance(step, LogWarning)]
-    assert [step.text for step in complaints] == [
-        "dropped orders with fence 3: orders with fence 4 were seen before"
-    ]
+    assert [step.text for step in complaints] == ["dropped orders with fence 3: orders with fence 4 were seen before"]
     assert site.obey(fence=3) == []
     assert site.states == {"a/1": "running"}
     site.obey(fence=4)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.agent.adapters.adapter import Move
-from isthmus.agent.adapters.local_queue import LocalQueue
+from isthmus.agent.adapters.local_queue_file import LocalQueueFile
+from isthmus.agent.adapters.scheduler_adapter import QueueMove
 from isthmus.core.messages.agent_messages import PartOrder, QueueEntry
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.site.devices.claim import DeviceSource, claim
 from isthmus.site.fewest_moves import fewest_moves
-from isthmus.site.machine_events import Instruction, ReorderQueue
+from isthmus.site.machine_events import ReorderQueue, SiteInstruction
 from isthmus.site.parts import PartKey
 from isthmus.site.site_queue import queue_order
 from tests.site.driver import Site, local, started_jobs
@@ -33,10 +33,10 @@ def stands(site: Site) -> list[str]:
     return [part.job for part in queue_order(site.machine.site)]
 
 
-def moved(done: list[Instruction]) -> tuple[list[str], list[str]]:
+def moved(done: list[SiteInstruction]) -> tuple[list[str], list[str]]:
     """Who is moved in the site's queue, and who is taken out of it."""
     (step,) = [step for step in done if isinstance(step, ReorderQueue)]
-    return [key[0] for key, _ in step.moves], [key[0] for key in step.gone]
+    return [key[0] for key, _ in step.moves], [key[0] for key in step.removed]
 
 
 @pytest.fixture
@@ -121,12 +121,12 @@ def test_moves_lead_to_the_wanted_order_and_are_the_fewest(
 def test_the_local_queue_is_a_file_that_people_may_edit(tmp_path: Path) -> None:
     """Nonsense is passed over, what stands twice counts once; a move behind what is gone puts last."""
     file = tmp_path / "queue"
-    queue = LocalQueue(file)
+    queue = LocalQueueFile(file)
     assert queue.entries() == ()
     file.write_text("b/2\n!?\na\nb/2\nb/x\n")
     a, b, c = QueueEntry(job="a"), QueueEntry(job="b", attempt=2), QueueEntry(job="c", attempt=1)
     assert queue.entries() == (b, a)
-    queue.order([Move(entry=c, after=QueueEntry(job="nobody")), Move(entry=a)], gone=[b])
+    queue.reorder([QueueMove(entry=c, after=QueueEntry(job="nobody")), QueueMove(entry=a)], removed=[b])
     assert queue.entries() == (a, c)
     assert file.read_text() == "a\nc/1\n"
 
@@ -136,10 +136,10 @@ def test_a_queue_in_any_disorder_comes_into_order(tmp_path: Path) -> None:
     rng = random.Random(5)
     wanted = [QueueEntry(job=f"j{i}", attempt=i % 2) for i in range(300)]
     present = rng.sample(wanted, 250)
-    queue = LocalQueue(tmp_path / "queue")
-    queue.order([Move(entry=entry) for entry in present], gone=())
+    queue = LocalQueueFile(tmp_path / "queue")
+    queue.reorder([QueueMove(entry=entry) for entry in present], removed=())
     moves = fewest_moves(queue.entries(), wanted)
-    queue.order([Move(entry=entry, after=after) for entry, after in moves], gone=())
+    queue.reorder([QueueMove(entry=entry, after=after) for entry, after in moves], removed=())
     assert list(queue.entries()) == wanted
 
 
@@ -155,8 +155,7 @@ def test_a_claim_is_found_where_there_is_one_and_takes_no_victim_in_vain(
 ) -> None:
     """Compared with all subsets of victims; cards that are not the pool's yet stay within its room."""
     sources = [
-        DeviceSource(key=f"v{i}", num_devices={"g": num}, counted=counted)
-        for i, (num, counted) in enumerate(given_up)
+        DeviceSource(key=f"v{i}", num_devices={"g": num}, counted=counted) for i, (num, counted) in enumerate(given_up)
     ]
 
     def reach(some: tuple[DeviceSource[str], ...]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from isthmus.train.messages.device import set_up
+from isthmus.train.communication.torch_device import configure_torch
 from tests.train.threads import LONG, SHORT
 
 
@@ -23,7 +23,7 @@ def repeatable_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("gpu") is None:
         yield
         return
-    set_up(torch.device("cuda", 0), torch.get_num_threads())
+    configure_torch(torch.device("cuda", 0), torch.get_num_threads())
     yield
     torch.use_deterministic_algorithms(False)
     torch.autograd.set_multithreading_enabled(True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.train.messages.host_staging import DeviceCopies, HostStaging
+from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 
-on_devices = pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=(pytest.mark.gpu, needs_gpu))]
-)
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=(pytest.mark.gpu, needs_gpu))])
 
 
 def staging_for(device: torch.device) -> HostStaging | None:
     """Return how messages of a stage on `device` reach a group that carries host memory."""
-    return HostStaging(DeviceCopies(device)) if device.type == "cuda" else None
+    return HostStaging(CudaCopyEngine(device)) if device.type == "cuda" else None

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from isthmus.train.checkpoint.checkpoint_folder import load, newest
-from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_part
+from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
+from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.write_checkpoint import clear_unfinished, publish, write_rank_part
 
 STEPS = 3
 _BY_PATH = {"open", "os.mkdir", "os.rename"}
@@ -29,9 +29,9 @@ _ANYWHERE = {"os.remove", "os.rmdir"}
 def write(folder: Path, step: int, writing: str = "1") -> None:
     """Write the checkpoint of one step, of two ranks one after the other."""
     for rank in (0, 1):
-        piece = Piece.whole(f"weight/{rank}", torch.full((8,), float(step)))
-        write_part(folder, [piece], step=step, rank=rank, writing=writing)
-    assert publish(folder, step=step, samples=step * 2, num_ranks=2, writing=writing, keep=1)
+        piece = TensorShard.full(f"weight/{rank}", torch.full((8,), float(step)))
+        write_rank_part(folder, [piece], step=step, rank=rank, write_id=writing)
+    assert publish(folder, step=step, samples=step * 2, num_ranks=2, write_id=writing, keep=1)
 
 
 def write_all(folder: Path) -> None:
@@ -67,16 +67,16 @@ def check(folder: Path) -> None:
     done = folder / "done"
     reported = int(done.read_text() or 0) if done.exists() else 0
     clear_unfinished(folder)
-    manifest = newest(folder)
+    manifest = newest_valid(folder)
     step = manifest.step if manifest else 0
     assert reported <= step <= reported + 2, (reported, step)
     if manifest:
         for rank in (0, 1):
-            found = Piece.whole(f"weight/{rank}", torch.zeros(8))
-            load(folder, step, [found])
+            found = TensorShard.full(f"weight/{rank}", torch.zeros(8))
+            load_shards(folder, step, [found])
             assert found.tensor.tolist() == [float(step)] * 8
     write(folder, step + 1)
-    after = newest(folder)
+    after = newest_valid(folder)
     assert after is not None
     assert after.step == step + 1
     assert not list(folder.glob("*.tmp"))

@@ -18,13 +18,13 @@ class LateCopies:
         self.told: list[tuple[str, int]] = []
         self._lock = threading.Lock()
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         """Return the number of the mark."""
         with self._lock:
             self.told.append(("mark", len(self.told)))
             return len(self.told) - 1
 
-    def start(self, source: torch.Tensor, target: torch.Tensor, after: int) -> Callable[[], None]:
+    def copy_async(self, source: torch.Tensor, target: torch.Tensor, after: int) -> Callable[[], None]:
         """Spoil the target; return what copies."""
         with self._lock:
             self.told.append(("copy", after))
@@ -32,6 +32,6 @@ class LateCopies:
         left = [lambda: target.copy_(source)]
         return lambda: left.pop()() if left else None
 
-    def end(self, mark: Callable[[], None]) -> None:
+    def wait_event(self, event: Callable[[], None]) -> None:
         """Copy now."""
-        mark()
+        event()

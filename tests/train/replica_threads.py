@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.transport.in_memory import memory_transports
-from isthmus.core.job import Training
+from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
 from isthmus.schedule import make_schedule
-from isthmus.train.messages.metrics import Account
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.pipeline.executor import Executor
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.pipeline.micro_batches import MicroBatches
-from isthmus.train.update.optimizer import Optimizer, Update
-from isthmus.train.update.replicas import Place, rows_of
+from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.train.update.optimizer import Optimizer, UpdateResult
+from isthmus.train.update.replica_layout import PipelinePosition, replica_samples
 from tests.train.threads import build_pieces, meet, random_batch, training_threads
 
 LIMIT_S = 900.0
@@ -57,9 +57,9 @@ def make_plan(cuts: Sequence[Cut], sequence_length: int, **changes: Any) -> Plan
 class Rank:
     """What one thread holds."""
 
-    place: Place
-    pieces: StagePieces
-    executor: Executor
+    place: PipelinePosition
+    pieces: ModelChunks
+    executor: StageExecutor
     optimizer: Optimizer
 
 
@@ -70,16 +70,16 @@ class Replicas:
         self,
         model: Path,
         plan: Plan,
-        training: Training,
+        training: TrainingConfig,
         bucket_elements: int = 512,
         device: str = "cpu",
     ) -> None:
         self.plan, self.training = plan, training
         clusters = "".join(stage.cluster for stage in plan.stages)
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(len(clusters))]
-        places = [Place.of(plan, rank) for rank in range(len(clusters))]
+        places = [PipelinePosition.of_rank(plan, rank) for rank in range(len(clusters))]
         models = [
-            build_pieces(model, plan.pieces(one.replica)[one.stage], training, plan.num_copies, device)
+            build_pieces(model, plan.chunk_layers(one.replica)[one.stage], training, plan.num_model_copies, device)
             for one in places
         ]
         met = meet(
@@ -88,11 +88,16 @@ class Replicas:
         )  # fmt: skip
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
         self.ranks = [
-            Rank(place, pieces, Executor(pieces, place.stage, place.ranks, exchange, dtype=dtype), optimizer)
+            Rank(
+                place,
+                pieces,
+                StageExecutor(pieces, place.stage, place.ranks, exchange, dtype=dtype),
+                optimizer,
+            )
             for place, pieces, (exchange, optimizer) in zip(places, models, met, strict=True)
         ]
 
-    def train(self, steps: int) -> list[Update]:
+    def train(self, steps: int) -> list[UpdateResult]:
         """Train for `steps` steps; return what every rank agreed on."""
         with training_threads(len(self.ranks)) as pool:
             found = [one.result(LIMIT_S) for one in [pool.submit(self._run, r, steps) for r in self.ranks]]
@@ -107,33 +112,33 @@ class Replicas:
         for group in self.groups:
             group.shutdown()
 
-    def _run(self, rank: Rank, steps: int) -> list[Update]:
+    def _run(self, rank: Rank, steps: int) -> list[UpdateResult]:
         plan, replica = self.plan, rank.place.replica
         schedule = make_schedule(
             plan.schedule, len(rank.place.ranks), plan.micro_batches_of(replica), num_chunks=plan.num_chunks
         )
-        done: list[Update] = []
+        done: list[UpdateResult] = []
         for step in range(steps):
             input_ids, labels = random_batch(self.training, step)
-            batches = MicroBatches.cut(
+            batches = MicroBatches.split(
                 len(input_ids),
                 plan.micro_batch_size_of(replica),
                 input_ids.shape[1],
                 input_ids if rank.pieces.is_first else None,
                 labels if rank.pieces.is_last else None,
-                rows=rows_of(plan, replica, len(input_ids)),
+                rows=replica_samples(plan, replica, len(input_ids)),
             )
 
             def update(step: int = step) -> None:
                 done.append(rank.optimizer.apply(step, rank.executor.losses.loss or 0.0))
 
-            rank.executor.run(schedule, batches, Account(), update)
+            rank.executor.run(schedule, batches, StepTimer(), update)
         return done
 
 
 def curve(
-    model: Path, plan: Plan, training: Training, steps: int | None = None, **options: Any
-) -> list[Update]:
+    model: Path, plan: Plan, training: TrainingConfig, steps: int | None = None, **options: Any
+) -> list[UpdateResult]:
     """Train a plan for all steps of `training`, or the first so many; return what each step found."""
     replicas = Replicas(model, plan, training, **options)
     try:

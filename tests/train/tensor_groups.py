@@ -9,27 +9,30 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from isthmus.train.tensor_parallel.tensor_group import TensorGroup
+from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 
 _Result = TypeVar("_Result")
 
 
-def tensor_groups(size: int, *, cuts_sequence: bool = False) -> list[TensorGroup]:
+def tensor_groups(size: int, *, cuts_sequence: bool = False) -> list[TensorParallelGroup]:
     """Return the groups of `size` ranks that share a stage, joined."""
     cuts = cuts_sequence and size > 1
-    store, groups = dist.HashStore(), [TensorGroup(one, size, cuts_sequence=cuts) for one in range(size)]
+    store, groups = (
+        dist.HashStore(),
+        [TensorParallelGroup(one, size, sequence_parallel=cuts) for one in range(size)],
+    )
 
-    def join(group: TensorGroup) -> None:
+    def join(group: TensorParallelGroup) -> None:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=30)
-        group.join(dist.ProcessGroupGloo(store, group.index, size, options))
+        group.join(dist.ProcessGroupGloo(store, group.tp_rank, size, options))
 
     each(groups, join)
     return groups
 
 
-def each(groups: list[TensorGroup], run: Callable[[TensorGroup], _Result]) -> list[_Result]:
+def each(groups: list[TensorParallelGroup], run: Callable[[TensorParallelGroup], _Result]) -> list[_Result]:
     """Run all ranks at once; return their results."""
     with ThreadPoolExecutor(len(groups)) as pool:
         return [one.result(60) for one in [pool.submit(run, group) for group in groups]]

@@ -19,26 +19,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.transport.in_memory import memory_transports
+from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.schedule import (
-    Kind,
     Operation,
+    OperationKind,
     Schedule,
+    add_communication,
     check_schedule,
     dualpipe,
     gpipe,
     interleaved,
-    lay_exchanges,
     make_schedule,
     overlapped,
-    receive_buffers,
+    peak_receive_buffers,
     zero_bubble,
 )
-from isthmus.train.messages.metrics import Account
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.pipeline.executor import Executor
 from isthmus.train.pipeline.micro_batches import MicroBatches
+from isthmus.train.pipeline.stage_executor import StageExecutor
 from tests.train.small_models import write_config
 from tests.train.threads import GroupExchange
 
@@ -59,10 +59,7 @@ def one_thread() -> Iterator[None]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return models of six layers, by variant."""
     folder = tmp_path_factory.mktemp("models")
-    return {
-        name: write_config(folder / name, name, num_hidden_layers=LAYERS)
-        for name in ("llama-tied", "qwen3-moe")
-    }
+    return {name: write_config(folder / name, name, num_hidden_layers=LAYERS) for name in ("llama-tied", "qwen3-moe")}
 
 
 @dataclass
@@ -78,32 +75,29 @@ def run_step(model: Path, schedule: Schedule, held: Sequence[Sequence[Range]], c
     """Run one step of `schedule`; stage `s` has a piece of the layers `held[s][c]` for chunk `c`."""
     groups = [IsthmusGroup(one, ["a"] * len(held)) for one in memory_transports(len(held))]
     ids = torch.randint(0, 61, (schedule.num_micro_batches * SAMPLES, LENGTH + 1), generator=_seeded())
-    batches = MicroBatches.cut(len(ids), SAMPLES, LENGTH, ids[:, :-1], ids[:, 1:])
+    batches = MicroBatches.split(len(ids), SAMPLES, LENGTH, ids[:, :-1], ids[:, 1:])
     executors = [_executor(model, pieces, group, copies) for pieces, group in zip(held, groups, strict=True)]
     try:
         with ThreadPoolExecutor(len(held)) as pool:
-            runs = [pool.submit(one.run, schedule, batches, Account()) for one in executors]
+            runs = [pool.submit(one.run, schedule, batches, StepTimer()) for one in executors]
             losses = [run.result(30).loss for run in runs]
     finally:
         for group in groups:
             group.shutdown()
     gradients: dict[str, torch.Tensor] = {}
     for executor in executors:
-        for name, parameter in executor.pieces.global_named_parameters():
+        for name, parameter in executor.model_chunks.global_named_parameters():
             gradients[name] = gradients.get(name, 0) + parameter.grad
-    buffers = tuple(one.buffers.num_buffers for one in executors)
+    buffers = tuple(one.buffers.num_allocated for one in executors)
     return Outcome(sum(filter(None, losses)), gradients, buffers)
 
 
-def _executor(model: Path, pieces: Sequence[Range], group: IsthmusGroup, copies: int) -> Executor:
+def _executor(model: Path, pieces: Sequence[Range], group: IsthmusGroup, copies: int) -> StageExecutor:
     made = [
-        build_stage(model, layers, dtype=torch.float32, device="cpu", seed=1, weights="random")
-        for layers in pieces
+        build_stage(model, layers, dtype=torch.float32, device="cpu", seed=1, weights="random") for layers in pieces
     ]
     exchange = GroupExchange("a" * group.size(), group)
-    return Executor(
-        StagePieces(made, copies), group.rank(), range(group.size()), exchange, dtype=torch.float32
-    )
+    return StageExecutor(ModelChunks(made, copies), group.rank(), range(group.size()), exchange, dtype=torch.float32)
 
 
 def _seeded() -> torch.Generator:
@@ -124,7 +118,7 @@ def agree(outcome: Outcome, schedule: Schedule, model: Path) -> None:
     for name, gradient in expected.gradients.items():
         scale = float(gradient.abs().max())
         torch.testing.assert_close(outcome.gradients[name], gradient, rtol=1e-4, atol=1e-5 * scale)
-    limits = receive_buffers(schedule)
+    limits = peak_receive_buffers(schedule)
     assert all(used <= limit for used, limit in zip(outcome.buffers, limits, strict=True))
 
 
@@ -151,9 +145,7 @@ def cases(draw: st.DrawFn) -> Case:
     held = [ranges[stage::stages] for stage in range(stages)]
     match kind:
         case "overlapped":
-            warm_up = sorted(
-                draw(st.lists(st.integers(0, 6), min_size=stages, max_size=stages)), reverse=True
-            )
+            warm_up = sorted(draw(st.lists(st.integers(0, 6), min_size=stages, max_size=stages)), reverse=True)
             return Case(overlapped(stages, count, warm_up, ahead), held)
         case "zero_bubble":
             return Case(zero_bubble(stages, count, ahead), held)
@@ -180,7 +172,7 @@ def orders_of_nobody(draw: st.DrawFn) -> Case:
     count = draw(st.integers(1, 4))
     orders = _orders(route, count, stages, draw(st.randoms(use_true_random=False)))
     computing = Schedule("odd", count, orders, max(map(len, held)), routes=(route,))
-    return Case(lay_exchanges(computing, draw(st.integers(0, 2))), held)
+    return Case(add_communication(computing, draw(st.integers(0, 2))), held)
 
 
 def _orders(
@@ -191,12 +183,12 @@ def _orders(
     Any backward may be cut in two.
     """
     orders: list[list[Operation]] = [[] for _ in range(stages)]
-    ready: list[tuple[Kind, int, int]] = [("forward", m, 0) for m in range(count)]
+    ready: list[tuple[OperationKind, int, int]] = [("forward", m, 0) for m in range(count)]
     while ready:
         kind, m, virtual = ready.pop(chance.randrange(len(ready)))
         stage, chunk = route[virtual]
         orders[stage].append(Operation(kind, m, chunk))
-        back: Kind = chance.choice(("backward", "backward_input"))
+        back: OperationKind = chance.choice(("backward", "backward_input"))
         if kind == "backward_input":
             ready.append(("backward_weight", m, virtual))
         if kind == "forward":
@@ -212,9 +204,7 @@ variants = st.sampled_from(["llama-tied", "qwen3-moe"])
 
 @given(case=cases() | orders_of_nobody(), variant=variants)
 @settings(max_examples=8, deadline=None)
-def test_any_schedule_makes_the_gradients_of_one_process(
-    models: dict[str, Path], case: Case, variant: str
-) -> None:
+def test_any_schedule_makes_the_gradients_of_one_process(models: dict[str, Path], case: Case, variant: str) -> None:
     """Random schedules, splits and memory: accepted, run to the end, exact, and within their buffers."""
     check_schedule(case.schedule)
     outcome = run_step(models[variant], case.schedule, case.held, case.copies)
@@ -242,7 +232,7 @@ def test_a_stage_may_hold_neighbours(models: dict[str, Path]) -> None:
             *(Operation("backward", m, chunk) for chunk in (1, 0)),
         )
     ]
-    schedule = lay_exchanges(Schedule("v", 2, (tuple(order),) * 2, 2, routes=(route,)))
+    schedule = add_communication(Schedule("v", 2, (tuple(order),) * 2, 2, routes=(route,)))
     check_schedule(schedule)
     for variant in models:
         outcome = run_step(models[variant], schedule, [[(0, 1), (4, 6)], [(1, 3), (3, 4)]])

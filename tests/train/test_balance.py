@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from isthmus.train.model.balance import balance_loss
-from isthmus.train.model.recompute import Recomputation
+from isthmus.train.model.balance_loss import balance_loss
+from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.model.stage_model import build_stage
 from tests.train.small_models import token_ids, write_config
 from tests.train.test_executor import make_training
@@ -21,9 +21,7 @@ ON = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
 
 
 @given(st.integers(2, 8), st.integers(1, 40), st.integers(0, 10**6), st.data())
-def test_one_layer_has_the_loss_of_transformers(
-    experts: int, tokens: int, seed: int, data: st.DataObject
-) -> None:
+def test_one_layer_has_the_loss_of_transformers(experts: int, tokens: int, seed: int, data: st.DataObject) -> None:
     """For one layer with experts it is what transformers computes, whatever the router says."""
     taken = data.draw(st.integers(1, experts))
     logits = 3 * torch.randn(tokens, experts, generator=torch.Generator().manual_seed(seed))
@@ -59,7 +57,7 @@ def test_every_cut_has_the_same_balance_loss(variant: str, tmp_path: Path) -> No
     model = write_config(tmp_path, variant, **ON)
     alone, balance = train(model, [4])
     assert all(one >= 1.9 for one in balance)
-    for ends, options in (([1, 4], {}), ([1, 2, 4], {"again": Recomputation("full", 3)})):
+    for ends, options in (([1, 4], {}), ([1, 2, 4], {"again": RecomputePolicy("full", 3)})):
         cut, of_cut = train(model, ends, **options)
         assert cut == pytest.approx(alone, rel=1e-6)
         assert of_cut == pytest.approx(balance, rel=1e-6)

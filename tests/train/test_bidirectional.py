@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from isthmus.core.errors import PeerError
-from isthmus.core.job import Training
+from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
 from isthmus.train.process.verify import verify
 from tests.train.replica_threads import Cut, Replicas, curve
@@ -33,13 +33,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_training(**changes: object) -> Training:
+def make_training(**changes: object) -> TrainingConfig:
     """Return hyper-parameters for a model of a few thousand parameters, and eight micro-batches of one."""
     fields = {
         "steps": 3, "sequence_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 8,
         "learning_rate": 3e-3, "warmup_steps": 3, "precision": "fp32", "clip_norm": 0.5,
     }  # fmt: skip
-    return Training.model_validate(fields | changes)
+    return TrainingConfig.model_validate(fields | changes)
 
 
 def cuts(ends: Sequence[int], clusters: str, replicas: int = 1) -> list[Cut]:
@@ -72,9 +72,7 @@ def test_both_directions_train_what_one_process_trains(
     finally:
         replicas.close()
     assert [one.loss for one in found] == pytest.approx([one.loss for one in alone], rel=1e-6)
-    assert [one.gradient_norm for one in found] == pytest.approx(
-        [one.gradient_norm for one in alone], rel=1e-5
-    )
+    assert [one.gradient_norm for one in found] == pytest.approx([one.gradient_norm for one in alone], rel=1e-5)
     for one, other in zip(held, reversed(held), strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(weight, other[name]) for name, weight in one.items())

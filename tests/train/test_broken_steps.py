@@ -11,14 +11,14 @@ import torch
 
 from isthmus.core.errors import PeerError
 from isthmus.schedule import Schedule, overlapped, zero_bubble
-from isthmus.train.messages.exchange import Exchange, Message
-from isthmus.train.messages.metrics import Account
-from isthmus.train.model.deferred_weights import _Product
+from isthmus.train.communication.communicator import Communicator, TensorMessage
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.deferred_weight_gradients import _DeferredProduct
+from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import StageModel, build_stage
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.pipeline.executor import Executor
 from isthmus.train.pipeline.micro_batches import MicroBatches
-from isthmus.train.pipeline.stage_pass import StagePass
+from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.train.pipeline.step_execution import StepExecution
 from tests.train.alive import alive, no_collector
 from tests.train.small_models import write_config
 
@@ -29,16 +29,16 @@ def _name(schedule: Schedule) -> str:
     return schedule.name
 
 
-class Lost(Exchange):
+class Lost(Communicator):
     """An exchange with peers that send ones, until one of them is lost at the wait number `after`."""
 
     def __init__(self, after: int) -> None:
         super().__init__("abc", 1)
         self.left, self.alive_at_start = after, -1
 
-    def start(self, messages: Sequence[Message]) -> list[Lost]:  # type: ignore[override]
+    def start(self, messages: Sequence[TensorMessage]) -> list[Lost]:  # type: ignore[override]
         if self.alive_at_start < 0:
-            self.alive_at_start = alive(_Product)
+            self.alive_at_start = alive(_DeferredProduct)
         for one in messages:
             if not one.is_send:
                 one.tensor.fill_(0.01 * one.tag)
@@ -47,7 +47,7 @@ class Lost(Exchange):
     def is_completed(self) -> bool:
         return True
 
-    def wait(self, work: Any, *, arrived: bool = False) -> None:
+    def wait(self, work: Any, *, until_delivered: bool = False) -> None:
         self.left -= 1
         if self.left == 0:
             raise PeerError("rank 2 is lost")
@@ -69,20 +69,20 @@ def gradients_of(model: StageModel) -> dict[str, torch.Tensor]:
 def test_nothing_stays_of_a_step_that_was_broken_off(schedule: Schedule, tmp_path: Path) -> None:
     """Its tensors are free once its error is, and the step done again makes the gradients of the first."""
     model, exchange = middle_stage(tmp_path), Lost(after=0)
-    executor = Executor(StagePieces([model]), 1, range(STAGES), exchange, dtype=torch.float32)
+    executor = StageExecutor(ModelChunks([model]), 1, range(STAGES), exchange, dtype=torch.float32)
     batches = MicroBatches((1,) * TOTAL, 4, TOTAL)
     with no_collector():
-        executor.run(schedule, batches, Account())
-        assert alive(StagePass) == 0
+        executor.run(schedule, batches, StepTimer())
+        assert alive(StepExecution) == 0
     usual = gradients_of(model)
     exchange.left = 9
     with no_collector():
         with pytest.raises(PeerError):
-            executor.run(schedule, batches, Account())
-        assert alive(StagePass) == 0
+            executor.run(schedule, batches, StepTimer())
+        assert alive(StepExecution) == 0
     model.zero_grad()
     exchange.alive_at_start = -1
-    executor.run(schedule, batches, Account())
+    executor.run(schedule, batches, StepTimer())
     assert exchange.alive_at_start == 0
     again = gradients_of(model)
     assert all(torch.equal(again[name], gradient) for name, gradient in usual.items())

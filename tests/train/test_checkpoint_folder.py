@@ -15,32 +15,38 @@ import torch
 
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.train.checkpoint.checkpoint_folder import Manifest, load, manifests, newest, read_back
-from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.checkpoint_folder import (
+    Manifest,
+    load_shards,
+    newest_valid,
+    read_manifests,
+    verify_rank_file,
+)
+from isthmus.train.checkpoint.dcp_layout import TensorShard
 from isthmus.train.checkpoint.write_checkpoint import (
     clear_unfinished,
-    failure,
+    find_failure,
     is_published,
-    make_folder,
+    make_checkpoint_folder,
     publish,
-    write_part,
+    write_rank_part,
 )
 
 
-def piece(rank: int, step: int, elements: int = 4) -> Piece:
+def piece(rank: int, step: int, elements: int = 4) -> TensorShard:
     """The tensor `weight/RANK`, filled with the step."""
-    return Piece.whole(f"weight/{rank}", torch.full((elements,), float(step)))
+    return TensorShard.full(f"weight/{rank}", torch.full((elements,), float(step)))
 
 
 def complete(folder: Path, step: int, *, size: int = 2, keep: int = 2, writing: str = "1") -> bool:
-    return publish(folder, step=step, samples=step * 8, num_ranks=size, writing=writing, keep=keep)
+    return publish(folder, step=step, samples=step * 8, num_ranks=size, write_id=writing, keep=keep)
 
 
 def write(folder: Path, step: int, *, size: int = 2, keep: int = 2, elements: int = 4) -> None:
     """Let `size` ranks write a checkpoint; rank r holds the tensor `r` filled with the step."""
     for rank in range(size):
         assert not complete(folder, step, size=size, keep=keep)
-        write_part(folder, [piece(rank, step, elements)], step=step, rank=rank, writing="1")
+        write_rank_part(folder, [piece(rank, step, elements)], step=step, rank=rank, write_id="1")
     assert not is_published(folder, step, "1")
     assert complete(folder, step, size=size, keep=keep)
     assert is_published(folder, step, "1")
@@ -48,12 +54,12 @@ def write(folder: Path, step: int, *, size: int = 2, keep: int = 2, elements: in
 
 def loaded(folder: Path, step: int, rank: int) -> list[float]:
     found = piece(rank, 0)
-    load(folder, step, [found])
+    load_shards(folder, step, [found])
     return [float(one) for one in found.tensor]
 
 
 def found_step(folder: Path) -> int | None:
-    found = newest(folder)
+    found = newest_valid(folder)
     return None if found is None else found.step
 
 
@@ -70,10 +76,10 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 def test_what_was_written_is_found_and_loaded(tmp_path: Path) -> None:
     """The newest checkpoint says steps and samples, and gives each tensor by its name in the whole model."""
-    assert newest(tmp_path) is None
+    assert newest_valid(tmp_path) is None
     write(tmp_path, 3)
     write(tmp_path, 7)
-    manifest = newest(tmp_path)
+    manifest = newest_valid(tmp_path)
     assert manifest is not None
     assert (manifest.step, manifest.samples, manifest.num_ranks) == (7, 56, 2)
     assert [one.name for one in manifest.files] == ["__0_0.distcp", "__1_0.distcp", ".metadata"]
@@ -85,7 +91,7 @@ def test_what_was_written_is_found_and_loaded(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     """`keep` checkpoints remain, the newest ones, and nothing of those that were begun and given up."""
     for step in (1, 2, 10, 11):
-        write_part(tmp_path, [piece(0, step)], step=step, rank=0, writing="given up")
+        write_rank_part(tmp_path, [piece(0, step)], step=step, rank=0, write_id="given up")
         write(tmp_path, step, keep=2)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
 
@@ -132,13 +138,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="taken"):
         write(tmp_path / "taken", 1, size=1)
     with pytest.raises(UnavailableError, match="taken"):
-        make_folder(tmp_path / "taken")
+        make_checkpoint_folder(tmp_path / "taken")
 
 
 def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path: Path) -> None:
     """A folder that was not renamed does not count, and is removed at the next start."""
     write(tmp_path, 1)
-    write_part(tmp_path, [piece(0, 2)], step=2, rank=0, writing="1")
+    write_rank_part(tmp_path, [piece(0, 2)], step=2, rank=0, write_id="1")
     assert found_step(tmp_path) == 1
     clear_unfinished(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["step-00000001"]
@@ -151,7 +157,7 @@ def test_a_part_may_be_completed_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     2. Rank 1 writes its part; in the same moment rank 0 sees it, and moves the folder to its place.
     3. Rank 1, going on in what was the folder, has nothing left to do there.
     """
-    write_part(tmp_path, [piece(0, 1)], step=1, rank=0, writing="1")
+    write_rank_part(tmp_path, [piece(0, 1)], step=1, rank=0, write_id="1")
 
     def seen_at_once(path: Path, text: str) -> None:
         write_atomically(path, text)
@@ -159,7 +165,7 @@ def test_a_part_may_be_completed_at_once(tmp_path: Path, monkeypatch: pytest.Mon
             assert complete(tmp_path, 1)
 
     monkeypatch.setattr("isthmus.train.checkpoint.write_checkpoint.write_atomically", seen_at_once)
-    write_part(tmp_path, [piece(1, 1)], step=1, rank=1, writing="1")
+    write_rank_part(tmp_path, [piece(1, 1)], step=1, rank=1, write_id="1")
     assert found_step(tmp_path) == 1
 
 
@@ -208,13 +214,13 @@ def test_a_folder_that_is_completed_meanwhile_tells_of_no_failure(
         raise FileNotFoundError("the folder has its name now")
 
     monkeypatch.setattr(Path, "glob", gone)
-    assert failure(tmp_path, 4, "a") is None
+    assert find_failure(tmp_path, 4, "a") is None
 
 
 def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
     """What a rank wrote before all began anew is not mixed with what another writes after."""
-    write_part(tmp_path, [piece(0, 2)], step=2, rank=0, writing="1")
-    write_part(tmp_path, [piece(1, 2)], step=2, rank=1, writing="2")
+    write_rank_part(tmp_path, [piece(0, 2)], step=2, rank=0, write_id="1")
+    write_rank_part(tmp_path, [piece(1, 2)], step=2, rank=1, write_id="2")
     assert not complete(tmp_path, 2, writing="1")
     assert not complete(tmp_path, 2, writing="2")
 
@@ -223,9 +229,9 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     """Training that comes by a damaged checkpoint's step again writes it anew."""
     write(tmp_path, 1)
     (tmp_path / "step-00000001/__0_0.distcp").write_bytes(b"")
-    assert newest(tmp_path) is None
+    assert newest_valid(tmp_path) is None
     for rank in (0, 1):
-        write_part(tmp_path, [piece(rank, 1)], step=1, rank=rank, writing="2")
+        write_rank_part(tmp_path, [piece(rank, 1)], step=1, rank=rank, write_id="2")
     assert not is_published(tmp_path, 1, "2")
     assert complete(tmp_path, 1, writing="2")
     assert found_step(tmp_path) == 1
@@ -248,7 +254,7 @@ def test_another_releases_layout_is_refused_and_not_passed_over(tmp_path: Path) 
     place.mkdir()
     (place / "manifest.json").write_text('{"version": 1, "step": 5, "samples": 40, "files": []}')
     with pytest.raises(ProtocolError, match="has layout 1, this release reads layout 2"):
-        newest(tmp_path)
+        newest_valid(tmp_path)
 
 
 @pytest.mark.slow
@@ -265,18 +271,18 @@ def test_a_checkpoint_is_read_back_as_its_manifest_says(tmp_path: Path) -> None:
     write(tmp_path, 3)
     file = tmp_path / "step-00000003" / "__1_0.distcp"
     whole = file.read_bytes()
-    assert read_back(tmp_path, 3, 1) == len(whole)
+    assert verify_rank_file(tmp_path, 3, 1) == len(whole)
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1]):
         file.write_bytes(damaged)
         with pytest.raises(UnavailableError, match="checksum differs"):
-            read_back(tmp_path, 3, 1)
+            verify_rank_file(tmp_path, 3, 1)
     file.unlink()
     with pytest.raises(UnavailableError, match="cannot read checkpoint"):
-        read_back(tmp_path, 3, 1)
-    assert read_back(tmp_path, 3, 0) > 0, "the other rank's is whole"
+        verify_rank_file(tmp_path, 3, 1)
+    assert verify_rank_file(tmp_path, 3, 0) > 0, "the other rank's is whole"
     (tmp_path / "step-00000003" / ".metadata").write_bytes(b"")
     with pytest.raises(UnavailableError, match=r"\.metadata is damaged"):
-        read_back(tmp_path, 3, 0)
+        verify_rank_file(tmp_path, 3, 0)
 
 
 def test_manifests_come_newest_first(tmp_path: Path) -> None:
@@ -284,5 +290,5 @@ def test_manifests_come_newest_first(tmp_path: Path) -> None:
     write(tmp_path, 1)
     write(tmp_path, 2)
     (tmp_path / "step-00000002/__0_0.distcp").unlink()
-    found: list[Manifest] = list(manifests(tmp_path))
+    found: list[Manifest] = list(read_manifests(tmp_path))
     assert [one.step for one in found] == [2, 1]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.train.model.architecture import choose_kernels, read_architecture
-from isthmus.train.model.deferred_weights import DeferredWeights
-from isthmus.train.model.recompute import Kind, Recomputation
+from isthmus.train.model.deferred_weight_gradients import DeferredWeightGradients
+from isthmus.train.model.recompute import RecomputeKind, RecomputePolicy
 from isthmus.train.model.stage_model import StageModel, build_stage
+from isthmus.train.model.transformers_model import choose_expert_kernels, read_transformers_config
 from tests.train.small_models import write_config
 
 PUT_OFF = ("proj", "lm_head")
@@ -25,7 +25,7 @@ def gradients(stage: StageModel) -> dict[str, torch.Tensor]:
     ("variant", "kind"),
     [("llama", "none"), ("mixtral", "moe"), ("mixtral", "full"), ("qwen3-moe-tied-sparse", "selective")],
 )
-def test_weights_are_put_off_and_change_nothing(variant: str, kind: Kind, tmp_path: Path) -> None:
+def test_weights_are_put_off_and_change_nothing(variant: str, kind: RecomputeKind, tmp_path: Path) -> None:
     """Projections of attention, of dense layers and of all experts wait; then the bits are the usual ones."""
     stage = build_stage(
         write_config(tmp_path, variant), (2, 4), dtype=torch.float32, device="cpu", seed=0, weights="random"
@@ -36,14 +36,14 @@ def test_weights_are_put_off_and_change_nothing(variant: str, kind: Kind, tmp_pa
     usual = gradients(stage)
     stage.zero_grad()
 
-    deferred = DeferredWeights([stage])
-    out = stage.compute(xs[1], Recomputation(kind, 1))[0].square().sum()
-    with deferred.put_off((0, 0)):
+    deferred = DeferredWeightGradients([stage])
+    out = stage.compute(xs[1], RecomputePolicy(kind, 1))[0].square().sum()
+    with deferred.defer((0, 0)):
         out.backward()
     at_once = gradients(stage)
     assert torch.equal(xs[0].grad, xs[1].grad)
     assert not [name for name in at_once if any(kind in name for kind in PUT_OFF)]
-    deferred.multiply((0, 0))
+    deferred.compute_gradients((0, 0))
     later = gradients(stage)
     assert later.keys() == usual.keys()
     assert all(torch.equal(later[name], gradient) for name, gradient in usual.items())
@@ -54,9 +54,9 @@ def test_a_backward_outside_is_refused(tmp_path: Path) -> None:
     stage = build_stage(
         write_config(tmp_path, "llama"), (1, 2), dtype=torch.float32, device="cpu", seed=0, weights="random"
     )
-    DeferredWeights([stage])
+    DeferredWeightGradients([stage])
     out = stage.compute(torch.randn(1, 3, stage.hidden_size))[0].sum()
-    with pytest.raises(RuntimeError, match="outside of `put_off`"):
+    with pytest.raises(RuntimeError, match="outside of `defer`"):
         out.backward()
 
 
@@ -67,6 +67,6 @@ def test_experts_too_narrow_for_grouped_products_go_one_by_one(
     tmp_path: Path, width: int, shares: int, one_by_one: bool
 ) -> None:
     """On a device too: torch's grouped product takes rows of whole 16 bytes alone, slices included."""
-    config = read_architecture(write_config(tmp_path, "mixtral", intermediate_size=width))
-    choose_kernels(config, "cuda", shares)
+    config = read_transformers_config(write_config(tmp_path, "mixtral", intermediate_size=width))
+    choose_expert_kernels(config, "cuda", shares)
     assert (config._experts_implementation == "eager") == one_by_one

@@ -12,8 +12,8 @@ import torch
 
 from isthmus.core.errors import PlanError
 from isthmus.schedule import SCHEDULES, make_schedule
-from isthmus.train.messages.device import choose_device, set_up, usable_backends
-from isthmus.train.process.check_executable import check_meetings
+from isthmus.train.communication.torch_device import choose_device, configure_torch, supported_backends
+from isthmus.train.process.check_plan_supported import check_message_order
 from tests.train.devices import needs_gpu
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import make_job, make_plan, run_job, started
@@ -43,23 +43,21 @@ def test_a_card_that_is_not_there_is_refused() -> None:
 
 def test_a_cpu_stage_talks_through_host_backends() -> None:
     """A vendor's process group is no choice for a stage that the CPU computes."""
-    assert usable_backends(torch.device("cpu")) == ("isthmus", "gloo")
+    assert supported_backends(torch.device("cpu")) == ("isthmus", "gloo")
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (2, 6), (4, 3), (5, 9)])
-def test_blocking_schedules_suit_groups_without_buffers(
-    schedule: str, stages: int, micro_batches: int
-) -> None:
+def test_blocking_schedules_suit_groups_without_buffers(schedule: str, stages: int, micro_batches: int) -> None:
     """Neighbours start their common exchanges in one order: a queueing group never waits for ever."""
-    check_meetings(make_schedule(schedule, stages, micro_batches))
+    check_message_order(make_schedule(schedule, stages, micro_batches))
 
 
 def test_schedules_that_post_ahead_do_not_suit_them() -> None:
     """Where one side posts early what the other sends late, a group that queues in order is refused."""
     for name in sorted(SCHEDULES.keys() - {"1f1b", "gpipe"}):
         with pytest.raises(PlanError, match="order their messages differently"):
-            check_meetings(make_schedule(name, 4, 8))
+            check_message_order(make_schedule(name, 4, 8))
 
 
 _TOGETHER = """
@@ -139,6 +137,6 @@ def test_one_rank_joins_nccl(tmp_path: Path) -> None:
 def test_threads_are_as_told() -> None:
     """A CPU worker computes with the threads of its spec."""
     before = torch.get_num_threads()
-    set_up(torch.device("cpu"), 2)
+    configure_torch(torch.device("cpu"), 2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)

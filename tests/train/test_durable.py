@@ -13,21 +13,21 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError, UnavailableError
-from isthmus.train.checkpoint import durable_writer
-from isthmus.train.checkpoint.checkpoint_folder import load, newest
-from isthmus.train.checkpoint.dcp_layout import Piece
-from isthmus.train.checkpoint.durable_writer import DurableWriter
-from isthmus.train.checkpoint.find_whole import find_whole
+from isthmus.train.checkpoint import async_checkpoint_writer
+from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
+from isthmus.train.checkpoint.checkpoint_folder import load_shards, newest_valid
+from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
 from isthmus.train.checkpoint.write_checkpoint import publish
 from tests.train.devices import on_devices
 
 
-def writers(folder: Path, size: int = 2, writing: str = "1") -> list[DurableWriter]:
-    return [DurableWriter(folder, rank=rank, num_ranks=size, writing=writing, keep=2) for rank in range(size)]
+def writers(folder: Path, size: int = 2, writing: str = "1") -> list[AsyncCheckpointWriter]:
+    return [AsyncCheckpointWriter(folder, rank=rank, num_ranks=size, write_id=writing, keep=2) for rank in range(size)]
 
 
-def piece(rank: int, step: float) -> Piece:
-    return Piece.whole(f"weight/{rank}", torch.full((1000,), step))
+def piece(rank: int, step: float) -> TensorShard:
+    return TensorShard.full(f"weight/{rank}", torch.full((1000,), step))
 
 
 def nothing() -> None:
@@ -39,13 +39,13 @@ def test_a_checkpoint_is_complete_at_all_ranks_at_once(tmp_path: Path) -> None:
     first, second = writers(tmp_path)
     told = [Event(), Event()]
     first.begin(1, 8, [piece(0, 1)], told[0].set)
-    first.settle()
-    assert newest(tmp_path) is None
+    first.wait_copied()
+    assert newest_valid(tmp_path) is None
     second.begin(1, 8, [piece(1, 1)], told[1].set)
     for one, event in zip((first, second), told, strict=True):
         one.wait()
         assert event.is_set()
-    found = newest(tmp_path)
+    found = newest_valid(tmp_path)
     assert found is not None
     assert (found.step, found.samples, found.num_ranks) == (1, 8, 2)
 
@@ -56,11 +56,11 @@ def test_tensors_may_change_once_they_are_copied(device: str, tmp_path: Path) ->
     (only,) = writers(tmp_path, 1)
     mine = replace(piece(0, 1), tensor=piece(0, 1).tensor.to(device))
     only.begin(1, 8, [mine], nothing)
-    only.settle()
+    only.wait_copied()
     mine.tensor.zero_()
     only.wait()
     found = piece(0, 0)
-    load(tmp_path, 1, [found])
+    load_shards(tmp_path, 1, [found])
     assert bool((found.tensor == 1).all())
 
 
@@ -69,7 +69,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path: Path) -> None:
     (only,) = writers(tmp_path, 1)
     for step in (1, 2, 3):
         only.begin(step, 8 * step, [piece(0, step)], nothing)
-        assert step == 1 or (newest(tmp_path) or pytest.fail("none")).step >= step - 1
+        assert step == 1 or (newest_valid(tmp_path) or pytest.fail("none")).step >= step - 1
     only.wait()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
@@ -86,7 +86,7 @@ def test_a_rank_that_cannot_write_fails_the_checkpoint_everywhere(tmp_path: Path
         second.wait()
     with pytest.raises(UnavailableError, match="after step 1 failed: rank 1: cannot write"):
         first.wait()
-    assert newest(tmp_path) is None
+    assert newest_valid(tmp_path) is None
 
 
 def test_a_failure_is_raised_before_the_next_update(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_a_failure_is_raised_before_the_next_update(tmp_path: Path) -> None:
     (only,) = writers(tmp_path / "taken", 1)
     only.begin(1, 8, [piece(0, 1)], nothing)
     with pytest.raises(UnavailableError, match="taken"):  # noqa: PT012 - the second time at the latest
-        only.settle()
+        only.wait_copied()
         only.wait()
 
 
 def test_a_lost_rank_ends_the_wait(tmp_path: Path) -> None:
     """A rank that waits for the parts of others hears that one is gone."""
     loss = PeerError("peer 1 is lost")
-    first = DurableWriter(tmp_path, rank=0, num_ranks=2, writing="1", keep=1, lost=lambda: loss)
+    first = AsyncCheckpointWriter(tmp_path, rank=0, num_ranks=2, write_id="1", keep=1, find_loss=lambda: loss)
     first.begin(1, 8, [piece(0, 1)], nothing)
     with pytest.raises(PeerError, match="peer 1 is lost"):
         first.wait()
@@ -113,7 +113,7 @@ def test_ranks_that_meet_anew_write_anew(tmp_path: Path) -> None:
     """What was under way is given up, and is not mixed with what is written after."""
     first, second = writers(tmp_path)
     first.begin(1, 8, [piece(0, 1)], nothing)
-    first.settle()
+    first.wait_copied()
     for one in (first, second):
         one.close()
     for rank, one in enumerate(again := writers(tmp_path, writing="2")):
@@ -121,7 +121,7 @@ def test_ranks_that_meet_anew_write_anew(tmp_path: Path) -> None:
     for one in again:
         one.wait()
     found = piece(0, 0)
-    load(tmp_path, 1, [found])
+    load_shards(tmp_path, 1, [found])
     assert bool((found.tensor == 7).all())
 
 
@@ -142,7 +142,7 @@ def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(
         order.append("completed")
         return publish(*given, **named)
 
-    monkeypatch.setattr(durable_writer, "publish", slowly)
+    monkeypatch.setattr(async_checkpoint_writer, "publish", slowly)
     (only,) = writers(tmp_path, 1)
     only.begin(1, 8, [piece(0, 1)], nothing)
     assert completing.wait(10)
@@ -152,7 +152,7 @@ def test_who_gives_up_waits_for_a_checkpoint_that_is_being_completed(
         assert not wait([given_up], 0.02).done
         go.set()
     assert order == ["completed", "given up"]
-    assert newest(tmp_path) is not None
+    assert newest_valid(tmp_path) is not None
 
 
 @pytest.mark.parametrize("damaged", [None, "__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"])
@@ -178,7 +178,7 @@ def test_ranks_find_the_newest_whole_checkpoint_together(tmp_path: Path, damaged
         def from_first(numbers: Sequence[int]) -> list[int]:
             return list(exchanged(numbers)[0])  # type: ignore[call-overload, no-any-return]
 
-        found = find_whole(tmp_path, rank, 2, from_first, exchanged)  # type: ignore[arg-type]
+        found = find_valid_checkpoint(tmp_path, rank, 2, from_first, exchanged)  # type: ignore[arg-type]
         assert found is not None
         return found.step
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from isthmus.comm.group.group_work import SendWork
-from isthmus.core.job import Training
+from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import StageTime
 from isthmus.schedule import forward_only, gpipe
-from isthmus.train.messages.exchange import Exchange, Message
-from isthmus.train.messages.metrics import Account
-from isthmus.train.model.recompute import Kind, Recomputation
-from isthmus.train.model.stage_model import EMBEDDING, build_stage
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.pipeline.executor import Executor
+from isthmus.train.communication.communicator import Communicator, TensorMessage
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.recompute import RecomputeKind, RecomputePolicy
+from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, build_stage
 from isthmus.train.pipeline.micro_batches import MicroBatches
+from isthmus.train.pipeline.stage_executor import StageExecutor
 from tests.train.devices import needs_gpu, on_devices
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
@@ -36,17 +36,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_training(**changes: object) -> Training:
+def make_training(**changes: object) -> TrainingConfig:
     """Return hyper-parameters for a model of a few thousand parameters."""
     fields = {
         "steps": STEPS, "sequence_length": 8, "micro_batch_size": 2, "global_batch_size": 8,
         "learning_rate": 1e-2, "warmup_steps": 3, "precision": "fp32", "clip_norm": 0.5,
     }  # fmt: skip
-    return Training.model_validate(fields | changes)
+    return TrainingConfig.model_validate(fields | changes)
 
 
 def losses(
-    model: Path, ends: list[int], training: Training, schedule: str = "1f1b", **options: object
+    model: Path, ends: list[int], training: TrainingConfig, schedule: str = "1f1b", **options: object
 ) -> list[float]:
     """Train a pipeline for all its steps and return the curve."""
     pipeline = Pipeline(model, ends, training, **options)
@@ -133,17 +133,15 @@ def test_a_card_follows_a_cpu(variant: str, tmp_path: Path) -> None:
 
 @on_devices
 @pytest.mark.parametrize("variant", ["qwen3-tied-window", "mixtral"])
-@pytest.mark.parametrize(
-    ("kind", "layers"), [("selective", None), ("moe", None), ("full", 1), ("full", None)]
-)
+@pytest.mark.parametrize(("kind", "layers"), [("selective", None), ("moe", None), ("full", 1), ("full", None)])
 def test_recomputation_changes_nothing(
-    variant: str, kind: Kind, layers: int | None, device: str, tmp_path: Path
+    variant: str, kind: RecomputeKind, layers: int | None, device: str, tmp_path: Path
 ) -> None:
     """What is not kept and computed again in the backward gives the same bits, of one layer or of all."""
     model, training = write_config(tmp_path, variant), make_training(steps=2)
-    again = Recomputation(kind, layers)
+    again = RecomputePolicy(kind, layers)
     kept = losses(model, [1, 4], training, device=device)
-    assert losses(model, [1, 4], training, again=again, device=device) == kept
+    assert losses(model, [1, 4], training, recompute=again, device=device) == kept
 
 
 def test_an_answer_missing_from_a_micro_batch_is_no_nan(tmp_path: Path) -> None:
@@ -172,7 +170,7 @@ def test_a_loss_that_is_not_finite_moves_no_stage(tmp_path: Path) -> None:
     """A weight that overflows makes every stage skip its update; once mended, training goes on as before."""
     model, training = write_config(tmp_path, "llama"), make_training(steps=4)
     pipeline, straight = (Pipeline(model, [2, 4], training) for _ in range(2))
-    norm = pipeline.stages[1].model.first.model.norm.weight
+    norm = pipeline.stages[1].model.first_chunk.model.norm.weight
     kept = norm.detach().clone()
     norm.data.fill_(float("inf"))
     pipeline.train(1)
@@ -198,7 +196,9 @@ def test_a_resumed_run_has_the_same_bits(precision: str, device: str, tmp_path: 
     first.train(5)
     first.evaluate(*random_batch(training, 77))
     for old, new in zip(first.stages, second.stages, strict=True):
-        new.optimizer.load({name: one.clone() for name, one in old.optimizer.state().items()})
+        new.optimizer.load_checkpoint_state(
+            {name: one.clone() for name, one in old.optimizer.checkpoint_state().items()}
+        )
     second.train(3, first=5)
     assert first.stages[1].losses + second.stages[1].losses == straight.stages[1].losses
     expected = straight.weights()
@@ -221,7 +221,7 @@ def test_copies_of_a_tied_embedding_stay_identical(device: str, tmp_path: Path) 
     pipeline = Pipeline(write_config(tmp_path, "llama-tied"), [1, 3, 4], make_training(), device=device)
     pipeline.train(5)
     first, last = (dict(pipeline.stages[place].model.global_named_parameters()) for place in (0, -1))
-    assert torch.equal(first[EMBEDDING], last[EMBEDDING])
+    assert torch.equal(first[EMBEDDING_WEIGHT], last[EMBEDDING_WEIGHT])
     pipeline.close()
 
 
@@ -260,14 +260,14 @@ class Slow(Future[None]):
             self.set_result(None)
 
 
-class Far(Exchange):
+class Far(Communicator):
     """An exchange with a stage far away, which counts the messages that are on their way to it."""
 
     def __init__(self) -> None:
         super().__init__("ab", 0)
         self.sent, self.most = list[Slow](), 0
 
-    def start_one(self, message: Message) -> SendWork:
+    def start_message(self, message: TensorMessage) -> SendWork:
         self.sent.append(Slow())
         self.most = max(self.most, sum(not one.done() for one in self.sent))
         return SendWork(self.sent[-1], "send", message.tensor)
@@ -278,9 +278,9 @@ def test_an_evaluation_is_ahead_of_the_network_by_a_few_messages(tmp_path: Path)
     model = write_config(tmp_path, "llama")
     stage = build_stage(model, (0, 1), dtype=torch.float32, device="cpu", seed=0, weights="random")
     exchange = Far()
-    executor = Executor(StagePieces([stage]), 0, range(2), exchange, dtype=torch.float32)
-    batches = MicroBatches.cut(40, 1, 4, torch.zeros((40, 4), dtype=torch.int64))
-    executor.run(forward_only(2, 40), batches, Account())
+    executor = StageExecutor(ModelChunks([stage]), 0, range(2), exchange, dtype=torch.float32)
+    batches = MicroBatches.split(40, 1, 4, torch.zeros((40, 4), dtype=torch.int64))
+    executor.run(forward_only(2, 40), batches, StepTimer())
     assert len(exchange.sent) == 40
     assert exchange.most <= 17
 
@@ -328,8 +328,8 @@ def test_a_virtual_chip_takes_its_time(tmp_path: Path) -> None:
     watch, training = Watch(), make_training(steps=1)
     times = StageTime(forward_s=0.25, backward_s=0.5)
     pipeline = Pipeline(write_config(tmp_path, "llama"), [4], training, stage_time=times, sleep=watch.sleep)
-    account = Account(clock=watch)
-    batches = MicroBatches.cut(8, 2, 8, *random_batch(training, 0))
+    account = StepTimer(clock=watch)
+    batches = MicroBatches.split(8, 2, 8, *random_batch(training, 0))
     pipeline.stages[0].executor.run(gpipe(1, 4), batches, account)
     assert account.compute_s == 4 * 0.75
     assert account.overrun_s == 0
@@ -338,14 +338,14 @@ def test_a_virtual_chip_takes_its_time(tmp_path: Path) -> None:
 
 def test_a_wait_is_exposed_while_the_message_is_under_way() -> None:
     """A wait splits into the part in which the message was under way and the rest."""
-    account = Account()
-    account.waited(10.0, 14.0, (8.0, 13.0))
+    account = StepTimer()
+    account.add_wait(10.0, 14.0, (8.0, 13.0))
     assert (account.exposed_communication_s, account.idle_s) == (3.0, 1.0)
-    account.waited(20.0, 21.0, (20.5, 20.75))
+    account.add_wait(20.0, 21.0, (20.5, 20.75))
     assert (account.exposed_communication_s, account.idle_s) == (3.25, 1.75)
-    account.waited(30.0, 31.0, None)
+    account.add_wait(30.0, 31.0, None)
     assert (account.exposed_communication_s, account.idle_s) == (3.25, 2.75)
-    account.waited(40.0, 41.0, (10.0, 11.0))
+    account.add_wait(40.0, 41.0, (10.0, 11.0))
     assert (account.exposed_communication_s, account.idle_s) == (3.25, 3.75)
 
 
@@ -355,7 +355,7 @@ def test_samples_are_cut_without_loss(size: int, sizes: tuple[int, ...]) -> None
     ids = torch.arange(size * 4).reshape(size, 4)
     labels = ids.clone()
     labels[0, 0] = -100
-    batches = MicroBatches.cut(size, 3, 4, ids, labels)
+    batches = MicroBatches.split(size, 3, 4, ids, labels)
     assert batches.sizes == sizes
     assert torch.equal(torch.cat(batches.inputs), ids)
     assert batches.loss_scale == 1 / (size * 4 - 1)

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks._fault_kinds import STEPS, Fault
 from isthmus.core.messages.worker_folder import WorkerFolder
-from isthmus.train.liveness.heartbeat import Pulse, Reading
-from isthmus.train.liveness.stall import FROZEN_S, stall_of
-from isthmus.train.liveness.straggler import IN_A_ROW, Pace
+from isthmus.train.liveness.heartbeat import Heartbeat, HeartbeatReading
+from isthmus.train.liveness.stall import FROZEN_AFTER_S, detect_stall
+from isthmus.train.liveness.straggler import NUM_CONSECUTIVE, StragglerDetector
 from isthmus.train.liveness.worker_events import EventLog, read_events
 
 SAMPLED = [0, 6, 8, 12, 18, 33]
@@ -31,29 +31,29 @@ def test_faults_by_seed_end_with_the_undisturbed_losses() -> None:
     assert json.loads(done.stdout)["met"], done.stderr
 
 
-def reading(**changes: float) -> Reading:
+def reading(**changes: float) -> HeartbeatReading:
     """Return what a healthy rank in the midst of a step of 1 s says at the time 100 s."""
     values = {
         "incarnation": 0,
-        "beat_s": 99.9,
+        "last_beat_s": 99.9,
         "step": 3,
         "busy_since_s": 99.5,
-        "usual_step_s": 1.0,
-        "finished": False,
+        "median_step_s": 1.0,
+        "is_finished": False,
     }
-    return Reading(**(values | changes))  # type: ignore[arg-type]
+    return HeartbeatReading(**(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("changes", "kind", "hopeless"),
     [
         ({}, None, False),
-        ({"beat_s": 100 - FROZEN_S - 0.1}, "frozen", False),
-        ({"beat_s": 70, "step": -1}, "frozen", True),
+        ({"last_beat_s": 100 - FROZEN_AFTER_S - 0.1}, "frozen", False),
+        ({"last_beat_s": 70, "step": -1}, "frozen", True),
         ({"busy_since_s": 94}, "stalled", False),
         ({"busy_since_s": 70}, "stalled", True),
-        ({"busy_since_s": 94, "usual_step_s": 2.0}, None, False),
-        ({"busy_since_s": 10, "usual_step_s": 0}, None, False),
+        ({"busy_since_s": 94, "median_step_s": 2.0}, None, False),
+        ({"busy_since_s": 10, "median_step_s": 0}, None, False),
         ({"busy_since_s": 10, "step": -1}, None, False),
     ],
 )
@@ -61,47 +61,47 @@ def test_who_does_not_get_on_is_told_of_and_in_the_end_replaced(
     changes: dict[str, float], kind: str | None, hopeless: bool
 ) -> None:
     """No sign of life counts always; work in one step only beside what is usual, and never without it."""
-    stall = stall_of(reading(**changes), 100.0)
-    assert (stall and stall.kind, bool(stall and stall.hopeless)) == (kind, hopeless)
+    stall = detect_stall(reading(**changes), 100.0)
+    assert (stall and stall.kind, bool(stall and stall.needs_restart)) == (kind, hopeless)
 
 
 def test_a_pulse_says_what_the_rank_does() -> None:
     """A supervisor sees incarnation, step, who is waited for, and what is forgotten when a process begins."""
-    pulse = Pulse()
-    assert (pulse.read().incarnation, pulse.read().step, pulse.read().finished) == (-1, -1, False)
-    pulse.joins(2)
-    pulse.begins(7)
+    pulse = Heartbeat()
+    assert (pulse.read().incarnation, pulse.read().step, pulse.read().is_finished) == (-1, -1, False)
+    pulse.set_incarnation(2)
+    pulse.begin_step(7)
     began_s = pulse.read().busy_since_s
     pulse.beat(waiting=True)
     assert pulse.read().busy_since_s >= began_s
     assert (pulse.read().incarnation, pulse.read().step) == (2, 7)
-    pulse.ends()
+    pulse.end_step()
     assert pulse.read().step == -1
-    assert pulse.read().usual_step_s > 0
-    pulse.finishes()
-    pulse.starts()
-    assert (pulse.read().incarnation, pulse.read().usual_step_s, pulse.read().finished) == (2, 0, True)
+    assert pulse.read().median_step_s > 0
+    pulse.set_finished()
+    pulse.start_process()
+    assert (pulse.read().incarnation, pulse.read().median_step_s, pulse.read().is_finished) == (2, 0, True)
 
 
 def test_a_slow_time_is_told_of_once_when_it_begins_and_ends() -> None:
     """Single slow steps are not told of; the plan's time counts until the rank has a history of its own."""
-    pace = Pace(planned_s=1.0)
-    assert [pace.judge(1.0) for _ in range(10)] == [None] * 10
-    assert pace.judge(9.0) is None
-    assert pace.judge(1.0) is None
-    told = [pace.judge(2.0) for _ in range(8)]
-    assert [bool(one) for one in told] == [place == IN_A_ROW - 1 for place in range(8)]
-    assert "2.0 times its median time" in str(told[IN_A_ROW - 1])
-    told = [pace.judge(1.0) for _ in range(5)]
-    assert [bool(one) for one in told] == [place == IN_A_ROW - 1 for place in range(5)]
-    early = Pace(planned_s=1.0)
-    assert "the plan's time" in str([early.judge(3.0) for _ in range(IN_A_ROW)][-1])
+    pace = StragglerDetector(planned_s=1.0)
+    assert [pace.add_step(1.0) for _ in range(10)] == [None] * 10
+    assert pace.add_step(9.0) is None
+    assert pace.add_step(1.0) is None
+    told = [pace.add_step(2.0) for _ in range(8)]
+    assert [bool(one) for one in told] == [place == NUM_CONSECUTIVE - 1 for place in range(8)]
+    assert "2.0 times its median time" in str(told[NUM_CONSECUTIVE - 1])
+    told = [pace.add_step(1.0) for _ in range(5)]
+    assert [bool(one) for one in told] == [place == NUM_CONSECUTIVE - 1 for place in range(5)]
+    early = StragglerDetector(planned_s=1.0)
+    assert "the plan's time" in str([early.add_step(3.0) for _ in range(NUM_CONSECUTIVE)][-1])
 
 
 def test_events_are_for_people_and_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line in the log, one object in the file; both name the rank."""
     folder = WorkerFolder(tmp_path)
-    EventLog(folder, 2).tell("cut", "no data from rank 1: silent", peer=1)
+    EventLog(folder, 2).record("cut", "no data from rank 1: silent", peer=1)
     assert capsys.readouterr().out == "rank 2 cut: no data from rank 1: silent\n"
     (event,) = read_events(folder)
     assert (event.rank, event.kind, event.peer, event.seconds) == (2, "cut", 1, None)

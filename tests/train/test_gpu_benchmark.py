@@ -28,9 +28,7 @@ def test_every_way_is_measured() -> None:
     assert sum(what == "copy" for what, _ in copies.told) == steps * 2 * 3
 
 
-def test_without_a_device_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_device_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is printed that could be taken for a figure."""
     monkeypatch.setattr(sys, "argv", ["gpu", "--json"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

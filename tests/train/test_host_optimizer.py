@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from isthmus.core.errors import PlanError
-from isthmus.core.job import Training
+from isthmus.core.job import TrainingConfig
 from isthmus.core.messages.worker_folder import WorkerSpec
-from isthmus.train.process.check_executable import check_executable
-from isthmus.train.update.buckets import Held
+from isthmus.train.process.check_plan_supported import check_plan_supported
+from isthmus.train.update.buckets import HeldRows
 from isthmus.train.update.optimizer import Optimizer
 from isthmus.train.update.ownership import Ownership
 from tests.train.devices import needs_gpu, on_devices
@@ -26,7 +26,7 @@ def make(
     generator = torch.Generator().manual_seed(seed)
     drawn = {"a": torch.randn(6, 4, generator=generator), "b": torch.randn(5, generator=generator)}
     parameters = {name: nn.Parameter(value.to(device)) for name, value in drawn.items()}
-    training = Training(steps=100, precision=precision, learning_rate=0.1, clip_norm=0.5)
+    training = TrainingConfig(steps=100, precision=precision, learning_rate=0.1, clip_norm=0.5)
     return Optimizer(parameters.items(), training, **options), parameters
 
 
@@ -59,8 +59,8 @@ def test_it_makes_the_numbers_of_a_card(precision: str) -> None:
     assert run(*there, range(5)) == pytest.approx(run(*usual, range(5)), rel=1e-4)
     least = 1e-5 if precision == "fp32" else 2**-8
     assert all(torch.allclose(one, there[1][name], rtol=least) for name, one in usual[1].items())
-    assert all(one.device.type == "cpu" for one in there[0].state().values())
-    assert all(one.is_pinned() for name, one in there[0].state().items() if name.startswith("weight/"))
+    assert all(one.device.type == "cpu" for one in there[0].checkpoint_state().values())
+    assert all(one.is_pinned() for name, one in there[0].checkpoint_state().items() if name.startswith("weight/"))
 
 
 @on_devices
@@ -76,7 +76,7 @@ def test_nothing_of_it_is_the_models(precision: str, device: str) -> None:
     optimizer._adam.register_step_pre_hook(note)
     run(optimizer, parameters, range(2))
     models = {one.untyped_storage().data_ptr() for one in parameters.values()}
-    held = [*optimizer.state().values(), *handed]
+    held = [*optimizer.checkpoint_state().values(), *handed]
     assert held
     assert not models & {one.untyped_storage().data_ptr() for one in held}
     assert {one.dtype for one in held} == {torch.float32}
@@ -89,7 +89,7 @@ def test_its_state_moves_to_and_from_the_device(first: bool, second: bool) -> No
     run(*straight, range(6))
     before, after = make("bf16", on_host=first), make("bf16", seed=1, on_host=second)
     run(*before, range(3))
-    after[0].load(before[0].state())
+    after[0].load_checkpoint_state(before[0].checkpoint_state())
     run(*after, range(3, 6))
     assert all(torch.equal(one, after[1][name]) for name, one in straight[1].items())
 
@@ -98,7 +98,7 @@ def test_a_snapshot_without_its_weights_is_not_taken_over() -> None:
     """They are not left at what they were: a snapshot of a rank that had none of its own is an error."""
     without, with_weights = make("fp32"), make("fp32", on_host=True)
     with pytest.raises(KeyError, match="weight/0"):
-        with_weights[0].load_own(without[0].own_state())
+        with_weights[0].load_local_state(without[0].local_state())
 
 
 def test_a_plan_without_it_is_refused_to_a_job_that_asks(tmp_path: Path) -> None:
@@ -107,19 +107,19 @@ def test_a_plan_without_it_is_refused_to_a_job_that_asks(tmp_path: Path) -> None
     without = make_plan(job, [1, 4])
     asks = without.model_copy(update={"optimizer_on_host": True})
     with pytest.raises(PlanError, match="optimizer_on_host is False in the plan and True in the job"):
-        check_executable(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=without))
-    check_executable(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=asks))
-    check_executable(WorkerSpec(run="r", attempt=1, rank=0, job=make_job(tmp_path), plan=asks))
+        check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=without))
+    check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=asks))
+    check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=make_job(tmp_path), plan=asks))
 
 
 def test_a_share_of_it_is_on_the_host() -> None:
     """With ZeRO 1 the rows that this rank updates are kept there, and no others."""
-    held = [[Held.whole("a", (6, 4)), Held.whole("b", (5,))]] * 2
-    ownership = Ownership(held, 0, ["x", "x"], shard=True, bucket_elements=16)
+    held = [[HeldRows.full("a", (6, 4)), HeldRows.full("b", (5,))]] * 2
+    ownership = Ownership(held, 0, ["x", "x"], shard_updates=True, bucket_elements=16)
     optimizer, parameters = make("fp32", on_host=True, ownership=ownership)
     before = {name: one.detach().clone() for name, one in parameters.items()}
     run(optimizer, parameters, range(1))
-    updated = {name: sum(rows.num_rows for rows in of_name) for name, of_name in ownership.updated.items()}
-    assert {name: len(optimizer.state()[f"weight/{name}"]) for name in updated} == updated
+    updated = {name: sum(rows.num_rows for rows in of_name) for name, of_name in ownership.updated_rows.items()}
+    assert {name: len(optimizer.checkpoint_state()[f"weight/{name}"]) for name in updated} == updated
     changed = (parameters["a"].detach() != before["a"]).any(1)
     assert int(changed.sum()) == updated.get("a", 0)

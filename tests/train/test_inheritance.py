@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 
 from isthmus.core.errors import PeerError
 from isthmus.core.messages.worker_folder import WorkerSpec
-from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint, default_folder
-from isthmus.train.checkpoint.memory_lease import MemoryLease, left_behind, told_of
+from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint, shared_memory_folder
+from isthmus.train.checkpoint.memory_lease import MemoryLease, compatibility_digest, orphaned_runs
 from isthmus.train.checkpoint.memory_slot import MemorySlot
-from isthmus.train.messages.exchange import Exchange
-from isthmus.train.recovery.restore_from_memory import givers_of, inherit
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.recovery.restore_from_memory import choose_senders, restore_from_memory
 from tests.train.worker_jobs import LIMIT_S, Workers, make_job, make_plan, run_job, started
 
-places = st.lists(
-    st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=2)), min_size=3, max_size=3
-)
+places = st.lists(st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=2)), min_size=3, max_size=3)
 
 
 @settings(deadline=None)
@@ -38,7 +36,7 @@ def test_the_newest_state_that_all_ranks_have_somewhere(
     def seen(rank: int, step: int) -> list[int]:
         return [one for one in range(3) if step in told[one].get(rank, ()) and (may_send or one == rank)]
 
-    found = givers_of(told, after, may_send=may_send)
+    found = choose_senders(told, after, can_transfer=may_send)
     possible = [step for step in range(after + 1, 6) if all(seen(rank, step) for rank in range(3))]
     assert (found is None) == (not possible)
     if found is not None:
@@ -59,18 +57,18 @@ def test_a_lease_is_left_only_where_it_is_said_so(tmp_path: Path) -> None:
     spec, shared = spec_of(tmp_path), tmp_path / "shm"
     shared.mkdir()
     with MemoryLease(spec, shared):
-        assert list(left_behind(told_of(spec), shared)) == []
+        assert list(orphaned_runs(compatibility_digest(spec), shared)) == []
     assert list(shared.iterdir()) == []
     with MemoryLease(spec, shared) as lease:
-        lease.leave()
-    assert list(left_behind(told_of(spec), shared)) == [lease.run]
+        lease.keep_for_next_attempt()
+    assert list(orphaned_runs(compatibility_digest(spec), shared)) == [lease.run]
     checkpoints = spec.job.checkpoints.model_copy(update={"folder": "/elsewhere"})
     for other in (
         {"job": spec.job.model_copy(update={"checkpoints": checkpoints})},
         {"plan": spec.plan.model_copy(update={"optimizer_on_host": True})},
         {"plan": spec.plan.model_copy(update={"zero": 1})},
     ):
-        assert list(left_behind(told_of(spec.model_copy(update=other)), shared)) == []
+        assert list(orphaned_runs(compatibility_digest(spec.model_copy(update=other)), shared)) == []
 
 
 def test_what_was_left_and_not_taken_up_is_removed(tmp_path: Path) -> None:
@@ -78,26 +76,26 @@ def test_what_was_left_and_not_taken_up_is_removed(tmp_path: Path) -> None:
     spec, shared = spec_of(tmp_path), tmp_path / "shm"
     shared.mkdir()
     with MemoryLease(spec, shared) as lease:
-        lease.leave()
+        lease.keep_for_next_attempt()
     with MemoryLease(spec, shared):
-        assert list(left_behind(told_of(spec), shared)) == [lease.run]
+        assert list(orphaned_runs(compatibility_digest(spec), shared)) == [lease.run]
     for file in (shared / f"isthmus-{lease.run}").iterdir():
         os.utime(file, (0, 0))
     with MemoryLease(spec, shared):
-        assert list(left_behind(told_of(spec), shared)) == []
+        assert list(orphaned_runs(compatibility_digest(spec), shared)) == []
     assert list(shared.iterdir()) == []
 
 
-class Alone(Exchange):
+class Alone(Communicator):
     """The exchange of a rank without peers."""
 
     def __init__(self) -> None:
         super().__init__("a", 0)
 
-    def tell_all(self, told: bytes) -> list[bytes]:
-        return [told]
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nobody else is to come."""
 
 
@@ -111,13 +109,13 @@ def test_what_was_left_is_taken_over_where_there_is_room(
     monkeypatch.setattr("isthmus.train.checkpoint.memory_checkpoint.SHARED_MEMORY", shared)
     with MemoryLease(spec) as left:
         before = MemoryCheckpoint(left.run, 0)
-        before.take(7, 56, {"weight": torch.arange(9.0)}).result()
-        left.leave()
+        before.begin_snapshot(7, 56, {"weight": torch.arange(9.0)}).result()
+        left.keep_for_next_attempt()
     with MemoryLease(spec) as lease:
         memory = MemoryCheckpoint(lease.run, 0)
         if not has_room:
             (shared / f"isthmus-{lease.run}/rank-00000.0.data").mkdir()
-        inherit(spec, memory, Alone(), None, after=4)
+        restore_from_memory(spec, memory, Alone(), None, after_step=4)
         assert memory.steps() == ((7,) if has_room else ())
         assert [one.name for one in shared.iterdir()] == [f"isthmus-{lease.run}"]
 
@@ -144,7 +142,7 @@ def test_a_rank_that_begins_elsewhere_gets_its_state_back(tmp_path: Path) -> Non
         os.killpg(first.processes[1].pid, signal.SIGKILL)
         wait_until(lambda: bool(left_by(spec)), first)  # the kernel takes its time to end what is killed
         for run in left_by(spec):
-            shutil.rmtree(default_folder() / f"isthmus-{run}")
+            shutil.rmtree(shared_memory_folder() / f"isthmus-{run}")
         assert first.wait() == [PeerError.exit_code, -signal.SIGKILL, PeerError.exit_code]
     second = run_job(tmp_path, job, plan, attempt=2, program=program, hosts=hosts)
     begun = 40 - len(second.losses())
@@ -164,8 +162,8 @@ def wait_until(condition: Callable[[], bool], workers: Workers) -> None:
 def memory_of(spec: WorkerSpec, holder: int) -> list[Path]:
     """The folders in shared memory of rank `holder` of a spec's attempt."""
     begin = f"isthmus-{spec.run}-{spec.attempt}-{holder}-"
-    folders = [one.parent for one in default_folder().glob(f"{begin}*/lease")]
-    return [one for one in folders if (one / "lease").read_text(encoding="utf-8") == told_of(spec)]
+    folders = [one.parent for one in shared_memory_folder().glob(f"{begin}*/lease")]
+    return [one for one in folders if (one / "lease").read_text(encoding="utf-8") == compatibility_digest(spec)]
 
 
 def steps_of(rank: int, folders: list[Path]) -> list[int]:
@@ -177,4 +175,4 @@ def steps_of(rank: int, folders: list[Path]) -> list[int]:
 def left_by(spec: WorkerSpec) -> list[str]:
     """The leases that a rank of a spec's attempt has left."""
     begin = f"{spec.run}-{spec.attempt}-{spec.rank}-"
-    return [run for run in left_behind(told_of(spec)) if run.startswith(begin)]
+    return [run for run in orphaned_runs(compatibility_digest(spec)) if run.startswith(begin)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.core.job import Training
+from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
 from tests.train.replica_threads import Cut, curve, make_plan
 from tests.train.small_models import write_config
@@ -41,7 +41,7 @@ def plan(ends: Sequence[int], **changes: object) -> Plan:
 
 def losses(model: Path, cut: Plan, steps: int = LONG) -> list[float]:
     """Return the losses of the first steps under a plan."""
-    training = Training(
+    training = TrainingConfig(
         steps=LONG, sequence_length=LENGTH, micro_batch_size=1, global_batch_size=COUNT,
         learning_rate=1e-3, warmup_steps=10, precision="fp32", clip_norm=0.5,
     )  # fmt: skip
@@ -49,9 +49,7 @@ def losses(model: Path, cut: Plan, steps: int = LONG) -> list[float]:
 
 
 @pytest.fixture(scope="module", params=[DENSE, EXPERTS])
-def alone(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, list[float]]:
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, list[float]]:
     """Return a kind of model, one of it, and the curve of one process."""
     model = write_config(tmp_path_factory.mktemp("model"), request.param)
     found = losses(model, plan([4]))

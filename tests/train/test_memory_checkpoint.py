@@ -54,7 +54,7 @@ def test_the_last_two_states_are_there(memory: MemoryCheckpoint) -> None:
     """Each snapshot replaces the older of two; what is loaded is what was taken, and when."""
     assert memory.newest() is None
     for step in (3, 4, 5):
-        memory.take(step, step * 8, state(step))
+        memory.begin_snapshot(step, step * 8, state(step))
     assert memory.steps() == (4, 5)
     found = memory.load(4)
     assert (found.step, found.samples) == (4, 32)
@@ -69,7 +69,7 @@ def test_the_last_two_states_are_there(memory: MemoryCheckpoint) -> None:
 def test_tensors_may_change_once_waited_for(memory: MemoryCheckpoint) -> None:
     """What is changed after `wait` is not in the snapshot."""
     tensors = state(1)
-    memory.take(1, 8, tensors)
+    memory.begin_snapshot(1, 8, tensors)
     memory.wait()
     for tensor in tensors.values():
         tensor.zero_()
@@ -83,14 +83,14 @@ def test_a_killed_process_leaves_its_snapshots(tmp_path: Path) -> None:
         torch.set_num_threads(1)
         one = MemoryCheckpoint("job-1", 3, tmp_path)
         for step in (1, 2):
-            one.take(step, step, state(step))
+            one.begin_snapshot(step, step, state(step))
             one.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     successor = MemoryCheckpoint("job-1", 3, tmp_path)
     assert successor.steps() == (1, 2)
     assert_is(successor.load(2).tensors, state(2))
-    successor.take(3, 3, state(3))
+    successor.begin_snapshot(3, 3, state(3))
     assert successor.steps() == (2, 3)
     successor.clear()
 
@@ -100,7 +100,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     """A slot that is not what was written does not count, at a start and in a process that wrote it."""
     writer = MemoryCheckpoint("job-1", 0, tmp_path)
     for step in (1, 2):
-        writer.take(step, step, state(step))
+        writer.begin_snapshot(step, step, state(step))
     writer.wait()
     data, index = files(tmp_path, "data")[1], files(tmp_path, "index")[1]
     match damage:
@@ -121,7 +121,7 @@ def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     assert writer.steps() == (1,)
     successor = MemoryCheckpoint("job-1", 0, tmp_path)
     assert successor.steps() == (1,)
-    successor.take(2, 2, state(2))
+    successor.begin_snapshot(2, 2, state(2))
     assert successor.steps() == (1, 2)
     successor.clear()
 
@@ -140,7 +140,7 @@ def test_any_damaged_byte_is_noticed(
     slot_folder = tmp_path_factory.mktemp("slot")
     one = MemoryCheckpoint("job-1", 0, slot_folder)
     tensors = {"a": torch.arange(cut + 1)}
-    one.take(1, 1, tensors)
+    one.begin_snapshot(1, 1, tensors)
     one.wait()
     file = files(slot_folder, kind)[0]
     last = (cut + 1) * 8 if kind == "data" else file.stat().st_size
@@ -160,10 +160,10 @@ def test_half_a_copy_does_not_count(tmp_path_factory: pytest.TempPathFactory, ki
     folder = tmp_path_factory.mktemp("half")
     one = MemoryCheckpoint("job-1", 0, folder)
     for step in (1, 2):
-        one.take(step, step, state(step, 10))
+        one.begin_snapshot(step, step, state(step, 10))
     one.wait()
     slot = MemorySlot(folder / "isthmus-job-1" / "rank-00000.0")
-    slot.begin(1000)[:killed_at] = 9
+    slot.open_for_write(1000)[:killed_at] = 9
     assert MemoryCheckpoint("job-1", 0, folder).steps() == (2,)
     one.clear()
 
@@ -172,7 +172,7 @@ def test_ranks_and_runs_do_not_meet(tmp_path: Path) -> None:
     """Snapshots of other ranks and runs are others', and a clean end removes one's own alone."""
     ones = [MemoryCheckpoint(run, rank, tmp_path) for run in ("job-1", "job-2") for rank in (0, 1)]
     for number, one in enumerate(ones):
-        one.take(number + 1, 1, state(number + 1))
+        one.begin_snapshot(number + 1, 1, state(number + 1))
     assert [one.steps() for one in ones] == [(1,), (2,), (3,), (4,)]
     ones[0].clear()
     assert ones[1].steps() == (2,)
@@ -183,12 +183,12 @@ def test_ranks_and_runs_do_not_meet(tmp_path: Path) -> None:
 
 def test_a_model_of_another_size_takes_the_place(memory: MemoryCheckpoint, tmp_path: Path) -> None:
     """Slots grow and shrink with what is put into them; more is not kept."""
-    memory.take(1, 1, state(1))
-    memory.take(2, 2, state(2, 100_000))
-    memory.take(3, 3, state(3, 10))
+    memory.begin_snapshot(1, 1, state(1))
+    memory.begin_snapshot(2, 2, state(2, 100_000))
+    memory.begin_snapshot(3, 3, state(3, 10))
     assert memory.steps() == (2, 3)
     assert_is(memory.load(3).tensors, state(3, 10))
-    memory.take(4, 4, state(4, 10))
+    memory.begin_snapshot(4, 4, state(4, 10))
     memory.wait()
     assert sum(file.stat().st_size for file in files(tmp_path, "data")) < 20_000
 
@@ -197,19 +197,17 @@ def test_what_does_not_fit_is_refused_at_once(memory: MemoryCheckpoint) -> None:
     """Two states that the file system has no room for are named, with what there is; the run may go on."""
     huge = torch.empty(1).expand(10**15)
     with pytest.raises(UnavailableError, match=r"two snapshots of .* need .* has"):
-        memory.take(1, 1, {"weight/a": huge})
-    memory.take(1, 1, state(1))
+        memory.begin_snapshot(1, 1, {"weight/a": huge})
+    memory.begin_snapshot(1, 1, state(1))
     assert memory.steps() == (1,)
 
 
-def test_what_goes_wrong_in_the_background_is_raised_by_wait(
-    memory: MemoryCheckpoint, tmp_path: Path
-) -> None:
+def test_what_goes_wrong_in_the_background_is_raised_by_wait(memory: MemoryCheckpoint, tmp_path: Path) -> None:
     """A folder that vanished is no snapshot, and said so."""
-    memory.take(1, 1, state(1))
+    memory.begin_snapshot(1, 1, state(1))
     memory.wait()
     (tmp_path / "isthmus-job-1" / "rank-00000.1.data").mkdir()
-    memory.take(2, 2, state(2))
+    memory.begin_snapshot(2, 2, state(2))
     with pytest.raises(UnavailableError, match="cannot keep"):
         memory.wait()
     assert memory.steps() == (1,)
@@ -218,8 +216,8 @@ def test_what_goes_wrong_in_the_background_is_raised_by_wait(
 def test_what_lies_beyond_the_step_resumed_from_is_dropped(memory: MemoryCheckpoint, tmp_path: Path) -> None:
     """A run that goes on from an older step does not find its former future later."""
     for step in (4, 5):
-        memory.take(step, step, state(step))
-    memory.forget_after(4)
+        memory.begin_snapshot(step, step, state(step))
+    memory.drop_after(4)
     assert memory.steps() == (4,)
     assert MemoryCheckpoint("job-1", 0, tmp_path).steps() == (4,)
 
@@ -229,7 +227,7 @@ def test_what_lies_beyond_the_step_resumed_from_is_dropped(memory: MemoryCheckpo
 def test_tensors_of_a_device_are_kept(memory: MemoryCheckpoint) -> None:
     """A device's tensors come back as they were when the snapshot began."""
     tensors = {name: tensor.cuda() for name, tensor in state(1, 10_000_000).items()}
-    memory.take(1, 1, tensors)
+    memory.begin_snapshot(1, 1, tensors)
     memory.wait()
     for tensor in tensors.values():
         tensor.zero_()

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from isthmus.core.errors import InputError
-from isthmus.train.measure.measure_shapes import measure_shape
-from isthmus.train.measure.repeats import ROUNDS, interleaved
+from isthmus.train.measure.measure_model_parts import measure_model_parts
+from isthmus.train.measure.operation_timer import NUM_ROUNDS, time_interleaved
 from tests.train.small_models import write_config
 
 
@@ -20,16 +20,16 @@ def test_operations_take_turns():
         order.append(name)
         return taken_s
 
-    slow, quick = interleaved([lambda: call("slow", 1.0), lambda: call("quick", 0.1)], 1.0)
+    slow, quick = time_interleaved([lambda: call("slow", 1.0), lambda: call("quick", 0.1)], 1.0)
     assert order[:5] == ["slow", "quick", "slow", "quick", "quick"]
-    assert slow == (1.0,) * ROUNDS
-    assert quick == (0.1,) * (2 * ROUNDS)
+    assert slow == (1.0,) * NUM_ROUNDS
+    assert quick == (0.1,) * (2 * NUM_ROUNDS)
 
 
 @pytest.mark.slow
 def test_every_part_of_a_model_is_timed(tmp_path):
     """Layers take longer than the embedding, and an update longer with parameters than without."""
-    found = measure_shape(write_config(tmp_path, "qwen3"), 1, 64, seconds=0.1)
+    found = measure_model_parts(write_config(tmp_path, "qwen3"), 1, 64, seconds=0.1)
     assert min(found.layer_s) > min(found.embedding_s)
     assert min(found.update_s) > min(found.step_s)
 
@@ -37,7 +37,7 @@ def test_every_part_of_a_model_is_timed(tmp_path):
 def test_a_model_without_inner_layers_is_refused(tmp_path):
     """Two layers are an end each: nothing is left to time."""
     with pytest.raises(InputError, match="2 layers"):
-        measure_shape(write_config(tmp_path, "qwen3", num_hidden_layers=2), 1, 64, seconds=0.1)
+        measure_model_parts(write_config(tmp_path, "qwen3", num_hidden_layers=2), 1, 64, seconds=0.1)
 
 
 @pytest.mark.slow

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from isthmus.core.errors import UnavailableError
-from isthmus.core.job import Training
+from isthmus.core.job import TrainingConfig
 from isthmus.train.update.learning_rate import learning_rate
 from isthmus.train.update.optimizer import Optimizer
 
 
-def make_training(**changes: object) -> Training:
+def make_training(**changes: object) -> TrainingConfig:
     """Return hyper-parameters that make one update easy to foresee."""
-    return Training.model_validate({"steps": 100, "precision": "fp32", "learning_rate": 0.1} | changes)
+    return TrainingConfig.model_validate({"steps": 100, "precision": "fp32", "learning_rate": 0.1} | changes)
 
 
-def make(training: Training, **weights: torch.Tensor) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+def make(training: TrainingConfig, **weights: torch.Tensor) -> tuple[Optimizer, dict[str, nn.Parameter]]:
     """Return an optimiser of parameters with the given values."""
     parameters = {name: nn.Parameter(value.clone()) for name, value in weights.items()}
     return Optimizer(parameters.items(), training), parameters
@@ -118,7 +118,7 @@ def test_bf16_weights_move_by_less_than_their_precision() -> None:
     for step in range(60):
         parameter.sum().backward()
         optimizer.apply(step)
-    weight = float(optimizer.state()["weight/w"])
+    weight = float(optimizer.checkpoint_state()["weight/w"])
     assert 0.994 < weight < 0.9965
     assert float(parameter.detach()) == pytest.approx(weight, abs=2**-8)
 
@@ -143,9 +143,9 @@ def test_state_moves_to_another_cut() -> None:
     for name, value in values.items():
         stage, parameters = make(training, **{name: value})
         steps(stage, parameters, 0, 3)
-        state |= stage.state()
+        state |= stage.checkpoint_state()
     resumed, parameters = make(training, **{name: torch.zeros_like(value) for name, value in values.items()})
-    resumed.load(state)
+    resumed.load_checkpoint_state(state)
     steps(resumed, parameters, 3, 6)
     for name in values:
         assert torch.equal(parameters[name], whole_parameters[name])
@@ -156,14 +156,14 @@ def test_a_state_of_another_shape_is_refused() -> None:
     small, _ = make(make_training(), a=torch.ones(2))
     large, _ = make(make_training(), a=torch.ones(3))
     with pytest.raises(UnavailableError, match=r"'a' as \[2\], the model as \[3\]"):
-        large.load(small.state())
+        large.load_checkpoint_state(small.checkpoint_state())
 
 
 def test_state_exists_before_the_first_update() -> None:
     """A checkpoint of a weight that was never updated restores to a fresh start."""
     optimizer, parameters = make(make_training(), a=torch.ones(2))
     other, others = make(make_training(), a=torch.zeros(2))
-    other.load(optimizer.state())
+    other.load_checkpoint_state(optimizer.checkpoint_state())
     steps(optimizer, parameters, 0, 2)
     steps(other, others, 0, 2)
     assert torch.equal(parameters["a"], others["a"])

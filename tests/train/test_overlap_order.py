@@ -12,15 +12,15 @@ from datetime import timedelta
 import pytest
 import torch
 
-from isthmus.schedule import overlapped, receive_buffers
-from isthmus.train.messages.exchange import Exchange, Message
-from isthmus.train.messages.metrics import Account
+from isthmus.schedule import overlapped, peak_receive_buffers
+from isthmus.train.communication.communicator import Communicator, TensorMessage
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.pipeline.executor import Executor
 from isthmus.train.pipeline.micro_batches import MicroBatches
-from isthmus.train.pipeline.stage_pass import StagePass
-from isthmus.train.pipeline.stage_program import Step
+from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.train.pipeline.stage_program import ProgramStep
+from isthmus.train.pipeline.step_execution import StepExecution
 from tests.train.small_models import write_config
 
 STAGES, TOTAL, WARM_UP = 3, 6, (4, 2, 0)
@@ -40,7 +40,7 @@ class Done:
         return True
 
 
-class Recorder(Exchange):
+class Recorder(Communicator):
     """An exchange with nobody, which notes what is asked of it."""
 
     def __init__(self, events: list[str]) -> None:
@@ -48,7 +48,7 @@ class Recorder(Exchange):
         self.events = events
         self.rooms: set[int] = set()
 
-    def start(self, messages: Sequence[Message]) -> list[Done]:  # type: ignore[override]
+    def start(self, messages: Sequence[TensorMessage]) -> list[Done]:  # type: ignore[override]
         works = []
         for one in messages:
             forward = (one.tag - 1) % 2 == 0
@@ -69,17 +69,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Recorder]
     stage = build_stage(model, (1, 2), dtype=torch.float32, device="cpu", seed=0, weights="random")
     events: list[str] = []
     exchange = Recorder(events)
-    executor = Executor(StagePieces([stage]), 1, range(STAGES), exchange, dtype=torch.float32)
-    schedule, do = overlapped(STAGES, TOTAL, WARM_UP), StagePass.do
+    executor = StageExecutor(ModelChunks([stage]), 1, range(STAGES), exchange, dtype=torch.float32)
+    schedule, do = overlapped(STAGES, TOTAL, WARM_UP), StepExecution.execute
 
-    def noted(self: StagePass, step: Step) -> None:
+    def noted(self: StepExecution, step: ProgramStep) -> None:
         if step.kind in ("forward", "backward"):
             events.append(f"{step.kind[0]}{step.key[0]}")
         do(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StagePass, "do", noted)
-        executor.run(schedule, MicroBatches.cut(TOTAL, 1, 4), Account())
+        patch.setattr(StepExecution, "execute", noted)
+        executor.run(schedule, MicroBatches.split(TOTAL, 1, 4), StepTimer())
     return events, exchange
 
 
@@ -132,5 +132,5 @@ def test_the_first_gradient_is_awaited_before_the_warm_up_ends(told) -> None:
 
 def test_messages_arrive_in_few_places(told) -> None:
     """Receive buffers are used again: no more places than the schedule was checked to need."""
-    limit = receive_buffers(overlapped(STAGES, TOTAL, WARM_UP))[1]
+    limit = peak_receive_buffers(overlapped(STAGES, TOTAL, WARM_UP))[1]
     assert len(told[1].rooms) <= limit < 2 * TOTAL

@@ -11,22 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.comm.transport.in_memory import MemoryTransport, memory_transports
-from isthmus.train.checkpoint import peer_copy
+from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
+from isthmus.train.checkpoint import snapshot_replicator
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
-from isthmus.train.checkpoint.peer_choice import choose_holders
-from isthmus.train.checkpoint.peer_copy import PeerCopies, receive_slot, send_slot
+from isthmus.train.checkpoint.snapshot_holders import choose_snapshot_holders
+from isthmus.train.checkpoint.snapshot_replicator import SnapshotReplicator, receive_slot, send_slot
 
 HOLDERS = (1, 2, 0)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")), min_size=1, max_size=9), st.booleans()
-)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")), min_size=1, max_size=9), st.booleans())
 def test_a_holder_is_on_another_machine(places: list[tuple[str, str]], across: bool) -> None:
     """Of one's own cluster where that has another machine, else elsewhere where that is allowed."""
-    holders = choose_holders(places, across_clusters=across)
+    holders = choose_snapshot_holders(places, across_clusters=across)
     for rank, holder in enumerate(holders):
         others = [one for one in places if one != places[rank]]
         near = [one for one in others if one[0] == places[rank][0]]
@@ -40,7 +38,7 @@ def test_a_holder_is_on_another_machine(places: list[tuple[str, str]], across: b
 def test_holders_share_the_work() -> None:
     """Two machines of two ranks each: everybody holds one copy."""
     places = [("a", "x"), ("a", "x"), ("a", "y"), ("a", "y")]
-    assert sorted(choose_holders(places, across_clusters=False)) == [0, 1, 2, 3]  # type: ignore[type-var]
+    assert sorted(choose_snapshot_holders(places, across_clusters=False)) == [0, 1, 2, 3]  # type: ignore[type-var]
 
 
 @pytest.fixture
@@ -58,14 +56,14 @@ class Ranks:
     def __init__(self, transports: list[MemoryTransport], folder: Path) -> None:
         self.memory = [MemoryCheckpoint(f"of-{rank}", rank, folder) for rank in range(3)]
         self.copies = [
-            PeerCopies(one, memory, HOLDERS) for one, memory in zip(transports, self.memory, strict=True)
+            SnapshotReplicator(one, memory, HOLDERS) for one, memory in zip(transports, self.memory, strict=True)
         ]
 
     def take(self, step: int) -> None:
         """Let every rank take a snapshot and send it, until all have arrived."""
         for rank, (memory, copies) in enumerate(zip(self.memory, self.copies, strict=True)):
             state = {"weight/a": torch.full((300_000,), float(100 * rank + step))}
-            memory.take(step, step, state)
+            memory.begin_snapshot(step, step, state)
             copies.send(step)
         for copies in self.copies:
             copies.wait()
@@ -73,7 +71,7 @@ class Ranks:
     def clear(self) -> None:
         for copies in self.copies:
             copies.close()
-            for held in copies.held.values():
+            for held in copies.held_copies.values():
                 held.clear()
         for one in self.memory:
             one.clear()
@@ -93,8 +91,8 @@ def test_the_last_two_snapshots_are_at_the_peer(ranks: Ranks, tmp_path: Path) ->
     """A copy replaces the older of two; a successor of the holder finds both."""
     for step in (1, 2, 3):
         ranks.take(step)
-        assert not any(copies.busy for copies in ranks.copies)
-    assert [list(copies.held) for copies in ranks.copies] == [[2], [0], [1]]
+        assert not any(copies.is_sending for copies in ranks.copies)
+    assert [list(copies.held_copies) for copies in ranks.copies] == [[2], [0], [1]]
     held = MemoryCheckpoint("of-1", 0, tmp_path)
     assert held.steps() == (2, 3)
     assert held.load(3).tensors["weight/a"][0] == 3.0
@@ -105,11 +103,11 @@ def test_a_copy_is_given_back(ranks: Ranks, transports: list[MemoryTransport], t
     ranks.take(1)
     ranks.take(2)
     fresh = MemoryCheckpoint("job-1", 0, tmp_path / "elsewhere")
-    slot = ranks.copies[1].held[0].slot(2)
+    slot = ranks.copies[1].held_copies[0].slot(2)
     assert slot is not None
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(send_slot, transports[1], 0, slot, back=True)
-        assert receive_slot(transports[0], 1, fresh, back=True)
+        sent = pool.submit(send_slot, transports[1], 0, slot, returning=True)
+        assert receive_slot(transports[0], 1, fresh, returning=True)
         assert sent.result(20)
     assert fresh.steps() == (2,)
     assert fresh.load(2).tensors["weight/a"][0] == 2.0
@@ -134,7 +132,7 @@ def test_a_damaged_copy_does_not_count(
 ) -> None:
     """What does not arrive as it was taken is not held, and both sides know; the next one is."""
     memory, held = (MemoryCheckpoint(name, 0, tmp_path) for name in ("job-1", "job-1-held"))
-    memory.take(1, 1, {"weight/a": torch.ones(1000)}).result()
+    memory.begin_snapshot(1, 1, {"weight/a": torch.ones(1000)}).result()
     if damage == "on the way":
         send: Callable[..., Future[None]] = transports[0].send
 
@@ -150,7 +148,7 @@ def test_a_damaged_copy_does_not_count(
     assert not exchanged(transports, memory, held)
     assert held.steps() == ()
     monkeypatch.undo()
-    memory.take(2, 2, {"weight/a": torch.ones(1000)}).result()
+    memory.begin_snapshot(2, 2, {"weight/a": torch.ones(1000)}).result()
     assert exchanged(transports, memory, held)
     assert held.steps() == (2,)
     for one in (memory, held):
@@ -162,7 +160,7 @@ def test_a_holder_without_room_says_so(
 ) -> None:
     """The sender goes on without a copy; the holder's log says why."""
     memory, held = MemoryCheckpoint("job-1", 0, tmp_path), MemoryCheckpoint("held", 0, tmp_path)
-    memory.take(1, 1, {"weight/a": torch.ones(1000)}).result()
+    memory.begin_snapshot(1, 1, {"weight/a": torch.ones(1000)}).result()
     (tmp_path / "isthmus-held").write_text("in the way")
     assert not exchanged(transports, memory, held)
     assert "refused a snapshot copy of rank 0" in capsys.readouterr().out
@@ -173,7 +171,7 @@ def test_training_traffic_waits_for_one_piece_at_most(
     ranks: Ranks, transports: list[MemoryTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy is never handed over in more than a piece at a time."""
-    monkeypatch.setattr(peer_copy, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(snapshot_replicator, "COPY_CHUNK_BYTES", 1000)
     under_way: list[int] = []
     send = transports[0].send
 
@@ -187,9 +185,7 @@ def test_training_traffic_waits_for_one_piece_at_most(
     assert len(under_way) > 1000
 
 
-def test_a_missing_copy_is_told_once(
-    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_copy_is_told_once(ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not at each step: both logs have it when it begins, and when it begins again."""
     places = [tmp_path / f"isthmus-of-1/rank-00000.{number}.data" for number in (0, 1)]
     told = []

@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 from isthmus.core.errors import PeerError
-from isthmus.train.messages.exact_sleep import SPIN_S, sleep_exactly
-from isthmus.train.messages.send_thread import Poster
+from isthmus.train.communication.exact_sleep import SPIN_S, sleep_exactly
+from isthmus.train.communication.send_thread import SendThread
 
 DEADLINE_S = 10.0
 
@@ -34,7 +34,7 @@ class Message:
 
 def test_exchanges_begin_in_the_order_in_which_they_were_handed_over() -> None:
     """Whoever hands over goes on at once; what begins first was handed over first."""
-    poster: Poster[int] = Poster()
+    poster: SendThread[int] = SendThread()
     gate, begun = threading.Event(), list[int]()
 
     def start(message: int) -> Done:
@@ -42,7 +42,7 @@ def test_exchanges_begin_in_the_order_in_which_they_were_handed_over() -> None:
         begun.append(message)
         return Done()
 
-    posted = poster.post([1, 2], start) + poster.post([3], start)
+    posted = poster.submit([1, 2], start) + poster.submit([3], start)
     assert not posted[0].is_completed()
     assert begun == []
     gate.set()
@@ -54,14 +54,14 @@ def test_exchanges_begin_in_the_order_in_which_they_were_handed_over() -> None:
 
 def test_what_starting_raises_is_raised_by_waiting() -> None:
     """An exchange that cannot begin fails its waiter, each time, and not those after it."""
-    poster: Poster[str] = Poster()
+    poster: SendThread[str] = SendThread()
 
     def start(message: str) -> Done:
         if message == "bad":
             raise PeerError("rank 1 is lost")
         return Done()
 
-    bad, good = poster.post(["bad", "good"], start)
+    bad, good = poster.submit(["bad", "good"], start)
     for _ in range(2):
         with pytest.raises(PeerError, match="rank 1 is lost"):
             bad.wait()
@@ -70,10 +70,10 @@ def test_what_starting_raises_is_raised_by_waiting() -> None:
 
 def test_between_exchanges_it_holds_none() -> None:
     """What has begun and nobody waits for any more is free; to hand over nothing is no harm."""
-    poster: Poster[Message] = Poster()
-    assert poster.post([], lambda _: Done()) == []
+    poster: SendThread[Message] = SendThread()
+    assert poster.submit([], lambda _: Done()) == []
     message = Message()
-    known, (posted,) = weakref.ref(message), poster.post([message], lambda _: Done())
+    known, (posted,) = weakref.ref(message), poster.submit([message], lambda _: Done())
     del message
     assert posted.wait()
     poster.drain()
@@ -83,8 +83,8 @@ def test_between_exchanges_it_holds_none() -> None:
 
 def test_the_thread_ends_with_the_poster() -> None:
     """A poster that nobody holds leaves no thread behind."""
-    poster: Poster[int] = Poster()
-    poster.post([1], lambda _: Done())[0].wait()
+    poster: SendThread[int] = SendThread()
+    poster.submit([1], lambda _: Done())[0].wait()
     thread = poster._thread
     assert thread is not None
     del poster

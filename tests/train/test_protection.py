@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.messages.agent_messages import Protection
-from isthmus.core.messages.worker_folder import ProtectRequest, WorkerFolder
-from isthmus.train.liveness.checkpoint_requests import RETRY_STEPS, Guard
+from isthmus.core.messages.agent_messages import VerifiedCheckpoint
+from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder
+from isthmus.train.liveness.checkpoint_requests import RETRY_STEPS, CheckpointRequests
 
 
 @pytest.fixture
@@ -18,38 +18,38 @@ def folder(tmp_path: Path) -> WorkerFolder:
 
 def test_a_request_stands_until_a_newer_checkpoint_answers_it(folder: WorkerFolder) -> None:
     """Unasked: no; asked: yes, until one is protected; asked for a newer one: yes again."""
-    guard = Guard(folder)
-    assert not guard.asked(5)
-    folder.write_protect(ProtectRequest(after=0))
-    assert guard.asked(5)
-    guard.protected(6, 100)
-    assert folder.read_protected() == Protection(step=6, num_bytes=100)
-    assert not guard.asked(6)
-    folder.write_protect(ProtectRequest(after=6))
-    assert guard.asked(6)
+    guard = CheckpointRequests(folder)
+    assert not guard.is_requested(5)
+    folder.write_checkpoint_request(CheckpointRequest(after=0))
+    assert guard.is_requested(5)
+    guard.report_verified(6, 100)
+    assert folder.read_verified_checkpoint() == VerifiedCheckpoint(step=6, num_bytes=100)
+    assert not guard.is_requested(6)
+    folder.write_checkpoint_request(CheckpointRequest(after=6))
+    assert guard.is_requested(6)
 
 
 def test_a_checkpoint_that_another_site_asked_for_serves_a_late_request(folder: WorkerFolder) -> None:
     """Two sites ask for one protection: it costs one checkpoint."""
-    guard = Guard(folder)
-    guard.protected(6, 100)
-    folder.write_protect(ProtectRequest(after=0))
-    assert not guard.asked(7)
+    guard = CheckpointRequests(folder)
+    guard.report_verified(6, 100)
+    folder.write_checkpoint_request(CheckpointRequest(after=0))
+    assert not guard.is_requested(7)
 
 
 def test_after_a_damaged_checkpoint_training_goes_on_for_a_while(folder: WorkerFolder) -> None:
     """A disk that damages every file does not turn each step into a checkpoint."""
-    guard = Guard(folder)
-    folder.write_protect(ProtectRequest(after=0))
-    guard.failed(6)
-    assert not guard.asked(6 + RETRY_STEPS - 1)
-    assert guard.asked(6 + RETRY_STEPS)
+    guard = CheckpointRequests(folder)
+    folder.write_checkpoint_request(CheckpointRequest(after=0))
+    guard.report_failed(6)
+    assert not guard.is_requested(6 + RETRY_STEPS - 1)
+    assert guard.is_requested(6 + RETRY_STEPS)
 
 
 def test_what_cannot_be_told_is_not_protected(folder: WorkerFolder) -> None:
     """Where the folder takes no file the agent hears nothing, and a later checkpoint is tried."""
-    guard = Guard(folder)
-    folder.write_protect(ProtectRequest(after=0))
-    folder.protected.mkdir()
-    guard.protected(6, 100)
-    assert guard.asked(6 + RETRY_STEPS)
+    guard = CheckpointRequests(folder)
+    folder.write_checkpoint_request(CheckpointRequest(after=0))
+    folder.verified_checkpoint_path.mkdir()
+    guard.report_verified(6, 100)
+    assert guard.is_requested(6 + RETRY_STEPS)

@@ -13,7 +13,7 @@ import torch
 
 from isthmus.core.model import load_model
 from isthmus.plan.profile.model_profile import profile_model
-from isthmus.train.model.recompute import Kind, Recomputation, run_layer
+from isthmus.train.model.recompute import RecomputeKind, RecomputePolicy, run_layer
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import write_config
 from tests.train.test_stage_model_memory import LiveBytes
@@ -29,7 +29,7 @@ WIDE = {
 # weights besides, 12 bytes a routed token. `selective` is exact for plain layers in fp32; elsewhere the
 # planner is on the safe side: what a norm works on (bf16: its fp32 copy) and what routing makes is brought
 # back from results that are kept anyway.
-CASES: list[tuple[str, torch.dtype, Kind, float, float]] = [
+CASES: list[tuple[str, torch.dtype, RecomputeKind, float, float]] = [
     ("llama", torch.float32, "full", 1.0, 1.0),
     ("llama", torch.float32, "selective", 0.99, 1.0),
     ("llama", torch.bfloat16, "selective", 0.8, 1.0),
@@ -42,23 +42,23 @@ CASES: list[tuple[str, torch.dtype, Kind, float, float]] = [
 ]
 
 
-def kept_bytes(stage: StageModel, x: torch.Tensor, kind: Kind) -> int:
+def kept_bytes(stage: StageModel, x: torch.Tensor, kind: RecomputeKind) -> int:
     """Return the bytes that the layers of `stage` keep of `x` [B, S, H], their input included."""
-    stage.compute(x.clone().requires_grad_(), Recomputation(kind))  # positions and masks exist from here on
-    places = stage.places.of(x)
+    stage.compute(x.clone().requires_grad_(), RecomputePolicy(kind))  # positions and masks exist from here on
+    places = stage.position_cache.get(x)
     known = [*stage.parameters(), *stage.buffers(), *(places.rotation or ()), x]
     live = LiveBytes()
     live._known |= {one.untyped_storage()._cdata for one in known}
     hidden = x.requires_grad_()
     with live:
         for layer in stage.model.layers.values():
-            hidden, _ = run_layer(kind, layer, partial(stage._layer, layer, places, False), hidden)
+            hidden, _ = run_layer(kind, layer, partial(stage._run_decoder_layer, layer, places, False), hidden)
     return live.now + x.nbytes - hidden.nbytes
 
 
 @pytest.mark.parametrize(("variant", "dtype", "kind", "least", "most"), CASES)
 def test_what_is_kept_is_what_is_counted(
-    variant: str, dtype: torch.dtype, kind: Kind, least: float, most: float, tmp_path: Path
+    variant: str, dtype: torch.dtype, kind: RecomputeKind, least: float, most: float, tmp_path: Path
 ) -> None:
     """Per kind of recomputation, family and precision: within the stated share of the planner's count."""
     config = write_config(tmp_path, variant, **WIDE)

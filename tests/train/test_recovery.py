@@ -13,11 +13,11 @@ from isthmus.core.errors import PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.memory_slot import Snapshot
-from isthmus.train.liveness.heartbeat import Pulse
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.liveness.heartbeat import Heartbeat
 from isthmus.train.liveness.worker_events import EventLog
-from isthmus.train.messages.exchange import Exchange
-from isthmus.train.recovery.recover import Recovery
-from isthmus.train.recovery.rejoin import Membership
+from isthmus.train.recovery.group_membership import GroupMembership
+from isthmus.train.recovery.rank_recovery import RankRecovery
 from tests.train.alive import alive, no_collector
 from tests.train.worker_jobs import make_job, whole
 
@@ -31,7 +31,7 @@ def modules_are_frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
-class Patient(Membership):
+class Patient(GroupMembership):
     """A membership whose ranks always meet again."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Patient(Membership):
         assert not reason
 
 
-class Alone(Exchange):
+class Alone(Communicator):
     """The exchange of a rank without peers."""
 
     def __init__(self) -> None:
         super().__init__("a", 0)
 
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
 
 
@@ -58,12 +58,12 @@ class Activations(list["Activations"]):
     """What a step holds in memory."""
 
 
-def recovery_of(folder: Path, membership: Membership) -> Recovery:
+def recovery_of(folder: Path, membership: GroupMembership) -> RankRecovery:
     """Return that of one rank, whose snapshots are in `folder`, where there is room for them."""
     job = make_job(folder)
     spec = WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=whole(job))
     memory = MemoryCheckpoint("r", 0, folder / "memory")
-    return Recovery(spec, membership, memory, Pulse(), EventLog(WorkerFolder(folder), 0))
+    return RankRecovery(spec, membership, memory, Heartbeat(), EventLog(WorkerFolder(folder), 0))
 
 
 def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> None:
@@ -78,32 +78,28 @@ def test_a_loss_holds_no_memory_once_the_ranks_have_met_anew(tmp_path: Path) -> 
             raise PeerError("rank 1 is lost")
 
     with no_collector():
-        recovery_of(tmp_path, membership).persist(attempt, lambda: None)
+        recovery_of(tmp_path, membership).run_with_recovery(attempt, lambda: None)
     assert (found, membership.rejoined) == ([0, 0, 0], 2)
 
 
-def test_losses_that_let_no_step_be_done_end_the_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_that_let_no_step_be_done_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes again at once would come for ever; one step in between, and the count begins anew."""
-    monkeypatch.setattr("isthmus.train.recovery.recover.MAX_LOSSES", 4)
+    monkeypatch.setattr("isthmus.train.recovery.rank_recovery.MAX_LOSSES", 4)
     membership = Patient()
     recovery = recovery_of(tmp_path, membership)
 
     def attempt() -> None:
         if membership.rejoined == 3:
-            recovery.ends(0.1)
+            recovery.end_step(0.1)
         raise PeerError("rank 1 sent something odd")
 
     with pytest.raises(PeerError, match=r"4 losses in a row .* rank 1 sent something odd"):
-        recovery.persist(attempt, lambda: None)
+        recovery.run_with_recovery(attempt, lambda: None)
     assert membership.rejoined == 3 + 4
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_weights_that_have_changed_are_not_taken_for_those_of_the_start(
-    has_room: bool, tmp_path: Path
-) -> None:
+def test_weights_that_have_changed_are_not_taken_for_those_of_the_start(has_room: bool, tmp_path: Path) -> None:
     """A loss late in the first step: back to the snapshot of the start, or, where none fits, an end."""
     if not has_room:
         (tmp_path / "memory").write_text("no folder")
@@ -113,13 +109,13 @@ def test_weights_that_have_changed_are_not_taken_for_those_of_the_start(
         restored.append(snapshot.step)
 
     def agree() -> int:
-        return recovery.agree(Alone(), restore, lambda: 0, 0)
+        return recovery.restore_common_state(Alone(), restore, lambda: 0, 0)
 
     assert agree() == 0
-    recovery.keep(0, 0, {"weight": torch.ones(3)})
-    recovery.begins(0)
+    recovery.take_snapshot(0, 0, {"weight": torch.ones(3)})
+    recovery.begin_step(0)
     assert (agree(), restored) == (0, [0] if has_room else [])
-    recovery.settle()
+    recovery.wait_for_snapshot()
     if has_room:
         assert (agree(), restored) == (0, [0, 0])
     else:

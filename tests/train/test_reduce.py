@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.transport.in_memory import memory_transports
-from isthmus.train.update.buckets import Bucket, Held, Segment, deal_buckets
-from isthmus.train.update.reduce import Reducer
+from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.train.update.buckets import GradientBucket, HeldRows, ParameterSegment, make_buckets
+from isthmus.train.update.gradient_reducer import GradientReducer
 from tests.train.devices import on_devices, staging_for
 from tests.train.threads import GroupExchange
 
@@ -21,9 +21,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Rank:
-    """What one thread holds: a tensor per `Held`, whose numbers are small integers: every sum is exact."""
+    """What one thread holds: a tensor per `HeldRows`, whose numbers are small integers: every sum is exact."""
 
-    def __init__(self, rank: int, held: list[Held], device: str = "cpu") -> None:
+    def __init__(self, rank: int, held: list[HeldRows], device: str = "cpu") -> None:
         generator = torch.Generator().manual_seed(rank)
         self.held = {one.name: one for one in held}
         self.tensors: Tensors = {}
@@ -32,16 +32,16 @@ class Rank:
             shape = (rows, one.row_elements) if one.dim == 0 else (one.row_elements, rows)
             self.tensors[one.name] = torch.randint(0, 99, shape, generator=generator).float().to(device)
 
-    def view(self, segment: Segment) -> torch.Tensor:
+    def view(self, segment: ParameterSegment) -> torch.Tensor:
         one = self.held[segment.name]
         first = one.at + segment.start - one.start
         return self.tensors[segment.name].narrow(one.dim, first, segment.stop - segment.start)
 
 
 def run(
-    held: list[list[Held]],
+    held: list[list[HeldRows]],
     clusters: str,
-    buckets: tuple[Bucket, ...],
+    buckets: tuple[GradientBucket, ...],
     *,
     everywhere: bool = True,
     device: str = "cpu",
@@ -52,10 +52,10 @@ def run(
     ranks = [Rank(number, of_rank, device) for number, of_rank in enumerate(held)]
 
     def one(number: int) -> None:
-        reducer = Reducer(buckets, number, exchanges[number], in_flight=2)
-        reducer.reduce(ranks[number].view, everywhere=everywhere)
+        reducer = GradientReducer(buckets, number, exchanges[number], in_flight=2)
+        reducer.reduce(ranks[number].view, to_all_owners=everywhere)
         if not everywhere:
-            reducer.spread(ranks[number].view)
+            reducer.broadcast_in_cluster(ranks[number].view)
 
     with ThreadPoolExecutor(len(held)) as pool:
         for done in [pool.submit(one, number) for number in range(len(held))]:
@@ -66,7 +66,7 @@ def run(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[list[list[Held]], str]:
+def layouts(draw: st.DrawFn) -> tuple[list[list[HeldRows]], str]:
     """Up to three replicas, each cut into stages and slices of its own, over up to three clusters."""
     names, held, clusters = "abcd", [], ""
     dims = {name: draw(st.sampled_from([0, 1])) for name in names}
@@ -78,7 +78,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[Held]], str]:
             for part in range(slices):
                 held.append(
                     [
-                        Held(
+                        HeldRows(
                             name=name,
                             start=rows[name] * part // slices,
                             stop=rows[name] * (part + 1) // slices,
@@ -96,7 +96,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[Held]], str]:
 @settings(max_examples=25, deadline=None)
 @given(layouts(), st.sampled_from([1, 16, 64, 4096]), st.booleans())
 def test_all_owners_end_with_the_sum(
-    layout: tuple[list[list[Held]], str], bucket_elements: int, everywhere: bool
+    layout: tuple[list[list[HeldRows]], str], bucket_elements: int, everywhere: bool
 ) -> None:
     """Unlike stages and slices, any clusters, any bucket: every row is the sum over all who hold it.
 
@@ -104,7 +104,7 @@ def test_all_owners_end_with_the_sum(
     """
     held, clusters = layout
     before = [Rank(number, of_rank) for number, of_rank in enumerate(held)]
-    buckets = deal_buckets(held, clusters, bucket_elements)
+    buckets = make_buckets(held, clusters, bucket_elements)
     after, _ = run(held, clusters, buckets, everywhere=everywhere)
     for segment in itertools.chain(*(one.segments for one in buckets)):
         owners = [r for r in before if _holds(r, segment)]
@@ -114,18 +114,18 @@ def test_all_owners_end_with_the_sum(
                 assert torch.equal(rank.view(segment), expected)
 
 
-def _holds(rank: Rank, segment: Segment) -> bool:
+def _holds(rank: Rank, segment: ParameterSegment) -> bool:
     one = rank.held.get(segment.name)
     return one is not None and one.start <= segment.start and segment.stop <= one.stop
 
 
 @settings(deadline=None)
 @given(layouts(), st.sampled_from([1, 16, 64, 4096]))
-def test_buckets_cover_each_row_once(layout: tuple[list[list[Held]], str], bucket_elements: int) -> None:
+def test_buckets_cover_each_row_once(layout: tuple[list[list[HeldRows]], str], bucket_elements: int) -> None:
     """Each row of each parameter is in one segment; owners of a segment hold all of it."""
     held, clusters = layout
     seen: set[tuple[str, int]] = set()
-    for bucket in deal_buckets(held, clusters, bucket_elements):
+    for bucket in make_buckets(held, clusters, bucket_elements):
         for one in bucket.segments:
             rows = {(one.name, row) for row in range(one.start, one.stop)}
             assert not rows & seen
@@ -139,13 +139,13 @@ def test_buckets_cover_each_row_once(layout: tuple[list[list[Held]], str], bucke
 @on_devices
 def test_each_byte_crosses_the_wan_once_in_each_direction(device: str) -> None:
     """Of four replicas in two clusters, each cluster sends every gradient once; of three clusters 4/3."""
-    held = [[Held.whole("w", (64, 8))] for _ in range(6)]
+    held = [[HeldRows.full("w", (64, 8))] for _ in range(6)]
     for clusters, crossings in (("aabb", 1.0), ("abc", 4 / 3), ("aabbcc", 4 / 3), ("aaaa", 0.0)):
         some = held[: len(clusters)]
-        ranks, exchanges = run(some, clusters, deal_buckets(some, clusters, 16), device=device)
+        ranks, exchanges = run(some, clusters, make_buckets(some, clusters, 16), device=device)
         for cluster in set(clusters):
             near = [one for one, name in zip(exchanges, clusters, strict=True) if name == cluster]
-            sent = sum(one.account.wan_bytes for one in near)
+            sent = sum(one.timer.wan_bytes for one in near)
             assert sent == pytest.approx(crossings * 64 * 8 * 4, rel=0.05)
         total = sum(Rank(rank, of_rank).tensors["w"] for rank, of_rank in enumerate(some))
         assert all(torch.equal(one.tensors["w"].cpu(), total) for one in ranks)
@@ -153,16 +153,16 @@ def test_each_byte_crosses_the_wan_once_in_each_direction(device: str) -> None:
 
 def test_leaders_share_the_work() -> None:
     """The ranks of a cluster lead about as many numbers each, whatever the sizes of parameters."""
-    held = [[Held.whole("a", (1000, 16)), Held.whole("b", (16,)), Held.whole("c", (300, 32))]] * 3
+    held = [[HeldRows.full("a", (1000, 16)), HeldRows.full("b", (16,)), HeldRows.full("c", (300, 32))]] * 3
     led = [0, 0, 0]
-    for bucket in deal_buckets(held, "xxx", 512):
+    for bucket in make_buckets(held, "xxx", 512):
         led[bucket.leaders[0]] += bucket.num_elements
     assert max(led) - min(led) <= 512
 
 
 def test_a_copy_that_does_not_add_is_given_the_sum() -> None:
     """Of two copies in one replica, one of which does not add, the sum counts one and reaches both."""
-    held = [[Held.whole("w", (4, 3))], [Held(name="w", start=0, stop=4, row_elements=3, adds=False)]]
+    held = [[HeldRows.full("w", (4, 3))], [HeldRows(name="w", start=0, stop=4, row_elements=3, adds=False)]]
     before = Rank(0, held[0]).tensors["w"]
-    ranks, _ = run(held, "ab", deal_buckets(held, "ab"))
+    ranks, _ = run(held, "ab", make_buckets(held, "ab"))
     assert all(torch.equal(one.tensors["w"], before) for one in ranks)

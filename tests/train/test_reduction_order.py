@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.train.pipeline.stage_pass import StagePass
-from isthmus.train.pipeline.stage_program import Step
+from isthmus.train.pipeline.stage_program import ProgramStep
+from isthmus.train.pipeline.step_execution import StepExecution
 from tests.train.replica_threads import LIMIT_S, Cut, Replicas, curve, make_plan
 from tests.train.small_models import write_config
 from tests.train.test_replicas import LENGTH, make_training
@@ -30,9 +30,9 @@ def test_a_stage_adds_its_gradients_up_while_the_stage_before_goes_backward(
     summed = {rank: threading.Semaphore(0) for rank, one in enumerate(replicas.ranks) if one.place.stage == 1}
     for rank, semaphore in summed.items():
         _tell_when_reduced(replicas, rank, semaphore, monkeypatch)
-    do, last = StagePass.do, TWO_STAGES.micro_batches - 1
+    do, last = StepExecution.execute, TWO_STAGES.micro_batches - 1
 
-    def held_up(self: StagePass, step: Step) -> None:
+    def held_up(self: StepExecution, step: ProgramStep) -> None:
         if self.setup.stage == 0 and (step.kind, step.key[0]) == ("backward", last):
             mine = list(summed.values())
             assert all(one.acquire(timeout=LIMIT_S / 3) for one in mine), "the last stages wait for the first"
@@ -46,7 +46,7 @@ def test_a_stage_adds_its_gradients_up_while_the_stage_before_goes_backward(
             one.acquire()
 
     together = threading.Barrier(2, action=begin_anew)
-    monkeypatch.setattr(StagePass, "do", held_up)
+    monkeypatch.setattr(StepExecution, "execute", held_up)
     try:
         assert replicas.train(training.steps) == undisturbed
     finally:
@@ -61,8 +61,8 @@ def _tell_when_reduced(
     assert reducer is not None
     reduce = reducer.reduce
 
-    def told(view: object, *, everywhere: bool) -> None:
-        reduce(view, everywhere=everywhere)  # type: ignore[arg-type]
+    def told(view: object, *, to_all_owners: bool) -> None:
+        reduce(view, to_all_owners=to_all_owners)  # type: ignore[arg-type]
         semaphore.release()
 
     monkeypatch.setattr(reducer, "reduce", told)

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from isthmus.comm.group.group_work import SendWork
 from isthmus.core.errors import PlanError
 from isthmus.core.job import Job
-from isthmus.core.messages.agent_messages import Protection
-from isthmus.core.messages.worker_folder import ProtectRequest, WorkerFolder, WorkerSpec
+from isthmus.core.messages.agent_messages import VerifiedCheckpoint
+from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, WorkerSpec
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, StageTime
 from isthmus.plan import profile_model
 from isthmus.schedule import make_schedule
-from isthmus.train.messages.exchange import Exchange
-from isthmus.train.model.virtual_stage import VirtualStage
-from isthmus.train.pipeline.rehearsal import BlockingExchange
-from isthmus.train.process.check_executable import check_executable
-from isthmus.train.update.virtual_gradients import held_by
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.model.virtual_compute_stage import VirtualComputeStage
+from isthmus.train.pipeline.virtual_training import BlockingCommunicator
+from isthmus.train.process.check_plan_supported import check_plan_supported
+from isthmus.train.update.virtual_gradients import virtual_held_rows
 from tests.comm.relay import Relay
 from tests.train.small_models import NUM_LAYERS
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started
@@ -44,8 +44,8 @@ def virtual_plan(job: Job, ends: list[int], clusters: str, **changes: Any) -> Pl
     return Plan.model_validate(plan.model_dump() | {"compute": "virtual"})
 
 
-def stage_of(layers: tuple[int, int]) -> VirtualStage:
-    return VirtualStage(layers, 6, 8, dtype=torch.bfloat16, device=torch.device("cpu"))
+def stage_of(layers: tuple[int, int]) -> VirtualComputeStage:
+    return VirtualComputeStage(layers, 6, 8, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
 @settings(max_examples=30, deadline=None)
@@ -54,11 +54,7 @@ def test_a_stage_keeps_shapes_and_allocates_once(first: int, size: int, tokens: 
     """[B, S] or [B, S, H] in, [B, S, H] out and back, all in one piece of memory whatever the micro-batch."""
     stage = stage_of((first, 5))
     for _ in range(3):
-        x = (
-            torch.zeros(size, tokens, dtype=torch.int64)
-            if first == 0
-            else torch.ones(size, tokens, 8).bfloat16()
-        )
+        x = torch.zeros(size, tokens, dtype=torch.int64) if first == 0 else torch.ones(size, tokens, 8).bfloat16()
         out, balance = stage.compute(x.requires_grad_(first > 0))
         assert balance is None
         assert (out.shape, out.dtype) == ((size, tokens, 8), torch.bfloat16)
@@ -117,10 +113,10 @@ def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None
         tmp_path, 3, stages=stages, dp=2, zero=1, micro_batches=3, replica_micro_batches=(3, 1),
         transport="rendezvous",
     )  # fmt: skip
-    assert check_executable(spec) == make_schedule("1f1b", 2, 1)
+    assert check_plan_supported(spec) == make_schedule("1f1b", 2, 1)
     fixed = {"micro_batches": 2, "zero": 3, "overlap_gradients": True}
     inside = spec_of(tmp_path, stages=two_replicas("abab"), dp=2, **fixed)
-    assert check_executable(inside) == make_schedule("1f1b", 2, 2)
+    assert check_plan_supported(inside) == make_schedule("1f1b", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +135,7 @@ def test_degrees_that_the_runtime_lacks_can_be_rehearsed(tmp_path: Path) -> None
 def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, fixed: dict[str, Any], words: str) -> None:
     """No time, a plan of another kind, other samples, a schedule that does not go with the plan."""
     with pytest.raises(PlanError, match=words):
-        check_executable(spec_of(tmp_path, **fixed))
+        check_plan_supported(spec_of(tmp_path, **fixed))
 
 
 def test_a_real_job_takes_no_virtual_plan(tmp_path: Path) -> None:
@@ -147,19 +143,15 @@ def test_a_real_job_takes_no_virtual_plan(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     real = spec.model_copy(update={"job": spec.job.model_copy(update={"compute": "real"})})
     with pytest.raises(PlanError, match="compute is virtual in the plan and real in the job"):
-        check_executable(real)
+        check_plan_supported(real)
 
 
 def names_by_rank(plan: Plan, tied: bool = False) -> list[set[str]]:
-    return [{one.name for one in of_rank} for of_rank in held_by(plan, lambda _: 1, tied)]
+    return [{one.name for one in of_rank} for of_rank in virtual_held_rows(plan, lambda _: 1, tied)]
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    cuts=st.lists(
-        st.tuples(st.integers(1, 4), st.text("abc", min_size=2, max_size=2)), min_size=2, max_size=4
-    )
-)
+@given(cuts=st.lists(st.tuples(st.integers(1, 4), st.text("abc", min_size=2, max_size=2)), min_size=2, max_size=4))
 def test_gradients_are_shared_by_one_rank_of_each_cluster(cuts: list[tuple[int, str]]) -> None:
     """What several clusters hold, one rank of each answers for; what one holds alone, nobody."""
     stages = [
@@ -190,8 +182,8 @@ def test_with_rendezvous_a_send_is_waited_for() -> None:
     """A sender goes on once the receiver has the message, as with exchanges that block; else at once."""
     arrived: Future[None] = Future()
     work = SendWork(arrived, "send", torch.zeros(1))
-    Exchange(["a", "b"], 0).wait(work)
-    exchange = BlockingExchange(["a", "b"], 0)
+    Communicator(["a", "b"], 0).wait(work)
+    exchange = BlockingCommunicator(["a", "b"], 0)
     waiting = threading.Thread(target=exchange.wait, args=(work,))
     waiting.start()
     assert waiting.is_alive()
@@ -254,10 +246,10 @@ def test_a_rehearsal_that_is_asked_for_protection_has_nothing_to_protect(tmp_pat
     job = virtual_job(tmp_path, "llama-tied", steps=10_000)
     with started(tmp_path, job, virtual_plan(job, [2, 4], "aa"), stage_time=TIME) as workers:
         workers.wait_for_step(1)
-        workers.folders[1].write_protect(ProtectRequest(after=0))
-        answers: list[Protection | None] = [None]
+        workers.folders[1].write_checkpoint_request(CheckpointRequest(after=0))
+        answers: list[VerifiedCheckpoint | None] = [None]
         while None in answers:
             assert all(one.poll() is None for one in workers.processes), workers.log(0)
-            answers = [WorkerFolder(one.path).read_protected() for one in workers.folders]
+            answers = [WorkerFolder(one.path).read_verified_checkpoint() for one in workers.folders]
     assert {one.num_bytes for one in answers if one} == {0}
     assert len({one.step for one in answers if one}) == 1

@@ -54,7 +54,5 @@ def test_replicas_in_two_clusters_train_what_one_process_trains(tmp_path: Path) 
     resumed = STEPS - len(told(second, 1))
     assert resumed in (3, 6, 9)
     assert told(second, 1) == pytest.approx(alone.losses()[resumed:], rel=1e-4)
-    assert told(second, 1, "validation_loss")[-1] == pytest.approx(
-        alone.losses("validation_loss")[-1], rel=1e-4
-    )
+    assert told(second, 1, "validation_loss")[-1] == pytest.approx(alone.losses("validation_loss")[-1], rel=1e-4)
     assert verify(cut)["loss"] == pytest.approx(alone.losses("validation_loss")[-1], rel=1e-4)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.job import Training
-from isthmus.train.update.replicas import Place, rows_of
+from isthmus.core.job import TrainingConfig
+from isthmus.train.update.replica_layout import PipelinePosition, replica_samples
 from tests.train.devices import on_devices
 from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import NUM_LAYERS, write_config
@@ -36,21 +36,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_training(**changes: object) -> Training:
+def make_training(**changes: object) -> TrainingConfig:
     """Return hyper-parameters for a model of a few thousand parameters."""
     fields = {
         "steps": 6, "sequence_length": LENGTH, "micro_batch_size": 2, "global_batch_size": 8,
         "learning_rate": 3e-3, "warmup_steps": 3, "precision": "fp32", "clip_norm": 0.5,
     }  # fmt: skip
-    return Training.model_validate(fields | changes)
+    return TrainingConfig.model_validate(fields | changes)
 
 
 def close(found: list, expected: list, rel: float) -> None:
     """Assert that two curves agree in loss and gradient norm."""
     assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=rel)
-    assert [one.gradient_norm for one in found] == pytest.approx(
-        [one.gradient_norm for one in expected], rel=100 * rel
-    )
+    assert [one.gradient_norm for one in found] == pytest.approx([one.gradient_norm for one in expected], rel=100 * rel)
 
 
 @on_devices
@@ -143,8 +141,7 @@ def test_shared_updates_have_the_bits_of_whole_ones(variant: str, precision: str
         ranks = [rank for rank, stage in enumerate(plans[0].stages) if stage.cluster == cluster]
         names = {name for rank in ranks for name in shared.weights(rank)}
         assert sum(moments(shared, rank) for rank in ranks) == sum(
-            max(shared.weights(rank)[name].numel() for rank in ranks if name in shared.weights(rank))
-            for name in names
+            max(shared.weights(rank)[name].numel() for rank in ranks if name in shared.weights(rank)) for name in names
         )
     assert moments(shared, 5) < 0.6 * moments(whole, 5)
     whole.close()
@@ -153,7 +150,7 @@ def test_shared_updates_have_the_bits_of_whole_ones(variant: str, precision: str
 
 def moments(replicas: Replicas, rank: int) -> int:
     """Return how many first moments a rank keeps."""
-    state = replicas.ranks[rank].optimizer.state()
+    state = replicas.ranks[rank].optimizer.checkpoint_state()
     return sum(one.numel() for name, one in state.items() if name.startswith("exp_avg/"))
 
 
@@ -169,8 +166,8 @@ def test_any_replicas_train_alike(data: st.DataObject, tmp_path_factory: pytest.
         cuts.append(Cut(ends=ends, clusters=clusters, micro_batches=count, size=size))
     model = write_config(tmp_path_factory.mktemp("model"), "llama-tied")
     plan = make_plan(cuts, LENGTH, schedule=data.draw(st.sampled_from(["1f1b", "gpipe", "overlapped"])))
-    training = make_training(steps=2, global_batch_size=plan.samples, micro_batch_size=1)
-    alone = make_plan([Cut(ends=[4], clusters="a", micro_batches=plan.samples, size=1)], LENGTH)
+    training = make_training(steps=2, global_batch_size=plan.num_samples, micro_batch_size=1)
+    alone = make_plan([Cut(ends=[4], clusters="a", micro_batches=plan.num_samples, size=1)], LENGTH)
     close(curve(model, plan, training), curve(model, alone, training), 1e-5)
 
 
@@ -179,15 +176,15 @@ def test_any_replicas_train_alike(data: st.DataObject, tmp_path_factory: pytest.
 def test_each_sample_is_one_replicas(each: list[tuple[int, int]], num_samples: int) -> None:
     """A step's samples are dealt as the plan says, another batch's in the same shares: each sample once."""
     plan = make_plan([Cut(ends=[4], clusters="a", micro_batches=m, size=b) for m, b in each], LENGTH)
-    for size in (plan.samples, num_samples):
-        rows = [rows_of(plan, replica, size) for replica in range(plan.dp)]
+    for size in (plan.num_samples, num_samples):
+        rows = [replica_samples(plan, replica, size) for replica in range(plan.dp)]
         assert [row for first, last in rows for row in range(first, last)] == list(range(size))
-    own = [last - first for first, last in (rows_of(plan, r, plan.samples) for r in range(plan.dp))]
+    own = [last - first for first, last in (replica_samples(plan, r, plan.num_samples) for r in range(plan.dp))]
     assert own == [m * b for m, b in each]
 
 
 def test_a_rank_knows_its_pipeline() -> None:
     """Ranks are numbered through the plan's stages; a place names those of its own replica."""
     plan = make_plan(UNLIKE, LENGTH)
-    assert Place.of(plan, 3) == Place(replica=1, stage=1, ranks=(2, 3, 4))
-    assert Place.of(plan, 5) == Place(replica=2, stage=0, ranks=(5,))
+    assert PipelinePosition.of_rank(plan, 3) == PipelinePosition(replica=1, stage=1, ranks=(2, 3, 4))
+    assert PipelinePosition.of_rank(plan, 5) == PipelinePosition(replica=2, stage=0, ranks=(5,))

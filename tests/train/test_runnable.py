@@ -11,9 +11,9 @@ from isthmus.core.errors import PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
 from isthmus.plan.profile.model_profile import RECOMPUTE
-from isthmus.plan.search.finish.runnable import RUN_SCHEDULES, why_not_runnable
+from isthmus.plan.search.finish.runtime_support import RUNTIME_SCHEDULES, runtime_incompatibility
 from isthmus.schedule import SCHEDULES
-from isthmus.train.process.check_executable import check_executable
+from isthmus.train.process.check_plan_supported import check_plan_supported
 from tests.train.worker_jobs import make_job, make_plan
 
 
@@ -24,21 +24,21 @@ def both(folder: Path, fixed: dict[str, Any], **changes: Any) -> tuple[Plan, Wor
     return plan, WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=plan)
 
 
-@pytest.mark.parametrize("schedule", RUN_SCHEDULES)
+@pytest.mark.parametrize("schedule", RUNTIME_SCHEDULES)
 def test_every_schedule_is_executed(schedule: str, tmp_path: Path) -> None:
     """All that there are, with any kind of recomputation, and the optimizer on either side."""
-    assert set(RUN_SCHEDULES) == set(SCHEDULES)
+    assert set(RUNTIME_SCHEDULES) == set(SCHEDULES)
     for kind, on_host in zip(RECOMPUTE, (False, True) * 2, strict=True):
         fixed = {"optimizer_on_host": on_host}
         plan, spec = both(tmp_path, fixed, schedule=schedule, stage={"recompute": kind})
-        assert why_not_runnable(plan) is None
-        assert check_executable(spec).name == schedule
+        assert runtime_incompatibility(plan) is None
+        assert check_plan_supported(spec).name == schedule
 
 
 @pytest.mark.parametrize("stage", [{"cp": 2}, {"ep": 2}])
 def test_what_is_refused_is_not_called_runnable(stage: dict[str, int], tmp_path: Path) -> None:
     """Both sides say no, each with its reason."""
     plan, spec = both(tmp_path, {}, stage=stage)
-    assert why_not_runnable(plan)
+    assert runtime_incompatibility(plan)
     with pytest.raises(PlanError):
-        check_executable(spec)
+        check_plan_supported(spec)

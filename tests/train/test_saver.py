@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isthmus.train.checkpoint.checkpoint_folder import manifests
+from isthmus.train.checkpoint.checkpoint_folder import read_manifests
 from tests.train.worker_jobs import make_job, make_plan, started
 
 
@@ -27,4 +27,4 @@ def test_checkpoints_are_complete_also_after_a_rank_was_started_again(tmp_path: 
         os.kill(process.pid, signal.SIGKILL)
         assert workers.wait() == [0, 0, 0]
     assert "rank 1 restarted" in workers.log(1)
-    assert [one.step for one in manifests(tmp_path / "checkpoints")] == [60, 40, 20]
+    assert [one.step for one in read_manifests(tmp_path / "checkpoints")] == [60, 40, 20]

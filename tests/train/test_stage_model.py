@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.errors import ModelError, PlanError
-from isthmus.train.model.stage_model import EMBEDDING, HEAD, StageModel, build_stage, token_loss
+from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, HEAD_WEIGHT, StageModel, build_stage, token_loss
 from tests.train.small_models import (
     NUM_LAYERS,
     VARIANTS,
@@ -101,7 +101,7 @@ def test_the_seed_and_the_name_both_matter(tmp_path):
     """Another seed gives other weights, and no two tensors of one model are alike."""
     folder = write_config(tmp_path, "qwen3")
     one, other = (parameters(stages(folder, [0, NUM_LAYERS], seed=seed)) for seed in (1, 2))
-    assert not torch.equal(one[EMBEDDING], other[EMBEDDING])
+    assert not torch.equal(one[EMBEDDING_WEIGHT], other[EMBEDDING_WEIGHT])
     layer = "model.layers.{}.mlp.up_proj.weight"
     assert not torch.equal(one[layer.format(0)], one[layer.format(1)])
 
@@ -136,7 +136,7 @@ def test_each_parameter_of_the_model_is_in_one_stage(tmp_path, variant, bounds):
     names = [name for part in parts for name, _ in part.global_named_parameters()]
     copies = 2 if parts[0].tied and len(parts) > 1 else 1
     assert sorted(set(names)) == sorted(name for name, _ in whole.named_parameters())
-    assert names.count(EMBEDDING) == copies
+    assert names.count(EMBEDDING_WEIGHT) == copies
     assert len(names) == len(set(names)) + copies - 1
 
 
@@ -145,9 +145,7 @@ def test_each_parameter_of_the_model_is_in_one_stage(tmp_path, variant, bounds):
 def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
     """Back-propagation through the chain gives transformers' gradients; tied copies add up to the whole's."""
     save_model(tmp_path, variant)
-    whole = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, experts_implementation="eager"
-    ).train()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="eager").train()
     parts = stages(tmp_path, [0, 1, NUM_LAYERS], weights="load")
     labels = token_ids().roll(-1, dims=1)
     token_loss(whole(token_ids()).logits, labels).backward()
@@ -163,16 +161,14 @@ def test_gradients_of_chained_stages_are_those_of_the_whole(tmp_path, variant):
 def test_tied_copies_are_told(tmp_path):
     """First and last stage hold a copy each, a middle stage none, a single stage one parameter used twice."""
     folder = write_config(tmp_path / "tied", "llama-tied")
-    first, middle, last = (
-        dict(one.global_named_parameters()) for one in stages(folder, [0, 1, 3, NUM_LAYERS])
-    )
-    assert EMBEDDING not in middle
-    assert torch.equal(first[EMBEDDING], last[EMBEDDING])
-    assert not any(HEAD in held for held in (first, middle, last))
+    first, middle, last = (dict(one.global_named_parameters()) for one in stages(folder, [0, 1, 3, NUM_LAYERS]))
+    assert EMBEDDING_WEIGHT not in middle
+    assert torch.equal(first[EMBEDDING_WEIGHT], last[EMBEDDING_WEIGHT])
+    assert not any(HEAD_WEIGHT in held for held in (first, middle, last))
     (single,) = stages(folder, [0, NUM_LAYERS])
     assert single.lm_head.weight is single.model.embed_tokens.weight
     (untied,) = stages(write_config(tmp_path / "untied", "llama"), [0, NUM_LAYERS])
-    assert {EMBEDDING, HEAD} <= dict(untied.global_named_parameters()).keys()
+    assert {EMBEDDING_WEIGHT, HEAD_WEIGHT} <= dict(untied.global_named_parameters()).keys()
 
 
 def test_a_stage_says_what_it_is(tmp_path):
@@ -185,9 +181,7 @@ def test_a_stage_says_what_it_is(tmp_path):
     assert last(hidden).shape == (3, 7, VOCABULARY)
 
 
-@pytest.mark.parametrize(
-    "layers", [(2, 2), (3, 1), (0, NUM_LAYERS + 1), (-1, 2), (NUM_LAYERS, NUM_LAYERS + 1)]
-)
+@pytest.mark.parametrize("layers", [(2, 2), (3, 1), (0, NUM_LAYERS + 1), (-1, 2), (NUM_LAYERS, NUM_LAYERS + 1)])
 def test_a_range_the_model_does_not_have_is_refused(tmp_path, layers):
     """An empty, reversed or too long range is a `PlanError` that says how many layers there are."""
     folder = write_config(tmp_path, "llama")
@@ -222,9 +216,7 @@ def test_token_loss_sums_over_the_labels_that_count():
     logits = torch.randn(2, 5, 9, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([[1, 2, -100, 4, -100], [-100, 0, 8, -100, 3]])
     log_probabilities = logits.log_softmax(-1)
-    expected = -sum(
-        log_probabilities[b, t, labels[b, t]] for b in range(2) for t in range(5) if labels[b, t] != -100
-    )
+    expected = -sum(log_probabilities[b, t, labels[b, t]] for b in range(2) for t in range(5) if labels[b, t] != -100)
     assert token_loss(logits, labels) == pytest.approx(float(expected), rel=1e-5)
     assert token_loss(logits.bfloat16(), labels).dtype == torch.float32
     assert token_loss(logits, torch.full((2, 5), -100)) == 0

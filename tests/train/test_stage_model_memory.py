@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from isthmus.train.model.recompute import Recomputation
+from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import save_model, write_config
 
@@ -82,7 +82,7 @@ def test_a_recomputed_layer_keeps_its_input_alone(variant: str, tmp_path: Path) 
     stage(hidden)  # positions and masks exist from here on
     kept, peaks = [], []
     for layers in range(3):
-        again = Recomputation("full", layers)
+        again = RecomputePolicy("full", layers)
         x = hidden.clone().requires_grad_()
         kept.append(kept_bytes(stage, x, again))
         with LiveBytes() as live:
@@ -94,7 +94,7 @@ def test_a_recomputed_layer_keeps_its_input_alone(variant: str, tmp_path: Path) 
     assert peaks[2] < peaks[0] - 0.5 * min(per_layer)
 
 
-def kept_bytes(stage: StageModel, x: torch.Tensor, again: Recomputation) -> int:
+def kept_bytes(stage: StageModel, x: torch.Tensor, again: RecomputePolicy) -> int:
     """Return the bytes of the distinct storages that a forward keeps for the backward, weights aside."""
     own = {one.untyped_storage().data_ptr() for one in stage.parameters()}
     seen: dict[int, int] = {}

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from isthmus.core.errors import PeerError
-from isthmus.train.messages.exchange import Exchange, Message
-from isthmus.train.messages.host_staging import LANDINGS, DeviceCopies, HostStaging
-from isthmus.train.messages.pinned_memory import host_copies
+from isthmus.train.communication.communicator import Communicator, TensorMessage
+from isthmus.train.communication.host_staging import MAX_STAGED_RECEIVES, CudaCopyEngine, HostStaging
+from isthmus.train.communication.pinned_memory import copy_tensors_to_host
 from tests.train.late_copies import LateCopies
 from tests.train.small_models import write_config
 from tests.train.test_executor import losses, make_training
@@ -54,7 +54,7 @@ def test_a_landing_fills_its_target_once() -> None:
         works.append(Arriving(host))
         return works[0]
 
-    landing = HostStaging(LateCopies()).land(target, receive, clock=lambda: 2.5)
+    landing = HostStaging(LateCopies()).receive_to_device(target, receive, clock=lambda: 2.5)
     assert not landing.is_completed()
     works[0].arrived.set()
     assert landing.wait()
@@ -75,7 +75,7 @@ def test_a_landing_that_fails_leaves_its_target() -> None:
         work.arrived.set()
         return work
 
-    landing = HostStaging(LateCopies()).land(target, receive)
+    landing = HostStaging(LateCopies()).receive_to_device(target, receive)
     for _ in range(2):
         with pytest.raises(PeerError, match="gone"):
             landing.wait()
@@ -90,8 +90,8 @@ def test_any_receive_may_be_waited_for_first() -> None:
         works.append(Arriving(host))
         return works[-1]
 
-    targets = [torch.zeros(3) for _ in range(2 * LANDINGS)]
-    landings = [staging.land(target, receive) for target in targets]
+    targets = [torch.zeros(3) for _ in range(2 * MAX_STAGED_RECEIVES)]
+    landings = [staging.receive_to_device(target, receive) for target in targets]
     for work, landing, target in reversed(list(zip(works, landings, targets, strict=True))):
         work.arrived.set()
         assert landing.wait()
@@ -102,11 +102,11 @@ def test_a_copy_begins_behind_what_it_needs() -> None:
     """A message leaves behind what makes it, and lands behind the last use of the memory it lands in."""
     copies = LateCopies()
     staging = HostStaging(copies)
-    host, copied = staging.leave(torch.arange(3.0))
+    host, copied = staging.copy_to_host(torch.arange(3.0))
     copied()
     assert host.tolist() == [0.0, 1.0, 2.0]
-    landing = staging.land(torch.zeros(3), lambda host: _arrived(host))
-    copies.mark()  # what is computed after the receive was posted does not hold it up
+    landing = staging.receive_to_device(torch.zeros(3), lambda host: _arrived(host))
+    copies.record_event()  # what is computed after the receive was posted does not hold it up
     landing.wait()
     assert copies.told[:3] == [("mark", 0), ("copy", 0), ("mark", 2)]
     assert ("copy", 2) in copies.told
@@ -138,15 +138,15 @@ class Slow(LateCopies):
         super().__init__()
         self.may_end = threading.Event()
 
-    def end(self, mark) -> None:  # type: ignore[no-untyped-def]
+    def wait_event(self, event) -> None:  # type: ignore[no-untyped-def]
         assert self.may_end.wait(DEADLINE_S)
-        super().end(mark)
+        super().wait_event(event)
 
 
-class Noting(Exchange):
+class Noting(Communicator):
     """An exchange with nobody, which notes what it sends."""
 
-    def start_one(self, message: Message) -> Sent:
+    def start_message(self, message: TensorMessage) -> Sent:
         return Sent(message.tensor)
 
 
@@ -155,11 +155,11 @@ def test_the_computing_thread_does_not_wait_for_copies() -> None:
     copies = Slow()
     exchange = Noting("ab", 0, staging=HostStaging(copies))
     tensor = torch.arange(6.0).reshape(2, 3).t()
-    (work,) = exchange.start([Message(tensor, 1, 5, True)])
+    (work,) = exchange.start([TensorMessage(tensor, 1, 5, True)])
     assert not work.is_completed()
     copies.may_end.set()
     exchange.wait(work)
-    seen = work.work().seen
+    seen = work.started_work().seen
     assert seen.is_contiguous()
     assert torch.equal(seen, tensor)
 
@@ -167,7 +167,7 @@ def test_the_computing_thread_does_not_wait_for_copies() -> None:
 def test_copies_in_host_memory_are_of_their_own() -> None:
     """Any shapes and types at once, laid straight."""
     tensors = [torch.arange(6.0).reshape(2, 3).t(), torch.zeros(()), torch.ones(4, dtype=torch.bfloat16)]
-    for copy, tensor in zip(host_copies(tensors), tensors, strict=True):
+    for copy, tensor in zip(copy_tensors_to_host(tensors), tensors, strict=True):
         assert torch.equal(copy, tensor)
         assert copy.is_contiguous()
         assert copy.data_ptr() != tensor.data_ptr()
@@ -219,10 +219,10 @@ def test_copies_of_a_card_are_ordered_by_events(monkeypatch: pytest.MonkeyPatch)
     What the calls do to a card is for the tests marked `gpu`; here is their order.
     """
     tape = Tape(monkeypatch)
-    copies = DeviceCopies(torch.device("cuda", 0))
+    copies = CudaCopyEngine(torch.device("cuda", 0))
     made, room, host = OnTape(tape, "result", True), OnTape(tape, "room", True), OnTape(tape, "host")
-    assert copies.start(made, host, copies.mark()) == "a quiet event of out"
-    assert copies.start(host, room, copies.mark()) == "a quiet event of in"
+    assert copies.copy_async(made, host, copies.record_event()) == "a quiet event of out"
+    assert copies.copy_async(host, room, copies.record_event()) == "a quiet event of in"
     assert tape.said == [
         "computing records a point", "out waits for a point of computing", "out copies result to host",
         "result is used on out", "out records a quiet event",

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.train.checkpoint.dcp_layout import read_into, write_metadata, write_part
-from isthmus.train.checkpoint.state_pieces import saved_pieces, wanted_state
-from isthmus.train.update.buckets import Held
-from isthmus.train.update.ownership import Ownership, Rows
+from isthmus.train.checkpoint.dcp_layout import read_shards, write_metadata, write_shards
+from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
+from isthmus.train.update.buckets import HeldRows
+from isthmus.train.update.ownership import LocalRows, Ownership
 
 SHAPES = {"wide": (7, 3), "long": (40,), "deep": (5, 2, 4)}
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
@@ -30,7 +30,7 @@ def whole_state() -> Tensors:
     return state
 
 
-Cut = list[list[Held]]
+Cut = list[list[HeldRows]]
 """What each rank holds."""
 
 
@@ -45,36 +45,34 @@ def cuts(draw: st.DrawFn) -> Cut:
         ends = [0] * len(ranks)
         for start, stop in itertools.pairwise(bounds):
             for rank in draw(st.sets(st.integers(0, len(ranks) - 1), min_size=1, max_size=3)):
-                held = Held(name=name, start=start, stop=stop, row_elements=row, dim=dim, at=ends[rank])
+                held = HeldRows(name=name, start=start, stop=stop, row_elements=row, dim=dim, at=ends[rank])
                 ranks[rank].append(held)
                 ends[rank] += stop - start
     return ranks
 
 
-def own(state: Tensors, key: str, held: list[Held]) -> torch.Tensor:
+def own(state: Tensors, key: str, held: list[HeldRows]) -> torch.Tensor:
     """A rank's own tensor: its ranges one behind the other."""
-    return torch.cat(
-        [state[key].narrow(one.dim, one.start, one.stop - one.start) for one in held], held[0].dim
-    )
+    return torch.cat([state[key].narrow(one.dim, one.start, one.stop - one.start) for one in held], held[0].dim)
 
 
-def updated(tensor: torch.Tensor, rows: tuple[Rows, ...]) -> torch.Tensor:
+def updated(tensor: torch.Tensor, rows: tuple[LocalRows, ...]) -> torch.Tensor:
     return torch.cat([tensor.narrow(one.dim, one.at, one.num_rows) for one in rows], rows[0].dim)
 
 
 def state_of(state: Tensors, ownership: Ownership) -> Tensors:
     """What a rank's optimizer holds: the rows that it updates."""
     found: Tensors = {}
-    for name, rows in ownership.updated.items():
+    for name, rows in ownership.updated_rows.items():
         found[f"step/{name}"] = state[f"step/{name}"]
         for kind in KINDS:
-            found[f"{kind}/{name}"] = updated(own(state, f"{kind}/{name}", ownership.held[name]), rows)
+            found[f"{kind}/{name}"] = updated(own(state, f"{kind}/{name}", ownership.held_rows[name]), rows)
     return found
 
 
 def ownerships(cut: Cut, shard: bool) -> list[Ownership]:
     clusters = ["a", "b", "a", "b"][: len(cut)]
-    return [Ownership(cut, rank, clusters, shard=shard, bucket_elements=32) for rank in range(len(cut))]
+    return [Ownership(cut, rank, clusters, shard_updates=shard, bucket_elements=32) for rank in range(len(cut))]
 
 
 @settings(max_examples=20, deadline=None)
@@ -85,15 +83,14 @@ def test_what_was_saved_under_one_cut_is_loaded_under_any(
     """Other stages, other slices, other replicas, updates shared or not: each rank gets what it holds."""
     folder, state = tmp_path_factory.mktemp("cut"), whole_state()
     parts = [
-        write_part(folder, one.rank, saved_pieces(state_of(state, one), one))
-        for one in ownerships(written, shard)
+        write_shards(folder, one.rank, shards_to_save(state_of(state, one), one)) for one in ownerships(written, shard)
     ]
     write_metadata(folder, parts)
     for one in ownerships(read, not shard):
-        shapes = {name: own(state, f"weight/{name}", held).shape for name, held in one.held.items()}
-        tensors, pieces = wanted_state(shapes, one)
-        read_into(folder, pieces)
-        for name, held in one.held.items():
+        shapes = {name: own(state, f"weight/{name}", held).shape for name, held in one.held_rows.items()}
+        tensors, pieces = allocate_state(shapes, one)
+        read_shards(folder, pieces)
+        for name, held in one.held_rows.items():
             assert tensors[f"step/{name}"] == state[f"step/{name}"]
             for kind in KINDS:
                 assert torch.equal(tensors[f"{kind}/{name}"], own(state, f"{kind}/{name}", held))

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from isthmus.train.model.recompute import Recomputation
+from isthmus.train.model.recompute import RecomputePolicy
 from isthmus.train.model.save_weights import export_shard, finish_export
 from isthmus.train.model.stage_model import StageModel, build_stage
-from isthmus.train.tensor_parallel.parameter_slices import slice_of
-from isthmus.train.tensor_parallel.tensor_group import TensorGroup
+from isthmus.train.tensor_parallel.parameter_slices import parameter_slice
+from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 from tests.train.tensor_groups import each, tensor_groups
 
@@ -48,20 +48,20 @@ def one_thread() -> Iterator[None]:
 def test_the_slices_of_a_parameter_are_all_of_it(name: str, tp: int) -> None:
     """Every row lies at one rank, or all rows at all of them; put together they are the parameter."""
     whole = torch.randn(NAMES[name])
-    held = [one for index in range(tp) if (one := slice_of(name, whole.shape, tp, index)) is not None]
+    held = [one for index in range(tp) if (one := parameter_slice(name, whole.shape, tp, index)) is not None]
     found = torch.full_like(whole, torch.nan)
     for one in held:
-        one.put(one.take(whole), found)
-        assert one.take(whole).shape == one.local_shape
-        assert sum(stop - start for start, stop, _ in one.parts()) == one.num_rows
+        one.copy_into(one.take_from(whole), found)
+        assert one.take_from(whole).shape == one.local_shape
+        assert sum(stop - start for start, stop, _ in one.row_ranges()) == one.num_rows
     assert torch.equal(found, whole)
-    counted = sum(one.num_rows for one in held if one.first)
+    counted = sum(one.num_rows for one in held if one.is_first_copy)
     assert counted == whole.shape[held[0].dim]
     assert len({one.dim for one in held}) == 1
-    assert slice_of(name, whole.shape, 1, 0).is_whole
+    assert parameter_slice(name, whole.shape, 1, 0).is_full
 
 
-def losses_and_gradients(folder: Path, weights: str, group: TensorGroup | None) -> tuple[float, StageModel]:
+def losses_and_gradients(folder: Path, weights: str, group: TensorParallelGroup | None) -> tuple[float, StageModel]:
     """Return the loss of fixed tokens, and the model with its gradients; one layer is recomputed."""
     model = build_stage(
         folder, (0, NUM_LAYERS), dtype=torch.float32, device="cpu", seed=3, weights=weights, group=group
@@ -69,7 +69,7 @@ def losses_and_gradients(folder: Path, weights: str, group: TensorGroup | None) 
     ids = token_ids(length=12)
     labels = ids.roll(-1, 1)
     labels[0, :3] = -100
-    logits, balance = model.compute(ids, Recomputation("full", 1))
+    logits, balance = model.compute(ids, RecomputePolicy("full", 1))
     loss = model.loss(logits, labels)
     (loss if balance is None else loss + balance).backward()
     return loss.item(), model
@@ -86,21 +86,19 @@ def check_shared(folder: Path, tp: int, weights: str, *, sp: bool = False) -> No
         assert loss == pytest.approx(expected, rel=1e-6)
         for name, parameter in model.global_named_parameters():
             held = model.slices[name]
-            assert torch.equal(parameter, held.take(whole[name].detach())), name
-            gradient = held.take(whole[name].grad)
+            assert torch.equal(parameter, held.take_from(whole[name].detach())), name
+            gradient = held.take_from(whole[name].grad)
             assert torch.allclose(parameter.grad, gradient, rtol=1e-4, atol=1e-6 * largest), name
     copies = [dict(model.global_named_parameters()) for _, model in found]
     for name, held in found[0][1].slices.items():
-        if held.copies:
+        if held.is_replicated:
             assert all(torch.equal(copies[0][name].grad, other[name].grad) for other in copies), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("tp", "sp"), [(2, False), (4, False), (2, True), (4, True)])
-def test_ranks_that_share_a_model_compute_what_one_does(
-    tmp_path: Path, variant: str, tp: int, sp: bool
-) -> None:
+def test_ranks_that_share_a_model_compute_what_one_does(tmp_path: Path, variant: str, tp: int, sp: bool) -> None:
     """The same initial weights, loss and gradients; what all ranks hold gets the same bits on each.
 
     So it is where they share the tokens between blocks as well.
@@ -121,11 +119,9 @@ def test_an_export_of_shares_is_the_whole_model(tmp_path: Path, variant: str) ->
     """Two ranks that share all of a model write the folder that it was read from, tensor by tensor."""
     whole, output = save_model(tmp_path / "model", variant), tmp_path / "output"
 
-    def run(group: TensorGroup) -> None:
+    def run(group: TensorParallelGroup) -> None:
         layers, dtype = (0, NUM_LAYERS), torch.bfloat16
-        stage = build_stage(
-            tmp_path / "model", layers, dtype=dtype, device="cpu", seed=0, weights="load", group=group
-        )
+        stage = build_stage(tmp_path / "model", layers, dtype=dtype, device="cpu", seed=0, weights="load", group=group)
         export_shard(stage, output, 0)
 
     each(tensor_groups(2), run)

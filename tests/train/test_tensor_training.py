@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from isthmus.core.job import Training
-from isthmus.train.model.recompute import Recomputation
+from isthmus.core.job import TrainingConfig
+from isthmus.train.model.recompute import RecomputePolicy
 from tests.train.devices import on_devices
 from tests.train.small_models import write_config
 from tests.train.tensor_threads import SharedPipeline
@@ -30,7 +30,7 @@ def shared(
     model: Path,
     ends: list[int],
     tps: list[int],
-    training: Training,
+    training: TrainingConfig,
     schedule: str = "1f1b",
     steps: int | None = None,
     **options: object,
@@ -45,7 +45,7 @@ def shared(
         pipeline.close()
 
 
-def alone(model: Path, training: Training, device: str = "cpu", steps: int | None = None) -> list[float]:
+def alone(model: Path, training: TrainingConfig, device: str = "cpu", steps: int | None = None) -> list[float]:
     """Train with one process; return the loss of all steps or the first."""
     pipeline = Pipeline(model, [4], training, device=device)
     try:
@@ -99,9 +99,7 @@ def test_two_hundred_steps_stay_on_the_curve(
     [("zero_bubble", [2, 4]), ("interleaved", [1, 2, 3, 4]), ("overlapped", [1, 4]), ("gpipe", [3, 4])],
 )
 @pytest.mark.parametrize(("variant", "sp"), [("qwen3", False), ("mixtral", True)])
-def test_shares_go_with_any_schedule(
-    tmp_path: Path, schedule: str, ends: list[int], variant: str, sp: bool
-) -> None:
+def test_shares_go_with_any_schedule(tmp_path: Path, schedule: str, ends: list[int], variant: str, sp: bool) -> None:
     """Whatever the order of work: weights put off, several pieces a rank, early forwards."""
     model, training = write_config(tmp_path, variant), make_training(steps=6)
     found = shared(model, ends, [2, 2], training, schedule, sp=sp)
@@ -115,7 +113,7 @@ def test_shares_go_with_recomputation(tmp_path: Path, kind: str, device: str) ->
     """What is computed again, sums included, has the same bits."""
     model, training = write_config(tmp_path, "mixtral"), make_training(steps=4)
     for sp in (False, True):
-        again = shared(model, [1, 4], [1, 2], training, sp=sp, again=Recomputation(kind), device=device)
+        again = shared(model, [1, 4], [1, 2], training, sp=sp, recompute=RecomputePolicy(kind), device=device)
         assert again == shared(model, [1, 4], [1, 2], training, sp=sp, device=device)
 
 
@@ -137,9 +135,7 @@ def test_a_rank_that_holds_nothing_whole_ends_with_the_same_weights(tmp_path: Pa
     found, expected = pipeline.wholes(), single.weights()
     assert found.keys() == expected.keys()
     assert all(torch.allclose(found[name], one, rtol=1e-4, atol=1e-5) for name, one in expected.items())
-    norms = [
-        dict(stage.model.global_named_parameters())["model.norm.weight"] for stage in pipeline.stages[2:]
-    ]
+    norms = [dict(stage.model.global_named_parameters())["model.norm.weight"] for stage in pipeline.stages[2:]]
     assert torch.equal(*norms)
     pipeline.close()
     single.close()

@@ -15,7 +15,7 @@ from isthmus.core.errors import PeerError, PlanError
 from isthmus.core.job import Job
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.train.process.check_executable import check_executable
+from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started, whole
@@ -23,9 +23,7 @@ from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, start
 STEPS = 12
 
 
-def shared_plan(
-    job: Job, ends: Sequence[int], stages: Sequence[dict[str, Any]], clusters: str = "ab"
-) -> Plan:
+def shared_plan(job: Job, ends: Sequence[int], stages: Sequence[dict[str, Any]], clusters: str = "ab") -> Plan:
     """Return a plan whose stages end at the layers `ends`, each changed as `stages` says."""
     plan = make_plan(job, ends, clusters)
     changed = [one.model_copy(update=change) for one, change in zip(plan.stages, stages, strict=True)]
@@ -35,8 +33,7 @@ def shared_plan(
 def told(workers: Workers, key: str = "loss") -> list[float]:
     """Return what was reported of `key`; one rank alone does."""
     found = [
-        [one.values[key] for one in workers.metrics(rank) if key in one.values]
-        for rank in range(len(workers.folders))
+        [one.values[key] for one in workers.metrics(rank) if key in one.values] for rank in range(len(workers.folders))
     ]
     (only,) = [of_rank for of_rank in found if of_rank]
     return only
@@ -49,9 +46,7 @@ def test_shares_in_two_clusters_train_what_one_process_trains(tmp_path: Path) ->
     1. One process trains 12 steps. 2. Two ranks that share tokens too, then one, train until the second of
     the two is killed. 3. The others end and name it. 4. One, then two, go on from the newest checkpoint.
     """
-    job = make_job(
-        tmp_path, "llama-tied", steps=STEPS, training={"evaluate_every": 6}, checkpoints={"every_steps": 4}
-    )
+    job = make_job(tmp_path, "llama-tied", steps=STEPS, training={"evaluate_every": 6}, checkpoints={"every_steps": 4})
     alone = run_job(tmp_path / "alone", moved(job, tmp_path / "alone"), whole(job))
     cut = moved(job, tmp_path / "cut")
     with started(tmp_path / "cut", cut, shared_plan(job, [2, 4], [{"tp": 2, "sp": True}, {}])) as first:
@@ -104,7 +99,7 @@ def test_a_rank_that_shares_a_stage_is_replaced_in_place(tmp_path: Path) -> None
 def check(tmp_path: Path, **stage: Any) -> None:
     job = make_job(tmp_path)
     plan = shared_plan(job, [1, 4], [stage, {}])
-    check_executable(WorkerSpec(run="j", attempt=1, rank=len(plan.ranks) - 1, job=job, plan=plan))
+    check_plan_supported(WorkerSpec(run="j", attempt=1, rank=len(plan.ranks) - 1, job=job, plan=plan))
 
 
 def test_shares_that_can_be_dealt_out_are_accepted(tmp_path: Path) -> None:

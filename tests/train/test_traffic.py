@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.plan import Plan
-from isthmus.train.messages.traffic import lanes_between
+from isthmus.train.communication.connection_counts import num_connections
 
 
 def plan_of(replicas: int, stages: int) -> Plan:
@@ -29,7 +29,7 @@ def plan_of(replicas: int, stages: int) -> Plan:
 def test_lanes_are_where_tensors_go() -> None:
     """Neighbours in a pipeline, and its two ends, have all lanes; the other pairs of a replica have one."""
     plan = plan_of(1, 5)
-    table = [[lanes_between(plan, a, b, 4) for b in range(5)] for a in range(5)]
+    table = [[num_connections(plan, a, b, 4) for b in range(5)] for a in range(5)]
     assert table[0] == [4, 4, 1, 1, 4]
     assert table[2] == [1, 4, 4, 4, 1]
 
@@ -38,6 +38,6 @@ def test_replicas_exchange_gradients() -> None:
     """Ranks of different replicas have all lanes; what one of a pair counts, the other does."""
     plan = plan_of(2, 4)
     pairs = [(a, b) for a in range(8) for b in range(8)]
-    assert all(lanes_between(plan, a, b, 4) == lanes_between(plan, b, a, 4) for a, b in pairs)
-    assert all(lanes_between(plan, a, b, 4) == 4 for a, b in pairs if a // 4 != b // 4)
-    assert lanes_between(plan, 4, 6, 4) == 1
+    assert all(num_connections(plan, a, b, 4) == num_connections(plan, b, a, 4) for a, b in pairs)
+    assert all(num_connections(plan, a, b, 4) == 4 for a, b in pairs if a // 4 != b // 4)
+    assert num_connections(plan, 4, 6, 4) == 1

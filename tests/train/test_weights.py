@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from isthmus.core.errors import ModelError, UnavailableError
-from isthmus.train.model.save_weights import check_output, export_shard, finish_export, make_output
+from isthmus.train.model.save_weights import check_output, export_shard, finish_export, make_output_folder
 from isthmus.train.model.stage_model import StageModel, build_stage
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 
@@ -35,11 +35,7 @@ def export(source: Path, output: Path, bounds: list[int], **options) -> None:
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {
-        name: value
-        for file in sorted(folder.glob("*.safetensors"))
-        for name, value in load_file(file).items()
-    }
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -91,9 +87,7 @@ def test_the_fused_layout_is_read_too(tmp_path, variant):
     model = save_model(tmp_path / "published", variant)
     model.save_pretrained(tmp_path / "fused", save_original_format=False, max_shard_size="8KB")
     assert (tmp_path / "fused" / INDEX).exists()
-    published, fused = (
-        dict(load(tmp_path / name).global_named_parameters()) for name in ("published", "fused")
-    )
+    published, fused = (dict(load(tmp_path / name).global_named_parameters()) for name in ("published", "fused"))
     assert published.keys() == fused.keys()
     assert all(torch.equal(published[name], fused[name]) for name in published)
 
@@ -143,9 +137,7 @@ def test_a_misshapen_tensor_is_named(tmp_path):
     stored = load_file(tmp_path / "model.safetensors")
     stored["model.layers.1.mlp.up_proj.weight"] = torch.zeros(24, 15)
     save_file(stored, tmp_path / "model.safetensors")
-    with pytest.raises(
-        ModelError, match=r"up_proj\.weight' has shape \[24, 15\], config\.json says \[24, 16\]"
-    ):
+    with pytest.raises(ModelError, match=r"up_proj\.weight' has shape \[24, 15\], config\.json says \[24, 16\]"):
         load(tmp_path)
 
 
@@ -282,9 +274,9 @@ def test_an_output_that_cannot_be_is_noticed_before_training(tmp_path: Path) -> 
     """A file in the output's place is named at once, not after the last step."""
     (tmp_path / "taken").write_text("")
     with pytest.raises(UnavailableError, match="taken"):
-        make_output(tmp_path / "taken")
-    make_output(tmp_path / "new/folder")
-    make_output(tmp_path / "new/folder")
+        make_output_folder(tmp_path / "taken")
+    make_output_folder(tmp_path / "new/folder")
+    make_output_folder(tmp_path / "new/folder")
     assert (tmp_path / "new/folder").is_dir()
 
 

@@ -13,9 +13,9 @@ from benchmarks._tasks_scaled import SCALES, scaled
 from benchmarks._tasks_tables import Result, page, rows
 from benchmarks._virtual_run import Rehearsed, rehearse
 from benchmarks.whitepaper import by_delay, run_tasks, tasks
-from isthmus.core.link_physics import effective_bytes_per_s
+from isthmus.core.link_throughput import effective_bytes_per_s
 from isthmus.plan import Calibration, predict
-from isthmus.plan.time.loads import stage_costs, wires_of
+from isthmus.plan.time.simulation_inputs import simulated_links, stage_costs
 
 
 @cache
@@ -34,16 +34,14 @@ def test_a_scaled_task_keeps_every_ratio_of_times(task: Task, scale: int) -> Non
     """Chips, delay and the time of a message are all 1/S; a message is 1/S² of its bytes."""
     small = scaled(task, calibration(), 10.0, scale)
     loads = [
-        cost.load
-        for r in range(task.dp)
-        for cost in stage_costs(task.plan, pool(), task.profile, calibration(), r)
+        cost.load for r in range(task.dp) for cost in stage_costs(task.plan, pool(), task.profile, calibration(), r)
     ]
     assert len(small.plan.ranks) == len(small.times) == len(loads)
     for time, load in zip(small.times, loads, strict=True):
         assert time.forward_s * scale == pytest.approx(load.forward_s)
         assert time.backward_s * scale == pytest.approx(load.backward_s)
         assert time.update_s * scale >= load.update_s
-    wire = wires_of(task.plan, pool(), calibration())["cluster1", "cluster3"]
+    wire = simulated_links(task.plan, pool(), calibration())["cluster1", "cluster3"]
     link = small.pool.link("cluster1", "cluster3")
     assert link is not None
     message = small.plan.micro_batch_size * small.plan.sequence_length * 4096 * 2

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from isthmus.core.errors import InputError, ModelError, PeerError, PlanError
 from isthmus.core.job import Job
-from isthmus.core.messages.agent_messages import Protection
-from isthmus.core.messages.worker_folder import ProtectRequest, WorkerSpec
+from isthmus.core.messages.agent_messages import VerifiedCheckpoint
+from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerSpec
 from isthmus.core.plan import Plan
-from isthmus.train.process.check_executable import check_executable
+from isthmus.train.process.check_plan_supported import check_plan_supported
 from isthmus.train.process.verify import verify
 from tests.comm.relay import Relay
 from tests.train.small_models import write_config
@@ -101,9 +101,7 @@ def test_a_moe_in_bf16_trains_on_plain_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fixed", [{"schedule": "interleaved"}, {"schedule": "overlapped", "warm_up": (3, 0)}]
-)
+@pytest.mark.parametrize("fixed", [{"schedule": "interleaved"}, {"schedule": "overlapped", "warm_up": (3, 0)}])
 def test_schedules_of_a_plan_are_followed(tmp_path: Path, fixed: dict) -> None:
     """Two pieces per worker, or a warm-up of the plan's own: loss, evaluation and result of one process."""
     job = make_job(tmp_path, "llama-tied", steps=4, training={"evaluate_every": 2, "global_batch_size": 12})
@@ -201,12 +199,12 @@ def test_a_run_that_one_site_protects_is_saved_at_one_step_by_all(tmp_path: Path
         assert second.metrics(0)[0].step == again[0].step, "it goes on where it was protected"
 
 
-def _protected(workers: Workers, after: int) -> list[Protection]:
+def _protected(workers: Workers, after: int) -> list[VerifiedCheckpoint]:
     """Ask the last rank for a checkpoint later than `after` steps; return what all ranks say of it."""
-    workers.folders[-1].write_protect(ProtectRequest(after=after))
+    workers.folders[-1].write_checkpoint_request(CheckpointRequest(after=after))
     deadline_s = time.monotonic() + LIMIT_S
     while True:
-        found = [folder.read_protected() for folder in workers.folders]
+        found = [folder.read_verified_checkpoint() for folder in workers.folders]
         known = [one for one in found if one is not None and one.step > after]
         if len(known) == len(found):
             return known
@@ -232,14 +230,12 @@ def spec_of(tmp_path: Path, plan: Plan | None = None, **changes: object) -> Work
     """Return the spec of rank 0 of a two-stage plan, or of `plan`."""
     job = make_job(tmp_path)
     plan = plan or make_plan(job, [1, 4])
-    return WorkerSpec.model_validate(
-        {"run": "j", "attempt": 1, "rank": 0, "job": job, "plan": plan, **changes}
-    )
+    return WorkerSpec.model_validate({"run": "j", "attempt": 1, "rank": 0, "job": job, "plan": plan, **changes})
 
 
 def test_a_plan_that_fits_is_accepted(tmp_path: Path) -> None:
     """What the runtime can run passes, with its schedule."""
-    assert check_executable(spec_of(tmp_path)).num_stages == 2
+    assert check_plan_supported(spec_of(tmp_path)).num_stages == 2
 
 
 @pytest.mark.parametrize(
@@ -257,7 +253,7 @@ def test_what_the_runtime_cannot_run_is_refused(tmp_path: Path, changes: dict, w
     """Each refusal is a `PlanError` that says what cannot be run."""
     plan = make_plan(make_job(tmp_path), [1, 4], **changes)
     with pytest.raises(PlanError, match=why):
-        check_executable(spec_of(tmp_path, plan))
+        check_plan_supported(spec_of(tmp_path, plan))
 
 
 @pytest.mark.parametrize(
@@ -272,15 +268,13 @@ def test_what_a_plan_by_hand_fixes_is_followed_or_refused(tmp_path: Path, fixed:
     """Nothing that a plan may say is ignored in silence."""
     plan = make_plan(make_job(tmp_path), [1, 4]).model_copy(update=fixed)
     with pytest.raises(PlanError, match=next(iter(fixed)) if "transport" not in fixed else "rendezvous"):
-        check_executable(spec_of(tmp_path, plan))
+        check_plan_supported(spec_of(tmp_path, plan))
 
 
 def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
     """Samples, sequence length, layers and replicas must be those of the job."""
     plan = make_plan(make_job(tmp_path), [1, 4])
-    doubled = [
-        one for replica in (0, 1) for one in (s.model_copy(update={"replica": replica}) for s in plan.stages)
-    ]
+    doubled = [one for replica in (0, 1) for one in (s.model_copy(update={"replica": replica}) for s in plan.stages)]
     apart = [s.model_copy(update={"cluster": f"site-{s.replica}"}) for s in doubled]
     for update, why in (
         ({"micro_batches": 5}, "samples a step is 10 in the plan and 8 in the job"),
@@ -294,18 +288,18 @@ def test_a_plan_of_another_job_is_refused(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(PlanError, match=why):
-            check_executable(spec_of(tmp_path, Plan.model_validate(plan.model_dump() | update)))
+            check_plan_supported(spec_of(tmp_path, Plan.model_validate(plan.model_dump() | update)))
 
 
 def test_a_backend_that_cannot_serve_is_refused(tmp_path: Path) -> None:
     """A backend that this torch lacks, and gloo across clusters, are refused with what to use instead."""
     for absent in ("hccl", "mpi"):
         with pytest.raises(PlanError, match=f"'{absent}' is not supported.*supported here: isthmus, gloo"):
-            check_executable(spec_of(tmp_path, backend=absent))
+            check_plan_supported(spec_of(tmp_path, backend=absent))
     with pytest.raises(PlanError, match=r"'nccl' is not supported.*isthmus, gloo\)"):
-        check_executable(spec_of(tmp_path, backend="nccl", device="cpu"))
+        check_plan_supported(spec_of(tmp_path, backend="nccl", device="cpu"))
     with pytest.raises(PlanError, match="does not support routes"):
-        check_executable(spec_of(tmp_path, backend="gloo"))
+        check_plan_supported(spec_of(tmp_path, backend="gloo"))
 
 
 @pytest.mark.parametrize("name", ["attention_dropout", "router_jitter_noise"])
@@ -315,7 +309,7 @@ def test_chance_in_the_forward_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / "model/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: 0.1}))
     with pytest.raises(ModelError, match=f"{name} is 0.1"):
-        check_executable(spec)
+        check_plan_supported(spec)
 
 
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
@@ -323,4 +317,4 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     (tmp_path / "model/config.json").unlink()
     with pytest.raises(ModelError, match="no model at"):
-        check_executable(spec)
+        check_plan_supported(spec)

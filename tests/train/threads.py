@@ -13,37 +13,35 @@ import torch
 import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.transport.in_memory import memory_transports
-from isthmus.core.job import Training
+from isthmus.comm.transport.memory_transport import memory_transports
+from isthmus.core.job import TrainingConfig
 from isthmus.schedule import forward_only, make_schedule
-from isthmus.train.messages.exchange import Exchange, Message
-from isthmus.train.messages.host_staging import HostStaging
-from isthmus.train.messages.metrics import Account
+from isthmus.train.communication.communicator import Communicator, TensorMessage
+from isthmus.train.communication.host_staging import HostStaging
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.model_chunks import ModelChunks
 from isthmus.train.model.stage_model import build_stage
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.pipeline.executor import Executor
 from isthmus.train.pipeline.micro_batches import MicroBatches
+from isthmus.train.pipeline.stage_executor import StageExecutor
 from isthmus.train.update.buckets import BUCKET_ELEMENTS
-from isthmus.train.update.optimizer import Optimizer, Update
+from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.optimizer import Optimizer, UpdateResult
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.reduce import Reducer
-from isthmus.train.update.replicas import held_by
+from isthmus.train.update.replica_layout import held_rows_of
 from tests.train.devices import staging_for
 
 LONG, SHORT = 200, 20
 """Steps that curves are compared over: of a sample of the cases in every run, of the others only if asked."""
 
 
-class GroupExchange(Exchange):
+class GroupExchange(Communicator):
     """An exchange over a group that is not torch's default one, of which a process has only one."""
 
-    def __init__(
-        self, clusters: Sequence[str], group: IsthmusGroup, staging: HostStaging | None = None
-    ) -> None:
+    def __init__(self, clusters: Sequence[str], group: IsthmusGroup, staging: HostStaging | None = None) -> None:
         super().__init__(clusters, group.rank(), staging=staging)
         self.group = group
 
-    def start_one(self, message: Message) -> dist.Work:
+    def start_message(self, message: TensorMessage) -> dist.Work:
         start = self.group.send if message.is_send else self.group.recv
         return start([message.tensor], message.peer, message.tag)
 
@@ -55,20 +53,20 @@ class GroupExchange(Exchange):
 class Stage:
     """What one thread holds, and what it has seen."""
 
-    model: StagePieces
-    executor: Executor
+    model: ModelChunks
+    executor: StageExecutor
     optimizer: Optimizer
     losses: list[float] = field(default_factory=list)
     balance_losses: list[float | None] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    accounts: list[Account] = field(default_factory=list)
+    accounts: list[StepTimer] = field(default_factory=list)
 
 
 def meet(
-    models: Sequence[StagePieces],
+    models: Sequence[ModelChunks],
     groups: Sequence[IsthmusGroup],
     clusters: str,
-    training: Training,
+    training: TrainingConfig,
     *,
     staging: HostStaging | None = None,
     shard: bool = False,
@@ -76,16 +74,16 @@ def meet(
     on_host: bool = False,
 ) -> list[tuple[GroupExchange, Optimizer]]:
     """Return exchange and optimizer of every rank, given its pieces of the model."""
-    held, found = [held_by(model) for model in models], []
+    held, found = [held_rows_of(model) for model in models], []
     for rank, model in enumerate(models):
         exchange = GroupExchange(clusters, groups[rank], staging or staging_for(model.device))
-        own = Ownership(held, rank, clusters, shard=shard, bucket_elements=bucket_elements)
+        own = Ownership(held, rank, clusters, shard_updates=shard, bucket_elements=bucket_elements)
         optimizer = Optimizer(
             model.global_named_parameters(),
             training,
             sum_over_all=exchange.sum_over_all,
             ownership=own,
-            reducer=Reducer(own.buckets, rank, exchange),
+            reducer=GradientReducer(own.buckets, rank, exchange),
             on_host=on_host,
         )
         found.append((exchange, optimizer))
@@ -96,7 +94,7 @@ Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """Input ids and labels [n, S] of a step."""
 
 
-def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[torch.Tensor, torch.Tensor]:
+def random_batch(training: TrainingConfig, step: int, vocabulary: int = 61) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens of a step, each twice the one before plus one; some labels do not count."""
     shape = training.global_batch_size, 1
     columns = [torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(step))]
@@ -111,12 +109,12 @@ def random_batch(training: Training, step: int, vocabulary: int = 61) -> tuple[t
 def build_pieces(
     path: Path,
     layers: Sequence[tuple[int, int]],
-    training: Training,
+    training: TrainingConfig,
     num_copies: int = 1,
     device: str = "cpu",
-) -> StagePieces:
+) -> ModelChunks:
     """Return pieces of the model with random weights, as a rank holds them."""
-    return StagePieces(
+    return ModelChunks(
         [
             build_stage(path, one, dtype=torch.float32, device=device, seed=training.seed, weights="random")
             for one in layers
@@ -141,7 +139,7 @@ class Pipeline:
         self,
         model: Path,
         ends: Sequence[int],
-        training: Training,
+        training: TrainingConfig,
         *,
         clusters: str = "",
         staging: HostStaging | None = None,
@@ -154,26 +152,23 @@ class Pipeline:
         self.groups = [IsthmusGroup(one, list(clusters)) for one in memory_transports(self.size)]
         layers = list(zip([0, *ends], ends, strict=False))
         models = [
-            build_pieces(model, layers[stage :: self.size], training, device=device)
-            for stage in range(self.size)
+            build_pieces(model, layers[stage :: self.size], training, device=device) for stage in range(self.size)
         ]
         dtype = torch.bfloat16 if training.precision == "bf16" else torch.float32
         met = meet(models, self.groups, clusters, training, staging=staging)
         self.stages = [
-            Stage(one, Executor(one, rank, range(self.size), exchange, dtype=dtype, **options), optimizer)
+            Stage(one, StageExecutor(one, rank, range(self.size), exchange, dtype=dtype, **options), optimizer)
             for rank, (one, (exchange, optimizer)) in enumerate(zip(models, met, strict=True))
         ]
 
-    def train(
-        self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None, first: int = 0
-    ) -> list[float]:
+    def train(self, steps: int, *, schedule: str = "1f1b", batch: Batch | None = None, first: int = 0) -> list[float]:
         """Train for `steps` steps from step `first`; return the loss of each step so far."""
         chunks = self.chunks if schedule == "interleaved" else None
         plan = make_schedule(schedule, self.size, self.training.num_micro_batches, num_chunks=chunks)
 
         def run(stage: Stage) -> None:
             for step in range(first, first + steps):
-                account, done = Account(traced=True), list[Update]()
+                account, done = StepTimer(is_traced=True), list[UpdateResult]()
                 apply = partial(stage.optimizer.apply, step)
                 batches = self._cut(stage, *(batch or partial(random_batch, self.training))(step))
                 paid = stage.executor.run(plan, batches, account, lambda: done.append(apply()))  # noqa: B023
@@ -192,7 +187,7 @@ class Pipeline:
         def run(stage: Stage) -> float | None:
             batches = self._cut(stage, input_ids, labels)
             return stage.executor.run(
-                forward_only(self.size, len(batches.sizes), self.chunks), batches, Account()
+                forward_only(self.size, len(batches.sizes), self.chunks), batches, StepTimer()
             ).loss
 
         return self._each(run)[-1]
@@ -202,7 +197,7 @@ class Pipeline:
         return {
             name.partition("/")[2]: tensor.clone()
             for stage in self.stages
-            for name, tensor in stage.optimizer.state().items()
+            for name, tensor in stage.optimizer.checkpoint_state().items()
             if name.startswith("weight/")
         }
 
@@ -211,7 +206,7 @@ class Pipeline:
             group.shutdown()
 
     def _cut(self, stage: Stage, input_ids: torch.Tensor, labels: torch.Tensor) -> MicroBatches:
-        return MicroBatches.cut(
+        return MicroBatches.split(
             len(input_ids),
             self.training.micro_batch_size,
             input_ids.shape[1],

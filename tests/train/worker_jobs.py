@@ -45,8 +45,7 @@ def make_job(folder: Path, variant: str = "llama", *, steps: int = 6, **changes:
             "model": str(model),
             "data": {"paths": [str(folder / "text.txt")], "validation_fraction": 0.05},
             "training": training,
-            "checkpoints": {"folder": str(folder / "checkpoints"), "every_steps": 0}
-            | changes.pop("checkpoints", {}),
+            "checkpoints": {"folder": str(folder / "checkpoints"), "every_steps": 0} | changes.pop("checkpoints", {}),
             "output": str(folder / "output"),
             **changes,
         }
@@ -91,11 +90,11 @@ class Workers:
         return [one.wait(max(deadline_s - time.monotonic(), 0.1)) for one in self.processes]
 
     def log(self, rank: int) -> str:
-        return self.folders[rank].log.read_text(encoding="utf-8", errors="replace")
+        return self.folders[rank].log_path.read_text(encoding="utf-8", errors="replace")
 
     def metrics(self, rank: int) -> list[StepMetrics]:
         """Return what rank `rank` reported so far."""
-        file = self.folders[rank].metrics
+        file = self.folders[rank].metrics_path
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [StepMetrics.model_validate_json(line) for line in lines]
 
@@ -132,7 +131,7 @@ def started(
         here = {"host": hosts[rank]} if hosts else {}
         own = WorkerSpec(run="job-1", attempt=attempt, rank=rank, job=job, plan=plan, **here, **spec)
         place.write_spec(own)
-        workers.processes.append(ForkedProgram(f"isthmus.train.process.{program}", place.path, place.log))
+        workers.processes.append(ForkedProgram(f"isthmus.train.process.{program}", place.path, place.log_path))
     try:
         _hand_out_ranks(workers)
         yield workers
@@ -159,4 +158,4 @@ def _hand_out_ranks(workers: Workers) -> None:
         assert time.monotonic() < deadline_s, "no check-in"
         time.sleep(0.02)
     for folder in workers.folders:
-        folder.write_ranks(RankMap(workers=tuple(addresses)))
+        folder.write_rank_map(RankMap(workers=tuple(addresses)))

@@ -15,9 +15,7 @@ from isthmus.wan.dial import format_address
 
 def pool_of(*links: dict[str, Any]) -> Pool:
     """A pool of as many one-card clusters as the links name."""
-    names = sorted(
-        {name for link in links for name in link.get("between", [link.get("from"), link.get("to")])}
-    )
+    names = sorted({name for link in links for name in link.get("between", [link.get("from"), link.get("to")])})
     group = {"chip": "H20", "nodes": 1, "chips_per_node": 1}
     clusters = [{"name": name, "owner": name, "node_groups": [group]} for name in names]
     return Pool.model_validate({"clusters": clusters, "links": list(links)})

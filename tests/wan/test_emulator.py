@@ -15,7 +15,7 @@ import pytest
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.dial import dial
-from isthmus.wan.emulator import ROUTES, STATISTICS, run_links
+from isthmus.wan.emulator import ROUTES_FILE, STATISTICS_FILE, run_links
 from tests.wan.lab import a_worker, pool_of, round_trips_s, wait_until
 
 LINK = {"between": ["a", "b"], "bandwidth_gbps": 0.5, "round_trip_ms": 8, "loss": 0.0}
@@ -30,8 +30,8 @@ def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: s
     process = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool, tmp_path / "s", 0))
     process.start()
     try:
-        wait_until((tmp_path / "s" / ROUTES).exists)
-        routes = json.loads((tmp_path / "s" / ROUTES).read_text())
+        wait_until((tmp_path / "s" / ROUTES_FILE).exists)
+        routes = json.loads((tmp_path / "s" / ROUTES_FILE).read_text())
         assert {cluster: sorted(others) for cluster, others in routes.items()} == {
             "a": ["b"], "b": ["a", "c"], "c": ["b"],
         }  # fmt: skip
@@ -39,15 +39,15 @@ def test_the_files_say_what_runs_and_routes_go_with_it(tmp_path: Path, number: s
             connection.sendall(b"e")
             times_s = round_trips_s(connection, 20)
             assert statistics.median(times_s) == pytest.approx(0.008, abs=0.002)
-            wait_until(lambda: carried(tmp_path / "s" / STATISTICS).get(("a", "b")) == 20 * 64 + 1)
-        found = carried(tmp_path / "s" / STATISTICS)
+            wait_until(lambda: carried(tmp_path / "s" / STATISTICS_FILE).get(("a", "b")) == 20 * 64 + 1)
+        found = carried(tmp_path / "s" / STATISTICS_FILE)
         assert found == {("a", "b"): 1281, ("b", "a"): 1280, ("b", "c"): 0, ("c", "b"): 0}
     finally:
         assert process.pid is not None
         os.kill(process.pid, number)
         process.join(10)
     assert process.exitcode == 0
-    assert not (tmp_path / "s" / ROUTES).exists()
+    assert not (tmp_path / "s" / ROUTES_FILE).exists()
 
 
 @pytest.mark.slow
@@ -56,12 +56,12 @@ def test_a_signal_ends_flows_that_are_under_way(tmp_path: Path) -> None:
 
     That its statistics could not be written (here a folder is in their way) has not ended it before.
     """
-    (tmp_path / f"{STATISTICS}.new").mkdir()
+    (tmp_path / f"{STATISTICS_FILE}.new").mkdir()
     pool = pool_of({**LINK, "bandwidth_gbps": 0.01})
     process = multiprocessing.get_context("spawn").Process(target=run_links, args=(pool, tmp_path, 0))
     process.start()
-    wait_until((tmp_path / ROUTES).exists)
-    routes = json.loads((tmp_path / ROUTES).read_text())
+    wait_until((tmp_path / ROUTES_FILE).exists)
+    routes = json.loads((tmp_path / ROUTES_FILE).read_text())
     with a_worker() as worker:
         flows = [dial(worker.address, routes["a"]["b"]) for _ in range(4)]
         for flow in flows:

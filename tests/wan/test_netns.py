@@ -14,20 +14,18 @@ from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
 from isthmus.wan.netns import (
     Namespaces,
+    effective_capabilities,
     emulated_namespaces,
-    own_capabilities,
     stale_namespaces,
-    why_unavailable,
+    unavailable_reason,
 )
 from tests.wan.lab import pool_of, wait_until
 
-WHY = why_unavailable(own_capabilities())
+WHY = unavailable_reason(effective_capabilities())
 needs_root = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        WHY is not None, reason=f"{WHY}; run: sudo .venv/bin/python -m pytest -m root tests/wan"
-    ),
+    pytest.mark.skipif(WHY is not None, reason=f"{WHY}; run: sudo .venv/bin/python -m pytest -m root tests/wan"),
 ]
 
 ECHO = """
@@ -147,13 +145,13 @@ class TestAsRoot:
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     """An ordinary user and a machine without TUN devices are told so."""
     root = 0x1FFFFFFFFFF
-    assert "need Linux and root" in (why_unavailable(0) or "")
-    assert "CAP_SYS_ADMIN" in (why_unavailable(root & ~(1 << 21)) or "")
-    assert why_unavailable(root, tmp_path / "tun") == f"{tmp_path / 'tun'} is missing"
+    assert "need Linux and root" in (unavailable_reason(0) or "")
+    assert "CAP_SYS_ADMIN" in (unavailable_reason(root & ~(1 << 21)) or "")
+    assert unavailable_reason(root, tmp_path / "tun") == f"{tmp_path / 'tun'} is missing"
 
 
 def test_without_root_the_error_names_the_links_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulation without root is the way out; nothing was made."""
-    monkeypatch.setattr("isthmus.wan.netns.own_capabilities", lambda: 0)
+    monkeypatch.setattr("isthmus.wan.netns.effective_capabilities", lambda: 0)
     with pytest.raises(UnavailableError, match="isthmus links"), emulated_namespaces(joined()):
         pass

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from isthmus.wan.packets import PacketLink, PacketRelay
+from isthmus.wan.packet_relay import PacketLink, PacketRelay
 from tests.wan.lab import link_of, pool_of
 
 A, B = "10.213.0.1", "10.213.0.2"
@@ -35,12 +35,12 @@ def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_packets_come_when_due_and_in_order(wire: tuple[socket.socket, socket.socket]) -> None:
     """Two packets of 1500 bytes at 1 Gbit/s are 12 microseconds apart, after the one-way delay."""
     link = PacketLink(link_of(delay_ms=10), link_of(delay_ms=10), Random(0), wire[0].fileno())
-    link.offer(1.0, packet(B, 1))
-    link.offer(1.0, packet(B, 2))
+    link.enqueue(1.0, packet(B, 1))
+    link.enqueue(1.0, packet(B, 2))
     link.deliver(1.010011)
-    assert link.packets == 0
+    assert link.num_packets == 0
     link.deliver(1.010013)
-    assert (link.packets, link.num_bytes) == (1, 1500)
+    assert (link.num_packets, link.num_bytes) == (1, 1500)
     link.deliver(1.010025)
     assert [wire[1].recv(2000)[20:24] for _ in range(2)] == [b"\0\0\0\1", b"\0\0\0\2"]
 
@@ -49,10 +49,10 @@ def test_a_full_queue_drops_the_tail(wire: tuple[socket.socket, socket.socket]) 
     """The queue holds one round trip of the rate; what comes on top is dropped and counted, not delayed."""
     link = PacketLink(link_of(bandwidth_gbps=0.12), link_of(), Random(0), wire[0].fileno())
     for number in range(1000):
-        link.offer(0.0, packet(B, number))
+        link.enqueue(0.0, packet(B, number))
     in_round_trip = round(0.12e9 / 8 * 0.020 / 1500)
-    assert len(link.due) == pytest.approx(in_round_trip, abs=2)
-    assert link.dropped == 1000 - len(link.due)
+    assert len(link.in_flight) == pytest.approx(in_round_trip, abs=2)
+    assert link.num_dropped == 1000 - len(link.in_flight)
 
 
 def test_the_stated_share_of_packets_is_lost(wire: tuple[socket.socket, socket.socket]) -> None:
@@ -61,8 +61,8 @@ def test_the_stated_share_of_packets_is_lost(wire: tuple[socket.socket, socket.s
     for seed in (1, 1, 2):
         link = PacketLink(link_of(loss=0.05), link_of(), Random(seed), wire[0].fileno())
         for number in range(20_000):
-            link.offer(number * 1e-3, packet(B, number, 100))
-        counts.append(link.lost)
+            link.enqueue(number * 1e-3, packet(B, number, 100))
+        counts.append(link.num_lost)
     assert counts[0] / 20_000 == pytest.approx(0.05, rel=0.1)
     assert counts[0] == counts[1] != counts[2]
 
@@ -73,9 +73,9 @@ def test_a_device_that_is_down_costs_the_packet_and_not_the_relay() -> None:
     right.close()
     with left:
         link = PacketLink(link_of(), link_of(), Random(0), left.fileno())
-        link.offer(0.0, packet(B))
+        link.enqueue(0.0, packet(B))
         link.deliver(1.0)
-    assert (link.packets, link.dropped) == (0, 1)
+    assert (link.num_packets, link.num_dropped) == (0, 1)
 
 
 @pytest.mark.on_the_clock

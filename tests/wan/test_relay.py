@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.errors import NotFoundError, PeerError, UnavailableError
-from isthmus.core.link_physics import WIRE_OVERHEAD
+from isthmus.core.link_throughput import WIRE_OVERHEAD
 from isthmus.core.pool import Pool
-from isthmus.wan.background import BackgroundLinks, links_in_background
+from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
 from isthmus.wan.dial import dial, format_address, parse_address
 from tests.wan.lab import Worker, a_worker, closed_port, pool_of, receive, round_trips_s, swallow, wait_until
 
@@ -217,9 +217,7 @@ def test_a_cut_link_stalls_and_goes_on_where_it_stopped(worker: Worker) -> None:
 def test_a_link_cut_with_reset_breaks_its_connections_and_no_others(worker: Worker) -> None:
     """Only what crosses the cut link gets an error, the worker's side too."""
     fields = {"bandwidth_gbps": 1, "round_trip_ms": 4}
-    with links_in_background(
-        pool_of({"between": ["a", "b"], **fields}, {"between": ["a", "c"], **fields})
-    ) as links:
+    with links_in_background(pool_of({"between": ["a", "b"], **fields}, {"between": ["a", "c"], **fields})) as links:
         with a_to_b(links, worker) as broken, dial(worker.address, links.routes["a"]["c"]) as whole:
             for connection in (broken, whole):
                 connection.sendall(b"e")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.link_physics import SEGMENT_BYTES, cubic_bytes_per_s, effective_bytes_per_s, wire_bytes
+from isthmus.core.link_throughput import SEGMENT_BYTES, cubic_bytes_per_s, effective_bytes_per_s, wire_bytes
 from isthmus.core.pool import Link
-from isthmus.wan.shaper import CHUNK_S, MAX_CHUNK_BYTES, Flow, Path, Shaper
+from isthmus.wan.shaper import CHUNK_S, MAX_CHUNK_BYTES, Flow, Shaper, WirePath
 from tests.wan.lab import link_of
 
 LINKS = st.builds(
@@ -23,15 +23,11 @@ LINKS = st.builds(
     loss=st.sampled_from([0.0, 1e-4, 1e-2, 0.3]),
     congestion_control=st.sampled_from(["bbr", "cubic"]),
 )
-SENDS = st.lists(
-    st.tuples(st.floats(0, 0.1), st.integers(0, 100_000), st.integers(0, 2)), min_size=1, max_size=40
-)
+SENDS = st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, 100_000), st.integers(0, 2)), min_size=1, max_size=40)
 """Gap since the send before in seconds, payload bytes, which flow."""
 
 
-def play(
-    link: Link, sends: list[tuple[float, int, int]], seed: int = 0
-) -> list[tuple[float, float, int, int]]:
+def play(link: Link, sends: list[tuple[float, int, int]], seed: int = 0) -> list[tuple[float, float, int, int]]:
     """Send through a fresh shaper; return (sent at, delivered at, bytes, flow) of each."""
     shaper, flows, now_s, seen = Shaper(link, Random(seed)), [Flow(), Flow(), Flow()], 0.0, []
     for gap_s, num_bytes, flow in sends:
@@ -47,7 +43,7 @@ def test_a_link_is_never_faster_than_its_bandwidth(link: Link, sends: list[tuple
     seen = play(quiet, sends)
     for first in range(len(seen)):
         last_s = max(delivered for _, delivered, _, _ in seen[first:])
-        on_the_wire_s = sum(wire_bytes(n) for _, _, n, _ in seen[first:]) / link.bytes_per_s
+        on_the_wire_s = sum(wire_bytes(n) for _, _, n, _ in seen[first:]) / link.bandwidth_bytes_per_s
         assert last_s >= seen[first][0] + on_the_wire_s + link.delay_s - 1e-9
 
 
@@ -61,18 +57,14 @@ def test_order_within_a_flow_is_kept(link: Link, sends: list[tuple[float, int, i
 
 
 @given(LINKS, SENDS)
-def test_without_jitter_the_delay_is_at_least_the_stated_one(
-    link: Link, sends: list[tuple[float, int, int]]
-) -> None:
+def test_without_jitter_the_delay_is_at_least_the_stated_one(link: Link, sends: list[tuple[float, int, int]]) -> None:
     """Loss and load only add to the one-way delay."""
     seen = play(link.model_copy(update={"jitter_ms": 0.0}), sends)
     assert all(delivered - sent >= link.delay_s for sent, delivered, _, _ in seen)
 
 
 @given(LINKS, SENDS, st.integers(0, 5))
-def test_the_same_seed_gives_the_same_deliveries(
-    link: Link, sends: list[tuple[float, int, int]], seed: int
-) -> None:
+def test_the_same_seed_gives_the_same_deliveries(link: Link, sends: list[tuple[float, int, int]], seed: int) -> None:
     """A run can be played again to the last bit."""
     assert play(link, sends, seed) == play(link, sends, seed)
 
@@ -82,13 +74,13 @@ def test_a_busy_wire_never_idles(gbps: float, delay_ms: float, sizes: list[int])
     """Work conserving: what was queued at once is through exactly when its wire bytes are."""
     link = link_of(bandwidth_gbps=gbps, delay_ms=delay_ms)
     seen = play(link, [(0.0, size, i % 3) for i, size in enumerate(sizes)])
-    total_s = sum(map(wire_bytes, sizes)) / link.bytes_per_s
+    total_s = sum(map(wire_bytes, sizes)) / link.bandwidth_bytes_per_s
     assert seen[-1][1] == pytest.approx(total_s + link.delay_s)
 
 
 def test_jitter_is_the_standard_deviation_of_the_delay() -> None:
     """Messages far apart see independent, normally distributed delays around the stated one."""
-    path = Path(1e9, 0.050, 0.004, Random(1))
+    path = WirePath(1e9, 0.050, 0.004, Random(1))
     delays_ms = [(path.admit(t, 0) - t) * 1e3 for t in range(4000)]
     assert statistics.mean(delays_ms) == pytest.approx(50, abs=0.3)
     assert statistics.stdev(delays_ms) == pytest.approx(4, rel=0.05)
@@ -96,7 +88,7 @@ def test_jitter_is_the_standard_deviation_of_the_delay() -> None:
 
 def test_jitter_does_not_slow_a_bulk_transfer() -> None:
     """Order is kept without the maximum of all draws being added to all: the rate stays, the delay nearly."""
-    path, delays_s = Path(1e8, 0.010, 0.001, Random(2)), []
+    path, delays_s = WirePath(1e8, 0.010, 0.001, Random(2)), []
     for chunk in range(5000):
         now_s = chunk * 1e-3
         delays_s.append(path.admit(now_s, 1e5) - (now_s + 1e-3))
@@ -106,13 +98,11 @@ def test_jitter_does_not_slow_a_bulk_transfer() -> None:
 
 def test_a_delay_is_never_negative() -> None:
     """Jitter larger than the delay is cut off at 0: nothing arrives before it was sent."""
-    path = Path(1e9, 0.001, 0.100, Random(3))
+    path = WirePath(1e9, 0.001, 0.100, Random(3))
     assert all(path.admit(float(t), 0) >= t for t in range(1000))
 
 
-@pytest.mark.parametrize(
-    ("control", "loss"), [("bbr", 0.01), ("bbr", 0.2), ("cubic", 0.001), ("cubic", 0.01)]
-)
+@pytest.mark.parametrize(("control", "loss"), [("bbr", 0.01), ("bbr", 0.2), ("cubic", 0.001), ("cubic", 0.01)])
 def test_loss_leaves_a_flow_the_rate_of_its_congestion_control(control: str, loss: float) -> None:
     """A long transfer reaches what `effective_bytes_per_s` says; loss delays, but costs no more rate."""
     link = link_of(loss=loss, congestion_control=control, delay_ms=20)
@@ -120,7 +110,7 @@ def test_loss_leaves_a_flow_the_rate_of_its_congestion_control(control: str, los
     total_bytes = round(effective_bytes_per_s(link) * 20)
     sent_bytes, now_s, arrival_s = 0, 0.0, 0.0
     while sent_bytes < total_bytes:
-        now_s += max(shaper.room_s(now_s), shaper.pace_s(now_s, flow))
+        now_s += max(shaper.queue_wait_s(now_s), shaper.pacing_wait_s(now_s, flow))
         arrival_s = shaper.admit(now_s, shaper.chunk_bytes, flow)
         sent_bytes += shaper.chunk_bytes
     assert arrival_s == pytest.approx(20, rel=0.02)
@@ -159,7 +149,7 @@ def test_queue_and_chunks_are_bounded(link: Link) -> None:
     assert shaper.chunk_bytes <= max(SEGMENT_BYTES, MAX_CHUNK_BYTES + SEGMENT_BYTES)
     assert shaper.window_bytes >= 2 * link.delay_s * shaper.flow_bytes_per_s + shaper.chunk_bytes
     admitted = 0
-    while shaper.room_s(now_s) == 0 and admitted < 5000:
+    while shaper.queue_wait_s(now_s) == 0 and admitted < 5000:
         shaper.admit(now_s, shaper.chunk_bytes, flow)
         admitted += 1
     if link.congestion_control == "bbr" and shaper.chunk_bytes > SEGMENT_BYTES:
@@ -173,13 +163,13 @@ def test_what_goes_first_goes_as_if_it_were_alone_and_both_share_one_wire(
     """Flow 0 is a run's, the others are not: they do not delay it, and all together keep to the bandwidth."""
     quiet = link.model_copy(update={"jitter_ms": 0.0, "loss": 0.0})
     others = Shaper(quiet, Random(0))
-    first, alone = Shaper(quiet, Random(0), behind=others), Shaper(quiet, Random(0))
+    first, alone = Shaper(quiet, Random(0), low_priority=others), Shaper(quiet, Random(0))
     flows, lone, now_s, last_s, on_the_wire_s = [Flow(), Flow(), Flow()], Flow(), 0.0, 0.0, 0.0
     for gap_s, num_bytes, flow in sends:
         now_s += gap_s
         arrived_s = (others if flow else first).admit(now_s, num_bytes, flows[flow])
         if flow == 0:
             assert arrived_s == alone.admit(now_s, num_bytes, lone)
-        on_the_wire_s += wire_bytes(num_bytes) / quiet.bytes_per_s
+        on_the_wire_s += wire_bytes(num_bytes) / quiet.bandwidth_bytes_per_s
         last_s = max(last_s, arrived_s, others.path.backlog_s(now_s) + now_s + quiet.delay_s)
     assert last_s >= sends[0][0] + on_the_wire_s + quiet.delay_s - 1e-9

@@ -1,16 +1,16 @@
 """The site agent: executes the server's orders, runs workers through an adapter, reports the site's state."""
 
-from isthmus.agent.adapters.adapter import Adapter, WorkerStatus
-from isthmus.agent.adapters.local import LocalAdapter
-from isthmus.agent.service.daemon import AgentConfig, run_agent
-from isthmus.agent.service.run_folders import LocalJobFile, submit_local
+from isthmus.agent.adapters.local_adapter import LocalAdapter
+from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter, WorkerStatus
+from isthmus.agent.service.agent_loop import AgentConfig, run_agent
+from isthmus.agent.service.agent_state_folder import LocalJobFile, submit_local_job
 
 __all__ = [
-    "Adapter",
     "AgentConfig",
     "LocalAdapter",
     "LocalJobFile",
+    "SchedulerAdapter",
     "WorkerStatus",
     "run_agent",
-    "submit_local",
+    "submit_local_job",
 ]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from isthmus.cli.shell.shell import Shell
+    from isthmus.cli.environment.cli_environment import CliEnvironment
 
 __all__ = ["main"]
 
 
-def main(arguments: Sequence[str] | None = None, *, shell: Shell | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, env: CliEnvironment | None = None) -> int:
     """Run one command and return its exit status; see `isthmus.cli.app.entry.main`."""
     try:
-        from isthmus.cli.app import app, entry
+        from isthmus.cli.app import entry, typer_app
     except KeyboardInterrupt:  # Ctrl-C while the commands are being imported
         return 130
-    return entry.main(app.app, arguments, shell=shell)
+    return entry.main(typer_app.app, arguments, env=env)

@@ -1,6 +1,6 @@
-"""`verb`: decorator that registers a command, adds shared options and passes in `Shell` and `Client`.
+"""`command`: decorator that registers a command, adds shared options and passes in `CliEnvironment` and `ApiClient`.
 
-A command function takes the `Shell`, a `client` if it talks to the server, and its own arguments.
+A command function takes the `CliEnvironment`, a `client` if it talks to the server, and its own arguments.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.client.settings import resolve
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.client.client_settings import resolve_settings
+from isthmus.cli.environment.cli_environment import CliEnvironment
 
 JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="A job's id, a unique id prefix, or a name (the latest job with it)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one document per line.")]
-ServerOption = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="Server URL (env ISTHMUS_SERVER).")
-]
+ServerOption = Annotated[str | None, typer.Option("--server", metavar="URL", help="Server URL (env ISTHMUS_SERVER).")]
 TokenFileOption = Annotated[
     Path | None,
     typer.Option("--token-file", metavar="FILE", help="File with your token (env ISTHMUS_TOKEN_FILE)."),
@@ -33,10 +31,10 @@ CaOption = Annotated[
     Path | None,
     typer.Option("--ca", metavar="FILE", help="CA that signed the server's certificate (env ISTHMUS_CA)."),
 ]
-_CONNECTION: dict[str, Any] = {"server": ServerOption, "token_file": TokenFileOption, "ca": CaOption}
+_CONNECTION_OPTIONS: dict[str, Any] = {"server": ServerOption, "token_file": TokenFileOption, "ca": CaOption}
 
 
-def verb(
+def command(
     app: typer.Typer,
     *,
     panel: str,
@@ -45,7 +43,7 @@ def verb(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that registers a function as a command of `app`, with `examples` in its help.
 
-    The first parameter of the function is the `Shell`. A parameter named `client` adds the connection
+    The first parameter of the function is the `CliEnvironment`. A parameter named `client` adds the connection
     options; the client is closed when the command ends.
     """
 
@@ -57,40 +55,38 @@ def verb(
 
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> None:
-            shell: Shell = ctx.obj
+            shell: CliEnvironment = ctx.obj
             shell.as_json = values.pop("json")
             if not remote:
                 function(shell, **values)
                 return
-            settings = resolve(shell.environ, **{key: values.pop(key) for key in _CONNECTION})
-            with connect(shell, settings.server, settings.token, settings.ca) as client:
+            settings = resolve_settings(shell.variables, **{key: values.pop(key) for key in _CONNECTION_OPTIONS})
+            with open_client(shell, settings.server, settings.token, settings.ca) as client:
                 function(shell, client, **values)
 
-        shared = (_CONNECTION if remote else {}) | {"json": JsonOption}
+        shared = (_CONNECTION_OPTIONS if remote else {}) | {"json": JsonOption}
         parameters = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]
         parameters += [_parameter(p.name, hints[p.name], p.default) for p in own]
-        parameters += [
-            _parameter(key, kind, False if key == "json" else None) for key, kind in shared.items()
-        ]
+        parameters += [_parameter(key, kind, False if key == "json" else None) for key, kind in shared.items()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        text = _reflowed(inspect.getdoc(function) or "")
+        text = _unwrap_paragraphs(inspect.getdoc(function) or "")
         app.command(name, help=text, epilog=_epilog(examples), rich_help_panel=panel)(run)
         return function
 
     return register
 
 
-def connect(shell: Shell, server: str, token: str | None, ca: Path | None) -> Client:
-    """Return a client that uses the transport and clock of `shell`."""
-    return Client(server, token, ca, transport=shell.transport, sleep=shell.sleep)
+def open_client(env: CliEnvironment, server: str, token: str | None, ca: Path | None) -> ApiClient:
+    """Return a client that uses the transport and clock of `env`."""
+    return ApiClient(server, token, ca, transport=env.transport, sleep=env.sleep)
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _reflowed(text: str) -> str:
+def _unwrap_paragraphs(text: str) -> str:
     """Return `text` with each paragraph on one line, so that the terminal wraps it."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 

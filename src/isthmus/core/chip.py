@@ -8,20 +8,20 @@ from typing import Literal
 
 import yaml
 
-from isthmus.core.base import Count, Frozen, Name, NotNegative, Positive
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.units import Bytes
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 
 
-class InNodeLink(Frozen):
+class InNodeLink(FrozenModel):
     """The interconnect between the chips of a node; bandwidth is per chip and direction."""
 
     name: str
-    bandwidth_bytes_per_s: Positive
+    bandwidth_bytes_per_s: PositiveFloat
 
 
-class Chip(Frozen):
+class Chip(FrozenModel):
     """One device as a training framework sees it: the unit of scheduling and reservation.
 
     `peak_flop_per_s` maps a precision to the dense (not sparse) peak in operations per second;
@@ -30,13 +30,13 @@ class Chip(Frozen):
 
     name: Name
     vendor: str = "unknown"
-    peak_flop_per_s: dict[Precision, Positive]
+    peak_flop_per_s: dict[Precision, PositiveFloat]
     memory_bytes: Bytes
-    memory_bandwidth_bytes_per_s: Positive
+    memory_bandwidth_bytes_per_s: PositiveFloat
     in_node_link: InNodeLink
     collective_library: str = "gloo"
-    chips_per_card: Count = 1
-    power_w: NotNegative = 0
+    chips_per_card: PositiveInt = 1
+    power_w: NonNegativeFloat = 0
     source: str = "user"
 
     def flop_per_s(self, precision: Precision) -> float:
@@ -57,7 +57,7 @@ class Chip(Frozen):
 
 
 @cache
-def catalogue() -> dict[str, Chip]:
+def chip_catalogue() -> dict[str, Chip]:
     """Return the built-in chips by name; `chips.yaml` cites the data sheet of each."""
     text = resources.files("isthmus.core").joinpath("chips.yaml").read_text(encoding="utf-8")
     return {name: Chip(name=name, **fields) for name, fields in yaml.safe_load(text).items()}

@@ -6,27 +6,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import (
-    Compute,
-    Count,
+from isthmus.core.base_model import (
+    ComputeMode,
     Fraction,
-    Frozen,
-    Index,
+    FrozenModel,
     Name,
-    NotNegative,
+    NonNegativeFloat,
+    NonNegativeInt,
     PathName,
-    Positive,
+    PositiveFloat,
+    PositiveInt,
     TransportKind,
 )
 from isthmus.core.priority import Priority
 
-Task = Literal["pretrain", "continue", "finetune"]
+TrainingTask = Literal["pretrain", "continue", "finetune"]
 
 
-class Data(Frozen):
+class DataConfig(FrozenModel):
     """Training text: folders, files or globs, local or any fsspec URL.
 
-    `format` `auto` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
+    `format` `auto_plan` reads `.jsonl` as JSON Lines and everything else as text; `chat` is JSON Lines with a
     `messages` list. `tokenizer` is `bytes` or the path of a `tokenizer.json`.
     """
 
@@ -35,10 +35,10 @@ class Data(Frozen):
     text_field: str = "text"
     tokenizer: PathName = "bytes"
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    max_bytes: Count | None = None
+    max_bytes: PositiveInt | None = None
 
 
-class Training(Frozen):
+class TrainingConfig(FrozenModel):
     """Training hyper-parameters; a sample is one sequence of `sequence_length` tokens.
 
     `local_steps` above 1 also admits plans with local SGD between clusters (DiLoCo): replicas take that many
@@ -49,27 +49,27 @@ class Training(Frozen):
     12 bytes per parameter on the chip (8 in fp32), slows the end of each step and gives the same result.
     """
 
-    steps: Count
-    sequence_length: Count = 2048
-    micro_batch_size: Count = 1
-    global_batch_size: Annotated[Count, Field(le=10**6)] = 8
-    local_steps: Count = 1
-    learning_rate: Positive = 3e-4
-    min_learning_rate: NotNegative = 0.0
-    warmup_steps: Index = 0
-    weight_decay: NotNegative = 0.1
+    steps: PositiveInt
+    sequence_length: PositiveInt = 2048
+    micro_batch_size: PositiveInt = 1
+    global_batch_size: Annotated[PositiveInt, Field(le=10**6)] = 8
+    local_steps: PositiveInt = 1
+    learning_rate: PositiveFloat = 3e-4
+    min_learning_rate: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 0
+    weight_decay: NonNegativeFloat = 0.1
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
-    epsilon: Positive = 1e-8
-    clip_norm: NotNegative = 1.0
+    epsilon: PositiveFloat = 1e-8
+    clip_norm: NonNegativeFloat = 1.0
     precision: Literal["bf16", "fp32"] = "bf16"
     optimizer_on_host: bool = False
-    seed: Index = 0
-    evaluate_every: Index = 0
-    evaluate_samples: Count = 16
+    seed: NonNegativeInt = 0
+    evaluate_every: NonNegativeInt = 0
+    evaluate_samples: PositiveInt = 16
 
     @model_validator(mode="after")
-    def _whole_micro_batches(self) -> Training:
+    def _check_batch_sizes(self) -> TrainingConfig:
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of "
@@ -83,7 +83,7 @@ class Training(Frozen):
         return self.global_batch_size // self.micro_batch_size
 
 
-class Checkpoints(Frozen):
+class CheckpointConfig(FrozenModel):
     """Where and how often checkpoints are written; `every_steps` 0 writes one at the end only.
 
     After every step each worker also keeps its state in memory and a copy on another machine of its cluster.
@@ -91,12 +91,12 @@ class Checkpoints(Frozen):
     """
 
     folder: PathName
-    every_steps: Index = 100
-    keep: Count = 2
+    every_steps: NonNegativeInt = 100
+    keep: PositiveInt = 2
     copies_across_clusters: bool = False
 
 
-class Placement(Frozen):
+class PlacementConstraints(FrozenModel):
     """Where the job may run. The switches are those of the report's Tables 3 to 19.
 
     `data_owners` and `data_regions` limit which clusters may read the training data: the first and last
@@ -110,27 +110,27 @@ class Placement(Frozen):
     regions: tuple[str, ...] = ()
     data_owners: tuple[Name, ...] = ()
     data_regions: tuple[str, ...] = ()
-    max_chips: Count | None = None
+    max_chips: PositiveInt | None = None
     several_owners: bool = True
     mixed_chips: bool = True
     network: bool = True
 
 
-class Parallel(Frozen):
+class ParallelDegrees(FrozenModel):
     """Parallelism degrees fixed by the user; the planner chooses the others."""
 
-    tp: Count | None = None
-    pp: Count | None = None
-    dp: Count | None = None
-    cp: Count | None = None
-    ep: Count | None = None
+    tp: PositiveInt | None = None
+    pp: PositiveInt | None = None
+    dp: PositiveInt | None = None
+    cp: PositiveInt | None = None
+    ep: PositiveInt | None = None
 
 
-class Job(Frozen):
+class Job(FrozenModel):
     """A training job: one model, one data set, one result.
 
     `output` receives the trained Hugging Face model. `policy` selects among the candidate plans: `manual`
-    waits for the user, `auto` takes the predicted fastest. After a worker failure the job restarts from its
+    waits for the user, `auto_plan` takes the predicted fastest. After a worker failure the job restarts from its
     last checkpoint, at most `max_restarts` times. A job of higher `priority` may, if its user agrees, preempt
     `preemptible` jobs of lower priority; these are checkpointed first and resume later. `deadline_s` counts
     from submission. `overlap: false` excludes schedules that overlap communication with computation.
@@ -146,18 +146,18 @@ class Job(Frozen):
     version: Literal[1] = 1
     name: Name
     model: PathName
-    task: Task = "pretrain"
-    data: Data
-    training: Training
-    checkpoints: Checkpoints
+    task: TrainingTask = "pretrain"
+    data: DataConfig
+    training: TrainingConfig
+    checkpoints: CheckpointConfig
     output: PathName
-    placement: Placement = Placement()
-    parallel: Parallel = Parallel()
+    placement: PlacementConstraints = PlacementConstraints()
+    parallel: ParallelDegrees = ParallelDegrees()
     overlap: bool = True
-    compute: Compute = "real"
+    compute: ComputeMode = "real"
     transport: TransportKind = "thread"
     priority: Priority = "middle"
     preemptible: bool = True
-    deadline_s: Positive | None = None
+    deadline_s: PositiveFloat | None = None
     policy: Literal["auto", "manual"] = "manual"
-    max_restarts: Index = 3
+    max_restarts: NonNegativeInt = 3

@@ -8,23 +8,28 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from isthmus.core.base import Frozen
+from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import ModelError
 
-TRAINABLE = ("LlamaForCausalLM", "MixtralForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+TRAINABLE_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 """Architectures that the runtime can split by layer and train. Planning and simulation support more."""
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Maximum number of decoder layers; rejects typos before any per-layer work."""
 
-LARGEST = 1_000_000_000
+MAX_DIMENSION = 1_000_000_000
 """Maximum size of any model dimension."""
 
-_MOST = {"num_hidden_layers": MOST_LAYERS, "hidden_size": LARGEST, "vocab_size": LARGEST}
-Dimension = Annotated[int, Field(ge=1, le=LARGEST)]
+_MAX_BY_FIELD = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_DIMENSION, "vocab_size": MAX_DIMENSION}
+Dimension = Annotated[int, Field(ge=1, le=MAX_DIMENSION)]
 
 
-class Model(Frozen):
+class Model(FrozenModel):
     """A decoder-only transformer; `config` is the complete `config.json`.
 
     `isthmus.plan` derives the per-layer profile (parameters, FLOPs, bytes) from `config`.
@@ -32,7 +37,7 @@ class Model(Frozen):
 
     path: str
     architecture: str
-    num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     hidden_size: Dimension
     vocab_size: Dimension
     config: dict[str, Any]
@@ -89,7 +94,7 @@ def load_model(path: str | Path) -> Model:
         hint = 'for example ["LlamaForCausalLM"]'
         raise ModelError(f"{file}: 'architectures' must be a non-empty list", hint=hint)
     sizes = {}
-    for field, most in _MOST.items():
+    for field, most in _MAX_BY_FIELD.items():
         value = text.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             hint = f"it must be an integer from 1 to {most:,}"
@@ -107,8 +112,8 @@ def load_model(path: str | Path) -> Model:
 
 def require_trainable(model: Model) -> None:
     """Raise `ModelError` unless the runtime can split and train `model`."""
-    if model.architecture not in TRAINABLE:
+    if model.architecture not in TRAINABLE_ARCHITECTURES:
         raise ModelError(
             f"{model.path}: the runtime does not support '{model.architecture}'",
-            hint="supported: " + ", ".join(TRAINABLE),
+            hint="supported: " + ", ".join(TRAINABLE_ARCHITECTURES),
         )

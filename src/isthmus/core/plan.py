@@ -1,4 +1,4 @@
-"""`Plan`: one way to run a job; `Part`: its share at one cluster. See `docs/formats.md`."""
+"""`Plan`: one way to run a job; `PlanPart`: its share at one cluster. See `docs/formats.md`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import Compute, Count, Frozen, Index, Name, NotNegative
+from isthmus.core.base_model import (
+    ComputeMode,
+    FrozenModel,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 from isthmus.core.chip import Precision
 
-LayerRange = Annotated[tuple[Index, Index], Field(description="first layer, last layer exclusive")]
+LayerRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(description="first layer, last layer exclusive")]
 
 
-class Stage(Frozen):
+class Stage(FrozenModel):
     """One pipeline stage of one replica: decoder layers `[first, last)` on `tp` x `cp` chips of a node group.
 
     The first stage of a replica also holds the embedding, the last one the final norm and the head. `tp` is
@@ -25,16 +32,16 @@ class Stage(Frozen):
     `recompute_layers` layers (default: all).
     """
 
-    replica: Index = 0
+    replica: NonNegativeInt = 0
     cluster: Name
     node_group: Name
     layers: LayerRange
-    tp: Count = 1
-    cp: Count = 1
-    ep: Count = 1
+    tp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
     sp: bool = False
     recompute: Literal["none", "selective", "full", "moe"] = "none"
-    recompute_layers: Index | None = None
+    recompute_layers: NonNegativeInt | None = None
 
     @property
     def num_layers(self) -> int:
@@ -48,7 +55,7 @@ class Stage(Frozen):
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankAssignment:
     """The work of one rank: a stage and its tensor-parallel shard."""
 
     # Index into `Plan.stages`.
@@ -57,37 +64,37 @@ class Rank:
     tp: int = 0
 
 
-class StageTime(Frozen):
+class StageTime(FrozenModel):
     """Predicted seconds of one stage: per micro-batch forward and backward, per step `update_s`.
 
     `update_s` covers gradient reduction inside the cluster and the optimizer update.
     """
 
-    forward_s: NotNegative
-    backward_s: NotNegative
-    update_s: NotNegative = 0.0
+    forward_s: NonNegativeFloat
+    backward_s: NonNegativeFloat
+    update_s: NonNegativeFloat = 0.0
 
 
-class Prediction(Frozen):
+class Prediction(FrozenModel):
     """Predicted performance of a plan. Lists are per stage; `wan_gbps` is per hop (`all_hops`).
 
     `gradient_gbps` maps `FROM>TO` to the mean gradient rate between clusters that hold the same layers.
     `storage_bytes` is what each stage adds at its cluster; data shared by its stages counts once.
     """
 
-    iteration_s: NotNegative
-    tgs_tokens_per_card_s: NotNegative
-    samples_per_s: NotNegative
-    peak_memory_bytes: tuple[Index, ...]
-    storage_bytes: tuple[Index, ...] = ()
-    wan_gbps: tuple[NotNegative, ...] = ()
-    gradient_gbps: dict[str, NotNegative] = Field(default_factory=dict)
-    cost_per_iteration: NotNegative = 0.0
+    iteration_s: NonNegativeFloat
+    tgs_tokens_per_card_s: NonNegativeFloat
+    samples_per_s: NonNegativeFloat
+    peak_memory_bytes: tuple[NonNegativeInt, ...]
+    storage_bytes: tuple[NonNegativeInt, ...] = ()
+    wan_gbps: tuple[NonNegativeFloat, ...] = ()
+    gradient_gbps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    cost_per_iteration: NonNegativeFloat = 0.0
     stage_times: tuple[StageTime, ...] = ()
     assumptions: tuple[str, ...] = ()
 
 
-class Plan(Frozen):
+class Plan(FrozenModel):
     """A way to run a job: the layers of each stage, the schedule, and the predicted performance.
 
     A hand-written plan may also set: `model` (a folder or `config.json`), `precision` (default bf16), the
@@ -107,10 +114,10 @@ class Plan(Frozen):
     version: Literal[1] = 1
     id: Name
     stages: tuple[Stage, ...] = Field(min_length=1)
-    dp: Count = 1
-    micro_batches: Count
-    micro_batch_size: Count
-    sequence_length: Count
+    dp: PositiveInt = 1
+    micro_batches: PositiveInt
+    micro_batch_size: PositiveInt
+    sequence_length: PositiveInt
     schedule: Name = "1f1b"
     predicted: Prediction | None = None
     why: str = ""
@@ -118,17 +125,17 @@ class Plan(Frozen):
     precision: Precision | None = None
     zero: Literal[0, 1, 2, 3] = 0
     optimizer_on_host: bool = False
-    replica_micro_batches: tuple[Count, ...] = ()
-    replica_micro_batch_sizes: tuple[Count, ...] = ()
-    local_steps: Count = 1
-    warm_up: tuple[Index, ...] = ()
-    chunks: Count | None = None
+    replica_micro_batches: tuple[PositiveInt, ...] = ()
+    replica_micro_batch_sizes: tuple[PositiveInt, ...] = ()
+    local_steps: PositiveInt = 1
+    warm_up: tuple[NonNegativeInt, ...] = ()
+    chunks: PositiveInt | None = None
     transport: Literal["buffered", "rendezvous"] = "buffered"
     overlap_gradients: bool = False
-    compute: Compute = "real"
+    compute: ComputeMode = "real"
 
     @model_validator(mode="after")
-    def _layers_follow(self) -> Plan:
+    def _check_layers(self) -> Plan:
         replicas = sorted({stage.replica for stage in self.stages})
         if replicas != list(range(self.dp)):
             raise ValueError(f"dp is {self.dp}, but the stages have replicas {replicas}")
@@ -149,7 +156,7 @@ class Plan(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _lists_have_an_entry_each(self) -> Plan:
+    def _check_list_lengths(self) -> Plan:
         for name in ("replica_micro_batches", "replica_micro_batch_sizes"):
             entries = getattr(self, name)
             if entries and len(entries) != self.dp:
@@ -164,7 +171,7 @@ class Plan(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _local_steps_part_groups(self) -> Plan:
+    def _check_local_steps(self) -> Plan:
         if self.local_steps > 1 and len(set(self.replica_groups)) < 2:
             raise ValueError(
                 f"local_steps is {self.local_steps}, but all replicas are in one group and reduce gradients "
@@ -192,14 +199,14 @@ class Plan(Frozen):
         return sizes[replica] if sizes else self.micro_batch_size
 
     @property
-    def samples(self) -> int:
+    def num_samples(self) -> int:
         """Samples per step over all replicas (the global batch size)."""
         return sum(self.micro_batches_of(r) * self.micro_batch_size_of(r) for r in range(self.dp))
 
     @cached_property
     def replica_groups(self) -> tuple[int, ...]:
         """Group number of each replica, from 0; sharing a cluster, also transitively, makes a group."""
-        return group_by_cluster([{stage.cluster for stage in self.pipeline(r)} for r in range(self.dp)])
+        return group_replicas_by_cluster([{stage.cluster for stage in self.pipeline(r)} for r in range(self.dp)])
 
     def pipeline(self, replica: int = 0) -> tuple[Stage, ...]:
         """Return the stages of one replica, first to last."""
@@ -213,13 +220,13 @@ class Plan(Frozen):
         return {replica: tuple(stages) for replica, stages in found.items()}
 
     @cached_property
-    def ranks(self) -> tuple[Rank, ...]:
+    def ranks(self) -> tuple[RankAssignment, ...]:
         """The assignment of each rank; the tensor-parallel ranks of a stage are consecutive.
 
         With `compute: virtual` a stage is one rank, whatever its degrees.
         """
-        sizes = enumerate(self._num_ranks)
-        return tuple(Rank(place, tp) for place, size in sizes for tp in range(size))
+        sizes = enumerate(self._ranks_per_stage)
+        return tuple(RankAssignment(place, tp) for place, size in sizes for tp in range(size))
 
     @cached_property
     def rank_clusters(self) -> tuple[str, ...]:
@@ -233,14 +240,14 @@ class Plan(Frozen):
     def ranks_of(self, stage: int) -> range:
         """Return the ranks of stage index `stage`, in tensor-parallel order."""
         first = self._first_ranks[stage]
-        return range(first, first + self._num_ranks[stage])
+        return range(first, first + self._ranks_per_stage[stage])
 
     @cached_property
     def _first_ranks(self) -> tuple[int, ...]:
-        return tuple(itertools.accumulate(self._num_ranks, initial=0))
+        return tuple(itertools.accumulate(self._ranks_per_stage, initial=0))
 
     @cached_property
-    def _num_ranks(self) -> tuple[int, ...]:
+    def _ranks_per_stage(self) -> tuple[int, ...]:
         return tuple(1 if self.compute == "virtual" else stage.tp for stage in self.stages)
 
     @property
@@ -253,11 +260,11 @@ class Plan(Frozen):
         return self.chunks or min(2, *(stage.num_layers for stage in self.stages))
 
     @property
-    def num_copies(self) -> int:
+    def num_model_copies(self) -> int:
         """Copies of the model per replica: 2 for DualPipe, where micro-batches enter at both ends."""
         return 2 if self.schedule == "dualpipe" else 1
 
-    def pieces(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
+    def chunk_layers(self, replica: int = 0) -> tuple[tuple[LayerRange, ...], ...]:
         """Return the layer ranges of the model chunks of each stage.
 
         Interleaved: chunk 0 of all stages comes first in the model, then chunk 1, and so on; the chunk sizes
@@ -265,7 +272,7 @@ class Plan(Frozen):
         those of its mirror stage, counted from the other end. Other schedules: one chunk per stage.
         """
         stages, chunks = self.pipeline(replica), self.num_chunks or 1
-        if self.num_copies == 2:
+        if self.num_model_copies == 2:
             return tuple((a.layers, b.layers) for a, b in zip(stages, reversed(stages), strict=True))
         found: list[list[tuple[int, int]]] = [[] for _ in stages]
         end = 0
@@ -277,7 +284,7 @@ class Plan(Frozen):
         return tuple(map(tuple, found))
 
     @cached_property
-    def kinds(self) -> tuple[tuple[int, ...], ...]:
+    def replica_kinds(self) -> tuple[tuple[int, ...], ...]:
         """Replicas grouped by equal stages, micro-batch count and micro-batch size."""
         found: dict[tuple[object, ...], list[int]] = {}
         for replica in range(self.dp):
@@ -286,7 +293,7 @@ class Plan(Frozen):
             found.setdefault((*batches, *stages), []).append(replica)
         return tuple(map(tuple, found.values()))
 
-    def adding_clusters(self, stage: int) -> tuple[str, ...]:
+    def gradient_peer_clusters(self, stage: int) -> tuple[str, ...]:
         """Return the other clusters that reduce gradients of the same layers with `stage`, in stage order."""
         mine = self.stages[stage]
         return tuple(
@@ -309,12 +316,12 @@ class Plan(Frozen):
         """Return the hops of all replicas in replica order, matching `Prediction.wan_gbps`."""
         return tuple(hop for replica in range(self.dp) for hop in self.hops(replica))
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[PlanPart, ...]:
         """Split the plan into parts, one per cluster."""
-        return tuple(Part.of(self, cluster) for cluster in self.clusters)
+        return tuple(PlanPart.from_plan(self, cluster) for cluster in self.clusters)
 
 
-def group_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
+def group_replicas_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
     """Return the group of each replica, given its clusters; replicas with a common cluster share a group.
 
     Groups are numbered from 0 in the order of their first replica.
@@ -329,15 +336,15 @@ def group_by_cluster(clusters: Sequence[Collection[str]]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(group_of[next(iter(names))], len(numbers)) for names in clusters)
 
 
-class Part(Frozen):
+class PlanPart(FrozenModel):
     """The part of a plan at one cluster. `ranks` index `Plan.ranks`; `chips` counts chips by node group."""
 
     cluster: Name
-    ranks: tuple[Index, ...]
-    chips: dict[Name, Count]
+    ranks: tuple[NonNegativeInt, ...]
+    chips: dict[Name, PositiveInt]
 
     @classmethod
-    def of(cls, plan: Plan, cluster: str) -> Part:
+    def from_plan(cls, plan: Plan, cluster: str) -> PlanPart:
         """Return the part of `plan` at `cluster`."""
         here = [place for place, stage in enumerate(plan.stages) if stage.cluster == cluster]
         chips: dict[str, int] = {}
@@ -347,7 +354,7 @@ class Part(Frozen):
         return cls(cluster=cluster, ranks=ranks, chips=chips)
 
 
-class Refusal(Frozen):
+class Refusal(FrozenModel):
     """Why a combination of clusters gives no plan.
 
     `stage` is the co-scheduling filter that rejected it (None: the plan search). The remaining fields give
@@ -358,12 +365,12 @@ class Refusal(Frozen):
     reason: str
     stage: Literal["compute", "storage", "network"] | None = None
     owner: Name | None = None
-    lacking_nodes: Index = 0
-    lacking_bytes: Index = 0
-    lacking_gbps: NotNegative = 0.0
+    lacking_nodes: NonNegativeInt = 0
+    lacking_bytes: NonNegativeInt = 0
+    lacking_gbps: NonNegativeFloat = 0.0
 
 
-class PlanSet(Frozen):
+class PlanSet(FrozenModel):
     """The planner's result: candidate plans, fastest first, and rejected cluster combinations."""
 
     plans: tuple[Plan, ...]

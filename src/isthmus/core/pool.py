@@ -10,33 +10,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from isthmus.core.base import Count, Frozen, Name, NotNegative, Positive
-from isthmus.core.chip import Chip, catalogue
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
+from isthmus.core.chip import Chip, chip_catalogue
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
 
 
-class VirtualChip(Frozen):
+class VirtualChip(FrozenModel):
     """Emulation of a chip with `compute_scale` times the speed and `memory_scale` times the memory.
 
     A worker on a virtual chip computes for real, then waits until the virtual chip's time has passed. The
     planner and the site apply the scaled memory limit.
     """
 
-    compute_scale: Positive = 1.0
-    memory_scale: Positive = 1.0
+    compute_scale: PositiveFloat = 1.0
+    memory_scale: PositiveFloat = 1.0
 
 
-class NodeGroup(Frozen):
+class NodeGroup(FrozenModel):
     """Identical nodes with one chip type; the unit of placement inside a cluster."""
 
     name: Name
     chip: Name
-    nodes: Count
-    chips_per_node: Count
-    network_gbps: Positive = 400.0
+    nodes: PositiveInt
+    chips_per_node: PositiveInt
+    network_gbps: PositiveFloat = 400.0
     virtual: VirtualChip | None = None
-    price_per_chip_hour: NotNegative = 0.0
+    price_per_chip_hour: NonNegativeFloat = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -46,12 +46,12 @@ class NodeGroup(Frozen):
         return data
 
     @property
-    def chips(self) -> int:
+    def num_chips(self) -> int:
         """Number of chips in the group."""
         return self.nodes * self.chips_per_node
 
 
-class Cluster(Frozen):
+class Cluster(FrozenModel):
     """One site with one local scheduler. `priorities` maps pool priorities to the site's own."""
 
     name: Name
@@ -62,7 +62,7 @@ class Cluster(Frozen):
     priorities: PriorityMap = PriorityMap()
 
     @model_validator(mode="after")
-    def _unique_groups(self) -> Cluster:
+    def _check_unique_groups(self) -> Cluster:
         _require_unique((group.name for group in self.node_groups), f"node groups of cluster {self.name}")
         return self
 
@@ -71,18 +71,18 @@ class Cluster(Frozen):
         return {group.name: group for group in self.node_groups}[name]
 
 
-class Owner(Frozen):
+class Owner(FrozenModel):
     """An organisation that operates clusters and is paid for their use."""
 
     name: Name
     title: str = ""
 
 
-Loss = Annotated[float, Field(ge=0, lt=1)]
+LossRate = Annotated[float, Field(ge=0, lt=1)]
 """Packet loss probability, below 1."""
 
 
-class Link(Frozen):
+class Link(FrozenModel):
     """One direction of a WAN path between two clusters.
 
     `delay_ms` is one way (half the round trip), `jitter_ms` the standard deviation of the one-way delay,
@@ -91,15 +91,15 @@ class Link(Frozen):
 
     source: Name = Field(alias="from")
     target: Name = Field(alias="to")
-    bandwidth_gbps: Positive
-    delay_ms: NotNegative
-    jitter_ms: NotNegative = 0.0
-    loss: Loss = 0.0
+    bandwidth_gbps: PositiveFloat
+    delay_ms: NonNegativeFloat
+    jitter_ms: NonNegativeFloat = 0.0
+    loss: LossRate = 0.0
     link_class: Literal["best-effort", "reserved"] = Field("best-effort", alias="class")
     congestion_control: Literal["cubic", "bbr"] = "bbr"
 
     @property
-    def bytes_per_s(self) -> float:
+    def bandwidth_bytes_per_s(self) -> float:
         """Bandwidth in bytes per second."""
         return self.bandwidth_gbps * 1e9 / 8
 
@@ -109,7 +109,7 @@ class Link(Frozen):
         return self.delay_ms / 1e3
 
 
-class Pool(Frozen):
+class Pool(FrozenModel):
     """A snapshot of clusters, owners and links."""
 
     version: Literal[1] = 1
@@ -120,16 +120,16 @@ class Pool(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand(cls, data: Any) -> Any:
+    def _expand_links(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         links = data.get("links") or []
         if isinstance(links, list | tuple):
-            data = {**data, "links": tuple(one for link in links for one in expand_link(link))}
+            data = {**data, "links": tuple(one for link in links for one in expand_link_shorthand(link))}
         return data
 
     @model_validator(mode="after")
-    def _consistent(self) -> Pool:
+    def _check_references(self) -> Pool:
         names = [cluster.name for cluster in self.clusters]
         _require_unique(names, "clusters")
         _require_unique(((link.source, link.target) for link in self.links), "links")
@@ -139,7 +139,7 @@ class Pool(Frozen):
                     raise UnknownNameError("cluster", end, names)
             if link.source == link.target:
                 raise ValueError(f"link from {link.source} to itself; a link must join two clusters")
-        known = [*catalogue(), *(chip.name for chip in self.chips)]
+        known = [*chip_catalogue(), *(chip.name for chip in self.chips)]
         for cluster in self.clusters:
             for group in cluster.node_groups:
                 if group.chip not in known:
@@ -157,7 +157,7 @@ class Pool(Frozen):
 
     def chip(self, group: NodeGroup) -> Chip:
         """Return the chip of `group`, scaled if virtual."""
-        chip = {**catalogue(), **{chip.name: chip for chip in self.chips}}[group.chip]
+        chip = {**chip_catalogue(), **{chip.name: chip for chip in self.chips}}[group.chip]
         if group.virtual is None:
             return chip
         scale = group.virtual
@@ -182,7 +182,7 @@ class UnknownNameError(ValueError):
         self.kind, self.value, self.known = kind, value, sorted(set(known))
 
 
-def expand_link(link: Any) -> list[Any]:
+def expand_link_shorthand(link: Any) -> list[Any]:
     """Expand `between: [a, b]` with `round_trip_ms` into two directed links."""
     if not isinstance(link, dict):
         return [link]

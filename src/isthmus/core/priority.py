@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from isthmus.core.base import Frozen, Name
+from isthmus.core.base_model import FrozenModel, Name
 
 Priority = Literal["low", "middle", "high"]
 """The pool's priorities."""
 
 
-class PriorityMap(Frozen):
+class PriorityMap(FrozenModel):
     """A site's own priority `levels`, highest first, and the level of each pool priority.
 
     Part of the cluster registration (cross-domain pooling report 4.3.2, table 2). Levels above `high` outrank
@@ -25,7 +25,7 @@ class PriorityMap(Frozen):
     low: Name = "low"
 
     @model_validator(mode="after")
-    def _in_order(self) -> PriorityMap:
+    def _check_order(self) -> PriorityMap:
         if len(set(self.levels)) != len(self.levels):
             raise ValueError(f"duplicate priority levels: {', '.join(self.levels)}")
         ranks = [self.rank(self.level(priority)) for priority in ("high", "middle", "low")]

@@ -1,7 +1,7 @@
 """Unit suffixes of names, and parsing and formatting of sizes and durations.
 
 `_s` seconds, `_ms` milliseconds, `_bytes` bytes, `_flops` floating-point operations,
-`_flop_per_s` operations per second, `_gbps` 1e9 bit/s, `_bytes_per_s` bytes per second.
+`_flop_per_s` operations per second, `_boundary_gbps` 1e9 bit/s, `_bytes_per_s` bytes per second.
 """
 
 from __future__ import annotations

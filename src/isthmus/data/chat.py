@@ -23,27 +23,27 @@ from typing import Any
 import numpy as np
 
 from isthmus.core.errors import DataError
-from isthmus.data.samples import Piece
+from isthmus.data.samples import TokenSequence
 from isthmus.data.tokenizer import Tokenizer
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class Turn:
     """A rendered prompt and its answer."""
 
     prompt: str
     answer: str
-    closed: bool = False
+    ends_turn: bool = False
     """Whether the answer's text already ends the turn, so that it needs no end token."""
 
 
-Render = Callable[[Sequence[Message]], list[list[Exchange]]]
+ChatTemplate = Callable[[Sequence[ChatMessage]], list[list[Turn]]]
 """Renders a conversation as runs of turns; the turns of one run are concatenated."""
 
 
-def check_messages(value: dict[str, Any], where: str) -> list[Message]:
+def parse_messages(value: dict[str, Any], where: str) -> list[ChatMessage]:
     """Return the `messages` of one line of chat data; `DataError` naming `where` (file:line) if malformed."""
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -52,9 +52,7 @@ def check_messages(value: dict[str, Any], where: str) -> list[Message]:
             hint='a line of chat data is {"messages": [{"role": "user", "content": "..."}, ...]}',
         )
     for message in messages:
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise DataError(
                 f"{where}: message {message!r:.80} lacks a text role and content",
                 hint='a message is {"role": "user", "content": "..."}',
@@ -67,56 +65,59 @@ def check_messages(value: dict[str, Any], where: str) -> list[Message]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def plain_template(messages: Sequence[Message]) -> list[list[Exchange]]:
+def plain_template(messages: Sequence[ChatMessage]) -> list[list[Turn]]:
     """Render with the template at the top of this file; drop messages after the last answer."""
-    run: list[Exchange] = []
+    run: list[Turn] = []
     prompt = ""
     for message in messages:
         if message["role"] == "assistant":
-            run.append(Exchange(prompt=f"{prompt}<|assistant|>\n", answer=message["content"]))
+            run.append(Turn(prompt=f"{prompt}<|assistant|>\n", answer=message["content"]))
             prompt = ""
         else:
             prompt += f"<|{message['role']}|>\n{message['content']}\n"
     return [run]
 
 
-def conversation_pieces(
-    messages: Sequence[Message], render: Render, tokenizer: Tokenizer, width: int
-) -> list[Piece]:
-    """Return a conversation as token sequences of at most `width` tokens.
+def tokenize_conversation(
+    messages: Sequence[ChatMessage], template: ChatTemplate, tokenizer: Tokenizer, max_tokens: int
+) -> list[TokenSequence]:
+    """Return a conversation as token sequences of at most `max_tokens` tokens.
 
-    Turns are packed together while they fit. A turn longer than `width` is split; consecutive parts share one
+    Turns are packed together while they fit. A turn longer than `max_tokens` is split; consecutive parts share one
     token, so that every answer token is a label exactly once. Sequences without a label are dropped.
     """
-    pieces: list[Piece] = []
-    for run in render(messages):
-        group: list[Piece] = []
+    pieces: list[TokenSequence] = []
+    for run in template(messages):
+        group: list[TokenSequence] = []
         for turn in run:
-            piece = _encode(turn, tokenizer)
-            if group and sum(len(part.tokens) for part in (*group, piece)) > width:
-                pieces.append(_join(group))
+            piece = _encode_turn(turn, tokenizer)
+            if group and sum(len(part.tokens) for part in (*group, piece)) > max_tokens:
+                pieces.append(_concatenate(group))
                 group = []
             group.append(piece)
-        pieces.append(_join(group))
-    return [part for piece in pieces for part in _cut(piece, width) if part.learned[1:].any()]
+        pieces.append(_concatenate(group))
+    return [part for piece in pieces for part in _split(piece, max_tokens) if part.loss_mask[1:].any()]
 
 
-def _encode(exchange: Exchange, tokenizer: Tokenizer) -> Piece:
-    texts = [text.encode("utf-8", errors="replace") for text in (exchange.prompt, exchange.answer)]
+def _encode_turn(turn: Turn, tokenizer: Tokenizer) -> TokenSequence:
+    texts = [text.encode("utf-8", errors="replace") for text in (turn.prompt, turn.answer)]
     prompt, answer = tokenizer.encode(texts)
-    end = [] if exchange.closed else [tokenizer.end]
+    end = [] if turn.ends_turn else [tokenizer.end_id]
     tokens = np.concatenate([prompt, answer, np.array(end, dtype=np.int32)]).astype(np.int32)
-    return Piece(tokens=tokens, learned=np.arange(len(tokens)) >= len(prompt))
+    return TokenSequence(tokens=tokens, loss_mask=np.arange(len(tokens)) >= len(prompt))
 
 
-def _join(pieces: Sequence[Piece]) -> Piece:
-    return Piece(
-        tokens=np.concatenate([piece.tokens for piece in pieces]),
-        learned=np.concatenate([piece.learned for piece in pieces]),
+def _concatenate(sequences: Sequence[TokenSequence]) -> TokenSequence:
+    return TokenSequence(
+        tokens=np.concatenate([piece.tokens for piece in sequences]),
+        loss_mask=np.concatenate([piece.loss_mask for piece in sequences]),
     )
 
 
-def _cut(piece: Piece, width: int) -> list[Piece]:
-    """Return `piece` as windows of `width` tokens that overlap by one token."""
-    starts = range(0, max(1, len(piece.tokens) - 1), width - 1)
-    return [Piece(tokens=piece.tokens[s : s + width], learned=piece.learned[s : s + width]) for s in starts]
+def _split(sequence: TokenSequence, max_tokens: int) -> list[TokenSequence]:
+    """Return `sequence` as windows of `max_tokens` tokens that overlap by one token."""
+    starts = range(0, max(1, len(sequence.tokens) - 1), max_tokens - 1)
+    return [
+        TokenSequence(tokens=sequence.tokens[s : s + max_tokens], loss_mask=sequence.loss_mask[s : s + max_tokens])
+        for s in starts
+    ]

@@ -9,20 +9,20 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from isthmus.core.errors import DataError
-from isthmus.data.chat import Exchange, Message, Render, plain_template
+from isthmus.data.chat import ChatMessage, ChatTemplate, Turn, plain_template
 from isthmus.data.tokenizer import tokenizer_file, tokenizer_settings
 
 
-def open_template(tokenizer_name: str) -> Render:
+def open_chat_template(tokenizer_name: str) -> ChatTemplate:
     """Return the chat template of tokenizer `tokenizer_name`, or `plain_template` if it has none."""
     if tokenizer_name != "bytes":
         folder = tokenizer_file(tokenizer_name).parent
         if "chat_template" in tokenizer_settings(folder) or (folder / "chat_template.jinja").is_file():
-            return FolderTemplate(folder)
+            return TokenizerTemplate(folder)
     return plain_template
 
 
-class FolderTemplate:
+class TokenizerTemplate:
     """The chat template of a tokenizer folder; an answer is the text that it adds to the generation prompt.
 
     Some templates rewrite earlier turns as the conversation continues, for example to drop reasoning. An
@@ -36,15 +36,15 @@ class FolderTemplate:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder}: cannot load the tokenizer for its chat template: {error}") from error
 
-    def __call__(self, messages: Sequence[Message]) -> list[list[Exchange]]:
+    def __call__(self, messages: Sequence[ChatMessage]) -> list[list[Turn]]:
         """Render `messages`; drop those after the last answer."""
-        runs: list[list[Exchange]] = []
+        runs: list[list[Turn]] = []
         rendered = ""
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt = self._render(messages[:index], ask=True)
-            with_answer = self._render(messages[: index + 1], ask=False)
+            prompt = self._render(messages[:index], generation_prompt=True)
+            with_answer = self._render(messages[: index + 1], generation_prompt=False)
             if not with_answer.startswith(prompt):
                 raise DataError(
                     f"chat template of {self._folder} does not render the answer after its prompt",
@@ -53,16 +53,14 @@ class FolderTemplate:
             if not runs or not prompt.startswith(rendered):
                 runs.append([])
                 rendered = ""
-            runs[-1].append(
-                Exchange(prompt=prompt[len(rendered) :], answer=with_answer[len(prompt) :], closed=True)
-            )
+            runs[-1].append(Turn(prompt=prompt[len(rendered) :], answer=with_answer[len(prompt) :], ends_turn=True))
             rendered = with_answer
         return runs
 
-    def _render(self, messages: Sequence[Message], *, ask: bool) -> str:
+    def _render(self, messages: Sequence[ChatMessage], *, generation_prompt: bool) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=ask
+                list(messages), tokenize=False, add_generation_prompt=generation_prompt
             )
         except (TemplateError, ValueError, TypeError, IndexError, KeyError) as error:
             raise DataError(f"chat template of {self._folder} rejects {messages!r:.120}: {error}") from error

@@ -22,14 +22,14 @@ class DataFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class DataFiles:
     """The files of a data set in order, and the number of hidden or binary files skipped."""
 
     files: tuple[DataFile, ...]
     num_skipped: int
 
 
-def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
+def read_files(paths: Sequence[str], max_bytes: int | None = None) -> DataFiles:
     """Read the files that `paths` name: files, folders (recursively) or globs, local or any fsspec URL.
 
     Files follow the order of `paths`, and within a path are sorted by name; duplicates are read once. In
@@ -43,12 +43,12 @@ def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
     left_bytes, num_skipped = max_bytes, 0
     for path in paths:
         num_read = 0
-        for filesystem, name, visible in _resolve(path):
+        for filesystem, name, visible in _list_files(path):
             if name in files:
                 num_read += 1
                 continue
             if left_bytes is not None and left_bytes <= 0:
-                return Files(files=tuple(files.values()), num_skipped=num_skipped)
+                return DataFiles(files=tuple(files.values()), num_skipped=num_skipped)
             content = _read(filesystem, name, left_bytes) if visible else None
             if content is None:
                 num_skipped += 1
@@ -61,10 +61,10 @@ def read_files(paths: Sequence[str], max_bytes: int | None = None) -> Files:
                 f"{path} contains no text ({num_skipped} hidden or binary files skipped)",
                 hint="give the file names, or unpack archives first",
             )
-    return Files(files=tuple(files.values()), num_skipped=num_skipped)
+    return DataFiles(files=tuple(files.values()), num_skipped=num_skipped)
 
 
-def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
+def _list_files(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
     """Yield (file system, name, whether to read it) for each file of `path`, sorted by name."""
     try:
         filesystem, root = fsspec.url_to_fs(path)
@@ -86,13 +86,13 @@ def _resolve(path: str) -> Iterator[tuple[AbstractFileSystem, str, bool]]:
             f"no data at {path}" if not is_glob else f"no file matches {path}",
             hint="check the path on the workers' machines; folders are read recursively",
         )
-    base = len(root[: _first_sign(root)].rpartition("/")[0]) if is_glob else len(root)
+    base = len(root[: _first_wildcard(root)].rpartition("/")[0]) if is_glob else len(root)
     for name in sorted(names):
         hidden = any(part.startswith(".") for part in name[base:].split("/"))
         yield filesystem, name, not hidden and name not in others
 
 
-def _first_sign(pattern: str) -> int:
+def _first_wildcard(pattern: str) -> int:
     return min(pattern.index(sign) for sign in "*?[" if sign in pattern)
 
 
@@ -103,9 +103,7 @@ def _read(filesystem: AbstractFileSystem, name: str, limit_bytes: int | None) ->
             content: bytes = file.read(_PROBE_BYTES)
             if b"\0" in content:
                 return None
-            content += (
-                file.read() if limit_bytes is None else file.read(max(0, limit_bytes + 1 - len(content)))
-            )
+            content += file.read() if limit_bytes is None else file.read(max(0, limit_bytes + 1 - len(content)))
     except OSError as error:
         raise DataError(f"cannot read {name}: {error}") from error
     if limit_bytes is None or len(content) <= limit_bytes:

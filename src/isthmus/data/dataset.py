@@ -9,19 +9,19 @@ import numpy as np
 import torch
 
 from isthmus.core.errors import DataError
-from isthmus.core.job import Data, Task
-from isthmus.data.chat import check_messages, conversation_pieces
-from isthmus.data.chat_template import open_template
+from isthmus.core.job import DataConfig, TrainingTask
+from isthmus.data.chat import parse_messages, tokenize_conversation
+from isthmus.data.chat_template import open_chat_template
 from isthmus.data.data_files import DataFile, read_files
-from isthmus.data.documents import file_kind, json_lines, read_documents
-from isthmus.data.holdout import hold_out_tokens, hold_out_whole
+from isthmus.data.documents import file_kind, read_documents, read_json_lines
+from isthmus.data.holdout import hold_out_items, hold_out_tokens
 from isthmus.data.sample_order import sample_order
 from isthmus.data.samples import PackedSamples, Samples, StreamSamples
 from isthmus.data.tokenizer import Tokenizer, open_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class TokenBatch:
     """A batch of n samples of S tokens: `input_ids` and `labels`, both int64 `[n, S]`.
 
     `labels[i, t]` is the token after `input_ids[i, t]`, or -100 where the loss ignores it.
@@ -48,15 +48,15 @@ class Dataset:
         self.num_validation_samples = len(validation)
         self.num_skipped_files = num_skipped_files
 
-    def train_batch(self, first_sample: int, num_samples: int) -> Batch:
+    def train_batch(self, first_sample: int, num_samples: int) -> TokenBatch:
         """Return training samples `first_sample` to `first_sample + num_samples - 1`, across epochs.
 
         Raises `DataError` if the data set has fewer than `num_samples` samples.
         """
-        self.require(num_samples=num_samples)
-        return _batch(self._train, sample_order(first_sample, num_samples, self.num_samples, self._seed))
+        self.check_job_fits(num_samples=num_samples)
+        return _make_batch(self._train, sample_order(first_sample, num_samples, self.num_samples, self._seed))
 
-    def validation_batch(self, num_samples: int) -> Batch:
+    def validation_batch(self, num_samples: int) -> TokenBatch:
         """Return the same `num_samples` held-out samples at each call, repeated if fewer are held out.
 
         Raises `DataError` if nothing is held out.
@@ -66,9 +66,9 @@ class Dataset:
                 "no data is held out for validation",
                 hint="set data.validation_fraction above 0, or training.evaluate_every to 0",
             )
-        return _batch(self._validation, sample_order(0, num_samples, self.num_validation_samples, seed=0))
+        return _make_batch(self._validation, sample_order(0, num_samples, self.num_validation_samples, seed=0))
 
-    def require(self, *, num_samples: int = 1, vocab_size: int | None = None) -> None:
+    def check_job_fits(self, *, num_samples: int = 1, vocab_size: int | None = None) -> None:
         """Check that the data set fills a batch of `num_samples` and fits a model of `vocab_size` tokens.
 
         Raises `DataError` otherwise.
@@ -85,7 +85,7 @@ class Dataset:
             )
 
 
-def open_dataset(data: Data, *, task: Task, sequence_length: int, seed: int) -> Dataset:
+def open_dataset(data: DataConfig, *, task: TrainingTask, sequence_length: int, seed: int) -> Dataset:
     """Read, tokenise and pack `data` into samples of `sequence_length` tokens (S).
 
     Text documents are concatenated, with the tokenizer's end token after each. Conversations (task
@@ -104,23 +104,27 @@ def open_dataset(data: Data, *, task: Task, sequence_length: int, seed: int) -> 
         seed=seed,
         num_skipped_files=found.num_skipped,
     )
-    dataset.require()
+    dataset.check_job_fits()
     return dataset
 
 
 def _pack_text(
-    files: Sequence[DataFile], data: Data, task: Task, tokenizer: Tokenizer, sequence_length: int
+    files: Sequence[DataFile],
+    data: DataConfig,
+    task: TrainingTask,
+    tokenizer: Tokenizer,
+    sequence_length: int,
 ) -> tuple[Samples, Samples]:
     documents = tokenizer.encode(read_documents(files, data, task))
     training, held_out = hold_out_tokens(documents, data.validation_fraction, sequence_length + 1)
     train, validation = (
-        StreamSamples(_stream(part, tokenizer), sequence_length, tokenizer.padding)
+        StreamSamples(_join_documents(part, tokenizer), sequence_length, tokenizer.padding_id)
         for part in (training, held_out)
     )
     return train, validation
 
 
-def _stream(documents: Sequence[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
+def _join_documents(documents: Sequence[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
     """Concatenate documents (int `[L]` each), with the end token after each, as uint16 or int32 `[T]`."""
     total = sum(len(document) + 1 for document in documents)
     stream = np.empty(total, dtype=np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
@@ -128,38 +132,37 @@ def _stream(documents: Sequence[np.ndarray], tokenizer: Tokenizer) -> np.ndarray
     for document in documents:
         stream[start : start + len(document)] = document
         start += len(document) + 1
-        stream[start - 1] = tokenizer.end
+        stream[start - 1] = tokenizer.end_id
     return stream
 
 
 def _pack_conversations(
-    files: Sequence[DataFile], data: Data, task: Task, tokenizer: Tokenizer, sequence_length: int
+    files: Sequence[DataFile],
+    data: DataConfig,
+    task: TrainingTask,
+    tokenizer: Tokenizer,
+    sequence_length: int,
 ) -> tuple[Samples, Samples]:
-    render = open_template(data.tokenizer)
+    render = open_chat_template(data.tokenizer)
     conversations = []
     for file in files:
         file_kind(file.name, data, task)
-        for where, value in json_lines(file):
-            messages = check_messages(value, where)
-            conversations.append(conversation_pieces(messages, render, tokenizer, sequence_length + 1))
+        for where, value in read_json_lines(file):
+            messages = parse_messages(value, where)
+            conversations.append(tokenize_conversation(messages, render, tokenizer, sequence_length + 1))
     tokens = [np.concatenate([piece.tokens for piece in pieces]) for pieces in conversations]
-    held_out = hold_out_whole(tokens, data.validation_fraction)
+    held_out = hold_out_items(tokens, data.validation_fraction)
     train, validation = (
         PackedSamples(
-            [
-                piece
-                for i, pieces in enumerate(conversations)
-                if (i in held_out) == wanted
-                for piece in pieces
-            ],
+            [piece for i, pieces in enumerate(conversations) if (i in held_out) == wanted for piece in pieces],
             sequence_length,
-            tokenizer.padding,
+            tokenizer.padding_id,
         )
         for wanted in (False, True)
     )
     return train, validation
 
 
-def _batch(samples: Samples, numbers: np.ndarray) -> Batch:
+def _make_batch(samples: Samples, numbers: np.ndarray) -> TokenBatch:
     input_ids, labels = samples.rows(numbers)
-    return Batch(input_ids=torch.from_numpy(input_ids.copy()), labels=torch.from_numpy(labels.copy()))
+    return TokenBatch(input_ids=torch.from_numpy(input_ids.copy()), labels=torch.from_numpy(labels.copy()))

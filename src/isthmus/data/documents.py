@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from isthmus.core.errors import DataError
-from isthmus.core.job import Data, Task
+from isthmus.core.job import DataConfig, TrainingTask
 from isthmus.data.data_files import DataFile
 
-Kind = Literal["text", "jsonl", "chat"]
+FileKind = Literal["text", "jsonl", "chat"]
 
 
-def file_kind(name: str, data: Data, task: Task) -> Kind:
+def file_kind(name: str, data: DataConfig, task: TrainingTask) -> FileKind:
     """Return the format in which to read file `name`.
 
-    `auto` reads `.jsonl` as JSON Lines (conversations for task `finetune`) and everything else as text.
+    `auto_plan` reads `.jsonl` as JSON Lines (conversations for task `finetune`) and everything else as text.
     Raises `DataError` unless exactly the task `finetune` reads conversations.
     """
     if data.format == "auto":
-        kind: Kind = "text"
+        kind: FileKind = "text"
         if name.endswith(".jsonl"):
             kind = "chat" if task == "finetune" else "jsonl"
     else:
@@ -38,18 +38,18 @@ def file_kind(name: str, data: Data, task: Task) -> Kind:
     return kind
 
 
-def read_documents(files: Sequence[DataFile], data: Data, task: Task) -> list[bytes]:
+def read_documents(files: Sequence[DataFile], data: DataConfig, task: TrainingTask) -> list[bytes]:
     """Return the non-empty documents of text and JSON Lines `files`, in order, as UTF-8."""
     documents: list[bytes] = []
     for file in files:
         if file_kind(file.name, data, task) == "text":
             documents.append(file.content)
         else:
-            documents.extend(_field(value, data.text_field, where) for where, value in json_lines(file))
+            documents.extend(_text_field(value, data.text_field, where) for where, value in read_json_lines(file))
     return [document for document in documents if document]
 
 
-def json_lines(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_json_lines(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (`file:line`, object) for each non-blank line.
 
     Raises `DataError` naming file and line for anything but a JSON object.
@@ -72,7 +72,7 @@ def json_lines(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, value
 
 
-def _field(value: dict[str, Any], field: str, where: str) -> bytes:
+def _text_field(value: dict[str, Any], field: str, where: str) -> bytes:
     if field not in value:
         raise DataError(
             f"{where}: no field '{field}', only {sorted(value)}",
@@ -80,7 +80,5 @@ def _field(value: dict[str, Any], field: str, where: str) -> bytes:
         )
     text = value[field]
     if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field '{field}' is {text!r:.60}, not text", hint="set text_field to another field"
-        )
+        raise DataError(f"{where}: field '{field}' is {text!r:.60}, not text", hint="set text_field to another field")
     return text.encode("utf-8", errors="replace")

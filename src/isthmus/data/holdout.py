@@ -9,16 +9,16 @@ import numpy as np
 
 
 def hold_out_tokens(
-    documents: Sequence[np.ndarray], fraction: float, minimum: int
+    documents: Sequence[np.ndarray], fraction: float, min_tokens: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Split `documents` (token arrays, int `[L]`) into training and validation, each in their order.
 
-    Validation gets `fraction` of the tokens, at least `minimum`, at most half. Documents are held out in
+    Validation gets `fraction` of the tokens, at least `min_tokens`, at most half. Documents are held out in
     the order of their content hash, which is independent of seed and file names; of the last one only the
     tail is taken.
     """
     total = sum(len(document) for document in documents)
-    needed = min(max(round(fraction * total), minimum), total // 2) if fraction > 0 else 0
+    needed = min(max(round(fraction * total), min_tokens), total // 2) if fraction > 0 else 0
     cuts = [len(document) for document in documents]
     for index in _hash_order(documents) if needed else ():
         taken = min(needed, cuts[index])
@@ -31,7 +31,7 @@ def hold_out_tokens(
     return training, [document[cut:] for document, cut in parts if cut < len(document)]
 
 
-def hold_out_whole(items: Sequence[np.ndarray], fraction: float) -> frozenset[int]:
+def hold_out_items(items: Sequence[np.ndarray], fraction: float) -> frozenset[int]:
     """Return the indices of the held-out `items` (token arrays, int `[L]`): `fraction` of them.
 
     At least one and at most half are held out; none for a single item or `fraction` 0.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """Label of a position that the loss ignores (PyTorch's `ignore_index`)."""
 
 
@@ -30,11 +30,11 @@ class StreamSamples:
     The last sample is padded; padding has label -100.
     """
 
-    def __init__(self, tokens: np.ndarray, sequence_length: int, padding: int) -> None:
+    def __init__(self, tokens: np.ndarray, sequence_length: int, padding_id: int) -> None:
         self._sequence_length = sequence_length
         self._num_tokens = len(tokens)
         num_samples = len(self)
-        self._tokens = np.full(num_samples * sequence_length + 1, padding, dtype=tokens.dtype)
+        self._tokens = np.full(num_samples * sequence_length + 1, padding_id, dtype=tokens.dtype)
         self._tokens[: self._num_tokens] = tokens
 
     def __len__(self) -> int:
@@ -46,17 +46,17 @@ class StreamSamples:
         positions = numbers[:, None] * self._sequence_length + np.arange(self._sequence_length)[None]
         inputs = self._tokens[positions].astype(np.int64)
         labels = self._tokens[positions + 1].astype(np.int64)
-        labels[positions + 1 >= self._num_tokens] = IGNORED
+        labels[positions + 1 >= self._num_tokens] = IGNORE_INDEX
         return inputs, labels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TokenSequence:
     """Tokens that are kept together in a sample."""
 
     tokens: np.ndarray
     """int32 `[L]`."""
-    learned: np.ndarray
+    loss_mask: np.ndarray
     """bool `[L]`: whether the loss covers the token (answers)."""
 
 
@@ -67,16 +67,16 @@ class PackedSamples:
     sequence.
     """
 
-    def __init__(self, pieces: Sequence[Piece], sequence_length: int, padding: int) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], sequence_length: int, padding_id: int) -> None:
         width = sequence_length + 1
-        positions = _next_fit([len(piece.tokens) for piece in pieces], width)
+        positions = _next_fit([len(piece.tokens) for piece in sequences], width)
         num_samples = positions[-1][0] + 1 if positions else 0
-        self._tokens = np.full((num_samples, width), padding, dtype=np.int32)
-        self._learned = np.zeros((num_samples, width), dtype=bool)
-        for piece, (sample, start) in zip(pieces, positions, strict=True):
+        self._tokens = np.full((num_samples, width), padding_id, dtype=np.int32)
+        self._loss_mask = np.zeros((num_samples, width), dtype=bool)
+        for piece, (sample, start) in zip(sequences, positions, strict=True):
             end = start + len(piece.tokens)
             self._tokens[sample, start:end] = piece.tokens
-            self._learned[sample, start + 1 : end] = piece.learned[1:]
+            self._loss_mask[sample, start + 1 : end] = piece.loss_mask[1:]
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -85,15 +85,15 @@ class PackedSamples:
     def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return input ids and labels, both int64 `[len(numbers), S]`, of the samples `numbers`."""
         tokens = self._tokens[numbers].astype(np.int64)
-        labels = np.where(self._learned[numbers], tokens, IGNORED)
+        labels = np.where(self._loss_mask[numbers], tokens, IGNORE_INDEX)
         return tokens[:, :-1], labels[:, 1:]
 
 
-def _next_fit(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Return (sample, offset) for each length by next-fit packing into samples of `width` tokens."""
+def _next_fit(lengths: Sequence[int], capacity: int) -> list[tuple[int, int]]:
+    """Return (sample, offset) for each length by next-fit packing into samples of `capacity` tokens."""
     positions, sample, offset = [], 0, 0
     for length in lengths:
-        if offset + length > width:
+        if offset + length > capacity:
             sample, offset = sample + 1, 0
         positions.append((sample, offset))
         offset += length

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from isthmus.core.errors import DataError
 
-_END_WORDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 _BATCH_TEXTS = 512
 
 
@@ -20,9 +20,9 @@ class Tokenizer(Protocol):
     """The interface that a data set needs of a tokenizer."""
 
     vocab_size: int
-    end: int
+    end_id: int
     """Id of the token that ends a document or an answer."""
-    padding: int
+    padding_id: int
     """Id of the token that pads samples."""
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
@@ -34,9 +34,9 @@ class ByteTokenizer:
     """One token per UTF-8 byte: ids 0 to 255, then begin (256), end (257) and padding (258)."""
 
     vocab_size = 259
-    begin = 256
-    end = 257
-    padding = 258
+    begin_id = 256
+    end_id = 257
+    padding_id = 258
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Return the bytes of each text as ids, uint8 `[L]`."""
@@ -46,8 +46,8 @@ class ByteTokenizer:
 class FileTokenizer:
     """A `tokenizer.json`, read by the tokenizers library.
 
-    `end` is `eos_token` of the adjacent `tokenizer_config.json`, or else a common end token; `padding` is
-    `pad_token`, or else `end` (the loss ignores padding).
+    `end_id` is `eos_token` of the adjacent `tokenizer_config.json`, or else a common end token; `padding_id` is
+    `pad_token`, or else `end_id` (the loss ignores padding).
     """
 
     def __init__(self, file: Path) -> None:
@@ -60,15 +60,15 @@ class FileTokenizer:
         settings = tokenizer_settings(file.parent)
         ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values()) + 1
-        ends = (word for word in (_word(settings.get("eos_token")), *_END_WORDS) if word in ids)
+        ends = (word for word in (_token_text(settings.get("eos_token")), *_END_TOKENS) if word in ids)
         end = next(ends, None)
         if end is None:
             raise DataError(
                 f"tokenizer {file} has no token that ends a document",
                 hint="set eos_token in tokenizer_config.json in the same folder",
             )
-        self.end = ids[end]
-        self.padding = ids.get(_word(settings.get("pad_token")) or end, self.end)
+        self.end_id = ids[end]
+        self.padding_id = ids.get(_token_text(settings.get("pad_token")) or end, self.end_id)
 
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """Return the ids of each text, int32 `[L]`; invalid UTF-8 becomes the replacement character."""
@@ -114,6 +114,6 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _word(token: Any) -> str | None:
+def _token_text(token: Any) -> str | None:
     """Return the text of a special token, given as a string or as an object with `content`."""
     return token.get("content") if isinstance(token, dict) else token

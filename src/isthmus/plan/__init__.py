@@ -5,21 +5,21 @@ This is the API for notebooks; see `docs/guide/plan.md` and `docs/guide/simulate
 
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.plans import Answer, Question, make_plans, search_plans
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.search_plans import SearchRequest, SearchResult, make_plans, search_plans
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, load_calibration, save_calibration
-from isthmus.plan.time.fit import Observation, fit_calibration, fit_shapes
-from isthmus.plan.time.predict import Forecast, estimate_s, predict
+from isthmus.plan.time.fit_calibration import Observation, fit_calibration, fit_shapes
+from isthmus.plan.time.predict import PlanForecast, estimate_s, predict
 
 __all__ = [
     "DATA_SHEET",
-    "Answer",
     "Calibration",
-    "Forecast",
-    "Limits",
     "ModelProfile",
     "Observation",
-    "Question",
+    "PlanForecast",
+    "SearchLimits",
+    "SearchRequest",
+    "SearchResult",
     "estimate_s",
     "fit_calibration",
     "fit_shapes",

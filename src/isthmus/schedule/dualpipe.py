@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from isthmus.core.errors import PlanError
-from isthmus.schedule.exchanges import lay_exchanges, require_counts
-from isthmus.schedule.operation import Kind, Operation, Schedule
+from isthmus.schedule.add_communication import add_communication, require_counts
+from isthmus.schedule.operation import Operation, OperationKind, Schedule
 
 
 def dualpipe(num_stages: int, num_micro_batches: int, receive_ahead: int = 1) -> Schedule:
@@ -24,75 +24,75 @@ def dualpipe(num_stages: int, num_micro_batches: int, receive_ahead: int = 1) ->
             f"dualpipe of {num_stages} stages and {num_micro_batches} micro-batches",
             hint="both must be even, and micro-batches at least twice the stages",
         )
-    stages = tuple(_Stage(s, num_stages, num_micro_batches).order() for s in range(num_stages))
+    stages = tuple(_StageOrder(s, num_stages, num_micro_batches).make_operations() for s in range(num_stages))
     down = tuple((s, 0) for s in range(num_stages))
     up = tuple((s, 1) for s in reversed(range(num_stages)))
     schedule = Schedule("dualpipe", num_micro_batches, stages, num_chunks=2, routes=(down, up))
-    return lay_exchanges(schedule, receive_ahead)
+    return add_communication(schedule, receive_ahead)
 
 
-class _Stage:
+class _StageOrder:
     """The operations of one stage, built phase by phase.
 
     `near` is the direction whose entry is closer to the stage (0 runs down, 1 runs up), `far` the other.
     """
 
     def __init__(self, stage: int, num_stages: int, num_micro_batches: int) -> None:
-        self.depth = min(stage, num_stages - 1 - stage)
-        self.inward = num_stages // 2 - 1 - self.depth
-        self.main = num_micro_batches // 2 - num_stages + self.depth + 1
+        self.distance_to_end = min(stage, num_stages - 1 - stage)
+        self.distance_to_middle = num_stages // 2 - 1 - self.distance_to_end
+        self.num_steady_pairs = num_micro_batches // 2 - num_stages + self.distance_to_end + 1
         self.near, self.far = (0, 1) if stage < num_stages // 2 else (1, 0)
-        self.made: list[Operation] = []
-        self.next: dict[tuple[Kind, int], int] = {}
-        self.kept: deque[Operation] = deque()
+        self.operations: list[Operation] = []
+        self.next_index: dict[tuple[OperationKind, int], int] = {}
+        self.deferred_weights: deque[Operation] = deque()
 
-    def order(self) -> tuple[Operation, ...]:
+    def make_operations(self) -> tuple[Operation, ...]:
         """Return the compute operations of the stage, in order."""
         near, far = self.near, self.far
         # Phase 1: warm up with forwards of the near direction.
-        for _ in range(2 * self.inward):
-            self._take("forward", near)
+        for _ in range(2 * self.distance_to_middle):
+            self._add_next("forward", near)
         # Phase 2: forwards of both directions in turn.
-        for _ in range(self.depth + 1):
-            self._take("forward", near)
-            self._take("forward", far)
+        for _ in range(self.distance_to_end + 1):
+            self._add_next("forward", near)
+            self._add_next("forward", far)
         # Phase 3: split backwards and forwards of the far direction.
-        for _ in range(self.inward):
-            self._take("backward_input", far)
-            self._weight()
-            self._take("forward", far)
+        for _ in range(self.distance_to_middle):
+            self._add_next("backward_input", far)
+            self._add_deferred_weight()
+            self._add_next("forward", far)
         # Phase 4, the steady state: a forward of one direction with a backward of the other.
-        for _ in range(self.main):
+        for _ in range(self.num_steady_pairs):
             for ahead, back in ((near, far), (far, near)):
-                self._take("forward", ahead)
-                self._take("backward", back)
+                self._add_next("forward", ahead)
+                self._add_next("backward", back)
         # Phase 5: the last forwards, between backwards of both directions.
-        for _ in range(self.inward):
-            self._take("backward", far)
-            self._take("forward", far)
-            self._take("backward", near)
+        for _ in range(self.distance_to_middle):
+            self._add_next("backward", far)
+            self._add_next("forward", far)
+            self._add_next("backward", near)
         self._drain()
-        return tuple(self.made)
+        return tuple(self.operations)
 
     def _drain(self) -> None:
         """Add phases 6 to 8, the remaining backwards; the later ones defer their weight gradients."""
-        for i in range(2 * (self.depth + 1)):
-            self._take("backward" if i <= self.depth else "backward_input", (self.far, self.near)[i % 2])
-        for _ in range(self.inward):
-            self._weight()
-            self._take("backward_input", self.near)
-        while self.kept:
-            self._weight()
+        for i in range(2 * (self.distance_to_end + 1)):
+            self._add_next("backward" if i <= self.distance_to_end else "backward_input", (self.far, self.near)[i % 2])
+        for _ in range(self.distance_to_middle):
+            self._add_deferred_weight()
+            self._add_next("backward_input", self.near)
+        while self.deferred_weights:
+            self._add_deferred_weight()
 
-    def _take(self, kind: Kind, direction: int) -> None:
+    def _add_next(self, kind: OperationKind, direction: int) -> None:
         """Append `kind` for the next micro-batch of `direction`."""
-        pass_kind: Kind = "forward" if kind == "forward" else "backward"
-        number = self.next.get((pass_kind, direction), 0)
-        self.next[pass_kind, direction] = number + 1
+        pass_kind: OperationKind = "forward" if kind == "forward" else "backward"
+        number = self.next_index.get((pass_kind, direction), 0)
+        self.next_index[pass_kind, direction] = number + 1
         one = Operation(kind, 2 * number + direction, direction)
-        self.made.append(one)
+        self.operations.append(one)
         if kind == "backward_input":
-            self.kept.append(Operation("backward_weight", one.micro_batch, direction))
+            self.deferred_weights.append(Operation("backward_weight", one.micro_batch, direction))
 
-    def _weight(self) -> None:
-        self.made.append(self.kept.popleft())
+    def _add_deferred_weight(self) -> None:
+        self.operations.append(self.deferred_weights.popleft())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from isthmus.schedule.exchanges import lay_exchanges, require_counts
+from isthmus.schedule.add_communication import add_communication, require_counts
 from isthmus.schedule.operation import Operation, Schedule
 
-SENDS_UNDER_WAY = 16
+MAX_PENDING_SENDS = 16
 """Least limit on the pending sends of a stage; each keeps its tensor in the sender's memory."""
 
 
@@ -27,4 +27,4 @@ def forward_only(num_stages: int, num_micro_batches: int, num_chunks: int = 1) -
         for m in range(first, min(first + num_stages, num_micro_batches))
     )
     computing = Schedule("forward_only", num_micro_batches, (order,) * num_stages, num_chunks, trains=False)
-    return lay_exchanges(computing, 0, max_sends=max(SENDS_UNDER_WAY, 2 * num_stages))
+    return add_communication(computing, 0, max_pending_sends=max(MAX_PENDING_SENDS, 2 * num_stages))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Kind = Literal[
+OperationKind = Literal[
     "forward",
     "backward",
     "backward_input",
@@ -33,7 +33,7 @@ last backward."""
 class Operation:
     """One operation of a stage: `kind`, for a micro-batch and a model chunk (both counted from 0)."""
 
-    kind: Kind
+    kind: OperationKind
     micro_batch: int
     chunk: int = 0
 
@@ -41,7 +41,7 @@ class Operation:
         return f"{self.kind}({self.micro_batch}{f', chunk {self.chunk}' if self.chunk else ''})"
 
 
-Place = tuple[int, int]
+StageChunk = tuple[int, int]
 """A chunk of a stage: (stage, chunk)."""
 
 
@@ -62,7 +62,7 @@ class Schedule:
     stages: tuple[tuple[Operation, ...], ...]
     num_chunks: int = 1
     trains: bool = True
-    routes: tuple[tuple[Place, ...], ...] = ()
+    routes: tuple[tuple[StageChunk, ...], ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -74,36 +74,36 @@ class Schedule:
         """Number of virtual stages that one micro-batch passes."""
         return len(self.routes[0]) if self.routes else self.num_stages * self.num_chunks
 
-    def route(self, micro_batch: int) -> tuple[Place, ...]:
+    def route(self, micro_batch: int) -> tuple[StageChunk, ...]:
         """Return the (stage, chunk) of every virtual stage of `micro_batch`, in pipeline order."""
         if self.routes:
             return self.routes[micro_batch % len(self.routes)]
-        return self._straight
+        return self._default_route
 
     @cached_property
-    def _straight(self) -> tuple[Place, ...]:
+    def _default_route(self) -> tuple[StageChunk, ...]:
         return tuple((v % self.num_stages, v // self.num_stages) for v in range(self.num_virtual_stages))
 
     @cached_property
-    def _virtual(self) -> tuple[dict[Place, int], ...]:
+    def _virtual_stage_of(self) -> tuple[dict[StageChunk, int], ...]:
         return tuple({place: virtual for virtual, place in enumerate(route)} for route in self.routes)
 
-    def virtual(self, stage: int, operation: Operation) -> int:
+    def virtual_stage(self, stage: int, operation: Operation) -> int:
         """Return the virtual stage of `operation` of `stage`, -1 if its route omits that chunk."""
         if self.routes:
-            places = self._virtual[operation.micro_batch % len(self.routes)]
+            places = self._virtual_stage_of[operation.micro_batch % len(self.routes)]
             return places.get((stage, operation.chunk), -1)
         return operation.chunk * self.num_stages + stage
 
-    def peer(self, stage: int, operation: Operation) -> int:
+    def peer_stage(self, stage: int, operation: Operation) -> int:
         """Return the stage at the other end of a transfer of `stage`.
 
         Raises `ValueError` for a compute operation, and for a transfer beyond either end of the pipeline.
         """
-        step = _PEER_STEP.get(operation.kind.removeprefix("wait_"))
+        step = _PEER_OFFSET.get(operation.kind.removeprefix("wait_"))
         if step is None:
             raise ValueError(f"{operation} is not a communication operation")
-        other = self.virtual(stage, operation) + step
+        other = self.virtual_stage(stage, operation) + step
         if not 0 <= other < self.num_virtual_stages:
             raise ValueError(f"{operation} of stage {stage} has no peer: it is at the end of the pipeline")
         return self.route(operation.micro_batch)[other][0]
@@ -113,4 +113,4 @@ class Schedule:
         return ((stage, one) for stage, operations in enumerate(self.stages) for one in operations)
 
 
-_PEER_STEP = {"send_forward": 1, "receive_forward": -1, "send_backward": -1, "receive_backward": 1}
+_PEER_OFFSET = {"send_forward": 1, "receive_forward": -1, "send_backward": -1, "receive_backward": 1}

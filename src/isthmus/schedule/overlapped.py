@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from isthmus.core.errors import PlanError
-from isthmus.schedule.exchanges import lay_exchanges, require_counts
+from isthmus.schedule.add_communication import add_communication, require_counts
 from isthmus.schedule.operation import Operation, Schedule
 
 
@@ -27,16 +27,14 @@ def overlapped(
     if warm_up is None:
         warm_up = [2 * (num_stages - s - 1) for s in range(num_stages)]
     if len(warm_up) != num_stages or min(warm_up) < 0:
-        raise PlanError(
-            f"warm-up counts {list(warm_up)} for {num_stages} stages", hint="one per stage, at least 0"
-        )
+        raise PlanError(f"warm-up counts {list(warm_up)} for {num_stages} stages", hint="one per stage, at least 0")
     counts = [min(count, num_micro_batches) for count in warm_up]
     if any(after > before for before, after in itertools.pairwise(counts)):
         raise PlanError(
             f"warm-up counts {counts} increase", hint="no stage can warm up with more than the previous one"
         )
-    stages = tuple(_order(count, num_micro_batches) for count in counts)
-    return lay_exchanges(Schedule("overlapped", num_micro_batches, stages), receive_ahead)
+    stages = tuple(_stage_order(count, num_micro_batches) for count in counts)
+    return add_communication(Schedule("overlapped", num_micro_batches, stages), receive_ahead)
 
 
 def warm_up_counts(
@@ -64,25 +62,30 @@ def warm_up_counts(
     slowest_s = max(pass_s)
     paces_s = {slowest_s, *(round_s / k for round_s in rounds_s for k in range(1, num_micro_batches + 1))}
     candidates_s = sorted(pace_s for pace_s in paces_s if pace_s >= slowest_s and pace_s > 0)
-    fitting = bisect_left(candidates_s, True, key=lambda pace_s: _fit(_ahead(rounds_s, pace_s), most))
+    fitting = bisect_left(
+        candidates_s, True, key=lambda pace_s: _within_limits(_warm_up_at_pace(rounds_s, pace_s), most)
+    )
     pace_s = candidates_s[min(fitting, len(candidates_s) - 1)] if candidates_s else math.inf
-    wanted = _ahead(rounds_s, pace_s)
+    wanted = _warm_up_at_pace(rounds_s, pace_s)
     bounded = (int(min(w, n, num_micro_batches)) for w, n in zip(wanted, most, strict=True))
     return tuple(itertools.accumulate(bounded, min))
 
 
-def _ahead(rounds_s: Sequence[float], pace_s: float) -> list[int]:
+def _warm_up_at_pace(rounds_s: Sequence[float], pace_s: float) -> list[int]:
     """Return the warm-up of every stage at a pace: its lead over the last stage, (num_stages,)."""
     steps = [max(1, math.ceil(round_s / pace_s - 1e-9)) for round_s in rounds_s]
     return [sum(steps[stage:]) for stage in range(len(steps) + 1)]
 
 
-def _fit(counts: Sequence[int], most: Sequence[float]) -> bool:
-    return all(count <= limit for count, limit in zip(counts, most, strict=True))
+def _within_limits(counts: Sequence[int], limits: Sequence[float]) -> bool:
+    return all(count <= limit for count, limit in zip(counts, limits, strict=True))
 
 
-def _order(warm_up: int, total: int) -> tuple[Operation, ...]:
+def _stage_order(warm_up: int, num_micro_batches: int) -> tuple[Operation, ...]:
     order = [Operation("forward", m) for m in range(warm_up)]
-    for i in range(total - warm_up):
+    for i in range(num_micro_batches - warm_up):
         order += [Operation("forward", warm_up + i), Operation("backward", i)]
-    return (*order, *(Operation("backward", m) for m in range(total - warm_up, total)))
+    return (
+        *order,
+        *(Operation("backward", m) for m in range(num_micro_batches - warm_up, num_micro_batches)),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.schedule.exchanges import lay_exchanges, require_counts
+from isthmus.schedule.add_communication import add_communication, require_counts
 from isthmus.schedule.operation import Operation, Schedule
 
 
@@ -14,19 +14,19 @@ def zero_bubble(num_stages: int, num_micro_batches: int, receive_ahead: int = 1)
     "Zero Bubble Pipeline Parallelism", ICLR 2024.
     """
     require_counts(num_stages, num_micro_batches)
-    stages = tuple(_order(s, num_stages, num_micro_batches) for s in range(num_stages))
-    return lay_exchanges(Schedule("zero_bubble", num_micro_batches, stages), receive_ahead)
+    stages = tuple(_stage_order(s, num_stages, num_micro_batches) for s in range(num_stages))
+    return add_communication(Schedule("zero_bubble", num_micro_batches, stages), receive_ahead)
 
 
-def _order(stage: int, num_stages: int, total: int) -> tuple[Operation, ...]:
-    warm_up = min(num_stages - stage - 1, total)
+def _stage_order(stage: int, num_stages: int, num_micro_batches: int) -> tuple[Operation, ...]:
+    warm_up = min(num_stages - stage - 1, num_micro_batches)
     order = [Operation("forward", m) for m in range(warm_up)]
     done = 0
-    for i in range(total):
-        if warm_up + i < total:
+    for i in range(num_micro_batches):
+        if warm_up + i < num_micro_batches:
             order.append(Operation("forward", warm_up + i))
         order.append(Operation("backward_input", i))
         if i - done >= stage:
             order.append(Operation("backward_weight", done))
             done += 1
-    return (*order, *(Operation("backward_weight", m) for m in range(done, total)))
+    return (*order, *(Operation("backward_weight", m) for m in range(done, num_micro_batches)))

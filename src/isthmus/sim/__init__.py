@@ -1,36 +1,42 @@
 """Discrete-event simulation of training: schedules, replicas, links and failures on a virtual clock."""
 
-from isthmus.sim.failures import Checkpoints, Failure, FailureRun, draw_failures, simulate_failures
-from isthmus.sim.iteration.simulate import simulate
-from isthmus.sim.iteration.training import Replica, StageLoad, Training
-from isthmus.sim.links.wire import Interference, Wire, wire_of
+from isthmus.sim.failures import CheckpointInterval, Failure, FailureResult, draw_failures, simulate_failures
+from isthmus.sim.iteration.simulate_training import simulate_training
+from isthmus.sim.iteration.simulated_training import Replica, SimulatedTraining, StageLoad
+from isthmus.sim.links.simulated_link import Interference, SimulatedLink, simulated_link
 from isthmus.sim.output.chrome_trace import chrome_trace
 from isthmus.sim.output.timeline_page import timeline_page
-from isthmus.sim.pipeline.run_pipeline import PipelineRun, run_pipeline
+from isthmus.sim.pipeline.run_pipeline import PipelineResult, run_pipeline
 from isthmus.sim.pipeline.warm_up import best_warm_up
-from isthmus.sim.result import Flight, LinkRun, Span, StageRun, TrainingRun
+from isthmus.sim.simulation_result import (
+    LinkResult,
+    MessageTrace,
+    SimulationResult,
+    StageResult,
+    TimelineSpan,
+)
 
 __all__ = [
-    "Checkpoints",
+    "CheckpointInterval",
     "Failure",
-    "FailureRun",
-    "Flight",
+    "FailureResult",
     "Interference",
-    "LinkRun",
-    "PipelineRun",
+    "LinkResult",
+    "MessageTrace",
+    "PipelineResult",
     "Replica",
-    "Span",
+    "SimulatedLink",
+    "SimulatedTraining",
+    "SimulationResult",
     "StageLoad",
-    "StageRun",
-    "Training",
-    "TrainingRun",
-    "Wire",
+    "StageResult",
+    "TimelineSpan",
     "best_warm_up",
     "chrome_trace",
     "draw_failures",
     "run_pipeline",
-    "simulate",
     "simulate_failures",
+    "simulate_training",
+    "simulated_link",
     "timeline_page",
-    "wire_of",
 ]

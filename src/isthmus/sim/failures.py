@@ -11,10 +11,10 @@ from isthmus.core.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """A checkpoint after every `period` iterations, which pauses training for `stall_s`."""
+class CheckpointInterval:
+    """A checkpoint after every `num_iterations` iterations, which pauses training for `stall_s`."""
 
-    period: int
+    num_iterations: int
     stall_s: float = 0.0
 
 
@@ -28,7 +28,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureRun:
+class FailureResult:
     """Time of a run by cause; the parts sum to `total_s`.
 
     A failure after the end is ignored; one during a restart only extends the restart.
@@ -56,14 +56,14 @@ class FailureRun:
 
 
 def simulate_failures(
-    iteration_s: float, num_iterations: int, checkpoints: Checkpoints, failures: Sequence[Failure] = ()
-) -> FailureRun:
+    iteration_s: float, num_iterations: int, checkpoints: CheckpointInterval, failures: Sequence[Failure] = ()
+) -> FailureResult:
     """Return the time of `num_iterations` iterations of `iteration_s` with these checkpoints and failures.
 
     A failure rolls back to the last completed checkpoint, or to the start. Raises `InputError` for values out
     of range.
     """
-    if iteration_s <= 0 or num_iterations < 0 or checkpoints.period < 1 or checkpoints.stall_s < 0:
+    if iteration_s <= 0 or num_iterations < 0 or checkpoints.num_iterations < 1 or checkpoints.stall_s < 0:
         raise InputError(
             f"{num_iterations} iterations of {iteration_s} s with {checkpoints}",
             hint="the iteration and the period must be positive, the other values at least 0",
@@ -73,7 +73,7 @@ def simulate_failures(
     done = saved = hit = 0
     while done < num_iterations:
         is_last = done + 1 == num_iterations
-        pause_s = checkpoints.stall_s if (done + 1) % checkpoints.period == 0 and not is_last else 0.0
+        pause_s = checkpoints.stall_s if (done + 1) % checkpoints.num_iterations == 0 and not is_last else 0.0
         if hit < len(coming) and coming[hit].at_s < now_s + iteration_s + pause_s:
             failure, hit = coming[hit], hit + 1
             spent_s = max(0.0, failure.at_s - now_s)
@@ -85,10 +85,10 @@ def simulate_failures(
             continue
         now_s += iteration_s + pause_s
         work_s, stall_s, done = work_s + iteration_s, stall_s + pause_s, done + 1
-        if done % checkpoints.period == 0:
+        if done % checkpoints.num_iterations == 0:
             saved = done
     useful_s = num_iterations * iteration_s
-    return FailureRun(
+    return FailureResult(
         total_s=now_s,
         useful_s=useful_s,
         repeated_s=work_s - useful_s,
@@ -106,9 +106,7 @@ def draw_failures(
     drawn = []
     for stage, mean_s in enumerate(mean_between_s):
         if mean_s <= 0:
-            raise InputError(
-                f"mean time between failures of stage {stage} is {mean_s} s", hint="it must be positive"
-            )
+            raise InputError(f"mean time between failures of stage {stage} is {mean_s} s", hint="it must be positive")
         at_s = rng.expovariate(1 / mean_s)
         while at_s < until_s:
             drawn.append(Failure(at_s=at_s, restart_s=restart_s, stage=stage))

@@ -29,36 +29,36 @@ from typing import Any
 class Event:
     """An event that is triggered at most once and then passes its value to present and future waiters."""
 
-    __slots__ = ("_kernel", "_waiting", "happened", "value")
+    __slots__ = ("_callbacks", "_kernel", "triggered", "value")
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._waiting: list[Step] = []
-        self.happened = False
+        self._callbacks: list[Callback] = []
+        self.triggered = False
         self.value: Any = None
 
     def trigger(self, value: Any = None) -> None:
         """Trigger the event now; raise `RuntimeError` if it already was."""
-        if self.happened:
+        if self.triggered:
             raise RuntimeError("the event is already triggered")
-        self.happened, self.value = True, value
-        for step in self._waiting:
-            self._kernel.call(self._kernel.now, step, value)
-        self._waiting.clear()
+        self.triggered, self.value = True, value
+        for step in self._callbacks:
+            self._kernel.call_at(self._kernel.now_s, step, value)
+        self._callbacks.clear()
 
-    def then(self, step: Step) -> None:
-        """Call `step` with the value when the event is triggered, or now if it already is."""
-        if self.happened:
-            self._kernel.call(self._kernel.now, step, self.value)
+    def add_callback(self, callback: Callback) -> None:
+        """Call `callback` with the value when the event is triggered, or now if it already is."""
+        if self.triggered:
+            self._kernel.call_at(self._kernel.now_s, callback, self.value)
         else:
-            self._waiting.append(step)
+            self._callbacks.append(callback)
 
 
-Wish = float | Event | None
+Wait = float | Event | None
 """When a callback is to be called again: at a time, at an event, or (None) never."""
-Step = Callable[[Any], Wish]
+Callback = Callable[[Any], Wait]
 """A function that the kernel calls with a value; it returns when to call it again."""
-Steps = Generator[float | Event, Any, Any]
+ProcessGenerator = Generator[float | Event, Any, Any]
 """The generator of a process."""
 
 
@@ -66,51 +66,51 @@ class Kernel:
     """The virtual clock and its queue of callbacks. `num_events` counts the callbacks run so far."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now_s = 0.0
         self.num_events = 0
-        self._due: list[tuple[float, int, Step, Any]] = []
-        self._order = count()
+        self._queue: list[tuple[float, int, Callback, Any]] = []
+        self._sequence = count()
 
-    def start(self, process: Steps) -> Event:
+    def start(self, process: ProcessGenerator) -> Event:
         """Start `process` now; return the event of its end, whose value is its return value."""
         end = Event(self)
-        self.call(self.now, _closing(process, end).send)
+        self.call_at(self.now_s, _run_to_end(process, end).send)
         return end
 
     def event(self) -> Event:
         """Return a new event of this kernel."""
         return Event(self)
 
-    def call(self, time_s: float, step: Step, value: Any = None) -> None:
-        """Call `step(value)` at `time_s`; raise `ValueError` for a time in the past."""
-        if time_s < self.now:
-            raise ValueError(f"{time_s} s is in the past: it is {self.now} s")
-        heapq.heappush(self._due, (time_s, next(self._order), step, value))
+    def call_at(self, time_s: float, callback: Callback, value: Any = None) -> None:
+        """Call `callback(value)` at `time_s`; raise `ValueError` for a time in the past."""
+        if time_s < self.now_s:
+            raise ValueError(f"{time_s} s is in the past: it is {self.now_s} s")
+        heapq.heappush(self._queue, (time_s, next(self._sequence), callback, value))
 
     def run(self, until_s: float = math.inf) -> float:
         """Run callbacks up to and including `until_s`, or until none is left; return the time."""
-        due, order = self._due, self._order
+        due, order = self._queue, self._sequence
         pop, push, num_run = heapq.heappop, heapq.heappush, 0
         while due and due[0][0] <= until_s:
-            self.now, _, step, value = pop(due)
+            self.now_s, _, step, value = pop(due)
             num_run += 1
             try:
                 wait = step(value)
             except StopIteration:
                 continue
             if wait.__class__ is float:
-                if wait < self.now:
-                    raise ValueError(f"{wait} s is in the past: it is {self.now} s")
+                if wait < self.now_s:
+                    raise ValueError(f"{wait} s is in the past: it is {self.now_s} s")
                 push(due, (wait, next(order), step, None))
             elif wait is not None:
-                wait.then(step)  # type: ignore[union-attr]
+                wait.add_callback(step)  # type: ignore[union-attr]
         self.num_events += num_run
         if due:
-            self.now = until_s
-        return self.now
+            self.now_s = until_s
+        return self.now_s
 
 
-def _closing(process: Steps, end: Event) -> Steps:
+def _run_to_end(process: ProcessGenerator, end: Event) -> ProcessGenerator:
     end.trigger((yield from process))
 
 
@@ -126,22 +126,22 @@ def all_of(kernel: Kernel, events: Iterable[Event]) -> Event:
             combined.trigger([event.value for event in waited])
 
     for event in waited:
-        event.then(one_more)
+        event.add_callback(one_more)
     if not waited:
         combined.trigger([])
     return combined
 
 
-def first_of(kernel: Kernel, events: Iterable[Event]) -> Event:
+def any_of(kernel: Kernel, events: Iterable[Event]) -> Event:
     """Return an event that is triggered with the first of `events`; its value is (index, value)."""
     first = kernel.event()
 
     def happened(index: int, value: Any) -> None:
-        if not first.happened:
+        if not first.triggered:
             first.trigger((index, value))
 
     for index, event in enumerate(events):
-        event.then(lambda value, index=index: happened(index, value))  # type: ignore[misc]
+        event.add_callback(lambda value, index=index: happened(index, value))  # type: ignore[misc]
     return first
 
 
@@ -152,7 +152,7 @@ class Resource:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self._kernel = kernel
-        self._waiting: deque[Event] = deque()
+        self._waiters: deque[Event] = deque()
         self.free = capacity
         self.capacity = capacity
 
@@ -163,13 +163,13 @@ class Resource:
             self.free -= 1
             event.trigger()
         else:
-            self._waiting.append(event)
+            self._waiters.append(event)
         return event
 
     def release(self) -> None:
         """Release a slot; raise `RuntimeError` if all are free."""
-        if self._waiting:
-            self._waiting.popleft().trigger()
+        if self._waiters:
+            self._waiters.popleft().trigger()
         elif self.free == self.capacity:
             raise RuntimeError("all slots are already free")
         else:
@@ -182,12 +182,12 @@ class Queue:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._items: deque[Any] = deque()
-        self._waiting: deque[Event] = deque()
+        self._waiters: deque[Event] = deque()
 
     def put(self, item: Any) -> None:
         """Add an item; never blocks."""
-        if self._waiting:
-            self._waiting.popleft().trigger(item)
+        if self._waiters:
+            self._waiters.popleft().trigger(item)
         else:
             self._items.append(item)
 
@@ -197,7 +197,7 @@ class Queue:
         if self._items:
             event.trigger(self._items.popleft())
         else:
-            self._waiting.append(event)
+            self._waiters.append(event)
         return event
 
     def __len__(self) -> int:

@@ -1,16 +1,14 @@
 """The site machine: a pure state machine for a site's parts, driven by agents and by the pool simulator."""
 
 from isthmus.site.checkpoint_protection import awaits_checkpoint
-from isthmus.site.devices.book import DeviceBook
-from isthmus.site.devices.device_counts import DeviceCounts
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_allocator import DeviceAllocator
+from isthmus.site.devices.device_count_allocator import DeviceCountAllocator
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
-    Event,
     FetchFiles,
     FetchObserved,
     HoursObserved,
-    Instruction,
     LocalJob,
     LocalJobsObserved,
     LocalJobSubmitted,
@@ -23,6 +21,8 @@ from isthmus.site.machine_events import (
     ReportLocalExit,
     RequestCheckpoint,
     ShutdownRequested,
+    SiteEvent,
+    SiteInstruction,
     StartWorker,
     StopWorker,
     WorkersObserved,
@@ -36,14 +36,12 @@ __all__ = [
     "CLAIMING",
     "HOLDING",
     "UNSAVED_STEP_S",
-    "DeviceBook",
-    "DeviceCounts",
-    "DeviceIds",
-    "Event",
+    "DeviceAllocator",
+    "DeviceCountAllocator",
+    "DeviceIdAllocator",
     "FetchFiles",
     "FetchObserved",
     "HoursObserved",
-    "Instruction",
     "LocalJob",
     "LocalJobSubmitted",
     "LocalJobWithdrawn",
@@ -57,6 +55,8 @@ __all__ = [
     "ReportLocalExit",
     "RequestCheckpoint",
     "ShutdownRequested",
+    "SiteEvent",
+    "SiteInstruction",
     "SiteMachine",
     "SitePart",
     "SiteWorker",

@@ -6,7 +6,7 @@ repeated requests, and requests of several sites for the same job, cost one chec
 
 from __future__ import annotations
 
-from isthmus.core.messages.agent_messages import Protection
+from isthmus.core.messages.agent_messages import VerifiedCheckpoint
 from isthmus.site.machine_events import RequestCheckpoint
 from isthmus.site.parts import SitePart
 from isthmus.site.site_state import SiteState
@@ -18,17 +18,17 @@ def request_checkpoint(site: SiteState, part: SitePart) -> None:
         steps = [worker.protection.step for worker in part.workers.values() if worker.protection]
         part.protect_after, part.protection = max(steps, default=0), None
         part.checkpoint_requested = False
-        site.update(part)
+        site.mark_changed(part)
     if not part.checkpoint_requested and part.protection is None:
         part.checkpoint_requested = True
-        site.out.append(RequestCheckpoint(part=part, after=part.protect_after))
+        site.instructions.append(RequestCheckpoint(part=part, after=part.protect_after))
 
 
-def withdraw_request(site: SiteState, part: SitePart) -> None:
+def withdraw_checkpoint_request(site: SiteState, part: SitePart) -> None:
     """Withdraw the server's checkpoint request; one for an eviction by the owner stays."""
     if not part.evicted and part.protect_after is not None:
         part.protect_after, part.protection = None, None
-        site.update(part)
+        site.mark_changed(part)
 
 
 def awaits_checkpoint(part: SitePart) -> bool:
@@ -48,5 +48,5 @@ def record_checkpoint(part: SitePart) -> bool:
     steps = {one.step for one in verified}
     if not verified or len(verified) < len(reported) or len(steps) > 1 or min(steps) <= part.protect_after:
         return False
-    part.protection = Protection(step=steps.pop(), num_bytes=sum(one.num_bytes for one in verified))
+    part.protection = VerifiedCheckpoint(step=steps.pop(), num_bytes=sum(one.num_bytes for one in verified))
     return True

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from isthmus.site.checkpoint_protection import request_checkpoint
 from isthmus.site.devices.claim import DeviceSource
-from isthmus.site.part_lifecycle import move, release
+from isthmus.site.part_lifecycle import move_part, release_part
 from isthmus.site.parts import LEASED, SitePart
 from isthmus.site.site_state import SiteState
 
-_ENDING = ("stopping", "succeeded", "failed")
+_ENDING_STATES = ("stopping", "succeeded", "failed")
 
 
 def is_preemptible(site: SiteState, local: SitePart) -> bool:
@@ -19,7 +19,7 @@ def is_preemptible(site: SiteState, local: SitePart) -> bool:
     first = site.policy.preemptible_from
     if first is None or not local.preemptible:
         return False
-    return site.rank(local) >= site.priorities.rank(first)
+    return site.level_index(local) >= site.priorities.rank(first)
 
 
 def evict_victims(site: SiteState, part: SitePart, now_s: float) -> None:
@@ -27,18 +27,18 @@ def evict_victims(site: SiteState, part: SitePart, now_s: float) -> None:
 
     Victims that are parts of the pool end by their own orders.
     """
-    for victim in occupants(site, part):
+    for victim in current_holders(site, part):
         if victim.local and victim.state == "running":
             victim.requeue = True
-            move(site, victim, "stopping", now_s, f"preempted by job '{part.job}' of the pool")
+            move_part(site, victim, "stopping", now_s, f"preempted by job '{part.job}' of the pool")
 
 
-def occupants(site: SiteState, part: SitePart) -> list[SitePart]:
+def current_holders(site: SiteState, part: SitePart) -> list[SitePart]:
     """Return the parts that still hold devices which `part` has claimed."""
-    return [site.parts[key] for key in site.devices.occupants(part)]
+    return [site.parts[key] for key in site.devices.current_holders(part)]
 
 
-def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
+def evict_pool_parts(site: SiteState, job: SitePart, now_s: float) -> bool:
     """Evict parts of the pool below the level of the local `job` for its devices; return whether possible.
 
     Victims of the lowest level go first, of these parts that do not train yet, then those with the least
@@ -48,10 +48,10 @@ def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
         return False
     # Step 1: collect devices about to be free, then those of lower parts of the pool, cheapest first.
     others = [part for part in site.parts.values() if part is not job]
-    ending = [part for part in others if part.state in _ENDING]
-    lower = [part for part in others if not part.local and site.rank(part) > site.rank(job)]
+    ending = [part for part in others if part.state in _ENDING_STATES]
+    lower = [part for part in others if not part.local and site.level_index(part) > site.level_index(job)]
     lower = [part for part in lower if part.state in LEASED or part.state == "running"]
-    lower.sort(key=lambda part: _cost(site, part))
+    lower.sort(key=lambda part: _eviction_cost(site, part))
     victims = (*ending, *lower)
     sources = [DeviceSource(part.key, site.devices.obtainable(part, job), counted=False) for part in victims]
     # Step 2: claim the devices from as few victims as possible.
@@ -63,8 +63,8 @@ def evict_pool(site: SiteState, job: SitePart, now_s: float) -> bool:
     site.devices.assign(job, taken)
     reason = f"its devices go to local job '{job.job}' of level '{job.level}'"
     for part in losers:
-        _evict(site, part, now_s, reason)
-    move(site, job, "evicting" if occupants(site, job) else "running", now_s)
+        _evict_part(site, part, now_s, reason)
+    move_part(site, job, "evicting" if current_holders(site, job) else "running", now_s)
     return True
 
 
@@ -75,36 +75,36 @@ def continue_eviction(site: SiteState, part: SitePart, now_s: float) -> None:
     """
     if part.evicted and part.state == "running":
         claimers = (other for other in site.time_dependent.values() if other.state == "evicting")
-        if site.is_open and not any(other.local and part in occupants(site, other) for other in claimers):
+        if site.is_open and not any(other.local and part in current_holders(site, other) for other in claimers):
             part.evicted, part.evict_at_s = False, None
-            site.update(part)
+            site.mark_changed(part)
         elif part.protection is not None or part.evict_at_s is None or now_s >= part.evict_at_s:
             part.fault = "evicted"
-            release(site, part, now_s)
-    if part.state == "evicting" and not part.fetching and not occupants(site, part):
-        move(site, part, "running" if part.local else "prepared", now_s)
+            release_part(site, part, now_s)
+    if part.state == "evicting" and not part.fetching and not current_holders(site, part):
+        move_part(site, part, "running" if part.local else "prepared", now_s)
 
 
 def evict_after_hours(site: SiteState, part: SitePart, now_s: float) -> None:
     """Evict a part of the pool outside the owner's pool hours."""
     if part.state in LEASED or part.state == "running":
-        _evict(site, part, now_s, "outside the owner's pool hours")
+        _evict_part(site, part, now_s, "outside the owner's pool hours")
 
 
-def _evict(site: SiteState, part: SitePart, now_s: float, reason: str) -> None:
+def _evict_part(site: SiteState, part: SitePart, now_s: float, reason: str) -> None:
     """Evict a part: one that trains may save a checkpoint first, any other is released at once."""
     if part.evicted:
         return
     part.detail, part.evicted = f"evicted by the owner: {reason}", True
     if part.rank_map is not None and site.policy.protect_s > 0:
         part.evict_at_s = now_s + site.policy.protect_s
-        site.update(part)
+        site.mark_changed(part)
         request_checkpoint(site, part)
         return
     part.fault = "evicted"
-    site.update(part)
-    release(site, part, now_s)
+    site.mark_changed(part)
+    release_part(site, part, now_s)
 
 
-def _cost(site: SiteState, part: SitePart) -> tuple[int, bool, float, int]:
-    return -site.rank(part), part.state == "running", part.unsaved_s, -part.arrived
+def _eviction_cost(site: SiteState, part: SitePart) -> tuple[int, bool, float, int]:
+    return -site.level_index(part), part.state == "running", part.unsaved_s, -part.arrived

@@ -1,7 +1,7 @@
 """`SiteMachine`: all decisions at a site as a pure object: events in, instructions out; no clock, no I/O.
 
 Agents and the pool simulator drive it. An agent saves `parts` and `fence` before it executes an instruction,
-so every running part is in its table; starting a part of the table again is idempotent (`Adapter.start`).
+so every running part is in its table; starting a part of the table again is idempotent (`SchedulerAdapter.start`).
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart, QueueEntry
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart, QueueEntry
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
 from isthmus.site import site_report
-from isthmus.site.devices.book import DeviceBook
+from isthmus.site.devices.device_allocator import DeviceAllocator
 from isthmus.site.evictions import continue_eviction, evict_after_hours
 from isthmus.site.local_jobs import add_local_job, start_local_jobs, sync_local_jobs, withdraw_local_job
 from isthmus.site.machine_events import (
-    Event,
     FetchObserved,
     HoursObserved,
-    Instruction,
     LocalJobsObserved,
     LocalJobSubmitted,
     LocalJobWithdrawn,
     OrdersReceived,
     QueueObserved,
     ShutdownRequested,
+    SiteEvent,
+    SiteInstruction,
     WorkersObserved,
 )
 from isthmus.site.orders import apply_orders, observe_fetch
-from isthmus.site.part_lifecycle import move, release, stop_live_workers
+from isthmus.site.part_lifecycle import move_part, release_part, stop_live_workers
 from isthmus.site.parts import CLAIMING, PartKey, SitePart
 from isthmus.site.site_queue import queue_order, reconcile_queue
 from isthmus.site.site_state import SiteState
-from isthmus.site.worker_watch import check_timeouts, lost_only_a_peer, observe_worker
+from isthmus.site.worker_watch import check_timeouts, is_peer_failure, observe_worker
 
 STOP_GRACE_S = 3.0
 """From SIGTERM to SIGKILL."""
@@ -52,19 +52,19 @@ class SiteMachine:
     """The state machine of one site.
 
     `devices` allocates its devices; `parts` and `fence` are those that a previous agent process saved. A site
-    that `fetches` has its own storage: jobs start once their files have been copied there.
+    that `has_own_storage` has its own storage: jobs start once their files have been copied there.
     """
 
     def __init__(
         self,
         cluster: str,
-        devices: DeviceBook,
+        devices: DeviceAllocator,
         parts: Iterable[SitePart] = (),
         *,
         fence: int = 0,
         priorities: PriorityMap | None = None,
         policy: OwnerPolicy | None = None,
-        fetches: bool = False,
+        has_own_storage: bool = False,
         now_s: float = 0.0,
         stop_grace_s: float = STOP_GRACE_S,
         checkin_timeout_s: float = CHECKIN_TIMEOUT_S,
@@ -75,18 +75,18 @@ class SiteMachine:
             devices=devices,
             priorities=priorities or PriorityMap(),
             policy=policy or OwnerPolicy(),
-            fetches=fetches,
+            has_own_storage=has_own_storage,
             stop_grace_s=stop_grace_s,
             checkin_timeout_s=checkin_timeout_s,
             silence_timeout_s=silence_timeout_s,
             parts={part.key: part for part in parts},
             fence=fence,
         )
-        self.next_s: float = math.inf
-        self.site.arrivals = max((part.arrived for part in self.parts.values()), default=0)
+        self.next_due_s: float = math.inf
+        self.site.num_arrivals = max((part.arrived for part in self.parts.values()), default=0)
         for part in self.parts.values():
-            self.site.devices.change(part, "new", part.state)
-        self._take_over(now_s)
+            self.site.devices.record_transition(part, "new", part.state)
+        self._restore_parts(now_s)
 
     @property
     def parts(self) -> dict[PartKey, SitePart]:
@@ -99,37 +99,37 @@ class SiteMachine:
         return self.site.fence
 
     @property
-    def ending(self) -> bool:
+    def shutting_down(self) -> bool:
         """Whether the agent is shutting down."""
-        return self.site.ending
+        return self.site.shutting_down
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: SiteEvent) -> list[SiteInstruction]:
         """Handle one event; return the instructions in order.
 
-        Afterwards `next_s` is when the next timer expires (infinite: never).
+        Afterwards `next_due_s` is when the next timer expires (infinite: never).
         """
         touched = self._apply(event)
         if touched is None:
-            self._settle(list(self._due_parts()), event.now_s)
-            self.next_s = self._earliest_s(self.site.time_dependent.values())
+            self._apply_due_changes(list(self._due_parts()), event.now_s)
+            self.next_due_s = self._earliest_due_s(self.site.time_dependent.values())
         else:
-            self._settle(self._with_claimers(touched), event.now_s)
-            self.next_s = min(self.next_s, self._earliest_s(self._with_claimers(touched)))
-        out, self.site.out = self.site.out, []
+            self._apply_due_changes(self._with_claimers(touched), event.now_s)
+            self.next_due_s = min(self.next_due_s, self._earliest_due_s(self._with_claimers(touched)))
+        out, self.site.instructions = self.site.instructions, []
         return out
 
-    def restart(self, now_s: float) -> list[Instruction]:
+    def restart(self, now_s: float) -> list[SiteInstruction]:
         """Continue as a new agent process with the previous table; return the instructions to repeat."""
-        self._take_over(now_s)
+        self._restore_parts(now_s)
         return self.handle(WorkersObserved(now_s=now_s))
 
-    def observed(self) -> tuple[ObservedPart, ...]:
+    def observed_parts(self) -> tuple[ObservedPart, ...]:
         """Return the pool's parts as reported to the server."""
         return site_report.observed_parts(self.site)
 
-    def local_jobs(self) -> tuple[LocalJobSeen, ...]:
+    def local_jobs(self) -> tuple[ObservedLocalJob, ...]:
         """Return the local jobs as reported to the server."""
-        return site_report.local_jobs(self.site)
+        return site_report.observed_local_jobs(self.site)
 
     def free_chips(self) -> dict[str, int]:
         """Return the number of devices by node group available to a new part of the pool."""
@@ -139,19 +139,19 @@ class SiteMachine:
         """Return the waiting jobs in starting order."""
         return tuple(QueueEntry(job=part.job, attempt=part.attempt) for part in queue_order(self.site))
 
-    def _apply(self, event: Event) -> SitePart | None:
+    def _apply(self, event: SiteEvent) -> SitePart | None:
         """Apply an event; return the part that it concerns if it concerns only one."""
         site, now_s = self.site, event.now_s
         match event:
             case OrdersReceived():
                 apply_orders(site, event.orders, now_s)
             case WorkersObserved(workers=workers):
-                for seen in sorted(workers, key=lost_only_a_peer):
+                for seen in sorted(workers, key=is_peer_failure):
                     observe_worker(site, seen, now_s)
                 keys = {(seen.job, seen.attempt) for seen in workers}
                 return self.parts.get(keys.pop()) if len(keys) == 1 else None
             case LocalJobsObserved():
-                sync_local_jobs(site, event.jobs, event.unread, now_s)
+                sync_local_jobs(site, event.jobs, event.unreadable, now_s)
             case LocalJobSubmitted():
                 add_local_job(site, event.job, now_s)
             case LocalJobWithdrawn():
@@ -162,31 +162,31 @@ class SiteMachine:
                 observe_fetch(site, event)
             case HoursObserved():
                 if event.is_open != site.is_open:
-                    site.is_open, site.may_start = event.is_open, True
+                    site.is_open, site.may_start_local = event.is_open, True
                     site.num_changes += 1
             case ShutdownRequested():
-                site.ending = True
+                site.shutting_down = True
         return None
 
-    def _settle(self, parts: Iterable[SitePart], now_s: float) -> None:
+    def _apply_due_changes(self, parts: Iterable[SitePart], now_s: float) -> None:
         """Apply due changes: claimers last, since other parts may release what they wait for."""
         for part in sorted(parts, key=lambda part: part.state in CLAIMING):
             if part.state != "forgotten":
-                _pass_time(self.site, part, now_s)
+                _apply_timers(self.site, part, now_s)
         start_local_jobs(self.site, now_s)
 
     def _due_parts(self) -> Iterable[SitePart]:
         site = self.site
-        return (site.parts if site.ending or not site.is_open else site.time_dependent).values()
+        return (site.parts if site.shutting_down or not site.is_open else site.time_dependent).values()
 
     def _with_claimers(self, part: SitePart) -> list[SitePart]:
         claimers = (other for other in self.site.time_dependent.values() if other.state in CLAIMING)
         return [part, *(other for other in claimers if other is not part)]
 
-    def _earliest_s(self, parts: Iterable[SitePart]) -> float:
-        return min((at_s for part in parts for at_s in self.site.due_s(part)), default=math.inf)
+    def _earliest_due_s(self, parts: Iterable[SitePart]) -> float:
+        return min((at_s for part in parts for at_s in self.site.due_times_s(part)), default=math.inf)
 
-    def _take_over(self, now_s: float) -> None:
+    def _restore_parts(self, now_s: float) -> None:
         """Restore parts of a previous agent process; repeat stops that it may not have executed."""
         site = self.site
         for part in self.parts.values():
@@ -199,19 +199,19 @@ class SiteMachine:
             if part.requeue:
                 part.force_at_s = now_s + site.grace_s(part)
                 stop_live_workers(site, part, force=False)
-            site.update(part)
+            site.mark_changed(part)
 
 
-def _pass_time(site: SiteState, part: SitePart, now_s: float) -> None:
+def _apply_timers(site: SiteState, part: SitePart, now_s: float) -> None:
     """Apply the changes that are due for one part, independent of the event."""
-    if site.ending:
+    if site.shutting_down:
         _shut_down(site, part, now_s)
     elif part.local and part.state in ("succeeded", "failed"):
-        release(site, part, now_s)
+        release_part(site, part, now_s)
     elif not part.local and not site.is_open:
         evict_after_hours(site, part, now_s)
     if site.is_leased(part):
-        _end_lease(site, part, now_s)
+        _expire_lease(site, part, now_s)
     continue_eviction(site, part, now_s)
     if part.state == "running" and not part.local:
         check_timeouts(site, part, now_s)
@@ -219,24 +219,24 @@ def _pass_time(site: SiteState, part: SitePart, now_s: float) -> None:
         part.force_at_s = now_s + site.stop_grace_s
         stop_live_workers(site, part, force=True)
     if part.state == "stopping" and not part.live:
-        move(site, part, "queued" if part.requeue else "released", now_s)
+        move_part(site, part, "queued" if part.requeue else "released", now_s)
     if part.local and part.withdrawn and part.state == "released":
-        move(site, part, "forgotten", now_s)
+        move_part(site, part, "forgotten", now_s)
 
 
-def _end_lease(site: SiteState, part: SitePart, now_s: float) -> None:
+def _expire_lease(site: SiteState, part: SitePart, now_s: float) -> None:
     """Release devices whose lease expired, or that were held too long without the part running."""
     if now_s - part.since_s >= part.lease_s:
-        release(site, part, now_s, f"lease of {part.lease_s:g} s not renewed")
+        release_part(site, part, now_s, f"lease of {part.lease_s:g} s not renewed")
     elif now_s - part.claimed_s >= site.policy.hold_s:
         detail = f"held without running for {site.policy.hold_s:g} s, the longest that the owner allows"
-        release(site, part, now_s, detail)
+        release_part(site, part, now_s, detail)
 
 
 def _shut_down(site: SiteState, part: SitePart, now_s: float) -> None:
     """Release everything; local jobs that have not started stay queued for the next agent process."""
     if part.local and part.state == "evicting":
-        move(site, part, "queued", now_s)
+        move_part(site, part, "queued", now_s)
     elif not (part.local and part.state == "queued"):
         ended = part.state in ("succeeded", "failed", "refused")  # and `detail` says why
-        release(site, part, now_s, "" if ended else f"the agent of {site.cluster} is being stopped")
+        release_part(site, part, now_s, "" if ended else f"the agent of {site.cluster} is being stopped")

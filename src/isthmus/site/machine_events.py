@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from isthmus.core.messages.agent_messages import AgentOrders, Protection, RankMap, WorkerAddress
+from isthmus.core.messages.agent_messages import AgentOrders, RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.site.parts import PartKey, SitePart
 
 
@@ -45,12 +45,12 @@ class ObservedWorker:
     # Where it listens, once it has checked in.
     address: WorkerAddress | None = None
     # Size of its log and metrics.
-    num_bytes: int = 0
+    output_bytes: int = 0
     # Work since its last checkpoint, and the last checkpoint that it has verified.
     unsaved_s: float = 0.0
-    protection: Protection | None = None
+    protection: VerifiedCheckpoint | None = None
     # End of its log.
-    last_words: str = ""
+    log_tail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,11 @@ class WorkersObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJobsObserved:
-    """All local jobs that exist now, oldest first; `unread` names those that could not be read."""
+    """All local jobs that exist now, oldest first; `unreadable` names those that could not be read."""
 
     now_s: float
     jobs: tuple[LocalJob, ...]
-    unread: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,12 @@ class QueueObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchObserved:
-    """Progress of copying a job's files to this site: `words` describes it, `here` marks completion."""
+    """Progress of copying a job's files to this site: `progress_text` describes it, `complete` marks completion."""
 
     now_s: float
     job: str
-    words: str
-    here: bool = False
+    progress_text: str
+    complete: bool = False
     failed: bool = False
 
 
@@ -120,7 +120,7 @@ class ShutdownRequested:
     now_s: float
 
 
-Event = (
+SiteEvent = (
     OrdersReceived
     | WorkersObserved
     | LocalJobsObserved
@@ -184,10 +184,10 @@ class ReportLocalExit:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderQueue:
-    """Remove `gone` from the site's queue, then apply `moves`: (part, part to put it behind; None: first)."""
+    """Remove `removed` from the site's queue, then apply `moves`: (part, part to put it behind; None: first)."""
 
     moves: tuple[tuple[PartKey, PartKey | None], ...]
-    gone: tuple[PartKey, ...]
+    removed: tuple[PartKey, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ class LogWarning:
     text: str
 
 
-Instruction = (
+SiteInstruction = (
     StartWorker
     | StopWorker
     | WriteRankMap

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages.agent_messages import Fault, PartState
+from isthmus.core.messages.agent_messages import FailureCause, PartState
 from isthmus.site.machine_events import StartWorker, StopWorker
 from isthmus.site.parts import LEASED, SitePart, SitePartState
 from isthmus.site.site_state import SiteState
@@ -20,7 +20,7 @@ from isthmus.site.site_state import SiteState
 HISTORY_LENGTH = 16
 
 
-def move(site: SiteState, part: SitePart, to: SitePartState, now_s: float, detail: str = "") -> None:
+def move_part(site: SiteState, part: SitePart, to: SitePartState, now_s: float, detail: str = "") -> None:
     """Move `part` to state `to`; raise `IllegalTransitionError` with its history if the table forbids it."""
     before = part.state
     step = _TRANSITIONS.get((before, to))
@@ -35,30 +35,30 @@ def move(site: SiteState, part: SitePart, to: SitePartState, now_s: float, detai
         part.detail = detail
     if to in _REPORTED:
         part.reported = _REPORTED[to]
-    site.devices.change(part, before, to)
+    site.devices.record_transition(part, before, to)
     step(site, part)
-    site.update(part)
+    site.mark_changed(part)
 
 
-def fail(site: SiteState, part: SitePart, fault: Fault, now_s: float, detail: str) -> None:
+def fail_part(site: SiteState, part: SitePart, fault: FailureCause, now_s: float, detail: str) -> None:
     """Move a part to `failed` with a reason."""
     part.fault = fault
-    move(site, part, "failed", now_s, detail)
+    move_part(site, part, "failed", now_s, detail)
 
 
-def release(site: SiteState, part: SitePart, now_s: float, detail: str = "") -> None:
+def release_part(site: SiteState, part: SitePart, now_s: float, detail: str = "") -> None:
     """Start releasing the processes and devices of `part`; idempotent."""
     if part.state in ("running", "succeeded", "failed"):
-        move(site, part, "stopping", now_s, detail)
+        move_part(site, part, "stopping", now_s, detail)
     elif part.state in ("queued", "ready", "evicting", "prepared", "refused"):
-        move(site, part, "released", now_s, detail)
+        move_part(site, part, "released", now_s, detail)
 
 
 def stop_live_workers(site: SiteState, part: SitePart, *, force: bool) -> None:
     """Stop every live worker of `part`, or kill it with `force`."""
     for rank, worker in part.workers.items():
         if worker.live:
-            site.out.append(StopWorker(part=part, rank=rank, force=force))
+            site.instructions.append(StopWorker(part=part, rank=rank, force=force))
 
 
 def _do_nothing(_site: SiteState, _part: SitePart) -> None:
@@ -68,7 +68,7 @@ def _do_nothing(_site: SiteState, _part: SitePart) -> None:
 def _start(site: SiteState, part: SitePart) -> None:
     for rank, worker in part.workers.items():
         worker.live, worker.started, worker.last_write_s = True, True, part.since_s
-        site.out.append(StartWorker(part=part, rank=rank))
+        site.instructions.append(StartWorker(part=part, rank=rank))
 
 
 def _stop(site: SiteState, part: SitePart) -> None:

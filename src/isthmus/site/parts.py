@@ -13,11 +13,11 @@ from pydantic import Field
 
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import (
-    Fault,
+    FailureCause,
     ObservedPart,
     PartState,
-    Protection,
     RankMap,
+    VerifiedCheckpoint,
     WorkerAddress,
 )
 from isthmus.core.plan import Plan
@@ -71,7 +71,7 @@ class SiteWorker:
     last_write_s: float = 0.0
     # Work since its last checkpoint, and the last checkpoint that it has verified.
     unsaved_s: float = 0.0
-    protection: Protection | None = None
+    protection: VerifiedCheckpoint | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class SitePart:
     reported: PartState = "released"
     # Why it was refused, failed or evicted, and where the cause lies.
     detail: str = ""
-    fault: Fault | None = None
+    fault: FailureCause | None = None
     spec: Job | None = None
     plan: Plan | None = None
     # What a local job runs.
@@ -102,7 +102,7 @@ class SitePart:
     # Step that a requested checkpoint must be later than; None without a request.
     protect_after: int | None = None
     # The checkpoint that answers the request.
-    protection: Protection | None = None
+    protection: VerifiedCheckpoint | None = None
     # The owner takes its devices back: it saves a checkpoint and is released.
     evicted: bool = False
     # A local job that the pool's jobs may preempt.

@@ -25,10 +25,10 @@ def claim_for_pool(site: SiteState, part: SitePart, victims: Sequence[PartKey]) 
         if key in site.parts and site.parts[key].state in HOLDING and key != part.key
     ]
     used = site.devices.used_by_pool(without=part)
-    room = {group: site.limit(group) - used[group] for group in part.wanted}
+    room = {group: site.pool_limit(group) - used[group] for group in part.wanted}
     taken = site.devices.claim(part, sources, room)
     if taken is None:
-        return _shortage(site, part, sources, room)
+        return _describe_shortage(site, part, sources, room)
     part.victims = tuple(victims)
     site.devices.assign(part, taken)
     return ""
@@ -43,7 +43,7 @@ def _policy_refusal(site: SiteState, part: SitePart, victims: Iterable[PartKey])
             continue
         if not is_preemptible(site, victim):
             return f"{site.cluster}: the owner does not let the pool preempt local job '{victim.job}'"
-        if site.rank(victim) <= site.rank(part):
+        if site.level_index(victim) <= site.level_index(part):
             return (
                 f"{site.cluster}: local job '{victim.job}' of level '{victim.level}' is not below "
                 f"'{part.level}', the level of the pool's job"
@@ -59,28 +59,28 @@ def _permanent_shortage(site: SiteState, part: SitePart) -> str:
         where = f"{site.cluster}: node group '{group}': {num} devices wanted"
         if group not in inventory:
             return f"{site.cluster}: no node group '{group}'; available: {', '.join(sorted(inventory))}"
-        if num > site.limit(group):
-            return f"{where}, the owner lets the pool have {site.limit(group)}"
+        if num > site.pool_limit(group):
+            return f"{where}, the owner lets the pool have {site.pool_limit(group)}"
         first = next((other.job for other in waiting if group in other.wanted), None)
         if first is not None:
             return f"{where}, queued behind local job '{first}'"
     return ""
 
 
-def _shortage(
-    site: SiteState, part: SitePart, sources: Sequence[DeviceSource[PartKey]], room: dict[str, int]
+def _describe_shortage(
+    site: SiteState, part: SitePart, sources: Sequence[DeviceSource[PartKey]], headroom: dict[str, int]
 ) -> str:
     """Return a message with the first node group that has too few devices."""
     free = site.devices.num_free(part)
     for group, num in part.wanted.items():
         from_victims = sum(source.num_devices.get(group, 0) for source in sources)
         counted = sum(source.num_devices.get(group, 0) for source in sources if source.counted)
-        allowed = max(0, room[group]) + counted
+        allowed = max(0, headroom[group]) + counted
         if num <= min(free[group] + from_victims, allowed):
             continue
         found = f"{free[group]} free"
         found += f", {from_victims} of victims" if sources else ""
-        if room[group] < min(num, free[group] + from_victims):
-            found += f", the owner lets the pool have {max(0, room[group])} more"
+        if headroom[group] < min(num, free[group] + from_victims):
+            found += f", the owner lets the pool have {max(0, headroom[group])} more"
         return f"{site.cluster}: node group '{group}': {num} devices wanted, {found}"
     return f"{site.cluster}: the wanted devices are not available together"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.parts import CLAIMING, HOLDING, SitePart
 from isthmus.site.site_report import observe_part
@@ -26,10 +26,10 @@ def check_site(machine: SiteMachine) -> None:
     site = machine.site
     for part in site.parts.values():
         _check_part(part)
-    if isinstance(site.devices, DeviceIds):
+    if isinstance(site.devices, DeviceIdAllocator):
         _check_ids(site, site.devices)
     for group, num in site.devices.used_by_pool().items():
-        limit = site.limit(group)
+        limit = site.pool_limit(group)
         _require(num <= limit, f"the pool has {num} devices of '{group}', the owner allows {limit}")
     for group, num in site.devices.num_free().items():
         total = site.devices.inventory[group]
@@ -37,7 +37,7 @@ def check_site(machine: SiteMachine) -> None:
     _check_indexes(site)
 
 
-def _check_ids(site: SiteState, devices: DeviceIds) -> None:
+def _check_ids(site: SiteState, devices: DeviceIdAllocator) -> None:
     held: Counter[str] = Counter()
     claimed: Counter[str] = Counter()
     for part in site.parts.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
+from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 from isthmus.site.evictions import is_preemptible
 from isthmus.site.parts import SitePart
 from isthmus.site.site_state import SiteState
@@ -31,21 +31,19 @@ def free_chips(site: SiteState) -> dict[str, int]:
     for part in site.queued_local.values():
         for group, num in part.wanted.items():
             free[group] = free.get(group, 0) - num
-    return {
-        group: max(0, min(free[group], site.limit(group) - used[group])) for group in site.devices.inventory
-    }
+    return {group: max(0, min(free[group], site.pool_limit(group) - used[group])) for group in site.devices.inventory}
 
 
-def local_jobs(site: SiteState) -> tuple[LocalJobSeen, ...]:
+def observed_local_jobs(site: SiteState) -> tuple[ObservedLocalJob, ...]:
     """Return the local jobs that are queued or running."""
     return tuple(
-        LocalJobSeen(
+        ObservedLocalJob(
             name=part.job,
             chips=part.wanted,
             level=part.level,
             running=part.state == "running",
             preemptible=is_preemptible(site, part),
-            unsaved_s=reported_unsaved_s(part.unsaved_s),
+            unsaved_s=round_unsaved_s(part.unsaved_s),
         )
         for part in site.parts.values()
         if part.local and part.state in ("queued", "evicting", "running")
@@ -61,11 +59,11 @@ def observe_part(part: SitePart) -> ObservedPart:
         detail=part.detail,
         fault=part.fault,
         workers=tuple(worker.address for worker in part.workers.values() if worker.address is not None),
-        unsaved_s=reported_unsaved_s(part.unsaved_s),
+        unsaved_s=round_unsaved_s(part.unsaved_s),
         protection=part.protection,
     )
 
 
-def reported_unsaved_s(unsaved_s: float) -> float:
+def round_unsaved_s(unsaved_s: float) -> float:
     """Return seconds of unsaved work, rounded down for the report."""
     return unsaved_s // UNSAVED_STEP_S * UNSAVED_STEP_S

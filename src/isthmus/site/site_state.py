@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.priority import PriorityMap
-from isthmus.site.devices.book import DeviceBook
-from isthmus.site.machine_events import Instruction
+from isthmus.site.devices.device_allocator import DeviceAllocator
+from isthmus.site.machine_events import SiteInstruction
 from isthmus.site.parts import CLAIMING, LEASED, PartKey, SitePart
 
 
@@ -19,7 +19,7 @@ class SiteState:
 
     # Name of the cluster.
     cluster: str
-    devices: DeviceBook
+    devices: DeviceAllocator
     priorities: PriorityMap
     policy: OwnerPolicy
     # From SIGTERM to SIGKILL.
@@ -32,38 +32,38 @@ class SiteState:
     fence: int = 0
     rejected_fence: int | None = None
     # Number of parts added so far.
-    arrivals: int = 0
+    num_arrivals: int = 0
     # The owner admits the pool's jobs at this hour.
     is_open: bool = True
     # The site has its own storage, to which files of jobs are copied.
-    fetches: bool = False
+    has_own_storage: bool = False
     # The agent is shutting down.
-    ending: bool = False
+    shutting_down: bool = False
     # Instructions of the present event.
-    out: list[Instruction] = field(default_factory=list)
+    instructions: list[SiteInstruction] = field(default_factory=list)
     # Indexes: queued parts, and parts that time or another part's end may change.
     queued_local: dict[PartKey, SitePart] = field(default_factory=dict)
     queued_pool: dict[PartKey, SitePart] = field(default_factory=dict)
     time_dependent: dict[PartKey, SitePart] = field(default_factory=dict)
     # A queued local job may be able to start now.
-    may_start: bool = True
+    may_start_local: bool = True
     # Number of changes that must be reported to the server.
     num_changes: int = 0
 
-    def rank(self, part: SitePart) -> int:
+    def level_index(self, part: SitePart) -> int:
         """Return the index of a part's level among the site's own, 0 the highest."""
         levels = self.priorities.levels
         return levels.index(part.level) if part.level in levels else len(levels)
 
     def add(self, part: SitePart) -> None:
         """Add a new part behind all earlier ones."""
-        self.arrivals += 1
-        part.arrived = part.place = self.arrivals
+        self.num_arrivals += 1
+        part.arrived = part.place = self.num_arrivals
         self.parts[part.key] = part
 
-    def limit(self, node_group: str) -> int:
+    def pool_limit(self, node_group: str) -> int:
         """Return how many devices of `node_group` the owner lets the pool use, during its hours."""
-        return self.policy.limit(node_group, self.devices.inventory.get(node_group, 0))
+        return self.policy.max_pool_chips(node_group, self.devices.inventory.get(node_group, 0))
 
     def grace_s(self, part: SitePart) -> float:
         """Return the seconds between SIGTERM and SIGKILL for `part`."""
@@ -73,14 +73,14 @@ class SiteState:
         """Tell whether `part` holds or claims devices under a lease."""
         return part.state in LEASED and not part.local
 
-    def update(self, part: SitePart) -> None:
+    def mark_changed(self, part: SitePart) -> None:
         """Record a change of `part` that concerns the server or the queue."""
         part.observation = None
         self.num_changes += 1
-        self.may_start = True
-        self.reindex(part)
+        self.may_start_local = True
+        self.update_indexes(part)
 
-    def reindex(self, part: SitePart) -> None:
+    def update_indexes(self, part: SitePart) -> None:
         """Update the indexes after a change of `part`."""
         waiting = self.queued_local if part.local else self.queued_pool
         if part.state == "queued":
@@ -98,9 +98,9 @@ class SiteState:
             return True
         if part.local:
             return part.state in ("succeeded", "failed") or (part.state == "released" and part.withdrawn)
-        return part.evicted or next(self.due_s(part), None) is not None
+        return part.evicted or next(self.due_times_s(part), None) is not None
 
-    def due_s(self, part: SitePart) -> Iterator[float]:
+    def due_times_s(self, part: SitePart) -> Iterator[float]:
         """Yield the times in seconds at which timers of `part` expire."""
         if self.is_leased(part):
             yield min(part.since_s + part.lease_s, part.claimed_s + self.policy.hold_s)

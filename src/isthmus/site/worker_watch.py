@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from isthmus.core.messages.agent_messages import explains_more
+from isthmus.core.messages.agent_messages import is_closer_to_root_cause
 from isthmus.site.checkpoint_protection import record_checkpoint
 from isthmus.site.exit_status import describe_exit, fault_of, was_stopped
 from isthmus.site.machine_events import ObservedWorker, StartWorker, StopWorker
-from isthmus.site.part_lifecycle import fail, move
+from isthmus.site.part_lifecycle import fail_part, move_part
 from isthmus.site.parts import SitePart
-from isthmus.site.site_report import reported_unsaved_s
+from isthmus.site.site_report import round_unsaved_s
 from isthmus.site.site_state import SiteState
 
 _UNKNOWN_STATUS = 1
 
 
-def observe_worker(site: SiteState, seen: ObservedWorker, now_s: float) -> None:
+def observe_worker(site: SiteState, observed: ObservedWorker, now_s: float) -> None:
     """Apply the observation of one worker."""
-    part = site.parts.get((seen.job, seen.attempt))
-    worker = part.workers.get(seen.rank) if part else None
+    part = site.parts.get((observed.job, observed.attempt))
+    worker = part.workers.get(observed.rank) if part else None
     if part is None or worker is None or not worker.live:
         return
-    if seen.address is not None and seen.address != worker.address:
-        worker.address = seen.address
-        site.update(part)
-    if reported_unsaved_s(seen.unsaved_s) != reported_unsaved_s(worker.unsaved_s):
+    if observed.address is not None and observed.address != worker.address:
+        worker.address = observed.address
+        site.mark_changed(part)
+    if round_unsaved_s(observed.unsaved_s) != round_unsaved_s(worker.unsaved_s):
         part.observation = None
-    worker.unsaved_s, worker.protection = seen.unsaved_s, seen.protection or worker.protection
+    worker.unsaved_s, worker.protection = observed.unsaved_s, observed.protection or worker.protection
     if record_checkpoint(part):
-        site.update(part)
-    if seen.num_bytes != worker.num_bytes:
-        worker.num_bytes, worker.last_write_s = seen.num_bytes, now_s
-    if seen.state == "running":
+        site.mark_changed(part)
+    if observed.output_bytes != worker.num_bytes:
+        worker.num_bytes, worker.last_write_s = observed.output_bytes, now_s
+    if observed.state == "running":
         return
-    if seen.state == "absent":
-        _observe_absent(site, part, seen.rank, now_s)
+    if observed.state == "absent":
+        _observe_absent(site, part, observed.rank, now_s)
         return
-    worker.live, worker.exit_status = False, seen.exit_status
+    worker.live, worker.exit_status = False, observed.exit_status
     if part.local:
-        part.exit_status = _UNKNOWN_STATUS if seen.exit_status is None else seen.exit_status
-    if seen.exit_status != 0:
-        _observe_failure(site, part, seen, now_s)
+        part.exit_status = _UNKNOWN_STATUS if observed.exit_status is None else observed.exit_status
+    if observed.exit_status != 0:
+        _observe_failure(site, part, observed, now_s)
     elif part.state == "running" and not part.live:
-        move(site, part, "succeeded", now_s)
+        move_part(site, part, "succeeded", now_s)
 
 
-def lost_only_a_peer(seen: ObservedWorker) -> bool:
+def is_peer_failure(observed: ObservedWorker) -> bool:
     """Sort key: workers that only lost a peer come after those that may be the cause."""
-    return fault_of(seen.exit_status) == "peer"
+    return fault_of(observed.exit_status) == "peer"
 
 
 def check_timeouts(site: SiteState, part: SitePart, now_s: float) -> None:
@@ -57,20 +57,20 @@ def check_timeouts(site: SiteState, part: SitePart, now_s: float) -> None:
         if worker.live and (late or silent):
             limit_s = site.checkin_timeout_s if late else site.silence_timeout_s
             what = "did not check in within" if late else "has written nothing for"
-            fail(site, part, "own", now_s, f"rank {rank} {what} {limit_s:g} s")
+            fail_part(site, part, "own", now_s, f"rank {rank} {what} {limit_s:g} s")
             return
 
 
-def _observe_failure(site: SiteState, part: SitePart, seen: ObservedWorker, now_s: float) -> None:
+def _observe_failure(site: SiteState, part: SitePart, observed: ObservedWorker, now_s: float) -> None:
     """Fail the part; of several failed ranks, report the one whose fault explains most."""
-    fault = fault_of(seen.exit_status)
-    words = f": {seen.last_words}" if seen.last_words else ""
-    detail = f"rank {seen.rank} {describe_exit(seen.exit_status)}{words}"
+    fault = fault_of(observed.exit_status)
+    words = f": {observed.log_tail}" if observed.log_tail else ""
+    detail = f"rank {observed.rank} {describe_exit(observed.exit_status)}{words}"
     if part.state == "running":
-        fail(site, part, fault, now_s, detail)
-    elif not was_stopped(seen.exit_status) and explains_more(fault, part.fault):
+        fail_part(site, part, fault, now_s, detail)
+    elif not was_stopped(observed.exit_status) and is_closer_to_root_cause(fault, part.fault):
         part.fault, part.detail = fault, detail
-        site.update(part)
+        site.mark_changed(part)
 
 
 def _observe_absent(site: SiteState, part: SitePart, rank: int, now_s: float) -> None:
@@ -78,8 +78,8 @@ def _observe_absent(site: SiteState, part: SitePart, rank: int, now_s: float) ->
     worker = part.workers[rank]
     if part.state == "running" and not worker.started:
         worker.started = True
-        site.out.append(StartWorker(part=part, rank=rank))
+        site.instructions.append(StartWorker(part=part, rank=rank))
         return
     if part.state == "running":
-        fail(site, part, "own", now_s, f"rank {rank} could not be started: its folder is not writable")
-    site.out.append(StopWorker(part=part, rank=rank, force=True))
+        fail_part(site, part, "own", now_s, f"rank {rank} could not be started: its folder is not writable")
+    site.instructions.append(StopWorker(part=part, rank=rank, force=True))

@@ -1,6 +1,6 @@
 """Wide-area links: dialling through them and emulating them on one machine, with or without root."""
 
-from isthmus.wan.background import BackgroundLinks, links_in_background
+from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
 from isthmus.wan.dial import dial
 from isthmus.wan.emulator import run_links
 from isthmus.wan.netns import Namespaces, emulated_namespaces

@@ -10,7 +10,7 @@ from isthmus.core.errors import InputError, PeerError, UnavailableError
 MAX_HEAD_BYTES = 8192
 """Longest accepted head of a CONNECT request or response."""
 
-_END = b"\r\n\r\n"
+_HEAD_END = b"\r\n\r\n"
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -38,19 +38,19 @@ def dial(address: tuple[str, int], proxy: str | None = None, timeout_s: float = 
     target = format_address(*address)
     if proxy is None:
         try:
-            return _open(address, timeout_s)
+            return _open_socket(address, timeout_s)
         except OSError as error:
             hint = "check that its worker runs, and whether its cluster needs a route from here"
-            raise PeerError(f"peer {target} cannot be reached: {_why(error)}", hint=hint) from error
+            raise PeerError(f"peer {target} cannot be reached: {_failure_reason(error)}", hint=hint) from error
     try:
-        connection = _open(parse_address(proxy), timeout_s)
+        connection = _open_socket(parse_address(proxy), timeout_s)
     except OSError as error:
         hint = "start the gateway or link emulator of this site, or correct the route in `routes`"
         raise UnavailableError(
-            f"route {proxy} to peer {target} cannot be reached: {_why(error)}", hint=hint
+            f"route {proxy} to peer {target} cannot be reached: {_failure_reason(error)}", hint=hint
         ) from error
     try:
-        _ask(connection, target, proxy, deadline_s)
+        _request_tunnel(connection, target, proxy, deadline_s)
         connection.settimeout(None)
     except BaseException:
         connection.close()
@@ -58,23 +58,23 @@ def dial(address: tuple[str, int], proxy: str | None = None, timeout_s: float = 
     return connection
 
 
-def _open(address: tuple[str, int], timeout_s: float) -> socket.socket:
+def _open_socket(address: tuple[str, int], timeout_s: float) -> socket.socket:
     connection = socket.create_connection(address, timeout=max(timeout_s, 1e-3))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(None)
     return connection
 
 
-def _ask(connection: socket.socket, target: str, proxy: str, deadline_s: float) -> None:
+def _request_tunnel(sock: socket.socket, target: str, proxy: str, deadline_s: float) -> None:
     """Send the CONNECT request and read exactly the head of the response, no payload."""
     try:
-        connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-        connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode("ascii"))
-        head = _read_head(connection, deadline_s)
+        sock.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+        sock.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode("ascii"))
+        head = _read_head(sock, deadline_s)
     except OSError as error:
         hint = "the link may be cut; check the link emulator or gateway, then retry"
         raise UnavailableError(
-            f"route {proxy} did not answer for peer {target}: {_why(error)}", hint=hint
+            f"route {proxy} did not answer for peer {target}: {_failure_reason(error)}", hint=hint
         ) from error
     status_line = head.split(b"\r\n", 1)[0].decode("latin-1")
     words = status_line.split(maxsplit=2)
@@ -90,27 +90,25 @@ def _ask(connection: socket.socket, target: str, proxy: str, deadline_s: float) 
         )
     if not words[1].startswith("2"):
         hint = "check that the peer's worker still runs and listens; see its log and its agent"
-        raise PeerError(
-            f"peer {target} cannot be reached through route {proxy}: {' '.join(words[1:])}", hint=hint
-        )
+        raise PeerError(f"peer {target} cannot be reached through route {proxy}: {' '.join(words[1:])}", hint=hint)
 
 
-def _read_head(connection: socket.socket, deadline_s: float) -> bytes:
+def _read_head(sock: socket.socket, deadline_s: float) -> bytes:
     """Read exactly up to and including the empty line: the peer may already be sending."""
     head = b""
-    while not head.endswith(_END):
-        connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-        seen = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+    while not head.endswith(_HEAD_END):
+        sock.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+        seen = sock.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         if not seen:
             raise ConnectionResetError("closed before it answered")
         joined = head + seen
-        end = joined.find(_END)
-        wanted = len(seen) if end < 0 else end + len(_END) - len(head)
-        head += connection.recv(wanted)
+        end = joined.find(_HEAD_END)
+        wanted = len(seen) if end < 0 else end + len(_HEAD_END) - len(head)
+        head += sock.recv(wanted)
         if len(head) > MAX_HEAD_BYTES:
             return head
     return head
 
 
-def _why(error: OSError) -> str:
+def _failure_reason(error: OSError) -> str:
     return "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error))

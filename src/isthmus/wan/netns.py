@@ -24,20 +24,20 @@ from typing import Any
 
 from isthmus.core.errors import NotFoundError, UnavailableError
 from isthmus.core.pool import Pool
-from isthmus.wan.shaper import both_ways
+from isthmus.wan.shaper import links_both_ways
 
-TUN = Path("/dev/net/tun")
-NAMESPACES = Path("/run/netns")
+TUN_DEVICE = Path("/dev/net/tun")
+NAMESPACE_FOLDER = Path("/run/netns")
 MTU_BYTES = 1500
-_SET_INTERFACE = 0x400454CA  # TUNSETIFF
-_TUN_WITHOUT_HEADER = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
-_NEEDED = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
-_OURS = re.compile(r"isthmus-(\d+)-\d+-\d+")
-_BUFFERS = "4096 131072 33554432"
-_SETTINGS = {
+_TUNSETIFF = 0x400454CA  # TUNSETIFF
+_TUN_FLAGS = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
+_REQUIRED_CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
+_NAMESPACE_NAME = re.compile(r"isthmus-(\d+)-\d+-\d+")
+_TCP_BUFFERS = "4096 131072 33554432"
+_SYSCTLS = {
     "net.ipv6.conf.all.disable_ipv6": "1",
-    "net.ipv4.tcp_rmem": _BUFFERS,
-    "net.ipv4.tcp_wmem": _BUFFERS,
+    "net.ipv4.tcp_rmem": _TCP_BUFFERS,
+    "net.ipv4.tcp_wmem": _TCP_BUFFERS,
     "net.ipv4.tcp_no_metrics_save": "1",
 }
 """TCP buffers for the bandwidth-delay product of long links, and no metrics cached across connections."""
@@ -46,7 +46,7 @@ _counter = itertools.count()
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteNamespace:
     """A cluster's namespace and its IPv4 address there."""
 
     namespace: str
@@ -57,7 +57,7 @@ class Site:
 class Namespaces:
     """The emulated sites by cluster; valid inside `emulated_namespaces`."""
 
-    sites: dict[str, Site]
+    sites: dict[str, SiteNamespace]
     relay: subprocess.Popen[bytes]
     _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Namespaces:
         return process
 
     def counters(self) -> list[dict[str, Any]]:
-        """Return per direction the packets and bytes delivered and the packets `lost` and `dropped`."""
+        """Return per direction the packets and bytes delivered and the packets `lost` and `num_dropped`."""
         if self.relay.stdin is None or self.relay.stdout is None or self.relay.poll() is not None:
             raise UnavailableError("the packet relay has exited", hint="see its standard error")
         self.relay.stdin.write(b"counters\n")
@@ -79,23 +79,23 @@ class Namespaces:
         found: list[dict[str, Any]] = json.loads(self.relay.stdout.readline())
         return found
 
-    def end_processes(self) -> None:
+    def kill_processes(self) -> None:
         """Kill and reap the processes that `run_in` started."""
         for process in self._processes:
             process.kill()
             process.wait()
 
 
-def own_capabilities() -> int:
+def effective_capabilities() -> int:
     """Return this process's effective capabilities as a bit mask; 0 without /proc."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
     return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
 
 
-def why_unavailable(capabilities: int, tun: Path = TUN) -> str | None:
+def unavailable_reason(capabilities: int, tun: Path = TUN_DEVICE) -> str | None:
     """Return why a process with these capabilities cannot emulate namespaces here, or None if it can."""
-    if capabilities & _NEEDED != _NEEDED:
+    if capabilities & _REQUIRED_CAPABILITIES != _REQUIRED_CAPABILITIES:
         return "network namespaces need Linux and root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
     if not tun.exists():
         return f"{tun} is missing"
@@ -109,12 +109,12 @@ def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
     If this process dies, the relay deletes the namespaces. TCP across a link uses the link's congestion
     control. Raises `UnavailableError` without root, `/dev/net/tun` or iproute2.
     """
-    if why := why_unavailable(own_capabilities()):
+    if why := unavailable_reason(effective_capabilities()):
         raise UnavailableError(why, hint="run as root, or use `isthmus links`, which needs no root")
     delete_namespaces(stale_namespaces())
     start = next(_counter)
     sites = {
-        cluster.name: Site(f"isthmus-{os.getpid()}-{start}-{i}", f"10.213.{i // 250}.{i % 250 + 1}")
+        cluster.name: SiteNamespace(f"isthmus-{os.getpid()}-{start}-{i}", f"10.213.{i // 250}.{i % 250 + 1}")
         for i, cluster in enumerate(pool.clusters)
     }
     with ExitStack() as stack:
@@ -126,23 +126,23 @@ def emulated_namespaces(pool: Pool, seed: int = 0) -> Iterator[Namespaces]:
         _add_routes(pool, sites)
         relay = _start_relay(pool, seed, sites, descriptors)
         stack.enter_context(relay)
-        stack.callback(_end_relay, relay)
+        stack.callback(_stop_relay, relay)
         namespaces = Namespaces(sites, relay)
-        stack.callback(namespaces.end_processes)
+        stack.callback(namespaces.kill_processes)
         yield namespaces
 
 
 def stale_namespaces() -> list[str]:
     """Return the namespaces whose process no longer exists."""
-    names = [path.name for path in NAMESPACES.iterdir()] if NAMESPACES.is_dir() else []
-    owners = {name: found.group(1) for name in names if (found := _OURS.fullmatch(name))}
+    names = [path.name for path in NAMESPACE_FOLDER.iterdir()] if NAMESPACE_FOLDER.is_dir() else []
+    owners = {name: found.group(1) for name in names if (found := _NAMESPACE_NAME.fullmatch(name))}
     return [name for name, pid in owners.items() if not Path("/proc", pid).exists()]
 
 
 def delete_namespaces(names: Sequence[str]) -> None:
     """Kill all processes in the namespaces `names` and delete those that exist."""
     for name in names:
-        if not (NAMESPACES / name).exists():
+        if not (NAMESPACE_FOLDER / name).exists():
             continue
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
         for pid in pids.stdout.split():
@@ -155,37 +155,37 @@ def delete_namespaces(names: Sequence[str]) -> None:
 
 def _add_site(namespace: str, address: str) -> int:
     """Create the namespace with its TUN device `wan` at `address`; return the device's descriptor."""
-    _ip("netns", "add", namespace)
-    descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    _run_ip("netns", "add", namespace)
+    descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        request = struct.pack("16sH22x", b"isthmus%d", _TUN_WITHOUT_HEADER)
-        device = fcntl.ioctl(descriptor, _SET_INTERFACE, request)[:16].rstrip(b"\0").decode()
-        _ip("link", "set", device, "netns", namespace, "name", "wan")
-        _ip("-n", namespace, "link", "set", "lo", "up")
-        _ip("-n", namespace, "link", "set", "wan", "mtu", str(MTU_BYTES), "txqueuelen", "10000", "up")
-        _ip("-n", namespace, "address", "add", f"{address}/32", "dev", "wan")
-        settings = [f"{name}={value}" for name, value in _SETTINGS.items()]
-        _checked(["ip", "netns", "exec", namespace, "sysctl", "-qw", *settings])
+        request = struct.pack("16sH22x", b"isthmus%d", _TUN_FLAGS)
+        device = fcntl.ioctl(descriptor, _TUNSETIFF, request)[:16].rstrip(b"\0").decode()
+        _run_ip("link", "set", device, "netns", namespace, "name", "wan")
+        _run_ip("-n", namespace, "link", "set", "lo", "up")
+        _run_ip("-n", namespace, "link", "set", "wan", "mtu", str(MTU_BYTES), "txqueuelen", "10000", "up")
+        _run_ip("-n", namespace, "address", "add", f"{address}/32", "dev", "wan")
+        settings = [f"{name}={value}" for name, value in _SYSCTLS.items()]
+        _run_checked(["ip", "netns", "exec", namespace, "sysctl", "-qw", *settings])
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _add_routes(pool: Pool, sites: dict[str, Site]) -> None:
-    for (source, target), link in both_ways(pool).items():
+def _add_routes(pool: Pool, sites: dict[str, SiteNamespace]) -> None:
+    for (source, target), link in links_both_ways(pool).items():
         route = (f"{sites[target].address}/32", "dev", "wan", "src", sites[source].address)
-        _ip("-n", sites[source].namespace, "route", "add", *route, "congctl", link.congestion_control)
+        _run_ip("-n", sites[source].namespace, "route", "add", *route, "congctl", link.congestion_control)
 
 
 def _start_relay(
-    pool: Pool, seed: int, sites: dict[str, Site], descriptors: dict[str, int]
+    pool: Pool, seed: int, sites: dict[str, SiteNamespace], descriptors: dict[str, int]
 ) -> subprocess.Popen[bytes]:
     devices = {name: (site.address, descriptors[site.namespace]) for name, site in sites.items()}
     config = {"pool": pool.model_dump(mode="json", by_alias=True), "devices": devices, "seed": seed}
     config["namespaces"] = [site.namespace for site in sites.values()]
     relay = subprocess.Popen(
-        [sys.executable, "-m", "isthmus.wan.packets"],
+        [sys.executable, "-m", "isthmus.wan.packet_relay"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=list(descriptors.values()),
@@ -200,12 +200,12 @@ def _start_relay(
     except BrokenPipeError:
         ready = False
     if not ready:
-        _end_relay(relay)
+        _stop_relay(relay)
         raise UnavailableError("the packet relay did not start", hint="see its standard error")
     return relay
 
 
-def _end_relay(relay: subprocess.Popen[bytes]) -> None:
+def _stop_relay(relay: subprocess.Popen[bytes]) -> None:
     if relay.stdin is not None:
         relay.stdin.close()
     try:
@@ -217,11 +217,11 @@ def _end_relay(relay: subprocess.Popen[bytes]) -> None:
         relay.stdout.close()
 
 
-def _ip(*arguments: str) -> None:
-    _checked(["ip", *arguments])
+def _run_ip(*arguments: str) -> None:
+    _run_checked(["ip", *arguments])
 
 
-def _checked(argv: list[str]) -> None:
+def _run_checked(argv: list[str]) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnavailableError(

@@ -1,6 +1,6 @@
 """Model of one link direction as pure arithmetic: send times in, delivery times out.
 
-`Path` is the wire: a queue, a rate, then delay and jitter. `Shaper` is the view of byte streams: it adds
+`WirePath` is the wire: a queue, a rate, then delay and jitter. `Shaper` is the view of byte streams: it adds
 header bytes and models packet loss as the delay and the rate reduction it causes.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
 
-from isthmus.core.link_physics import SEGMENT_BYTES, effective_bytes_per_s, wire_bytes
+from isthmus.core.link_throughput import SEGMENT_BYTES, effective_bytes_per_s, wire_bytes
 from isthmus.core.pool import Link, Pool
 
 CHUNK_S = 1e-3
@@ -28,7 +28,7 @@ JITTER_CORRELATION_S = 10e-3
 microseconds apart would add their maximum to the delay of all."""
 
 
-class Path:
+class WirePath:
     """The wire of one direction: rate in wire bytes per second, one-way delay and jitter in seconds.
 
     The one-way delay is an Ornstein-Uhlenbeck process: normal with standard deviation `jitter_s`,
@@ -38,31 +38,31 @@ class Path:
     def __init__(self, bytes_per_s: float, delay_s: float, jitter_s: float, rng: Random) -> None:
         self.bytes_per_s, self.delay_s, self.jitter_s = bytes_per_s, delay_s, jitter_s
         self._rng = rng
-        self._free_s = -math.inf
-        self._last_s = -math.inf
+        self._idle_from_s = -math.inf
+        self._last_arrival_s = -math.inf
         self._deviation = 0.0
-        self._drawn_s = -math.inf
+        self._drawn_at_s = -math.inf
 
     def backlog_s(self, now_s: float) -> float:
         """Return how long the queued bytes keep the wire busy, in seconds."""
-        return max(0.0, self._free_s - now_s)
+        return max(0.0, self._idle_from_s - now_s)
 
     def admit(self, now_s: float, num_wire_bytes: float) -> float:
         """Queue wire bytes; return the arrival time of the last one. `now_s` must not decrease."""
-        self._free_s = max(now_s, self._free_s) + num_wire_bytes / self.bytes_per_s
-        self._last_s = max(self._last_s, self._free_s + self._draw_delay_s())
-        return self._last_s
+        self._idle_from_s = max(now_s, self._idle_from_s) + num_wire_bytes / self.bytes_per_s
+        self._last_arrival_s = max(self._last_arrival_s, self._idle_from_s + self._draw_delay_s())
+        return self._last_arrival_s
 
     def yield_to(self, now_s: float, num_wire_bytes: float) -> None:
         """Delay this queue by the time that wire bytes of higher priority take."""
-        self._free_s = max(now_s, self._free_s) + num_wire_bytes / self.bytes_per_s
+        self._idle_from_s = max(now_s, self._idle_from_s) + num_wire_bytes / self.bytes_per_s
 
     def _draw_delay_s(self) -> float:
         if self.jitter_s == 0:
             return self.delay_s
-        keep = math.exp(min(self._drawn_s - self._free_s, 0.0) / JITTER_CORRELATION_S)
+        keep = math.exp(min(self._drawn_at_s - self._idle_from_s, 0.0) / JITTER_CORRELATION_S)
         fresh = math.sqrt(1 - keep * keep) * self._rng.gauss(0, 1)
-        self._deviation, self._drawn_s = keep * self._deviation + fresh, self._free_s
+        self._deviation, self._drawn_at_s = keep * self._deviation + fresh, self._idle_from_s
         return max(0.0, self.delay_s + self._deviation * self.jitter_s)
 
 
@@ -70,8 +70,8 @@ class Path:
 class Flow:
     """One stream: when its congestion control allows the next send, and its last arrival."""
 
-    clear_s: float = -math.inf
-    last_s: float = -math.inf
+    next_send_s: float = -math.inf
+    last_arrival_s: float = -math.inf
 
 
 @dataclass
@@ -85,13 +85,13 @@ class Shaper:
     rng: Random
     reverse: Link | None = None
     """The opposite direction; None if it equals `link`."""
-    behind: Shaper | None = None
+    low_priority: Shaper | None = None
     """A shaper of the same wire with lower priority, which loses the time that this one sends."""
-    path: Path = field(init=False)
+    path: WirePath = field(init=False)
 
     def __post_init__(self) -> None:
         link = self.link
-        self.path = Path(link.bytes_per_s, link.delay_s, link.jitter_ms / 1e3, self.rng)
+        self.path = WirePath(link.bandwidth_bytes_per_s, link.delay_s, link.jitter_ms / 1e3, self.rng)
         self.round_trip_s = link.delay_s + (self.reverse or link).delay_s
         self.flow_bytes_per_s = effective_bytes_per_s(link, self.reverse)
         self.queue_s = max(self.round_trip_s, MIN_QUEUE_S)
@@ -108,32 +108,32 @@ class Shaper:
         in_flight_s = self.link.delay_s + self.queue_s + 2 * self.round_trip_s + 8 * self.path.jitter_s
         return round(self.flow_bytes_per_s * in_flight_s) + 4 * self.chunk_bytes
 
-    def room_s(self, now_s: float) -> float:
+    def queue_wait_s(self, now_s: float) -> float:
         """Return the seconds until the link's queue has space; 0 means now."""
         return max(0.0, self.path.backlog_s(now_s) - self.queue_s)
 
-    def pace_s(self, now_s: float, flow: Flow) -> float:
+    def pacing_wait_s(self, now_s: float, flow: Flow) -> float:
         """Return the seconds until `flow`'s congestion control allows a send; 0 means now."""
-        return max(0.0, flow.clear_s - now_s - self.queue_s)
+        return max(0.0, flow.next_send_s - now_s - self.queue_s)
 
     def admit(self, now_s: float, num_bytes: int, flow: Flow) -> float:
         """Send payload of `flow`; return the delivery time of its last byte. Flows stay in order.
 
-        0 bytes stand for an end of stream or a handshake. The caller should check `room_s` and `pace_s`
+        0 bytes stand for an end of stream or a handshake. The caller should check `queue_wait_s` and `pacing_wait_s`
         first; otherwise the queue only grows.
         """
         loss = self.link.loss
         num_wire_bytes = wire_bytes(num_bytes) / (1 - loss)
         arrival_s = self.path.admit(now_s, num_wire_bytes)
-        if self.behind is not None:
-            self.behind.path.yield_to(now_s, num_wire_bytes)
+        if self.low_priority is not None:
+            self.low_priority.path.yield_to(now_s, num_wire_bytes)
         if loss and self.link.congestion_control == "cubic":
-            flow.clear_s = max(now_s, flow.clear_s) + num_bytes / self.flow_bytes_per_s
-            arrival_s = max(arrival_s, flow.clear_s + self.link.delay_s)
-        flow.last_s = max(flow.last_s, arrival_s + self._held_up_s(num_bytes))
-        return flow.last_s
+            flow.next_send_s = max(now_s, flow.next_send_s) + num_bytes / self.flow_bytes_per_s
+            arrival_s = max(arrival_s, flow.next_send_s + self.link.delay_s)
+        flow.last_arrival_s = max(flow.last_arrival_s, arrival_s + self._retransmit_delay_s(num_bytes))
+        return flow.last_arrival_s
 
-    def _held_up_s(self, num_bytes: int) -> float:
+    def _retransmit_delay_s(self, num_bytes: int) -> float:
         """Return the delay by lost packets: a round trip for each loss and each lost retransmission."""
         loss, round_trips = self.link.loss, 0
         if loss == 0:
@@ -145,7 +145,7 @@ class Shaper:
         return round_trips * self.round_trip_s
 
 
-def both_ways(pool: Pool) -> dict[tuple[str, str], Link]:
+def links_both_ways(pool: Pool) -> dict[tuple[str, str], Link]:
     """Return {(source, target): link} for every linked pair; a missing direction mirrors the other."""
     links: dict[tuple[str, str], Link] = {}
     for a, b in combinations([cluster.name for cluster in pool.clusters], 2):

@@ -13,25 +13,32 @@ from typing import Any
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.indexes import Indexes
 from isthmus.control.state.job_records import JobRecord
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, ObservedPart, PartOrder, Protection
+from isthmus.core.messages.agent_messages import (
+    AgentOrders,
+    AgentReport,
+    ObservedPart,
+    PartOrder,
+    VerifiedCheckpoint,
+)
 from isthmus.site.site_queue import queue_order
 from tests.control.model.site import Site
 
 Key = tuple[Hashable, ...]
 
-_TEXTS = {"story", "history", "observation", "wanted", "detail", "reason", "setback"}
+_TEXTS = {"history", "observation", "spec", "detail", "reason", "last_restart_reason"}
 _TIMES = {"submitted_s", "changed_s", "since_s", "claimed_s", "lease_s", "last_write_s", "unsaved_s"}
 _JOB = _TEXTS | _TIMES | {
-    "id", "number", "user", "packed", "round", "tried_on", "tried_whole", "parts", "plans",
-    "refusals", "needs", "cuts", "on_links", "began_s", "run_s", "ends_s", "due_s", "trained_at", "victims",
-    "asked", "request", "holdable_in",
+    "id", "number", "user", "packed", "round", "last_planned_free", "last_planned_total", "parts", "plans",
+    "refusals", "needs", "plan_parts", "allocated_kbps", "started_s", "predicted_run_s",
+    "expected_end_s", "user_deadline_s", "file_clusters", "victims",
+    "planner_input", "waiting_job", "fits_inventory_version",
 }  # fmt: skip
 _PART = _TEXTS | _TIMES | {
-    "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "order", "spec", "plan", "place",
+    "job", "cluster", "ranks", "chips", "storage_bytes", "workers", "cached_order", "spec", "plan", "place",
     "arrived",
 }  # fmt: skip
 _WORKER = _TIMES | {"node_group", "chips", "num_bytes"}
-_SET = {"deadline_s", "address", "rank_map", "plan", "devices"}
+_SET = {"state_deadline_s", "address", "rank_map", "plan", "devices"}
 """Fields of which it only matters whether they are set."""
 _DUE = {"force_at_s", "evict_at_s"}
 """Times of which it matters whether they have passed."""
@@ -48,13 +55,12 @@ def server_key(coordinator: Coordinator, jobs: Iterable[tuple[str, str]]) -> tup
     state = coordinator.state
     own = (
         state.epoch,
-        tuple(state.live),
+        tuple(state.live_jobs),
         *(_job(job) for job in state.jobs.values()),
         *_books(state.indexes),
     )
     return own, [
-        (tuple([name in places for _, places in jobs]), *_seen_at(coordinator, name))
-        for name in state.clusters
+        (tuple([name in places for _, places in jobs]), *_seen_at(coordinator, name)) for name in state.clusters
     ]
 
 
@@ -64,7 +70,7 @@ def site_key(site: Site) -> Key:
     return (
         site.life,
         own.fence,
-        own.ending,
+        own.shutting_down,
         own.is_open,
         tuple(site.jobs),
         tuple(part.key for part in queue_order(own)),
@@ -101,15 +107,15 @@ def orders_key(orders: AgentOrders) -> Key:
 def _books(books: Indexes) -> Iterator[Hashable]:
     """What the coordinator's books say beyond what follows from the jobs."""
     yield tuple(sorted(books.parked))
-    yield books.keepers
-    yield tuple(books.curious)
+    yield books.reservers
+    yield tuple(books.interactive)
     yield tuple(books.unplanned)
-    yield books.pushed
+    yield books.advertised
 
 
 def _job(job: JobRecord) -> Hashable:
     victims = tuple(dict.fromkeys((one.job, one.attempt) for one in job.victims))
-    return min(job.refusals, 1), job.asked is not None, victims, _fields(job, _JOB)
+    return min(job.refusals, 1), job.planner_input is not None, victims, _fields(job, _JOB)
 
 
 def _seen_at(coordinator: Coordinator, name: str) -> Key:
@@ -118,28 +124,27 @@ def _seen_at(coordinator: Coordinator, name: str) -> Key:
     tried, victims, parts = list[Hashable](), list[Hashable](), list[Hashable]()
     for job in state.jobs.values():
         tried += [
-            (before or _NEVER).get(name, _NEVER).get("g", -1) for before in (job.tried_on, job.tried_whole)
+            (before or _NEVER).get(name, _NEVER).get("g", -1)
+            for before in (job.last_planned_free, job.last_planned_total)
         ]
         victims += [(job.id, one.job, one.attempt) for one in job.victims if one.cluster == name]
         parts += [
-            (part.job, len(part.workers), _fields(part, _PART))
-            for part in job.parts.values()
-            if part.cluster == name
+            (part.job, len(part.workers), _fields(part, _PART)) for part in job.parts.values() if part.cluster == name
         ]
-    local = sorted((one.name, one.running, one.level, one.preemptible) for one in record.local.values())
+    local = sorted((one.name, one.running, one.level, one.preemptible) for one in record.local_jobs.values())
     return (
         record.incarnation,
         frozenset(record.incarnations),
         record.connected,
         record.free_chips.get("g", 0),
-        state.indexes.kept.get(f"{name}/g", 0),
+        state.indexes.reserved.get(f"{name}/g", 0),
         tuple(tried),
         tuple(victims),
         tuple(local),
         tuple(parts),
         tuple(record.parts),
-        tuple(key for key in record.reported if key not in record.parts),
-        frozenset([_observed(part) for part in record.reported.values()]),
+        tuple(key for key in record.reported_parts if key not in record.parts),
+        frozenset([_observed(part) for part in record.reported_parts.values()]),
     )
 
 
@@ -174,7 +179,7 @@ def _value(name: str, value: Any) -> Hashable:
         return value != ()
     if name in _DUE:
         return value > 0
-    if isinstance(value, Protection):
+    if isinstance(value, VerifiedCheckpoint):
         return value.step
     if name == "victims":
         return tuple(key if isinstance(key, tuple) else (key.job, key.attempt) for key in value)

@@ -11,16 +11,16 @@ from typing import Any
 from sortedcontainers import SortedDict, SortedList
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.core.base import Frozen
-from isthmus.site import DeviceIds, SiteMachine
+from isthmus.core.base_model import FrozenModel
+from isthmus.site import DeviceIdAllocator, SiteMachine
 
 Memo = dict[int, Any]
 Copier = Callable[[Any, Memo], Any]
 
 _OBJECTS: dict[type, tuple[str, ...]] = {
-    SiteMachine: ("site", "next_s"),
+    SiteMachine: ("site", "next_due_s"),
     Coordinator: ("state", "_admitted"),
-    DeviceIds: ("_holder", "_claimer"),
+    DeviceIdAllocator: ("_holder_by_device", "_claimer_by_device"),
 }
 """Classes that are no data classes, with the attributes that change."""
 
@@ -44,7 +44,7 @@ def clone(thing: Any, memo: Memo | None = None) -> Any:
 def _learn(kind: type) -> Copier | None:
     """Return how a kind of object is copied, None where it is shared; raise where that is not known."""
     frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    if frozen or issubclass(kind, Frozen):
+    if frozen or issubclass(kind, FrozenModel):
         _SHARED.add(kind)
         return None
     if is_dataclass(kind):
@@ -104,16 +104,18 @@ def _sorted_list(thing: SortedList, memo: Memo) -> SortedList:
     return copy
 
 
-def _device_ids(thing: DeviceIds, memo: Memo) -> DeviceIds:
+def _device_ids(thing: DeviceIdAllocator, memo: Memo) -> DeviceIdAllocator:
     """Share the inventory, which never changes."""
-    copy = memo[id(thing)] = object.__new__(DeviceIds)
+    copy = memo[id(thing)] = object.__new__(DeviceIdAllocator)
     copy.__dict__.update(thing.__dict__)
-    copy.__dict__.update(_holder=dict(thing._holder), _claimer=dict(thing._claimer))
+    copy.__dict__.update(
+        _holder_by_device=dict(thing._holder_by_device), _claimer_by_device=dict(thing._claimer_by_device)
+    )
     return copy
 
 
 _COPIERS: dict[type, Copier] = {
-    DeviceIds: _device_ids,
+    DeviceIdAllocator: _device_ids,
     dict: _dict,
     list: _list,
     set: lambda thing, memo: thing.copy(),

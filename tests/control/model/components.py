@@ -199,9 +199,9 @@ def _forget_stories(coordinator: Coordinator) -> None:
     """Let go of what is only there to be told: there are many coordinators."""
     coordinator._admitted = None
     for job in coordinator.state.jobs.values():
-        job.story = None
+        job.history = None
         for part in job.parts.values():
-            part.story, part.order = [], None
+            part.history, part.cached_order = [], None
 
 
 def _match(met: tuple[int, ...], kept: tuple[int, ...]) -> Order:

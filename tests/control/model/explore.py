@@ -111,9 +111,7 @@ def explore(
         gc.enable()
 
 
-def _explore(
-    model: Model[S], most_states: int, most_s: float, progress: Callable[[Found], None] | None
-) -> Found:
+def _explore(model: Model[S], most_states: int, most_s: float, progress: Callable[[Found], None] | None) -> Found:
     begin_s, found, graph = time.perf_counter(), Found(), _Graph()
     state = model.start()
     todo = deque([(graph.add(hash(model.key(state)), -1, "start"), state)])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.state.job_records import ENDED
+from isthmus.control.state.job_records import TERMINAL_STATES
 from tests.control.model.pool import committed, wrong_at
 from tests.control.model.scenario import Scenario
 from tests.control.model.server import wrong_in
@@ -39,13 +39,11 @@ class ServerFacts:
     def of(cls, server: Coordinator, scenario: Scenario, seen: tuple[int, ...], known: int) -> ServerFacts:
         """Return the facts of a coordinator."""
         attempts = (
-            (place, attempt)
-            for place, (job, _) in enumerate(scenario.jobs)
-            for attempt in committed(server, job)
+            (place, attempt) for place, (job, _) in enumerate(scenario.jobs) for attempt in committed(server, job)
         )
         return cls(
             wrong=wrong_in(server),
-            all_ended=all(job.state in ENDED for job in server.state.jobs.values()),
+            all_ended=all(job.state in TERMINAL_STATES for job in server.state.jobs.values()),
             committed=_bits(attempts),
             seen=seen,
             known=known,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.state.events import Event
-from isthmus.control.state.job_records import ENDED
+from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.messages.agent_messages import AgentOrders
 from isthmus.site.site_invariants import SiteInvariantError, check_site
 from tests.control.model.canonical import Key, server_key, site_key
@@ -90,7 +90,7 @@ class Pool:
 
     def is_goal(self, world: World) -> bool:
         """Every job has ended, and no site has a part or a card of it."""
-        ended = all(job.state in ENDED for job in world.coordinator.state.jobs.values())
+        ended = all(job.state in TERMINAL_STATES for job in world.coordinator.state.jobs.values())
         return ended and all(site.is_empty for site in world.sites.values())
 
     def wrong(self, world: World) -> str:
@@ -193,9 +193,7 @@ def committed(coordinator: Coordinator, job: str) -> set[int]:
 def training(sites: Mapping[str, Site], scenario: Scenario) -> Iterator[tuple[str, dict[str, Site]]]:
     """Yield what the ranks of a run do together: come to the end, and save once one was asked to."""
     for job, places in scenario.jobs:
-        attempts = [
-            {key for key, rank in sites[name].running() if rank.trains and key[0] == job} for name in places
-        ]
+        attempts = [{key for key, rank in sites[name].running() if rank.trains and key[0] == job} for name in places]
         for key in sorted(set.intersection(*attempts)):
             yield f"{job}/{key[1]} has trained to its end", {n: sites[n].ended(key, 0) for n in places}
             ranks = [sites[name].processes[key] for name in places]

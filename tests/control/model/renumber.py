@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, Victim
-from isthmus.site import DeviceIds, PartKey
+from isthmus.site import DeviceIdAllocator, PartKey
 from isthmus.site.site_state import SiteState
 from tests.control.model.clone import clone
 from tests.control.model.site import Site, attempts_at
@@ -51,7 +51,7 @@ def known_to_server(coordinator: Coordinator) -> Known:
             attempts.add((job.id, part.attempt))
             attempts |= {(one.job, one.attempt) for one in part.victims}
     for record in state.clusters.values():
-        attempts |= record.reported.keys()
+        attempts |= record.reported_parts.keys()
     lives = tuple((record.incarnation, frozenset(record.incarnations)) for record in state.clusters.values())
     known = frozenset(key for key in attempts if key[1])
     return Known(known, frozenset(), frozenset((coordinator.epoch,)), lives)
@@ -74,8 +74,7 @@ def anew(server: Known, sites: Iterable[Known]) -> Anew | None:
     for job, attempt in sorted(known):
         attempts[job, attempt] = last[job] = last.get(job, 0) + 1
     fences = {
-        fence: number
-        for number, fence in enumerate(sorted(server.fences.union(*(site.fences for site in sites))))
+        fence: number for number, fence in enumerate(sorted(server.fences.union(*(site.fences for site in sites))))
     }
     lives = tuple(_lives(*there, *here.lives) for there, here in zip(server.lives, sites, strict=True))
     same = all(key[1] == number for key, number in attempts.items())
@@ -101,21 +100,19 @@ def server_anew(coordinator: Coordinator, numbers: Anew) -> Coordinator:
     state = copy.state
     state.epoch = numbers.fences[state.epoch]
     for job in state.jobs.values():
-        job.victims = tuple(
-            replace(one, attempt=numbers.key((one.job, one.attempt))[1]) for one in job.victims
-        )
+        job.victims = tuple(replace(one, attempt=numbers.key((one.job, one.attempt))[1]) for one in job.victims)
         parts = {}
         for part in job.parts.values():
             part.attempt = numbers.key((job.id, part.attempt))[1]
             part.victims = _victims(part.victims, numbers)
-            part.order = None
+            part.cached_order = None
             parts[part.attempt, part.cluster] = part
         job.parts = parts
         job.attempt = numbers.key((job.id, job.attempt))[1]
     for record, lives in zip(state.clusters.values(), numbers.lives, strict=True):
         record.parts = {numbers.key(key): part for key, part in record.parts.items()}
-        seen = (_told_anew(part, numbers) for part in record.reported.values())
-        record.reported = {(part.job, part.attempt): part for part in seen}
+        seen = (_told_anew(part, numbers) for part in record.reported_parts.values())
+        record.reported_parts = {(part.job, part.attempt): part for part in seen}
         record.incarnation = lives[record.incarnation]
         record.incarnations = {lives[one] for one in record.incarnations if one in lives}
     return copy
@@ -144,13 +141,13 @@ def site_anew(site: Site, numbers: Anew, lives: Mapping[str, str]) -> Site:
 
 def _index(own: SiteState) -> None:
     """Make the device book and the indexes of a site from its parts."""
-    assert isinstance(own.devices, DeviceIds)
-    own.devices = DeviceIds(own.devices.ids)
+    assert isinstance(own.devices, DeviceIdAllocator)
+    own.devices = DeviceIdAllocator(own.devices.ids)
     for index in (own.queued_local, own.queued_pool, own.time_dependent):
         index.clear()
     for part in own.parts.values():
-        own.devices.change(part, "new", part.state)
-        own.update(part)
+        own.devices.record_transition(part, "new", part.state)
+        own.mark_changed(part)
 
 
 def _report_anew(report: AgentReport, numbers: Anew, lives: Mapping[str, str]) -> AgentReport:
@@ -167,9 +164,7 @@ def _orders_anew(orders: AgentOrders, numbers: Anew) -> AgentOrders:
 
 
 def _victims(victims: Iterable[Victim], numbers: Anew) -> tuple[Victim, ...]:
-    return tuple(
-        one.model_copy(update={"attempt": numbers.key((one.job, one.attempt))[1]}) for one in victims
-    )
+    return tuple(one.model_copy(update={"attempt": numbers.key((one.job, one.attempt))[1]}) for one in victims)
 
 
 def _told_anew(part: Any, numbers: Anew) -> Any:

@@ -1,4 +1,4 @@
-"""`Rows` and `Books`: lists of integers by number, and integers by key, looked up many at a time."""
+"""`LocalRows` and `Books`: lists of integers by number, and integers by key, looked up many at a time."""
 
 from __future__ import annotations
 

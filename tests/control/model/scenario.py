@@ -34,9 +34,7 @@ class Scenario:
             (self.agreements, "preemptions"),
             (self.evictions, "evictions"),
         )
-        return ", ".join(
-            [f"{len(self.sites)} owners", jobs, *(f"{num} {what}" for num, what in counts if num)]
-        )
+        return ", ".join([f"{len(self.sites)} owners", jobs, *(f"{num} {what}" for num, what in counts if num)])
 
     @property
     def wishes(self) -> dict[Kind, int]:

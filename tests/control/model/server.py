@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.queries.victims import offer
+from isthmus.control.queries.preemption_victims import find_victims
 from isthmus.control.state import ledger
 from isthmus.control.state.events import (
     AgentLost,
@@ -24,7 +24,7 @@ from isthmus.control.state.events import (
     VictimNamed,
 )
 from isthmus.control.state.invariants import violations
-from isthmus.control.state.job_records import Rules
+from isthmus.control.state.job_records import CoordinatorConfig
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.plan import PlanSet
 from tests.control.model.canonical import Key, report_key
@@ -34,7 +34,7 @@ from tests.control.model.scenario import Scenario
 from tests.control.model.site import CLUSTER, HERE
 from tests.control.samples import plan, submission
 
-RULES = Rules()
+RULES = CoordinatorConfig()
 HOME = plan(HERE)
 """A plan as a site of the model sees it."""
 
@@ -60,8 +60,7 @@ class Server:
         self._said: dict[tuple[Key, str], AgentReported] = {}
         self.plans = {job: plan(*sites, name="p") for job, sites in scenario.jobs}
         self.clusters = {
-            name: CLUSTER.model_copy(update={"name": name, "owner": f"owner-{name}"})
-            for name in scenario.sites
+            name: CLUSTER.model_copy(update={"name": name, "owner": f"owner-{name}"}) for name in scenario.sites
         }
 
     def start(self, report: AgentReport) -> Told:
@@ -88,7 +87,7 @@ class Server:
             if events and not after.admit(now):
                 continue
             events.append(now)
-            before = {job.id: (job.state, job.attempt) for job in after.state.live.values()}
+            before = {job.id: (job.state, job.attempt) for job in after.state.live_jobs.values()}
             for made in after.handle(now):
                 if isinstance(made, MakePlans):
                     plans = PlanSet(plans=(self.plans[made.job_id],))
@@ -116,7 +115,7 @@ class Server:
             workers = tuple(worker.model_copy(update=at) for worker in part.workers)
             parts.append(part.model_copy(update={"workers": workers}) if workers else part)
         update = {"cluster": self.clusters[name], "parts": tuple(parts)}
-        return AgentReported.of(report.model_copy(update=update), 0.0)
+        return AgentReported.from_report(report.model_copy(update=update), 0.0)
 
     def orders(self, coordinator: Coordinator, name: str) -> AgentOrders:
         """Return the orders for the site `name`, as it sees them."""
@@ -124,7 +123,7 @@ class Server:
             order if order.plan is None else order.model_copy(update={"plan": HOME})
             for order in coordinator.orders(name)
         )
-        return AgentOrders(fence=coordinator.epoch, parts=parts, queue=coordinator.queue(name))
+        return AgentOrders(fence=coordinator.epoch, parts=parts, queue=coordinator.site_queue(name))
 
     def restart(self, coordinator: Coordinator) -> Told:
         """Let the server die, and another fold its log and speak for the pool."""
@@ -135,8 +134,8 @@ class Server:
     def steps(self, coordinator: Coordinator) -> Iterator[tuple[Kind, str, Told]]:
         """Yield what may happen to the server beside reports and faults: its kind, its name, what it does."""
         state = coordinator.state
-        for job in state.live.values():
-            if job.deadline_s is not None:
+        for job in state.live_jobs.values():
+            if job.state_deadline_s is not None:
                 event = DeadlinePassed(now_s=0.0, job_id=job.id, state=job.state, attempt=job.attempt)  # type: ignore[arg-type]
                 yield (
                     Kind.TIMEOUT,
@@ -146,16 +145,14 @@ class Server:
         for name in self.scenario.urgent:
             if name not in state.jobs:
                 yield Kind.SUBMIT, f"{name} is submitted", self.tell(coordinator, self.wish(name))
-        for job in state.live.values():
-            ends = job.state == "stopping" and job.ending in ("cancelled", "succeeded")
+        for job in state.live_jobs.values():
+            ends = job.state == "stopping" and job.state_after_stop in ("cancelled", "succeeded")
             if self.scenario.cancels and not ends:
                 cancelled = JobCancelled(now_s=0.0, job_id=job.id)
                 yield Kind.CANCEL, f"{job.id} is cancelled", self.tell(coordinator, cancelled)
-            named = [at for one in offer(state, job) for at in one.at] if self.scenario.agreements else []
+            named = [at for one in find_victims(state, job) for at in one.victims] if self.scenario.agreements else []
             if named:
-                victims = tuple(
-                    VictimNamed(cluster=at.cluster, job=at.job, attempt=at.attempt) for at in named
-                )
+                victims = tuple(VictimNamed(cluster=at.cluster, job=at.job, attempt=at.attempt) for at in named)
                 agreed = PreemptionAgreed(now_s=0.0, job_id=job.id, victims=victims)
                 name = f"{job.id} may take the place of {victims[0].job}"
                 yield Kind.AGREE, name, self.tell(coordinator, agreed)
@@ -183,20 +180,20 @@ def wrong_in(coordinator: Coordinator) -> str:
     for one in violations(state, 0.0):
         return one
     for record in state.clusters.values():
-        noted, record.free_now = record.free_now, None
-        if noted is not None and noted != record.free():
-            return f"{record.cluster.name} notes {noted} as free, and {record.free()} is"
-    for job in state.live.values():
-        if job.holdable_in == state.indexes.inventory:
-            job.holdable_in = -1
-            if not ledger.holdable(state, job):
+        noted, record.cached_free = record.cached_free, None
+        if noted is not None and noted != record.free_by_group():
+            return f"{record.cluster.name} notes {noted} as free, and {record.free_by_group()} is"
+    for job in state.live_jobs.values():
+        if job.fits_inventory_version == state.indexes.inventory_version:
+            job.fits_inventory_version = -1
+            if not ledger.pool_can_hold(state, job):
                 return f"job {job.id} is noted as holdable, and is not"
     return ""
 
 
 def _go_on(after: Coordinator, before: dict[str, tuple[str, int]], ended: list[tuple[str, int]]) -> str:
     """Note whose end has begun for a preemption; return what is wrong with the sites of who takes over."""
-    for job in after.state.live.values():
+    for job in after.state.live_jobs.values():
         if before.get(job.id, ("", 0))[0] != "preempting" or job.state != "preparing":
             continue
         ended += [
@@ -204,14 +201,14 @@ def _go_on(after: Coordinator, before: dict[str, tuple[str, int]], ended: list[t
             for one in job.victims
             if one.attempt and before.get(one.job, ("", 0))[0] == "running"
         ]
-        slow = [part.cluster for part in job.present() if part.state != "ready"]
+        slow = [part.cluster for part in job.current_parts() if part.state != "ready"]
         if slow:
             return f"{job.id} has victims ended, and {slow} is not ready"
     return ""
 
 
 def _choice(coordinator: Coordinator) -> list[Event]:
-    for job in coordinator.state.live.values():
-        if job.plans is not None and (job.state == "choosing" or (not job.auto and job.plan is None)):
+    for job in coordinator.state.live_jobs.values():
+        if job.plans is not None and (job.state == "choosing" or (not job.auto_plan and job.plan is None)):
             return [PlanChosen(now_s=0.0, job_id=job.id, plan_id="p")]
     return []

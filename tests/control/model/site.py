@@ -1,7 +1,7 @@
 """One site of the model: the real agent's machine, its table on disk, its processes, its messages.
 
 All sites are called `HERE` and have rank 0 of every job: which owner it is, only the server's side knows
-(`server.said`, `server.Server.orders`). So sites that are in the same state are one.
+(`server.part_failure_text`, `server.Server.orders`). So sites that are in the same state are one.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from isthmus.agent.service.part_table import Table, read_table, write_table
-from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, Protection, WorkerAddress
-from isthmus.core.policy import OwnerPolicy
+from isthmus.agent.service.part_table import SavedParts, dump_parts, parse_parts
+from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, VerifiedCheckpoint, WorkerAddress
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, NodeGroup
-from isthmus.site.devices.device_ids import DeviceIds
+from isthmus.site.devices.device_id_allocator import DeviceIdAllocator
 from isthmus.site.machine import SiteMachine
 from isthmus.site.machine_events import (
-    Event,
-    Instruction,
     LocalJob,
     LocalJobsObserved,
     ObservedWorker,
     OrdersReceived,
     ReportLocalExit,
     RequestCheckpoint,
+    SiteEvent,
+    SiteInstruction,
     StartWorker,
     StopWorker,
     WorkersObserved,
@@ -57,9 +57,9 @@ class Process:
     exit_status: int | None = None
 
 
-def new_machine(table: Table) -> SiteMachine:
+def new_machine(table: SavedParts) -> SiteMachine:
     """Return the machine of an agent that comes up with a table."""
-    return SiteMachine(HERE, DeviceIds({"g": (CARD,)}), table.parts, fence=table.fence, policy=POLICY)
+    return SiteMachine(HERE, DeviceIdAllocator({"g": (CARD,)}), table.parts, fence=table.fence, policy=POLICY)
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Site:
     `jobs` are those of the owner's own users. `life` is the agent's; `late_life` that of the late report.
     """
 
-    machine: SiteMachine = field(default_factory=lambda: new_machine(Table()))
+    machine: SiteMachine = field(default_factory=lambda: new_machine(SavedParts()))
     life: int = 1
     processes: dict[ProcessKey, Process] = field(default_factory=dict)
     jobs: dict[str, LocalJob] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Site:
             cluster=CLUSTER,
             incarnation=str(self.life),
             free_chips=self.machine.free_chips(),
-            parts=self.machine.observed(),
+            parts=self.machine.observed_parts(),
             local_jobs=self.machine.local_jobs(),
         )
 
@@ -111,12 +111,12 @@ class Site:
     def reboot(self) -> None:
         """Bring up an agent that knows what the last one had on disk; its processes have lived on."""
         parts = list(self.machine.parts.values())
-        self.machine = new_machine(read_table(write_table(Table(fence=self.machine.fence, parts=parts))))
+        self.machine = new_machine(parse_parts(dump_parts(SavedParts(fence=self.machine.fence, parts=parts))))
         self.life += 1
         for process in self.processes.values():
             process.saves = None
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: SiteEvent) -> None:
         """Have the machine take an event in, and do what it asks for."""
         for instruction in self.machine.handle(event):
             self._do(instruction)
@@ -177,7 +177,7 @@ class Site:
                 after.handle(WorkersObserved(now_s=0.0))
                 yield Kind.TIMEOUT, f"waits no longer for {key}", after
 
-    def _do(self, instruction: Instruction) -> None:
+    def _do(self, instruction: SiteInstruction) -> None:
         match instruction:
             case StartWorker(part=part):
                 if _of(part) not in self.processes:
@@ -220,7 +220,7 @@ class Site:
             state="running" if process.exit_status is None else "exited",
             exit_status=process.exit_status,
             address=WorkerAddress(rank=rank, cluster=HERE, host="h", port=1),
-            protection=None if step is None else Protection(step=step, num_bytes=1),
+            protection=None if step is None else VerifiedCheckpoint(step=step, num_bytes=1),
         )
 
 

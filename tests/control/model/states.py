@@ -1,6 +1,6 @@
 """`States`: many whole states as arrays of numbers, their steps worked out for all of them at once.
 
-A state is one integer: what is left of each wish, the server's number, each site's (`writing`).
+A state is one integer: what is left of each wish, the server's number, each site's (`write_id`).
 """
 
 from __future__ import annotations

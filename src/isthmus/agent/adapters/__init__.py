@@ -1,1 +1,1 @@
-"""Adapters between the agent and a site's scheduler; `local` is built in."""
+"""Adapters between the agent and a site's scheduler; `local_adapter` is built in."""

@@ -13,24 +13,27 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from isthmus.agent.adapters.adapter import Adapter, Move
-from isthmus.agent.service.fetches import Fetches
-from isthmus.agent.service.metrics_outbox import Batch, Outbox
-from isthmus.agent.service.observe_workers import look
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, SchedulerAdapter
+from isthmus.agent.service.agent_state_folder import (
+    AgentStateFolder,
+    read_local_jobs,
+    read_routes,
+    worker_spec,
+)
+from isthmus.agent.service.file_fetcher import FileFetcher
+from isthmus.agent.service.observe_workers import observe_workers
 from isthmus.agent.service.part_table import PartTable
-from isthmus.agent.service.run_folders import StateFolder, local_jobs, read_routes, worker_spec
+from isthmus.agent.service.telemetry_outbox import TelemetryBatch, TelemetryOutbox
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport, QueueEntry
-from isthmus.core.messages.worker_folder import ProtectRequest, WorkerFolder, write_atomically
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.messages.worker_folder import CheckpointRequest, WorkerFolder, write_atomically
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster
 from isthmus.site import (
-    DeviceIds,
-    Event,
+    DeviceIdAllocator,
     FetchFiles,
     FetchObserved,
     HoursObserved,
-    Instruction,
     LocalJobsObserved,
     LogWarning,
     ObservedWorker,
@@ -41,6 +44,8 @@ from isthmus.site import (
     ReportLocalExit,
     RequestCheckpoint,
     ShutdownRequested,
+    SiteEvent,
+    SiteInstruction,
     SiteMachine,
     SitePart,
     StartWorker,
@@ -50,16 +55,16 @@ from isthmus.site import (
     awaits_checkpoint,
 )
 
-_NOT_STARTED = 126
+_NOT_STARTED_STATUS = 126
 """Exit status reported for a worker that could not be started."""
 
 _log = logging.getLogger("isthmus.agent")
 
 
-class AgentShell:
+class AgentService:
     """The agent of one site: its state machine, adapter and state folder.
 
-    `clock` is monotonic, `wall_clock` counts from the epoch; both in seconds. `fetches` copies job files to
+    `clock` is monotonic, `wall_clock` counts from the epoch; both in seconds. `fetcher` copies job files to
     the site's own storage folder (None: all sites share a file system).
     """
 
@@ -67,74 +72,74 @@ class AgentShell:
         self,
         *,
         cluster: Cluster,
-        adapter: Adapter,
+        adapter: SchedulerAdapter,
         state: Path,
         clock: Callable[[], float],
         host: str = "127.0.0.1",
         routes: Path | None = None,
         policy: OwnerPolicy | None = None,
-        fetches: Fetches | None = None,
+        fetcher: FileFetcher | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.cluster, self.adapter, self.folders = cluster, adapter, StateFolder(state)
+        self.cluster, self.adapter, self.state_folder = cluster, adapter, AgentStateFolder(state)
         self._clock, self._wall_clock = clock, wall_clock
-        self._policy, self._fetches = policy or OwnerPolicy(), fetches
+        self._policy, self._fetcher = policy or OwnerPolicy(), fetcher
         self._host, self._routes = host, routes
         read_routes(routes, cluster.name)
-        self._table = PartTable(self.folders.path)
+        self._table = PartTable(self.state_folder.path)
         known = self._table.load()
         self.machine = SiteMachine(
             cluster.name,
-            DeviceIds(adapter.inventory()),
+            DeviceIdAllocator(adapter.inventory()),
             known.parts,
             fence=known.fence,
             priorities=cluster.priorities,
             policy=self._policy,
-            fetches=fetches is not None,
+            has_own_storage=fetcher is not None,
             now_s=clock(),
         )
-        self.outbox = Outbox(self.folders.runs)
-        self._waiting: list[Instruction] = []
-        self._complaint = ""
+        self.outbox = TelemetryOutbox(self.state_folder.runs)
+        self._deferred: list[SiteInstruction] = []
+        self._last_error = ""
         self._save()
 
     @property
-    def ended(self) -> bool:
+    def stopped(self) -> bool:
         """Whether all parts are released after `shut_down`."""
-        return self.machine.ending and not any(part.live for part in self.machine.parts.values())
+        return self.machine.shutting_down and not any(part.live for part in self.machine.parts.values())
 
     @property
-    def busy(self) -> bool:
+    def needs_fast_poll(self) -> bool:
         """Whether a part is about to change, so that the next poll should come soon."""
-        return any(_about_to_change(part) for part in self.machine.parts.values())
+        return any(_needs_fast_poll(part) for part in self.machine.parts.values())
 
     def tick(self) -> None:
         """Poll the site once and execute what the machine decides."""
         # Step 1: the owner's opening hours.
         here = datetime.fromtimestamp(self._wall_clock()).astimezone()
-        self._apply(HoursObserved(now_s=self._clock(), is_open=self._policy.is_open(here)))
+        self._handle(HoursObserved(now_s=self._clock(), is_open=self._policy.is_open(here)))
         # Step 2: workers; skipped while deferred instructions make their state stale.
-        parts = () if self._waiting else self.machine.parts.values()
-        seen = look(parts, self.folders, self.adapter, self._wall_clock())
-        self._apply(WorkersObserved(now_s=self._clock(), workers=tuple(seen)))
+        parts = () if self._deferred else self.machine.parts.values()
+        seen = observe_workers(parts, self.state_folder, self.adapter, self._wall_clock())
+        self._handle(WorkersObserved(now_s=self._clock(), workers=tuple(seen)))
         # Step 3: file transfers, local jobs and the queue.
-        self._look_at_files()
-        jobs, unread = local_jobs(self.folders, self.cluster)
-        self._apply(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unread=unread))
-        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.queue())
-        self._apply(QueueObserved(now_s=self._clock(), entries=entries))
+        self._observe_fetches()
+        jobs, unread = read_local_jobs(self.state_folder, self.cluster)
+        self._handle(LocalJobsObserved(now_s=self._clock(), jobs=jobs, unreadable=unread))
+        entries = tuple((entry.job, entry.attempt) for entry in self.adapter.read_queue())
+        self._handle(QueueObserved(now_s=self._clock(), entries=entries))
         # Step 4: remove folders of finished attempts.
-        self._clear()
+        self._remove_finished_attempts()
 
-    def obey(self, orders: AgentOrders) -> None:
+    def apply_orders(self, orders: AgentOrders) -> None:
         """Execute the server's orders."""
-        self._apply(OrdersReceived(now_s=self._clock(), orders=orders))
+        self._handle(OrdersReceived(now_s=self._clock(), orders=orders))
 
     def shut_down(self) -> None:
         """Start to stop every worker and release every device."""
-        self._apply(ShutdownRequested(now_s=self._clock()))
+        self._handle(ShutdownRequested(now_s=self._clock()))
 
-    def report(self, incarnation: str) -> tuple[AgentReport, Batch]:
+    def report(self, incarnation: str) -> tuple[AgentReport, TelemetryBatch]:
         """Return the next report, and the batch to pass to `outbox.stored` once the server has responded.
 
         Raises `UnavailableError` while the reported state cannot be saved.
@@ -145,56 +150,56 @@ class AgentShell:
             cluster=self.cluster,
             incarnation=incarnation,
             free_chips=self.machine.free_chips(),
-            parts=self.machine.observed(),
-            queue=tuple(self.adapter.queue()),
+            parts=self.machine.observed_parts(),
+            queue=tuple(self.adapter.read_queue()),
             local_jobs=self.machine.local_jobs(),
-            free_storage_bytes=self._fetches.free_bytes() if self._fetches else None,
+            free_storage_bytes=self._fetcher.free_bytes() if self._fetcher else None,
             metrics=tuple(batch.metrics),
             logs=tuple(batch.logs),
         )
         return report, batch
 
-    def _apply(self, event: Event) -> None:
+    def _handle(self, event: SiteEvent) -> None:
         """Handle `event`, save the state, execute the instructions.
 
         If saving fails, instructions are deferred to the next event. `StopWorker` is still executed, since it
         is safe at any time: an agent that finds the worker ended marks the part failed.
         """
-        todo, self._waiting = [*self._waiting, *self.machine.handle(event)], []
+        todo, self._deferred = [*self._deferred, *self.machine.handle(event)], []
         try:
             self._save()
-            self._complaint = ""
+            self._last_error = ""
         except UnavailableError as error:
-            self._complain(str(error))
-            self._waiting = [step for step in todo if not isinstance(step, StopWorker)]
+            self._log_once(str(error))
+            self._deferred = [step for step in todo if not isinstance(step, StopWorker)]
             todo = [step for step in todo if isinstance(step, StopWorker)]
         for instruction in todo:
-            self._do(instruction)
+            self._execute(instruction)
 
     def _save(self) -> None:
         self._table.save(self.machine.parts.values(), self.machine.fence)
 
-    def _complain(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """Log an error unless it repeats the previous one."""
-        if text != self._complaint:
+        if text != self._last_error:
             _log.error("%s", text)
-        self._complaint = text
+        self._last_error = text
 
-    def _do(self, instruction: Instruction) -> None:
+    def _execute(self, instruction: SiteInstruction) -> None:
         match instruction:
             case StartWorker(part=part, rank=rank):
-                self._start(part, rank)
+                self._start_worker(part, rank)
             case StopWorker(part=part, rank=rank, force=force):
-                self._stop(self.folders.of(part, rank), force=force)
+                self._stop_worker(self.state_folder.worker_folder(part, rank), force=force)
             case WriteRankMap() | RequestCheckpoint() | ReportLocalExit() | ReorderQueue():
-                self._write_down(instruction)
+                self._write_instruction(instruction)
             case FetchFiles(part=part, clusters=clusters):
-                if self._fetches is not None and part.spec is not None:
-                    self._fetches.begin(part.job, part.spec, clusters)
+                if self._fetcher is not None and part.spec is not None:
+                    self._fetcher.start(part.job, part.spec, clusters)
             case LogWarning(text=text):
-                self._complain(text)
+                self._log_once(text)
 
-    def _write_down(
+    def _write_instruction(
         self, instruction: WriteRankMap | RequestCheckpoint | ReportLocalExit | ReorderQueue
     ) -> None:
         """Write the files of an instruction; on a full disk retry with a later event."""
@@ -202,75 +207,77 @@ class AgentShell:
             match instruction:
                 case WriteRankMap(part=part):
                     for rank in part.workers:
-                        WorkerFolder(self.folders.of(part, rank)).write_ranks(instruction.rank_map)
+                        WorkerFolder(self.state_folder.worker_folder(part, rank)).write_rank_map(instruction.rank_map)
                 case RequestCheckpoint(part=part):
-                    request = ProtectRequest(after=instruction.after)
+                    request = CheckpointRequest(after=instruction.after)
                     for rank in part.workers:
-                        WorkerFolder(self.folders.of(part, rank)).write_protect(request)
+                        WorkerFolder(self.state_folder.worker_folder(part, rank)).write_checkpoint_request(request)
                 case ReportLocalExit(part=part):
-                    WorkerFolder(self.folders.local / part.job).write_exit(instruction.exit_status)
+                    WorkerFolder(self.state_folder.local / part.job).write_exit(instruction.exit_status)
                 case ReorderQueue():
                     moves = [
-                        Move(entry=_entry(key), after=after and _entry(after))
+                        QueueMove(entry=_queue_entry(key), after=after and _queue_entry(after))
                         for key, after in instruction.moves
                     ]
-                    self.adapter.order(moves, [_entry(key) for key in instruction.gone])
+                    self.adapter.reorder_queue(moves, [_queue_entry(key) for key in instruction.removed])
         except OSError as error:
-            self._complain(f"{type(instruction).__name__}: cannot write, will retry: {error}")
+            self._log_once(f"{type(instruction).__name__}: cannot write, will retry: {error}")
             if isinstance(instruction, WriteRankMap | RequestCheckpoint):
-                self._waiting.append(instruction)
+                self._deferred.append(instruction)
 
-    def _start(self, part: SitePart, rank: int) -> None:
-        folder, worker = self.folders.of(part, rank), part.workers.get(rank)
+    def _start_worker(self, part: SitePart, rank: int) -> None:
+        folder, worker = self.state_folder.worker_folder(part, rank), part.workers.get(rank)
         if worker is None or part.state != "running":
             return
         try:
             if part.local:
-                write_atomically(WorkerFolder(folder).started, "")
+                write_atomically(WorkerFolder(folder).started_path, "")
             else:
                 routes = read_routes(self._routes, self.cluster.name)
-                root = self._fetches.root if self._fetches else None
+                root = self._fetcher.root if self._fetcher else None
                 spec = worker_spec(part, rank, self.cluster, host=self._host, routes=routes, storage=root)
                 WorkerFolder(folder).write_spec(spec)
             self.adapter.start(folder, worker.devices, part.command)
         except (IsthmusError, OSError, ValueError) as error:
             _log.error("%s: %s", folder, error)
-            self._stop(folder, force=True)
+            self._stop_worker(folder, force=True)
             seen = ObservedWorker(
                 job=part.job,
                 attempt=part.attempt,
                 rank=rank,
                 state="exited",
-                exit_status=_NOT_STARTED,
-                last_words=str(error),
+                exit_status=_NOT_STARTED_STATUS,
+                log_tail=str(error),
             )
-            self._apply(WorkersObserved(now_s=self._clock(), workers=(seen,)))
+            self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))
 
-    def _stop(self, folder: Path, *, force: bool) -> None:
+    def _stop_worker(self, folder: Path, *, force: bool) -> None:
         """Stop a worker; if a full disk prevents claiming its folder, the machine repeats the instruction."""
         try:
             self.adapter.stop(folder, force=force)
         except OSError as error:
             _log.error("%s: cannot stop worker, will retry: %s", folder, error)
 
-    def _look_at_files(self) -> None:
-        for job, fetch in (self._fetches.seen() if self._fetches else {}).items():
-            now_s, text = self._clock(), fetch.words
-            self._apply(FetchObserved(now_s=now_s, job=job, words=text, here=fetch.here, failed=fetch.failed))
+    def _observe_fetches(self) -> None:
+        for job, fetch in (self._fetcher.poll() if self._fetcher else {}).items():
+            now_s, text = self._clock(), fetch.progress_text
+            self._handle(
+                FetchObserved(now_s=now_s, job=job, progress_text=text, complete=fetch.complete, failed=fetch.failed)
+            )
 
-    def _clear(self) -> None:
+    def _remove_finished_attempts(self) -> None:
         """Remove folders of attempts that no order lists and whose telemetry the server has stored."""
-        for attempt in self.folders.runs.glob("*/*"):
+        for attempt in self.state_folder.runs.glob("*/*"):
             if not attempt.name.isdecimal():  # not an attempt folder
                 continue
             key = attempt.parent.name, int(attempt.name)
-            if key not in self.machine.parts and self.outbox.drained(attempt):
+            if key not in self.machine.parts and self.outbox.is_attempt_drained(attempt):
                 shutil.rmtree(attempt, ignore_errors=True)
                 if not any(attempt.parent.iterdir()):
                     attempt.parent.rmdir()
 
 
-def _about_to_change(part: SitePart) -> bool:
+def _needs_fast_poll(part: SitePart) -> bool:
     if part.state == "running":
         return not part.local and (part.rank_map is None or awaits_checkpoint(part))
     return part.state in (
@@ -285,5 +292,5 @@ def _about_to_change(part: SitePart) -> bool:
     )
 
 
-def _entry(key: PartKey) -> QueueEntry:
+def _queue_entry(key: PartKey) -> QueueEntry:
     return QueueEntry(job=key[0], attempt=key[1])

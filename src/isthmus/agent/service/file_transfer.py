@@ -21,16 +21,16 @@ from isthmus.core.job import Job
 
 _SOURCES: TypeAdapter[dict[str, str | tuple[str, ...]]] = TypeAdapter(dict[str, str | tuple[str, ...]])
 _BLOCK_BYTES = 1 << 20
-_MOST_WORDS = 300
+_MAX_ERROR_CHARS = 300
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with the bytes copied so far and the total."""
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """Access to the files of another site."""
 
-    def fetch(self, path: str, target: Path, tell: Tell) -> bool:
+    def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
         """Copy pool path `path`, a file or folder, to `target`; return whether it exists at the source.
 
         Resumes an interrupted copy; a file appears at its final name only after its checksum matches.
@@ -45,16 +45,16 @@ class FolderSource:
 
     root: Path
 
-    def fetch(self, path: str, target: Path, tell: Tell) -> bool:
-        """Copy file by file, each to `NAME.part` first (see `Source`)."""
-        origin = place(self.root, path)
+    def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
+        """Copy file by file, each to `NAME.part` first (see `FileSource`)."""
+        origin = storage_path(self.root, path)
         try:
-            sizes = {file: file.stat().st_size for file in _files(origin)}
+            sizes = {file: file.stat().st_size for file in _finished_files(origin)}
             done, total = 0, sum(sizes.values())
             for file, size in sizes.items():
-                _copy(file, target if file == origin else target / file.relative_to(origin))
+                _copy_file(file, target if file == origin else target / file.relative_to(origin))
                 done += size
-                tell(done, total)
+                on_progress(done, total)
         except OSError as error:
             raise UnavailableError(f"cannot copy {origin} to {target}: {error}") from error
         return bool(sizes)
@@ -66,8 +66,8 @@ class CommandSource:
 
     command: tuple[str, ...]
 
-    def fetch(self, path: str, target: Path, tell: Tell) -> bool:
-        """Run the command (see `Source`); exit status 0 means success."""
+    def fetch(self, path: str, target: Path, on_progress: ProgressCallback) -> bool:
+        """Run the command (see `FileSource`); exit status 0 means success."""
         target.parent.mkdir(parents=True, exist_ok=True)
         argv = [word.format(path=path.lstrip("/"), target=target) for word in self.command]
         try:
@@ -75,23 +75,21 @@ class CommandSource:
         except OSError as error:
             raise UnavailableError(f"cannot run '{argv[0]}': {error.strerror}") from error
         if done.returncode:
-            errors = done.stderr.strip()[-_MOST_WORDS:]
+            errors = done.stderr.strip()[-_MAX_ERROR_CHARS:]
             raise UnavailableError(f"'{' '.join(argv)}' exited with status {done.returncode}: {errors}")
-        size = sum(file.stat().st_size for file in _files(target))
-        tell(size, size)
+        size = sum(file.stat().st_size for file in _finished_files(target))
+        on_progress(size, size)
         return target.exists()
 
 
-def read_sources(file: Path) -> dict[str, Source]:
+def read_sources(file: Path) -> dict[str, FileSource]:
     """Read a JSON file that maps a cluster to a folder or a command (a list of words); raise `FileError`."""
     try:
         parsed = _SOURCES.validate_json(file.read_bytes())
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}", file=str(file)) from error
     except ValidationError as error:
-        hint = (
-            'sources are JSON: {"north": "/mnt/north", "south": ["rsync", "-a", "south:/{path}", "{target}"]}'
-        )
+        hint = 'sources are JSON: {"north": "/mnt/north", "south": ["rsync", "-a", "south:/{path}", "{target}"]}'
         raise FileError(error.errors()[0]["msg"], file=str(file), hint=hint) from error
     return {
         cluster: FolderSource(Path(where)) if isinstance(where, str) else CommandSource(where)
@@ -99,17 +97,17 @@ def read_sources(file: Path) -> dict[str, Source]:
     }
 
 
-def place(root: Path, path: str) -> Path:
+def storage_path(root: Path, path: str) -> Path:
     """Return the location of pool path `path` below the storage folder `root`."""
     parts = [part for part in Path(path).parts if part not in ("/", "..")]
     return root.joinpath(*parts)
 
 
-def localised(job: Job, root: Path) -> Job:
+def localise_paths(job: Job, root: Path) -> Job:
     """Return `job` with its paths moved below the storage folder `root`; URLs are unchanged."""
 
     def here(path: str) -> str:
-        return path if "://" in path else str(place(root, path))
+        return path if "://" in path else str(storage_path(root, path))
 
     data = {"paths": tuple(map(here, job.data.paths))}
     if job.data.tokenizer != "bytes":
@@ -124,15 +122,19 @@ def localised(job: Job, root: Path) -> Job:
     )
 
 
-def paths_of(job: Job) -> tuple[str, ...]:
+def job_paths(job: Job) -> tuple[str, ...]:
     """Return the paths that a job needs to resume at another site: checkpoints first, URLs omitted."""
     named = [job.checkpoints.folder, job.model, *job.data.paths]
     named += [] if job.data.tokenizer == "bytes" else [job.data.tokenizer]
     return tuple(path for path in dict.fromkeys(named) if "://" not in path)
 
 
-def fetch_all(
-    job: Job, clusters: Sequence[str], sources: Mapping[str, Source], root: Path, tell: Tell
+def fetch_job_files(
+    job: Job,
+    clusters: Sequence[str],
+    sources: Mapping[str, FileSource],
+    root: Path,
+    on_progress: ProgressCallback,
 ) -> None:
     """Copy each path of `job` from the first of `clusters` that has it; raise `UnavailableError` on failure.
 
@@ -144,13 +146,13 @@ def fetch_all(
             f"no source for the job's files at {', '.join(clusters)}",
             hint="add the cluster to the agent's --sources file",
         )
-    for path in paths_of(job):
+    for path in job_paths(job):
         for cluster in known:
-            if sources[cluster].fetch(path, place(root, path), tell):
+            if sources[cluster].fetch(path, storage_path(root, path), on_progress):
                 break
 
 
-def _files(origin: Path) -> Iterator[Path]:
+def _finished_files(origin: Path) -> Iterator[Path]:
     """Yield the files of a folder, or the file itself, except unfinished ones (`.tmp`, `.part`)."""
     if origin.is_file():
         yield origin
@@ -160,7 +162,7 @@ def _files(origin: Path) -> Iterator[Path]:
             yield file
 
 
-def _copy(file: Path, target: Path) -> None:
+def _copy_file(file: Path, target: Path) -> None:
     """Copy one file unless already present; resume an earlier partial copy."""
     if target.is_file() and target.stat().st_size == file.stat().st_size and _digest(target) == _digest(file):
         return

@@ -11,20 +11,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import FileError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.state_folder import sync_path, unwritable
+from isthmus.core.state_folder_lock import fsync_path, unwritable_folder_error
 from isthmus.site.parts import SitePart
 
 
 @dataclass(kw_only=True)
-class Table:
+class SavedParts:
     """The agent's persistent state: its parts, and the highest fencing token seen in orders."""
 
     fence: int = 0
     parts: list[SitePart] = field(default_factory=list)
 
 
-_TABLE: TypeAdapter[Table] = TypeAdapter(Table)
-_OF_THIS_LIFE: dict[str, Any] = {
+_SAVED_PARTS: TypeAdapter[SavedParts] = TypeAdapter(SavedParts)
+_TRANSIENT_FIELDS: dict[str, Any] = {
     "since_s": True,
     "claimed_s": True,
     "force_at_s": True,
@@ -45,12 +45,12 @@ class PartTable:
         self.path = state / "parts.json"
         self._written = b""
 
-    def load(self) -> Table:
+    def load(self) -> SavedParts:
         """Return the saved table, empty if missing; raise `FileError` if malformed."""
         try:
-            return read_table(self.path.read_bytes())
+            return parse_parts(self.path.read_bytes())
         except FileNotFoundError:
-            return Table()
+            return SavedParts()
         except ValidationError as error:
             raise FileError(
                 f"not a part table of this Isthmus version: {error.errors()[0]['msg']}",
@@ -60,22 +60,22 @@ class PartTable:
 
     def save(self, parts: Iterable[SitePart], fence: int) -> None:
         """Write the table durably if it changed; raise `UnavailableError` on failure."""
-        data = write_table(Table(fence=fence, parts=list(parts)))
+        data = dump_parts(SavedParts(fence=fence, parts=list(parts)))
         if data == self._written:
             return
         try:
             write_atomically(self.path, data.decode())
-            sync_path(self.path.parent)
+            fsync_path(self.path.parent)
         except OSError as error:
-            raise unwritable(self.path.parent, error) from error
+            raise unwritable_folder_error(self.path.parent, error) from error
         self._written = data
 
 
-def write_table(table: Table) -> bytes:
+def dump_parts(table: SavedParts) -> bytes:
     """Return the table in its file format."""
-    return _TABLE.dump_json(table, exclude={"parts": {"__all__": _OF_THIS_LIFE}}, by_alias=True)
+    return _SAVED_PARTS.dump_json(table, exclude={"parts": {"__all__": _TRANSIENT_FIELDS}}, by_alias=True)
 
 
-def read_table(data: bytes) -> Table:
-    """Parse the output of `write_table`; raise pydantic's `ValidationError` if malformed."""
-    return _TABLE.validate_json(data)
+def parse_parts(data: bytes) -> SavedParts:
+    """Parse the output of `dump_parts`; raise pydantic's `ValidationError` if malformed."""
+    return _SAVED_PARTS.validate_json(data)

@@ -17,7 +17,12 @@ from isthmus.core.errors import (
     ProtocolError,
     UnavailableError,
 )
-from isthmus.core.messages.agent_messages import PROTOCOL_VERSION, AgentOrders, AgentReport, parse_protocol
+from isthmus.core.messages.agent_messages import (
+    PROTOCOL_VERSION,
+    AgentOrders,
+    AgentReport,
+    protocol_version_of,
+)
 
 _TIMEOUT_S = 5.0
 _ERRORS: dict[int, type[IsthmusError]] = {
@@ -29,7 +34,7 @@ _ERRORS: dict[int, type[IsthmusError]] = {
 }
 
 
-class Exchange:
+class SyncClient:
     """HTTP client of the server. `ca` is a certificate file to trust instead of the system's."""
 
     def __init__(self, server: str, token: str, cluster: str, ca: Path | None = None) -> None:
@@ -47,7 +52,7 @@ class Exchange:
             trust_env=False,
         )
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> SyncClient:
         return self
 
     def __exit__(
@@ -63,9 +68,7 @@ class Exchange:
         """
         content = report.model_dump_json(by_alias=True)
         try:
-            answer = self._client.post(
-                self._path, content=content, headers={"Content-Type": "application/json"}
-            )
+            answer = self._client.post(self._path, content=content, headers={"Content-Type": "application/json"})
             body = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise UnavailableError(f"no valid response from {self._server}: {error}") from error
@@ -74,9 +77,9 @@ class Exchange:
         if answer.status_code != httpx.codes.OK:
             kind = _ERRORS.get(answer.status_code, UnavailableError)
             raise kind(str(body.get("message", answer.reason_phrase)), hint=body.get("hint"))
-        if parse_protocol(body) != PROTOCOL_VERSION:
+        if protocol_version_of(body) != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"{self._server} uses protocol {parse_protocol(body)}, this agent {PROTOCOL_VERSION}",
+                f"{self._server} uses protocol {protocol_version_of(body)}, this agent {PROTOCOL_VERSION}",
                 hint="use the same release of agent and server; the workers of this site keep running",
             )
         try:

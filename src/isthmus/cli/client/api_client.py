@@ -1,4 +1,4 @@
-"""`Client`: typed methods for the REST API. Error responses raise the error that they name."""
+"""`ApiClient`: typed methods for the REST API. Error responses raise the error that they name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError, connect_sse
 from pydantic import TypeAdapter, ValidationError
 
-from isthmus.cli.client.server_address import authority, parse_server, require_private
-from isthmus.cli.client.server_errors import named_error, unreachable
+from isthmus.cli.client.server_address import parse_server_url, require_secure_server, tls_context
+from isthmus.cli.client.server_errors import error_from_response, unreachable_error
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
@@ -31,12 +31,12 @@ from isthmus.core.messages.api_views import (
     TokenView,
     VictimView,
 )
-from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 
 STREAM_TIMEOUT = httpx.Timeout(45, connect=5)
 """For event streams: the server sends a keep-alive every 15 s."""
-PAGE = 1000
+PAGE_SIZE = 1000
 """Jobs per page of a listing."""
 
 RETRY_DELAYS_S = (0.1, 0.3, 0.9)
@@ -45,7 +45,7 @@ RETRY_DELAYS_S = (0.1, 0.3, 0.9)
 _Answer = TypeVar("_Answer")
 
 
-class Client:
+class ApiClient:
     """HTTP client of the server at URL `server`, authenticated by `token`; a context manager.
 
     `ca` is the PEM file of the CA that signed the server's certificate (None: the system's).
@@ -63,22 +63,22 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.server = server.rstrip("/")
-        url = parse_server(self.server)
+        url = parse_server_url(self.server)
         local = is_loopback(url.host)
         if token:
-            require_private(self.server)
+            require_secure_server(self.server)
         self._sleep = sleep
-        self._greeted = False
+        self._version_checked = False
         self._http = httpx.Client(
             base_url=self.server,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            verify=authority(ca) if url.scheme == "https" else False,
+            verify=tls_context(ca) if url.scheme == "https" else False,
             timeout=httpx.Timeout(30, connect=5),
             transport=transport,
             trust_env=not local,  # an HTTP proxy cannot reach this machine's loopback
         )
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> ApiClient:
         return self
 
     def __exit__(
@@ -92,7 +92,7 @@ class Client:
 
     def health(self) -> Health:
         """Return the server's version; raise `ProtocolError` if its protocol differs."""
-        health = self._call(Health, "GET", "/v1/health", greet=False)
+        health = self._call(Health, "GET", "/v1/health", check_version=False)
         if health.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the server at {self.server} (version {health.version}) uses protocol {health.protocol}, "
@@ -103,64 +103,64 @@ class Client:
 
     def submit(self, submission: Submission) -> JobView:
         """Submit a job; a retry with the same `submission.key` returns the same job."""
-        return self._call(JobView, "POST", "/v1/jobs", json=_body(submission))
+        return self._call(JobView, "POST", "/v1/jobs", json=_json_body(submission))
 
     def dry_run(self, submission: Submission) -> DryRun:
         """Return the plans and queue status that a job would have, without submitting it."""
-        return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_body(submission))
+        return self._call(DryRun, "POST", "/v1/jobs:dry-run", json=_json_body(submission))
 
     def jobs(self) -> list[JobView]:
         """Return the caller's jobs, oldest first, without candidate plans; fetches all pages."""
         found: list[JobView] = []
         while True:
-            query = {"limit": PAGE} | ({"after": found[-1].id} if found else {})
+            query = {"limit": PAGE_SIZE} | ({"after": found[-1].id} if found else {})
             page = self._call(list[JobView], "GET", "/v1/jobs", params=query)
             found += page
-            if len(page) < PAGE:
+            if len(page) < PAGE_SIZE:
                 return found
 
     def job(self, job: str) -> JobView:
         """Return one job by its full id."""
-        return self._call(JobView, "GET", f"/v1/jobs/{_segment(job)}")
+        return self._call(JobView, "GET", f"/v1/jobs/{_quote_segment(job)}")
 
     def plans(self, job: str) -> PlanSet:
         """Return the candidate plans and rejected cluster combinations of a job."""
-        return self._call(PlanSet, "GET", f"/v1/jobs/{_segment(job)}/plans")
+        return self._call(PlanSet, "GET", f"/v1/jobs/{_quote_segment(job)}/plans")
 
-    def standing(self, job: str) -> Standing:
+    def queue_status(self, job: str) -> QueueStatus:
         """Return the queue status of a job: why it waits, jobs ahead, expected start."""
-        return self._call(Standing, "GET", f"/v1/jobs/{_segment(job)}/queue")
+        return self._call(QueueStatus, "GET", f"/v1/jobs/{_quote_segment(job)}/queue")
 
-    def queue(self) -> list[Standing]:
+    def queue(self) -> list[QueueStatus]:
         """Return the queue status of the caller's waiting jobs in start order."""
-        return self._call(list[Standing], "GET", "/v1/queue")
+        return self._call(list[QueueStatus], "GET", "/v1/queue")
 
     def choose(self, job: str, plan: str) -> JobView:
         """Choose the plan of a job."""
-        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/choose", json={"plan": plan})
+        return self._call(JobView, "POST", f"/v1/jobs/{_quote_segment(job)}/choose", json={"plan": plan})
 
     def preempt(self, job: str, victims: Sequence[VictimView]) -> JobView:
         """Let a waiting job preempt exactly these victims."""
         named = [one.model_dump(include={"cluster", "job", "attempt"}) for one in victims]
-        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/preempt", json={"victims": named})
+        return self._call(JobView, "POST", f"/v1/jobs/{_quote_segment(job)}/preempt", json={"victims": named})
 
     def cancel(self, job: str) -> JobView:
         """Stop a job and release its resources."""
-        return self._call(JobView, "POST", f"/v1/jobs/{_segment(job)}/cancel")
+        return self._call(JobView, "POST", f"/v1/jobs/{_quote_segment(job)}/cancel")
 
     def delete(self, job: str) -> None:
         """Delete an ended job with its metrics and logs."""
-        self._call(type(None), "DELETE", f"/v1/jobs/{_segment(job)}")
+        self._call(type(None), "DELETE", f"/v1/jobs/{_quote_segment(job)}")
 
     def metrics(self, job: str, *, after: int = 0, limit: int = 1000) -> MetricsPage:
         """Return up to `limit` step metrics after the cursor `after`."""
         query = {"after": after, "limit": limit}
-        return self._call(MetricsPage, "GET", f"/v1/jobs/{_segment(job)}/metrics", params=query)
+        return self._call(MetricsPage, "GET", f"/v1/jobs/{_quote_segment(job)}/metrics", params=query)
 
     def logs(self, job: str, *, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
         """Return up to `limit` log chunks after the cursor `after`, of one rank or of all."""
         query = {"after": after, "limit": limit} | ({} if rank is None else {"rank": rank})
-        return self._call(LogPage, "GET", f"/v1/jobs/{_segment(job)}/logs", params=query)
+        return self._call(LogPage, "GET", f"/v1/jobs/{_quote_segment(job)}/logs", params=query)
 
     @contextmanager
     def events(self, job: str, *, after: str = "") -> Iterator[Iterator[ServerSentEvent]]:
@@ -170,15 +170,15 @@ class Client:
         """
         headers = {"Last-Event-ID": after} if after else {}
         with (
-            self._unreached(),
+            self._map_stream_errors(),
             connect_sse(
                 self._http, "GET", "/v1/events", params={"job": job}, headers=headers, timeout=STREAM_TIMEOUT
             ) as source,
         ):
             if source.response.is_error:
                 source.response.read()
-                raise named_error(source.response, self.server)
-            yield self._in_turn(source)
+                raise error_from_response(source.response, self.server)
+            yield self._iter_events(source)
 
     def pool(self) -> PoolView:
         """Return the current state of the pool."""
@@ -186,17 +186,17 @@ class Client:
 
     def create_token(self, request: TokenRequest) -> TokenView:
         """Create a token (admin only)."""
-        return self._call(TokenView, "POST", "/v1/tokens", json=_body(request))
+        return self._call(TokenView, "POST", "/v1/tokens", json=_json_body(request))
 
     def _call(
-        self, kind: type[_Answer], method: str, path: str, *, greet: bool = True, **arguments: Any
+        self, kind: type[_Answer], method: str, path: str, *, check_version: bool = True, **arguments: Any
     ) -> _Answer:
-        if greet and not self._greeted:
+        if check_version and not self._version_checked:
             self.health()
-            self._greeted = True
+            self._version_checked = True
         response = self._send(method, path, arguments)
         if response.is_error:
-            raise named_error(response, self.server)
+            raise error_from_response(response, self.server)
         try:
             return TypeAdapter(kind).validate_json(response.content or b"null")
         except ValidationError as error:
@@ -207,12 +207,12 @@ class Client:
                 hint="use the same version of server and command line, and check the server address",
             ) from error
 
-    def _in_turn(self, source: EventSource) -> Iterator[ServerSentEvent]:
-        with self._unreached():
+    def _iter_events(self, source: EventSource) -> Iterator[ServerSentEvent]:
+        with self._map_stream_errors():
             yield from source.iter_sse()
 
     @contextmanager
-    def _unreached(self) -> Iterator[None]:
+    def _map_stream_errors(self) -> Iterator[None]:
         try:
             yield
         except (httpx.TransportError, SSEError) as error:
@@ -236,14 +236,14 @@ class Client:
                         f"{self.server}: {error}", hint="give the CA certificate with --ca FILE"
                     ) from error
                 if delay_s is None or (method == "DELETE" and not unsent):
-                    raise unreachable(self.server, error, unsent=unsent) from error
+                    raise unreachable_error(self.server, error, unsent=unsent) from error
                 self._sleep(delay_s)
         raise AssertionError("the last delay is None")  # pragma: no cover
 
 
-def _segment(text: str) -> str:
+def _quote_segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _body(model: Submission | TokenRequest) -> Any:
+def _json_body(model: Submission | TokenRequest) -> Any:
     return model.model_dump(mode="json", by_alias=True)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError
 from isthmus.core.messages.api_views import JobState, JobView
 
-ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
+TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 """Final states of a job."""
 
 
-def find_job(client: Client, word: str) -> JobView:
-    """Return the job that `word` refers to, with its plans; see `pick`."""
-    return client.job(pick(client.jobs(), word).id)
+def find_job(client: ApiClient, word: str) -> JobView:
+    """Return the job that `word` refers to, with its plans; see `select_job`."""
+    return client.job(select_job(client.jobs(), word).id)
 
 
-def find_id(client: Client, word: str) -> str:
-    """Return the id of the job that `word` refers to; see `pick`."""
-    return pick(client.jobs(), word).id
+def find_job_id(client: ApiClient, word: str) -> str:
+    """Return the id of the job that `word` refers to; see `select_job`."""
+    return select_job(client.jobs(), word).id
 
 
-def pick(jobs: Sequence[JobView], word: str) -> JobView:
+def select_job(jobs: Sequence[JobView], word: str) -> JobView:
     """Return the job with id `word`, else the latest with that name, else the one with that id prefix.
 
     Raises `InputError` for an ambiguous prefix, `NotFoundError` if none matches.

@@ -11,9 +11,9 @@ from isthmus.core.errors import InputError
 from isthmus.core.loopback import is_loopback
 
 
-def require_private(server: str) -> None:
+def require_secure_server(server: str) -> None:
     """Raise `InputError` if URL `server` would receive the token unencrypted over a network."""
-    url = parse_server(server)
+    url = parse_server_url(server)
     if url.scheme == "http" and not is_loopback(url.host):
         raise InputError(
             f"{server} would receive the token unencrypted",
@@ -21,7 +21,7 @@ def require_private(server: str) -> None:
         )
 
 
-def parse_server(server: str) -> httpx.URL:
+def parse_server_url(server: str) -> httpx.URL:
     """Return the parsed server URL; raise `InputError` if invalid."""
     try:
         url = httpx.URL(server)
@@ -32,7 +32,7 @@ def parse_server(server: str) -> httpx.URL:
     return url
 
 
-def authority(ca: Path | None) -> ssl.SSLContext:
+def tls_context(ca: Path | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the PEM file `ca` (None: the system's CAs)."""
     try:
         return ssl.create_default_context(cafile=ca)

@@ -21,7 +21,7 @@ _BY_STATUS: dict[int, type[IsthmusError]] = {
 }  # fmt: skip
 
 
-def unreachable(server: str, error: httpx.TransportError, *, unsent: bool) -> UnavailableError:
+def unreachable_error(server: str, error: httpx.TransportError, *, unsent: bool) -> UnavailableError:
     """Return the error for a server that did not respond; `unsent`: the connection failed."""
     if unsent:
         return UnavailableError(
@@ -34,7 +34,7 @@ def unreachable(server: str, error: httpx.TransportError, *, unsent: bool) -> Un
     )
 
 
-def named_error(response: httpx.Response, server: str) -> IsthmusError:
+def error_from_response(response: httpx.Response, server: str) -> IsthmusError:
     """Return the error that a response body names, or the one for its HTTP status."""
     try:
         body = response.json()

@@ -13,40 +13,40 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.command import verb
+from isthmus.cli.command import command
 from isthmus.cli.commands.measure_links import Routes, measure_links, measure_messages
 from isthmus.cli.commands.plan_commands import PANEL, CalibrationOption, read_calibration
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
-from isthmus.core.chip import catalogue
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.files.user_files import load_pool
 from isthmus.core.model import load_model
 from isthmus.core.pool import Pool
 from isthmus.plan import Calibration, fit_calibration, profile_model, save_calibration
 from isthmus.plan.time.measured_runs import RunTable, load_runs, observations
-from isthmus.plan.time.measured_shapes import with_shapes
-from isthmus.plan.time.micro_benchmarks import Measurement, calibrate_chip, with_links
-from isthmus.plan.time.parameters import PARAMETERS
+from isthmus.plan.time.measured_shapes import calibrate_shapes
+from isthmus.plan.time.micro_benchmarks import Measurement, calibrate_chip, calibrate_links
+from isthmus.plan.time.time_model_parameters import PARAMETERS
 
 commands = typer.Typer()
-FITTED = "matmul_share,wan_share"
+DEFAULT_FIT = "matmul_share,wan_share"
 
 
-class Parts(NamedTuple):
+class PartsBenchmark(NamedTuple):
     """The model whose parts are benchmarked, with `micro_batch` samples of `sequence` tokens."""
 
     model: Path
     micro_batch: int
     sequence: int
 
-    def options(self) -> list[str]:
+    def process_options(self) -> list[str]:
         """Return the command-line options for the benchmark process."""
         size = ["--micro-batch", str(self.micro_batch), "--sequence", str(self.sequence)]
         return ["--model", str(self.model), *size]
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -57,11 +57,11 @@ class Parts(NamedTuple):
     ],
 )
 def calibrate(
-    shell: Shell,
+    env: CliEnvironment,
     runs: Annotated[
         Path | None, typer.Argument(metavar="[RUNS]", help="A table of measured iterations (YAML).")
     ] = None,
-    fit: Annotated[str, typer.Option(metavar="NAMES", help="Parameters to fit, comma-separated.")] = FITTED,
+    fit: Annotated[str, typer.Option(metavar="NAMES", help="Parameters to fit, comma-separated.")] = DEFAULT_FIT,
     measure: Annotated[
         bool, typer.Option("--measure", help="Run micro-benchmarks on this machine's chip instead.")
     ] = False,
@@ -76,12 +76,8 @@ def calibrate(
         Path | None,
         typer.Option(metavar="MODEL", help="With --measure: also time the parts of this model, in fp32."),
     ] = None,
-    micro_batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Samples per micro-batch of that model.")
-    ] = 1,
-    sequence: Annotated[
-        int, typer.Option(metavar="TOKENS", min=1, help="Tokens per sample of that model.")
-    ] = 128,
+    micro_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Samples per micro-batch of that model.")] = 1,
+    sequence: Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Tokens per sample of that model.")] = 128,
     copies: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Benchmark N cores at once, as a training run uses them."),
@@ -107,16 +103,16 @@ def calibrate(
         _require_known(keys, read)
         made = fit_calibration(start, keys, observations(read), name=name, source=read.source)
     else:
-        links = None if pool is None else (load_pool(pool), _routes(routes))
-        made = _measured(chip, name, start, copies, Parts(model, micro_batch, sequence) if model else None)
+        links = None if pool is None else (load_pool(pool), _read_routes(routes))
+        made = _measure_chip(chip, name, start, copies, PartsBenchmark(model, micro_batch, sequence) if model else None)
         if links is not None:
-            made = _with_links(made, *links, model, micro_batch * sequence)
+            made = _add_links(made, *links, model, micro_batch * sequence)
     if output:
         save_calibration(made, output)
-    shell.answer(made, lambda: _shown(made, output))
+    env.answer(made, lambda: _render_calibration(made, output))
 
 
-def _routes(file: Path | None) -> Routes | None:
+def _read_routes(file: Path | None) -> Routes | None:
     if file is None:
         return None
     try:
@@ -143,38 +139,36 @@ def _require_known(keys: list[str], runs: RunTable) -> None:
             raise InputError(f"'{key}': no run uses '{scope}'", hint="the runs use " + ", ".join(scopes))
 
 
-def _with_links(
-    made: Calibration, pool: Pool, routes: Routes | None, model: Path | None, tokens: int
-) -> Calibration:
+def _add_links(made: Calibration, pool: Pool, routes: Routes | None, model: Path | None, tokens: int) -> Calibration:
     """Return `made` with link measurements of `pool`; with `routes` also message times."""
     shares = measure_links(pool, routes)
     messages = {}
     if routes is not None:
         size = {} if model is None else {"num_bytes": 4 * tokens * load_model(model).hidden_size}
         messages = measure_messages(pool, routes, **size)
-    return with_links(
+    return calibrate_links(
         made,
         {f"{a}>{b}": found for (a, b), found in shares.items()},
         {f"{a}>{b}": found for (a, b), found in messages.items()},
     )
 
 
-def _measured(chip: str, name: str, start: Calibration, copies: int, parts: Parts | None) -> Calibration:
+def _measure_chip(chip: str, name: str, start: Calibration, copies: int, parts: PartsBenchmark | None) -> Calibration:
     """Return `start` with chip parameters measured by `copies` concurrent processes on this machine."""
-    known = catalogue()
+    known = chip_catalogue()
     if chip not in known:
         raise InputError(f"unknown chip '{chip}'", hint="known: " + ", ".join(known))
-    found = _measurements(copies, parts.options() if parts else ())
+    found = _run_benchmarks(copies, parts.process_options() if parts else ())
     made = calibrate_chip(known[chip], found[0], name=name)
     made = made.model_copy(update={"parameters": {**start.parameters, **made.parameters}})
     if parts is None:
         return made
     shapes = [one.shape for one in found if one.shape is not None]
     profile = profile_model(load_model(parts.model))
-    return with_shapes(made, known[chip], profile, found[0].precision, shapes)
+    return calibrate_shapes(made, known[chip], profile, found[0].precision, shapes)
 
 
-def _measurements(copies: int, options: Sequence[str]) -> list[Measurement]:
+def _run_benchmarks(copies: int, options: Sequence[str]) -> list[Measurement]:
     """Run `copies` benchmark processes concurrently; several are pinned to one core each."""
     argv = [sys.executable, "-m", "isthmus.train.measure.measure_chip", *options]
     core_options = [["--core", str(core)] if copies > 1 else [] for core in range(copies)]
@@ -190,13 +184,11 @@ def _measurements(copies: int, options: Sequence[str]) -> list[Measurement]:
     return [Measurement.model_validate_json(out) for out, _ in printed]
 
 
-def _shown(made: Calibration, output: Path | None) -> RenderableType:
+def _render_calibration(made: Calibration, output: Path | None) -> RenderableType:
     rows = [
-        (key, f"{one.value:.4g}", f"± {one.relative:.0%}", PARAMETERS[key.rpartition("/")[2]].text)
+        (key, f"{one.value:.4g}", f"± {one.relative:.0%}", PARAMETERS[key.rpartition("/")[2]].description)
         for key, one in made.parameters.items()
     ]
     where = f"written to {output}" if output else "not written; use --output FILE"
     fitted = f"{made.name}: fitted on {len(made.fitted_on)} runs with residual {made.residual:.1%}; {where}"
-    return Group(
-        table("", ("parameter", "value", "uncertainty", "meaning"), rows, "value"), Text(""), Text(fitted)
-    )
+    return Group(table("", ("parameter", "value", "uncertainty", "meaning"), rows, "value"), Text(""), Text(fitted))

@@ -10,7 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.command import verb
+from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import (
     PANEL,
     CalibrationOption,
@@ -19,25 +19,25 @@ from isthmus.cli.commands.plan_commands import (
     model_path,
     read_calibration,
 )
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import predict
-from isthmus.plan.export.exported import Exported
-from isthmus.plan.export.isthmus_runtime import to_runtime
-from isthmus.plan.export.logs import LogFormat, read_log
-from isthmus.plan.export.measured import add_run, beside, measure
+from isthmus.plan.export.isthmus_runtime import to_isthmus_runtime
+from isthmus.plan.export.log_summary import add_measured_run, compare_with_forecast, summarise_log
 from isthmus.plan.export.megatron import to_megatron
+from isthmus.plan.export.plan_export import PlanExport
 from isthmus.plan.export.torchtitan import to_torchtitan
+from isthmus.plan.export.training_logs import LogFormat, read_training_log
 
 commands = typer.Typer()
 Framework = Literal["megatron", "torchtitan", "isthmus"]
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -47,10 +47,8 @@ Framework = Literal["megatron", "torchtitan", "isthmus"]
     ],
 )
 def export(
-    shell: Shell,
-    plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plan`.")
-    ],
+    env: CliEnvironment,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plan`.")],
     to: Annotated[Framework, typer.Option(metavar="|".join(get_args(Framework)), help="Target framework.")],
     job: Annotated[
         Path | None,
@@ -81,34 +79,32 @@ def export(
     requested = load_job(job) if job else None
     read = load_model(Path(model or (requested.model if requested else model_path(given, None))).resolve())
     if to == "isthmus":
-        made = to_runtime(given, read, job=requested)
+        made = to_isthmus_runtime(given, read, job=requested)
     elif pool is None:
         raise InputError(f"{to} needs a launch command per node", hint="give the pool with --pool")
     else:
         write = to_megatron if to == "megatron" else to_torchtitan
         made = write(given, read, load_pool(pool), job=requested, data=data)
     if output:
-        _write(output, made)
-    if shell.as_json:
-        shell.line(made.as_dict())
+        _write_export(output, made)
+    if env.as_json:
+        env.print_json(made.as_dict())
         return
     for note in made.notes:
-        shell.note(f"note: {note}")
-    shell.stdout.write(f"written to {output}\n" if output else made.text)
+        env.print_note(f"note: {note}")
+    env.stdout.write(f"written to {output}\n" if output else made.text)
 
 
-def _write(file: Path, made: Exported) -> None:
+def _write_export(file: Path, made: PlanExport) -> None:
     if made.framework == "torchtitan" and not (file.suffix == ".py" and file.stem.isidentifier()):
         raise InputError(f"{file} is not a Python module name", hint="use a name such as plan_config.py")
     try:
         file.write_text(made.text, encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"cannot write {file}: {error}", hint="choose a file in an existing folder"
-        ) from error
+        raise InputError(f"cannot write {file}: {error}", hint="choose a file in an existing folder") from error
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -118,11 +114,9 @@ def _write(file: Path, made: Exported) -> None:
     ],
 )
 def measured(
-    shell: Shell,
+    env: CliEnvironment,
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that was run.")],
-    log: Annotated[
-        list[Path], typer.Option(metavar="FILE", help="Log of the run; several files are concatenated.")
-    ],
+    log: Annotated[list[Path], typer.Option(metavar="FILE", help="Log of the run; several files are concatenated.")],
     pool: PoolOption,
     format: Annotated[  # noqa: A002
         LogFormat | None,
@@ -134,9 +128,7 @@ def measured(
     add: Annotated[
         Path | None, typer.Option(metavar="RUNS", help="Add the run to this table, for `calibrate`.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the run (default: the log's name).")
-    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run (default: the log's name).")] = None,
 ) -> None:
     """Compare a prediction with the log of a run by Megatron-LM, torchtitan or the Isthmus runtime.
 
@@ -144,19 +136,17 @@ def measured(
     """
     given, chosen, run = load_plan(plan), read_calibration(calibration), name or log[0].stem
     chosen.require_unseen(run)
-    found = measure(read_log(_lines(log), given, format), warm_up)
+    found = summarise_log(read_training_log(_log_lines(log), given, format), warm_up)
     forecast = predict(given, load_pool(pool), load_model(model_path(given, model)), chosen)
     if add:
         if given.model is None:
-            raise InputError(
-                f"plan '{given.id}' has no model", hint="--add needs it; set `model` in the plan"
-            )
-        add_run(add, name=run, plan=plan, pool=pool, iteration_s=found.iteration_s)
-    answer = {"run": run, **beside(found, forecast)}
-    shell.answer(answer, lambda: _beside_shown(answer))
+            raise InputError(f"plan '{given.id}' has no model", hint="--add needs it; set `model` in the plan")
+        add_measured_run(add, name=run, plan=plan, pool=pool, iteration_s=found.iteration_s)
+    answer = {"run": run, **compare_with_forecast(found, forecast)}
+    env.answer(answer, lambda: _render_comparison(answer))
 
 
-def _lines(files: list[Path]) -> Iterator[str]:
+def _log_lines(files: list[Path]) -> Iterator[str]:
     for file in files:
         try:
             with file.open(encoding="utf-8", errors="replace") as opened:
@@ -165,7 +155,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
             raise InputError(f"cannot read {file}: {error.strerror}", hint="check the path") from error
 
 
-def _beside_shown(answer: dict[str, Any]) -> RenderableType:
+def _render_comparison(answer: dict[str, Any]) -> RenderableType:
     done, said = answer["measured"], answer["predicted"]
     band = f"{format_seconds(said['iteration_low_s'])} to {format_seconds(said['iteration_high_s'])}"
     spread = f"{format_seconds(done['min_s'])} to {format_seconds(done['max_s'])}"
@@ -175,8 +165,8 @@ def _beside_shown(answer: dict[str, Any]) -> RenderableType:
         ("standard deviation", "", format_seconds(done["stdev_s"])),
         ("tokens per card and second", *(f"{x['tgs_tokens_per_card_s']:,.0f}" for x in (said, done))),
         ("samples per second", *(f"{x['samples_per_s']:.4g}" for x in (said, done))),
-        ("memory of the fullest chip", *(_bytes(x["peak_memory_bytes"]) for x in (said, done))),
-        ("loss, first and last", "", _losses(done["first_loss"], done["last_loss"])),
+        ("memory of the fullest chip", *(_bytes_text(x["peak_memory_bytes"]) for x in (said, done))),
+        ("loss, first and last", "", _losses_text(done["first_loss"], done["last_loss"])),
     ]
     where = "within" if answer["within_band"] else "outside"
     foot = (
@@ -187,9 +177,9 @@ def _beside_shown(answer: dict[str, Any]) -> RenderableType:
     return Group(table("", ("", "predicted", "measured"), rows, "predicted|measured"), Text(""), Text(foot))
 
 
-def _bytes(count: float | None) -> str:
+def _bytes_text(count: float | None) -> str:
     return "not logged" if count is None else format_bytes(count)
 
 
-def _losses(first: float | None, last: float | None) -> str:
+def _losses_text(first: float | None, last: float | None) -> str:
     return "not logged" if first is None or last is None else f"{first:.4g} > {last:.4g}"

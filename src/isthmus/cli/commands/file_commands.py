@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from isthmus.cli.command import verb
-from isthmus.cli.shell.shell import Shell
-from isthmus.core.chip import catalogue
+from isthmus.cli.command import command
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.chip import chip_catalogue
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import (
     FILE_KINDS,
@@ -24,34 +24,34 @@ from isthmus.core.files.user_files import (
 )
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import load_model, require_trainable
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 
 commands = typer.Typer()
 PANEL = "Files"
 KINDS = "|".join(FILE_KINDS)
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=["isthmus schema job > job.schema.json", "isthmus schema pool", "isthmus schema plan --json"],
 )
 def schema(
-    shell: Shell,
+    env: CliEnvironment,
     kind: Annotated[FileKind, typer.Argument(metavar=KINDS, help="The kind of file.")],
 ) -> None:
     """Print the JSON Schema of a file, for editors and other tools."""
     answer = json_schema(kind)
-    shell.answer(answer, lambda: json.dumps(answer, indent=2, ensure_ascii=False))
+    env.answer(answer, lambda: json.dumps(answer, indent=2, ensure_ascii=False))
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=["isthmus check job.yaml", "isthmus check pool.yaml --json", "isthmus check p.yaml --kind plan"],
 )
 def check(
-    shell: Shell,
+    env: CliEnvironment,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pool, a job, a plan or a policy.")],
     kind: Annotated[
         FileKind | None,
@@ -62,18 +62,16 @@ def check(
 
     An error shows its line, field, value and the nearest valid word.
     """
-    found = kind or _guess(file)
+    found = kind or _detect_kind(file)
     summary = _CHECKS[found](file)
-    shell.answer(
-        {"file": str(file), "kind": found, "ok": True} | summary, lambda: _told(file, found, summary)
-    )
+    env.answer({"file": str(file), "kind": found, "ok": True} | summary, lambda: _summary_text(file, found, summary))
 
 
-def _told(file: Path, kind: str, summary: dict[str, Any]) -> str:
+def _summary_text(file: Path, kind: str, summary: dict[str, Any]) -> str:
     return f"{file}: a valid {kind} ({', '.join(f'{key} {value}' for key, value in summary.items())})"
 
 
-def _guess(file: Path) -> FileKind:
+def _detect_kind(file: Path) -> FileKind:
     """Return the file kind by its characteristic field; raise `InputError` if it has none."""
     document, _ = read_yaml(file)
     keys = set(document) if isinstance(document, dict) else set()
@@ -94,7 +92,7 @@ def _guess(file: Path) -> FileKind:
 
 def _check_pool(file: Path) -> dict[str, Any]:
     pool = load_pool(file)
-    chips = sum(group.chips for cluster in pool.clusters for group in cluster.node_groups)
+    chips = sum(group.num_chips for cluster in pool.clusters for group in cluster.node_groups)
     return {"clusters": len(pool.clusters), "chips": chips, "links": len(pool.links)}
 
 
@@ -118,14 +116,14 @@ def _check_policy(file: Path) -> dict[str, Any]:
 _CHECKS = {"pool": _check_pool, "job": _check_job, "plan": _check_plan, "policy": _check_policy}
 
 
-@verb(commands, panel=PANEL, examples=["isthmus chips", "isthmus chips --json | jq '.H20.source'"])
-def chips(shell: Shell) -> None:
+@command(commands, panel=PANEL, examples=["isthmus chips", "isthmus chips --json | jq '.H20.source'"])
+def chips(env: CliEnvironment) -> None:
     """List the built-in chips with the source of their data."""
-    known: dict[str, BaseModel] = dict(catalogue())
+    known: dict[str, BaseModel] = dict(chip_catalogue())
 
     def show() -> object:
         from isthmus.cli.terminal.tables import chips_table
 
-        return chips_table(catalogue().values())
+        return chips_table(chip_catalogue().values())
 
-    shell.answer(known, show)
+    env.answer(known, show)

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.client.resolve_job import find_id, find_job
-from isthmus.cli.command import JobArgument, verb
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.client.resolve_job import find_job, find_job_id
+from isthmus.cli.command import JobArgument, command
 from isthmus.cli.commands.follow_commands import watch_job
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import ConflictError, InputError
 from isthmus.core.files.user_files import load_job
-from isthmus.core.job import Parallel
+from isthmus.core.job import ParallelDegrees
 from isthmus.core.messages.api_views import JobView, Submission
 from isthmus.core.messages.queue_status import DryRun
 from isthmus.core.model import load_model, require_trainable
@@ -26,7 +26,7 @@ PANEL = "Jobs"
 PLANNING_POLL_S = 0.3
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -38,8 +38,8 @@ PLANNING_POLL_S = 0.3
     ],
 )
 def submit(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file: see `isthmus schema job`.")],
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     key: Annotated[
@@ -61,31 +61,31 @@ def submit(
     job = load_job(file)
     model = load_model(job.model)
     require_trainable(model)
-    if job.parallel != Parallel():  # importing the planner takes half a second
+    if job.parallel != ParallelDegrees():  # importing the planner takes half a second
         from isthmus.control.placement import check_degrees
 
         check_degrees(job, model)
     if dry_run:
         found = client.dry_run(Submission(job=job, model=model))
-        shell.answer(found, lambda: _would_be(found, shell.now()))
+        env.answer(found, lambda: _render_dry_run(found, env.now()))
         return
     view = client.submit(Submission(job=job, model=model, key=key or secrets.token_hex(16)))
-    shell.answer(view, lambda: _what_next(view, watching=watch))
+    env.answer(view, lambda: _next_steps(view, watching=watch))
     if watch:
         try:
-            watch_job(shell, client, view.id)
+            watch_job(env, client, view.id)
         except KeyboardInterrupt:
-            shell.note(f"job {view.id} continues; `isthmus cancel {view.id}` stops it")
+            env.print_note(f"job {view.id} continues; `isthmus cancel {view.id}` stops it")
             raise
 
 
-def _would_be(found: DryRun, now_s: float) -> object:
+def _render_dry_run(found: DryRun, now_s: float) -> object:
     from isthmus.cli.terminal.queue_tables import dry_run_page
 
     return dry_run_page(found, now_s)
 
 
-def _what_next(view: JobView, *, watching: bool) -> str:
+def _next_steps(view: JobView, *, watching: bool) -> str:
     lines = [f"job {view.id} ({view.name}) is {view.state}" + (f": {view.reason}" if view.reason else "")]
     if view.job.policy == "manual":
         lines.append(f"  isthmus plans {view.id}           lists candidate plans")
@@ -95,48 +95,46 @@ def _what_next(view: JobView, *, watching: bool) -> str:
     return "\n".join(lines)
 
 
-@verb(commands, panel=PANEL, examples=["isthmus jobs", "isthmus jobs --json | jq '.[] | {id, state}'"])
-def jobs(shell: Shell, client: Client) -> None:
+@command(commands, panel=PANEL, examples=["isthmus jobs", "isthmus jobs --json | jq '.[] | {id, state}'"])
+def jobs(env: CliEnvironment, client: ApiClient) -> None:
     """List your jobs, the latest first."""
     found = client.jobs()
 
     def show() -> object:
         from isthmus.cli.terminal.tables import jobs_table
 
-        return jobs_table(found, shell.now())
+        return jobs_table(found, env.now())
 
-    shell.answer(found, show)
+    env.answer(found, show)
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=["isthmus plans my-job", "isthmus plans 3f --json | jq '.plans[0].stages'"],
 )
 def plans(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     job: JobArgument,
-    wait_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Maximum wait for the planner.")
-    ] = 30.0,
+    wait_s: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Maximum wait for the planner.")] = 30.0,
 ) -> None:
     """List a job's candidate plans with predicted time, traffic and cost.
 
     Also shows why other combinations were rejected.
     """
     found = find_job(client, job)
-    deadline_s = shell.now() + wait_s
-    while found.state == "planning" and shell.now() < deadline_s:
-        shell.sleep(PLANNING_POLL_S)
+    deadline_s = env.now() + wait_s
+    while found.state == "planning" and env.now() < deadline_s:
+        env.sleep(PLANNING_POLL_S)
         found = client.job(found.id)
     if found.state == "planning":
         raise ConflictError(f"job {found.id} is still being planned", hint="try again later")
     answer = client.plans(found.id)
-    shell.answer(answer, lambda: _show_plans(found, answer))
+    env.answer(answer, lambda: _render_plans(found, answer))
 
 
-def _show_plans(job: JobView, answer: PlanSet) -> object:
+def _render_plans(job: JobView, answer: PlanSet) -> object:
     from rich.console import Group
 
     from isthmus.cli.terminal.tables import plans_table
@@ -149,19 +147,19 @@ def _show_plans(job: JobView, answer: PlanSet) -> object:
     return Group(*shown)
 
 
-@verb(commands, panel=PANEL, examples=["isthmus choose my-job p1", "isthmus choose my-job p1 --json"])
+@command(commands, panel=PANEL, examples=["isthmus choose my-job p1", "isthmus choose my-job p1 --json"])
 def choose(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     job: JobArgument,
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan's id, from `isthmus plans JOB`.")],
 ) -> None:
     """Choose a job's plan and start the job."""
-    view = client.choose(find_id(client, job), plan)
-    shell.answer(view, lambda: f"job {view.id} uses plan {plan}: {view.state}\n  isthmus watch {view.id}")
+    view = client.choose(find_job_id(client, job), plan)
+    env.answer(view, lambda: f"job {view.id} uses plan {plan}: {view.state}\n  isthmus watch {view.id}")
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -171,8 +169,8 @@ def choose(
     ],
 )
 def preempt(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     job: JobArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Preempt them.")] = False,
 ) -> None:
@@ -181,20 +179,20 @@ def preempt(
     Only jobs of a lower priority at each owner are listed. No job is stopped before all sites are ready and
     the victims' checkpoints are verified. Preempted pool jobs resume later from these checkpoints.
     """
-    view = client.job(find_id(client, job))
+    view = client.job(find_job_id(client, job))
     if not view.offer:
         raise ConflictError(
             f"job {view.id} is {view.state}; no preemption would let it start now",
             hint=f"`isthmus show {view.id}` shows what it waits for",
         )
     if not yes:
-        shell.answer(view, lambda: _offer_page(view))
+        env.answer(view, lambda: _render_offer(view))
         return
     view = client.preempt(view.id, view.offer)
-    shell.answer(view, lambda: f"job {view.id} is {view.state}: {view.reason}\n  isthmus watch {view.id}")
+    env.answer(view, lambda: f"job {view.id} is {view.state}: {view.reason}\n  isthmus watch {view.id}")
 
 
-def _offer_page(view: JobView) -> object:
+def _render_offer(view: JobView) -> object:
     from rich.console import Group
     from rich.text import Text
 
@@ -204,22 +202,22 @@ def _offer_page(view: JobView) -> object:
     return Group(victims_table("Jobs it could preempt", view.offer), ask)
 
 
-@verb(commands, panel=PANEL, examples=["isthmus cancel my-job"])
-def cancel(shell: Shell, client: Client, job: JobArgument) -> None:
+@command(commands, panel=PANEL, examples=["isthmus cancel my-job"])
+def cancel(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """Stop a job.
 
     Every site releases its resources; checkpoints are kept.
     """
-    view = client.cancel(find_id(client, job))
-    shell.answer(view, lambda: f"job {view.id} is {view.state}")
+    view = client.cancel(find_job_id(client, job))
+    env.answer(view, lambda: f"job {view.id} is {view.state}")
 
 
-@verb(commands, panel=PANEL, examples=["isthmus delete my-job"])
-def delete(shell: Shell, client: Client, job: JobArgument) -> None:
+@command(commands, panel=PANEL, examples=["isthmus delete my-job"])
+def delete(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """Delete an ended job with its metrics and logs.
 
     Checkpoints and the trained model are kept.
     """
-    found = find_id(client, job)
+    found = find_job_id(client, job)
     client.delete(found)
-    shell.answer({"deleted": found}, lambda: f"job {found} is deleted")
+    env.answer({"deleted": found}, lambda: f"job {found} is deleted")

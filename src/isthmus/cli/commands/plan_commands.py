@@ -10,16 +10,16 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.command import verb
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.command import command
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan import DATA_SHEET, Calibration, Forecast, load_calibration, predict, profile_model
-from isthmus.plan.memory.memory_table import Parallel, memory_table
+from isthmus.plan import DATA_SHEET, Calibration, PlanForecast, load_calibration, predict, profile_model
+from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
 from isthmus.plan.profile.layer_matrix import layer_matrix, render_layer_matrix
 from isthmus.sim import chrome_trace, timeline_page
 
@@ -49,7 +49,7 @@ def model_path(plan: Plan, given: str | None) -> str:
     return path
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -59,18 +59,14 @@ def model_path(plan: Plan, given: str | None) -> str:
     ],
 )
 def simulate(
-    shell: Shell,
-    plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plans`.")
-    ],
+    env: CliEnvironment,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plans`.")],
     pool: PoolOption,
     model: ModelOption = None,
     calibration: CalibrationOption = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the links' jitter.")] = 0,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the timeline.")
-    ] = None,
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with the timeline.")] = None,
 ) -> None:
     """Simulate one iteration of a plan: time, throughput, bubbles, communication, memory, links."""
     given = load_plan(plan)
@@ -83,22 +79,20 @@ def simulate(
         details=bool(trace or page),
     )
     if trace:
-        _write(trace, json.dumps(chrome_trace(forecast.run)))
+        _write_text(trace, json.dumps(chrome_trace(forecast.result)))
     if page:
-        _write(page, timeline_page(forecast.run, f"{given.id}: one iteration"))
-    shell.answer(forecast.as_dict(), lambda: forecast_shown(forecast))
+        _write_text(page, timeline_page(forecast.result, f"{given.id}: one iteration"))
+    env.answer(forecast.as_dict(), lambda: render_forecast(forecast))
 
 
-def _write(file: Path, text: str) -> None:
+def _write_text(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"cannot write {file}: {error}", hint="choose a file in an existing folder"
-        ) from error
+        raise InputError(f"cannot write {file}: {error}", hint="choose a file in an existing folder") from error
 
 
-def forecast_shown(forecast: Forecast) -> RenderableType:
+def render_forecast(forecast: PlanForecast) -> RenderableType:
     """Render a forecast: a summary, the stages, the links and the assumptions."""
     head = (
         f"An iteration takes {format_seconds(forecast.iteration_s)} "
@@ -115,7 +109,7 @@ def forecast_shown(forecast: Forecast) -> RenderableType:
             f"{format_seconds(run.exposed_communication_s)} ({run.exposed_communication_s / total_s:.0%})",
             format_bytes(run.peak_memory_bytes),
         )
-        for run in forecast.run.stages
+        for run in forecast.result.stages
     ]
     columns = ("replica/stage", "cluster", "busy", "bubble", "exposed communication", "peak memory")
     shown: list[RenderableType] = [
@@ -125,7 +119,7 @@ def forecast_shown(forecast: Forecast) -> RenderableType:
     ]
     links = [
         (f"{link.source} > {link.target}", format_bytes(link.num_bytes), f"{link.utilisation:.1%}")
-        for link in forecast.run.links
+        for link in forecast.result.links
         if link.num_bytes
     ]
     if links:
@@ -133,7 +127,7 @@ def forecast_shown(forecast: Forecast) -> RenderableType:
     return Group(*shown, Text(""), *(Text(f"- {note}", style="dim") for note in forecast.assumptions))
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -142,7 +136,7 @@ def forecast_shown(forecast: Forecast) -> RenderableType:
     ],
 )
 def compare(
-    shell: Shell,
+    env: CliEnvironment,
     a: Annotated[Path, typer.Argument(metavar="A", help="A plan.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another plan, or a table of measured runs of A.")],
     pool: PoolOption,
@@ -154,7 +148,7 @@ def compare(
 
     chosen, read = read_calibration(calibration), load_pool(pool)
 
-    def forecast(file: Path) -> Forecast:
+    def forecast(file: Path) -> PlanForecast:
         plan = load_plan(file)
         return predict(plan, read, load_model(model_path(plan, model)), chosen)
 
@@ -172,22 +166,21 @@ def compare(
         "calibration": chosen.name,
         "a": {"name": a.stem, "iteration_s": first.iteration_s},
         "b": [
-            {"name": name, "iteration_s": seconds, "a_over_b": first.iteration_s / seconds}
-            for name, seconds in rows
+            {"name": name, "iteration_s": seconds, "a_over_b": first.iteration_s / seconds} for name, seconds in rows
         ],
     }
     lines = [(a.stem, format_seconds(first.iteration_s), "1.000")]
     lines += [(name, format_seconds(s), f"{s / first.iteration_s:.3f}") for name, s in rows]
-    shell.answer(answer, lambda: table("", ("plan or run", "iteration", "relative to first"), lines))
+    env.answer(answer, lambda: table("", ("plan or run", "iteration", "relative to first"), lines))
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=["isthmus profile config.json", "isthmus profile models/llama --sequence 8192 --json"],
 )
 def profile(
-    shell: Shell,
+    env: CliEnvironment,
     model: ModelArgument,
     sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Sequence length.")] = 4096,
     micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences per micro-batch.")] = 1,
@@ -213,10 +206,10 @@ def profile(
         f"{made.num_layers} layers; a micro-batch of {tokens:,} tokens takes {forward / 1e12:.4g} + "
         f"{backward / 1e12:.4g} TFLOP\n\n"
     )
-    shell.answer(answer, lambda: head + render_layer_matrix(rows))
+    env.answer(answer, lambda: head + render_layer_matrix(rows))
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -226,7 +219,7 @@ def profile(
     ],
 )
 def memory(
-    shell: Shell,
+    env: CliEnvironment,
     model: ModelArgument,
     parallel: Annotated[str, typer.Option(metavar="DEGREES", help="Such as tp=4,pp=4,cp=4,ep=32.")] = "tp=1",
     sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Sequence length.")] = 4096,
@@ -236,20 +229,20 @@ def memory(
     ] = "default",
 ) -> None:
     """Print memory per chip: weights by group, gradients, optimizer, activations of a layer, KV cache."""
-    degrees = Parallel.parse(parallel)
+    degrees = MeshDegrees.parse(parallel)
     answer = memory_table(
         load_model(model), degrees, sequence_length=sequence, inference=inference, accounting=accounting
     )
-    shell.answer(answer, lambda: table("", ("item", "bytes", ""), _flat(answer), "bytes"))
+    env.answer(answer, lambda: table("", ("item", "bytes", ""), _flatten(answer), "bytes"))
 
 
-def _flat(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]]:
+def _flatten(value: dict[str, Any], path: str = "") -> list[tuple[str, str, str]]:
     """Flatten a nested table into rows; byte values also get binary units."""
     rows = []
     for key, one in value.items():
         name = f"{path}{key}"
         if isinstance(one, dict):
-            rows += _flat(one, f"{name}.")
+            rows += _flatten(one, f"{name}.")
         elif isinstance(one, str) or key == "layers_per_chip":
             rows.append((name, str(one), ""))
         else:

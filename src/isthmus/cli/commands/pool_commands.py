@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.command import verb
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.command import command
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
 from isthmus.core.messages.api_views import TokenRequest
 
@@ -18,8 +18,8 @@ token_commands = typer.Typer(help="Create tokens (admin only).", no_args_is_help
 commands.add_typer(token_commands, name="token", rich_help_panel="Pool")
 
 
-@verb(commands, panel="Pool", examples=["isthmus pool", "isthmus pool --json | jq '.clusters[].free_chips'"])
-def pool(shell: Shell, client: Client) -> None:
+@command(commands, panel="Pool", examples=["isthmus pool", "isthmus pool --json | jq '.clusters[].free_chips'"])
+def pool(env: CliEnvironment, client: ApiClient) -> None:
     """Show the clusters with their free chips, and the links."""
     view = client.pool()
 
@@ -28,10 +28,10 @@ def pool(shell: Shell, client: Client) -> None:
 
         return pool_table(view)
 
-    shell.answer(view, show)
+    env.answer(view, show)
 
 
-@verb(
+@command(
     token_commands,
     panel="Pool",
     examples=[
@@ -41,13 +41,11 @@ def pool(shell: Shell, client: Client) -> None:
     ],
 )
 def create(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     owner: Annotated[str | None, typer.Option(metavar="NAME", help="For an owner's agents.")] = None,
     user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user that submits jobs.")] = None,
-    admin: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For another operator of the pool.")
-    ] = None,
+    admin: Annotated[str | None, typer.Option(metavar="NAME", help="For another operator of the pool.")] = None,
 ) -> None:
     """Create a token and print it.
 
@@ -68,4 +66,4 @@ def create(
             f"'{name}' is not a valid name", hint="use at most 63 letters, digits, '.', '_' and '-'"
         ) from error
     view = client.create_token(request)
-    shell.answer(view, lambda: view.token)
+    env.answer(view, lambda: view.token)

@@ -12,37 +12,31 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from isthmus.cli.client.server_address import require_private
-from isthmus.cli.client.settings import DEFAULT_PORT, resolve
-from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, verb
-from isthmus.cli.shell.json_log import JsonLines
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.client.client_settings import DEFAULT_PORT, resolve_settings
+from isthmus.cli.client.server_address import require_secure_server
+from isthmus.cli.command import CaOption, ServerOption, TokenFileOption, command
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.json_log import JsonLineFormatter
 from isthmus.control.algorithms.global_order import Objective
-from isthmus.control.state.rules import Rules
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.core.errors import AuthError, FileError, InputError, NotFoundError
 from isthmus.core.files.user_files import load_policy, load_pool
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Pool, UnknownNameError
 
 commands = typer.Typer()
 PANEL = "Processes"
 
-PoolOption = Annotated[
-    Path, typer.Option("--pool", metavar="POOL.yaml", help="The pool: see `isthmus schema pool`.")
-]
+PoolOption = Annotated[Path, typer.Option("--pool", metavar="POOL.yaml", help="The pool: see `isthmus schema pool`.")]
 OptionalPoolOption = Annotated[
     Path | None,
     typer.Option("--pool", metavar="POOL.yaml", help="The operator's pool file: links, owners, chips."),
 ]
-StateOption = Annotated[
-    Path, typer.Option("--state", metavar="DIR", help="State folder, kept across restarts.")
-]
+StateOption = Annotated[Path, typer.Option("--state", metavar="DIR", help="State folder, kept across restarts.")]
 HostOption = Annotated[
     str, typer.Option(metavar="ADDRESS", help="Listen address; addresses other than loopback need TLS.")
 ]
-CertificateOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")
-]
+CertificateOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")]
 DatabaseOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="File with the address of a PostgreSQL shared by several servers."),
@@ -55,14 +49,12 @@ ObjectiveOption = Annotated[
 ]
 PatienceOption = Annotated[
     float,
-    typer.Option(
-        "--patience", metavar="SECONDS", min=0, help="Waiting time after which chips are reserved for a job."
-    ),
+    typer.Option("--patience", metavar="SECONDS", min=0, help="Waiting time after which chips are reserved for a job."),
 ]
 KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key, PEM.")]
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -73,7 +65,7 @@ KeyOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The certif
     ],
 )
 def serve(
-    shell: Shell,
+    env: CliEnvironment,
     state: StateOption,
     pool: OptionalPoolOption = None,
     host: HostOption = "127.0.0.1",
@@ -97,12 +89,12 @@ def serve(
     """
     server = import_extra("isthmus.control.server.run_server", "server")
     if database is not None:
-        import_extra("isthmus.control.store.postgres", "postgres")
-    _log_to(shell, as_json=log_json)
+        import_extra("isthmus.control.store.postgres_store", "postgres")
+    _configure_logging(env, as_json=log_json)
     config = server.ServerConfig(
         state=state, host=host, port=port, pool=load_pool(pool) if pool else None,
         database=database, tls_cert=tls_cert, tls_key=tls_key, self_signed=self_signed,
-        rules=Rules(objective=objective, patience_s=patience_s),
+        rules=CoordinatorConfig(objective=objective, patience_s=patience_s),
     )  # fmt: skip
 
     def announce(listening: Any) -> None:
@@ -111,12 +103,12 @@ def serve(
             found["admin_token"] = str(listening.admin_token.resolve())
         if listening.certificate:
             found["certificate"] = str(listening.certificate.cert.resolve())
-        shell.answer(found, lambda: _how_to_use(found))
+        env.answer(found, lambda: _usage_text(found))
 
     server.run_server(config, announce)
 
 
-def _how_to_use(found: dict[str, str]) -> str:
+def _usage_text(found: dict[str, str]) -> str:
     lines = [f"server listening at {found['server']}"]
     if "admin_token" not in found:
         return "\n".join([*lines, "another server on the same database has created the admin token"])
@@ -127,7 +119,7 @@ def _how_to_use(found: dict[str, str]) -> str:
     return "\n".join([*lines, "  isthmus token create --user NAME", "  isthmus pool"])
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -138,16 +130,14 @@ def _how_to_use(found: dict[str, str]) -> str:
     ],
 )
 def agent(
-    shell: Shell,
+    env: CliEnvironment,
     pool: PoolOption,
     state: StateOption,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="This site's cluster (required if the pool has several)."),
     ] = None,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen address of the site's workers.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen address of the site's workers.")] = "127.0.0.1",
     routes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Proxies to other clusters: the routes.json of `isthmus links`."),
@@ -174,16 +164,16 @@ def agent(
     It makes outbound connections only. Ctrl-C stops the agent and its workers.
     """
     site = import_extra("isthmus.agent", "agent")
-    settings = resolve(shell.environ, server=server, token_file=token_file, ca=ca)
+    settings = resolve_settings(env.variables, server=server, token_file=token_file, ca=ca)
     if settings.token is None:
         raise AuthError(
             "the agent needs a token of its cluster's owner",
             hint="create one with `isthmus token create --owner NAME` and give it with --token-file",
         )
-    require_private(settings.server)
-    own_cluster = _cluster(load_pool(pool), cluster)
-    owner_policy = _policy(policy, own_cluster)
-    _log_to(shell, as_json=log_json)
+    require_secure_server(settings.server)
+    own_cluster = _select_cluster(load_pool(pool), cluster)
+    owner_policy = _read_policy(policy, own_cluster)
+    _configure_logging(env, as_json=log_json)
     site.run_agent(
         site.AgentConfig(
             server=settings.server, token=settings.token, cluster=own_cluster,
@@ -193,7 +183,7 @@ def agent(
     )  # fmt: skip
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -202,11 +192,9 @@ def agent(
     ],
 )
 def links(
-    shell: Shell,
+    env: CliEnvironment,
     pool: Annotated[Path, typer.Argument(metavar="POOL.yaml", help="The pool with the links to emulate.")],
-    state: Annotated[
-        Path, typer.Option("--state", metavar="DIR", help="Folder for routes.json and other output.")
-    ],
+    state: Annotated[Path, typer.Option("--state", metavar="DIR", help="Folder for routes.json and other output.")],
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of jitter and loss.")] = 0,
     runs_first: Annotated[
         bool, typer.Option("--runs-first", help="Prioritise runs over traffic through others.json.")
@@ -220,7 +208,7 @@ def links(
     """
     from isthmus.wan.emulator import run_links
 
-    _log_to(shell)
+    _configure_logging(env)
     run_links(load_pool(pool), state, seed, runs_first=runs_first)
 
 
@@ -237,7 +225,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-def _cluster(pool: Pool, name: str | None) -> Cluster:
+def _select_cluster(pool: Pool, name: str | None) -> Cluster:
     known = [cluster.name for cluster in pool.clusters]
     if name is None and len(known) > 1:
         raise InputError("the pool has several clusters", hint="choose one: --cluster " + "|".join(known))
@@ -246,26 +234,24 @@ def _cluster(pool: Pool, name: str | None) -> Cluster:
     return pool.cluster(name or known[0])
 
 
-def _policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
+def _read_policy(file: Path | None, cluster: Cluster) -> OwnerPolicy:
     """Return the owner's policy for `cluster`; raise `FileError` if it refers to unknown names."""
     if file is None:
         return OwnerPolicy()
     policy = load_policy(file)
     try:
-        policy.check(cluster)
+        policy.check_cluster(cluster)
     except UnknownNameError as error:
         known = ", ".join(error.known)
-        raise FileError(
-            str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}"
-        ) from error
+        raise FileError(str(error), file=str(file), value=error.value, hint=f"{cluster.name} has {known}") from error
     return policy
 
 
-def _log_to(shell: Shell, *, as_json: bool = False) -> None:
+def _configure_logging(env: CliEnvironment, *, as_json: bool = False) -> None:
     """Send the process's log to standard error."""
-    stream = shell.stderr if shell.stderr is not sys.stderr else None
+    stream = env.stderr if env.stderr is not sys.stderr else None
     handler = logging.StreamHandler(stream)
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLines() if as_json else plain)
+    handler.setFormatter(JsonLineFormatter() if as_json else plain)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # INFO logs one line per request
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.client.resolve_job import find_id
-from isthmus.cli.command import JobArgument, verb
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.client.resolve_job import find_job_id
+from isthmus.cli.command import JobArgument, command
+from isthmus.cli.environment.cli_environment import CliEnvironment
 
 commands = typer.Typer()
 PANEL = "Jobs"
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -21,7 +21,7 @@ PANEL = "Jobs"
         "isthmus queue --json | jq '.[] | {id, place, start_s, latest_s}'",
     ],
 )
-def queue(shell: Shell, client: Client) -> None:
+def queue(env: CliEnvironment, client: ApiClient) -> None:
     """List your waiting jobs: queue position, reason, expected start.
 
     An operator sees all users' jobs. `isthmus show JOB` shows the details.
@@ -31,12 +31,12 @@ def queue(shell: Shell, client: Client) -> None:
     def show() -> object:
         from isthmus.cli.terminal.queue_tables import queue_table
 
-        return queue_table(found, shell.now())
+        return queue_table(found, env.now())
 
-    shell.answer(found, show)
+    env.answer(found, show)
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -44,14 +44,14 @@ def queue(shell: Shell, client: Client) -> None:
         "isthmus show my-job --json | jq '.queue.refused[] | {stage, owner, reason}'",
     ],
 )
-def show(shell: Shell, client: Client, job: JobArgument) -> None:
+def show(env: CliEnvironment, client: ApiClient, job: JobArgument) -> None:
     """Show a job: where it runs, or missing resources, jobs ahead of it and expected start."""
-    found = find_id(client, job)
-    view, standing = client.job(found), client.standing(found)
+    found = find_job_id(client, job)
+    view, standing = client.job(found), client.queue_status(found)
 
     def shown() -> object:
         from isthmus.cli.terminal.queue_tables import job_page
 
-        return job_page(view, standing, shell.now())
+        return job_page(view, standing, env.now())
 
-    shell.answer({"job": view, "queue": standing}, shown)
+    env.answer({"job": view, "queue": standing}, shown)

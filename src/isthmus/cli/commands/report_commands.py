@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import Client
+from isthmus.cli.client.api_client import ApiClient
 from isthmus.cli.client.resolve_job import find_job
-from isthmus.cli.command import JobArgument, verb
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.command import JobArgument, command
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import ConflictError, UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
 
@@ -19,7 +19,7 @@ commands = typer.Typer()
 PANEL = "Jobs"
 
 
-def all_metrics(client: Client, job: str) -> list[StepMetrics]:
+def all_metrics(client: ApiClient, job: str) -> list[StepMetrics]:
     """Return all step metrics of job id `job`."""
     found: list[StepMetrics] = []
     cursor = 0
@@ -31,10 +31,10 @@ def all_metrics(client: Client, job: str) -> list[StepMetrics]:
         cursor = page.next
 
 
-@verb(commands, panel=PANEL, examples=["isthmus report my-job", "isthmus report my-job -o /tmp/report.html"])
+@command(commands, panel=PANEL, examples=["isthmus report my-job", "isthmus report my-job -o /tmp/report.html"])
 def report(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     job: JobArgument,
     output: Annotated[
         Path | None,
@@ -50,13 +50,13 @@ def report(
     view = find_job(client, job)
     path = output or Path(f"{view.id}.html")
     write_report(view, all_metrics(client, view.id), client.pool(), path)
-    shell.answer({"report": str(path), "job": view.id}, lambda: f"wrote {path}")
+    env.answer({"report": str(path), "job": view.id}, lambda: f"wrote {path}")
 
 
-@verb(commands, panel=PANEL, examples=["isthmus trace my-job -o trace.json   (opens in ui.perfetto.dev)"])
+@command(commands, panel=PANEL, examples=["isthmus trace my-job -o trace.json   (opens in ui.perfetto.dev)"])
 def trace(
-    shell: Shell,
-    client: Client,
+    env: CliEnvironment,
+    client: ApiClient,
     job: JobArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")],
 ) -> None:
@@ -66,9 +66,7 @@ def trace(
 
     view = find_job(client, job)
     if view.plan is None:
-        raise ConflictError(
-            f"job {view.id} has no plan yet", hint="a trace is available after the job has run"
-        )
+        raise ConflictError(f"job {view.id} has no plan yet", hint="a trace is available after the job has run")
     events = trace_events(all_metrics(client, view.id), view.plan)
     document = {
         "traceEvents": events,
@@ -79,6 +77,4 @@ def trace(
         write_atomically(output, json.dumps(document))
     except OSError as error:
         raise UnavailableError(f"cannot write {output}: {error.strerror or error}") from error
-    shell.answer(
-        {"trace": str(output), "events": len(events)}, lambda: f"wrote {output} ({len(events)} events)"
-    )
+    env.answer({"trace": str(output), "events": len(events)}, lambda: f"wrote {output} ({len(events)} events)")

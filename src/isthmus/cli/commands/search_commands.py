@@ -12,32 +12,32 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.command import verb
+from isthmus.cli.command import command
 from isthmus.cli.commands.plan_commands import model_path
-from isthmus.cli.shell.interrupt import interruptible
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.terminal.tables import table
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_job, load_plan, load_pool
 from isthmus.core.model import load_model
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.units import format_bytes, format_seconds
-from isthmus.plan.search.compose.layout import Layout
-from isthmus.plan.search.costs.limits import Limits
-from isthmus.plan.search.explore.branch_and_bound import Tally
-from isthmus.plan.search.finish.choose import Objective
-from isthmus.plan.search.finish.picture import plan_picture
-from isthmus.plan.search.finish.runnable import why_not_runnable
-from isthmus.plan.search.plans import Answer, Question, search_plans
-from isthmus.plan.time.predict import Forecast, predict
+from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.search_limits import SearchLimits
+from isthmus.plan.search.explore.branch_and_bound import SearchStats
+from isthmus.plan.search.finish.plan_drawing import draw_plan
+from isthmus.plan.search.finish.runtime_support import runtime_incompatibility
+from isthmus.plan.search.finish.select_plans import Objective
+from isthmus.plan.search.search_plans import SearchRequest, SearchResult, search_plans
+from isthmus.plan.time.predict import PlanForecast, predict
 
 commands = typer.Typer()
 PANEL = "Know before you run"
-QUIET_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 """Interval of progress messages, in seconds."""
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -48,7 +48,7 @@ QUIET_S = 1.0
     ],
 )
 def plan(
-    shell: Shell,
+    env: CliEnvironment,
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job: see `isthmus schema job`.")],
     pool: Annotated[Path, typer.Option(metavar="FILE", help="The pool to plan on.")],
     objective: Annotated[
@@ -58,19 +58,11 @@ def plan(
     deadline: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of the whole job.")
     ] = None,
-    budget: Annotated[
-        float | None, typer.Option(metavar="X", min=0, help="Maximum price of the whole job.")
-    ] = None,
-    tp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Fix the tensor-parallel degree.")
-    ] = None,
+    budget: Annotated[float | None, typer.Option(metavar="X", min=0, help="Maximum price of the whole job.")] = None,
+    tp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the tensor-parallel degree.")] = None,
     pp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the number of stages.")] = None,
-    dp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Fix the replicas of a pipeline.")
-    ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Fix the micro-batch size.")
-    ] = None,
+    dp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the replicas of a pipeline.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Fix the micro-batch size.")] = None,
     schedule: Annotated[
         Literal["1f1b", "gpipe", "overlapped", "zero_bubble"] | None,
         typer.Option(metavar="NAME", help="Fix the schedule: 1f1b, gpipe, overlapped or zero_bubble."),
@@ -78,20 +70,18 @@ def plan(
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only plans that the Isthmus runtime can execute.")
     ] = False,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write each plan to its own file.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write each plan to its own file.")] = None,
 ) -> None:
     """Search for the best plans for a job; explain each choice and each rejection.
 
     Ctrl-C stops the search and returns the best plans found so far.
     """
     given = load_job(job)
-    limits = Limits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
+    limits = SearchLimits(executable=runnable, tp=tp, pp=pp, dp=dp, micro_batch_size=micro_batch, schedule=schedule)
     with interruptible() as interrupted:
         started_s = time.monotonic()
         answer = search_plans(
-            Question(
+            SearchRequest(
                 job=given,
                 model=load_model(given.model),
                 pool=load_pool(pool),
@@ -99,34 +89,34 @@ def plan(
                 deadline_s=deadline,
                 budget=budget,
                 limits=limits,
-                keep=top,
-                go_on=_Watch(shell, started_s, interrupted),
+                num_plans=top,
+                should_continue=_SearchProgress(env, started_s, interrupted),
             )
         )
         seconds = time.monotonic() - started_s
     if save:
-        _save(save, answer.plans)
+        _save_plans(save, answer.plans)
     record = answer.as_dict(seconds)
-    record["search"]["runnable"] = [one.id for one in answer.plans if why_not_runnable(one) is None]
-    shell.answer(record, lambda: _shown(answer, seconds))
+    record["search"]["runnable"] = [one.id for one in answer.plans if runtime_incompatibility(one) is None]
+    env.answer(record, lambda: _render_result(answer, seconds))
 
 
-class _Watch:
+class _SearchProgress:
     """Callback of the search: reports progress once a second and stops it after Ctrl-C."""
 
-    def __init__(self, shell: Shell, started_s: float, interrupted: list[int]) -> None:
-        self._shell, self._due_s, self._interrupted = shell, started_s + QUIET_S, interrupted
+    def __init__(self, env: CliEnvironment, started_s: float, interrupted: list[int]) -> None:
+        self._env, self._due_s, self._interrupted = env, started_s + PROGRESS_INTERVAL_S, interrupted
 
-    def __call__(self, tally: Tally, best: Layout | None) -> bool:
+    def __call__(self, tally: SearchStats, best: PlanLayout | None) -> bool:
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            self._due_s = now_s + QUIET_S
+            self._due_s = now_s + PROGRESS_INTERVAL_S
             found = f"best so far {format_seconds(best.estimate_s)} per step" if best else "no plan yet"
-            self._shell.note(f"{tally.evaluated} pipelines evaluated, {tally.pruned} pruned, {found}")
+            self._env.print_note(f"{tally.evaluated} pipelines evaluated, {tally.pruned} pruned, {found}")
         return not self._interrupted
 
 
-def _save(folder: Path, plans: tuple[Plan, ...]) -> None:
+def _save_plans(folder: Path, plans: tuple[Plan, ...]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for one in plans:
@@ -135,7 +125,7 @@ def _save(folder: Path, plans: tuple[Plan, ...]) -> None:
         raise InputError(f"cannot write to {folder}: {error}", hint="choose another folder") from error
 
 
-def _shown(answer: Answer, seconds: float) -> RenderableType:
+def _render_result(answer: SearchResult, seconds: float) -> RenderableType:
     rows = []
     for one in answer.plans:
         predicted = one.predicted
@@ -148,9 +138,9 @@ def _shown(answer: Answer, seconds: float) -> RenderableType:
                 f"{predicted.tgs_tokens_per_card_s:,.0f}",
                 f"{predicted.cost_per_iteration:.4g}",
                 " > ".join(one.clusters),
-                " + ".join(f"{len(some)} x {len(one.pipeline(some[0]))}" for some in one.kinds),
+                " + ".join(f"{len(some)} x {len(one.pipeline(some[0]))}" for some in one.replica_kinds),
                 one.schedule + (f", {one.local_steps} local steps" if one.local_steps > 1 else ""),
-                "yes" if why_not_runnable(one) is None else "",
+                "yes" if runtime_incompatibility(one) is None else "",
             )
         )
     head = ("plan", "step", "tokens/card s", "cost", "clusters", "replicas x stages", "schedule", "runnable")
@@ -167,7 +157,7 @@ def _shown(answer: Answer, seconds: float) -> RenderableType:
     return Group(*parts)
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     examples=[
@@ -176,10 +166,8 @@ def _shown(answer: Answer, seconds: float) -> RenderableType:
     ],
 )
 def explain(
-    shell: Shell,
-    plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plan`.")
-    ],
+    env: CliEnvironment,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, hand-written or from `isthmus plan`.")],
     pool: Annotated[Path, typer.Option(metavar="FILE", help="The pool with the plan's clusters.")],
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A folder or config.json (default: the plan's).")
@@ -189,36 +177,39 @@ def explain(
     """Explain a plan stage by stage: bottleneck, idle time, what would make it faster."""
     given = load_plan(plan)
     forecast = predict(given, load_pool(pool), load_model(model_path(given, model)))
-    sentences = explained(given, forecast)
+    sentences = plan_sentences(given, forecast)
     if picture:
         try:
-            picture.write_text(plan_picture(given), encoding="utf-8")
+            picture.write_text(draw_plan(given), encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot write {picture}: {error}", hint="choose another file") from error
     answer = {"plan": given.id, "iteration_s": forecast.iteration_s, "sentences": sentences}
-    shell.answer(json.loads(json.dumps(answer)), lambda: Text("\n".join(sentences)))
+    env.answer(json.loads(json.dumps(answer)), lambda: Text("\n".join(sentences)))
 
 
-def explained(plan: Plan, forecast: Forecast) -> list[str]:
+def plan_sentences(plan: Plan, forecast: PlanForecast) -> list[str]:
     """Return sentences that describe a plan and its bottlenecks."""
     step_s = forecast.iteration_s
-    stages = " or ".join(dict.fromkeys(str(len(plan.pipeline(some[0]))) for some in plan.kinds))
+    stages = " or ".join(dict.fromkeys(str(len(plan.pipeline(some[0]))) for some in plan.replica_kinds))
     head = f"{plan.id}: {plan.dp} replica{'s' if plan.dp > 1 else ''} of {stages} stages on "
-    head += f"{', '.join(plan.clusters)}; {plan.samples} samples per step in {format_seconds(step_s)}."
-    sentences = [head, *_what_each_does(plan, forecast), *_what_replicas_do(plan), *_what_bounds(forecast)]
-    reason = why_not_runnable(plan)
+    head += f"{', '.join(plan.clusters)}; {plan.num_samples} samples per step in {format_seconds(step_s)}."
+    sentences = [
+        head,
+        *_stage_sentences(plan, forecast),
+        *_replica_sentences(plan),
+        *_bottleneck_sentences(forecast),
+    ]
+    reason = runtime_incompatibility(plan)
     sentences.append(
-        f"The Isthmus runtime cannot execute it: {reason}."
-        if reason
-        else "The Isthmus runtime can execute it."
+        f"The Isthmus runtime cannot execute it: {reason}." if reason else "The Isthmus runtime can execute it."
     )
     return sentences
 
 
-def _what_each_does(plan: Plan, forecast: Forecast) -> Iterator[str]:
+def _stage_sentences(plan: Plan, forecast: PlanForecast) -> Iterator[str]:
     for stage, cost in zip(plan.pipeline(0), forecast.stages, strict=True):
         recomputed = 0 if stage.recompute == "none" else stage.recompute_layers or stage.num_layers
-        chip, pass_s = cost.host.chip, cost.load.forward_s + cost.load.backward_s
+        chip, pass_s = cost.chip_model.chip, cost.load.forward_s + cost.load.backward_s
         text = f"Layers {stage.layers[0]} to {stage.layers[1] - 1} on {stage.num_chips} {chip.name} of "
         text += f"{stage.cluster}: {format_seconds(pass_s)} per micro-batch"
         if recomputed:
@@ -226,20 +217,18 @@ def _what_each_does(plan: Plan, forecast: Forecast) -> Iterator[str]:
         yield text + "."
     splits: dict[str, list[int]] = {}
     for replica in range(plan.dp):
-        splits.setdefault("; ".join(map(_place_of, plan.pipeline(replica))), []).append(replica)
+        splits.setdefault("; ".join(map(_stage_placement, plan.pipeline(replica))), []).append(replica)
     for split, others in list(splits.items())[1:]:
-        subject = (
-            f"Replica {others[0]} has" if len(others) == 1 else f"Replicas {', '.join(map(str, others))} have"
-        )
+        subject = f"Replica {others[0]} has" if len(others) == 1 else f"Replicas {', '.join(map(str, others))} have"
         yield f"{subject} {split}."
 
 
-def _place_of(stage: Stage) -> str:
+def _stage_placement(stage: Stage) -> str:
     last = stage.layers[1] - 1
     return f"layers {stage.layers[0]} to {last} on {stage.num_chips} {stage.node_group} of {stage.cluster}"
 
 
-def _what_replicas_do(plan: Plan) -> Iterator[str]:
+def _replica_sentences(plan: Plan) -> Iterator[str]:
     """Yield the batches of replicas where they differ, and the interval of local SGD."""
     kinds: dict[tuple[int, int], list[str]] = {}
     for replica in range(plan.dp):
@@ -248,9 +237,7 @@ def _what_replicas_do(plan: Plan) -> Iterator[str]:
     if len(kinds) > 1:
         for (count, size), replicas in kinds.items():
             subject = (
-                f"Replica {replicas[0]} processes"
-                if len(replicas) == 1
-                else f"Replicas {', '.join(replicas)} process"
+                f"Replica {replicas[0]} processes" if len(replicas) == 1 else f"Replicas {', '.join(replicas)} process"
             )
             yield f"{subject} {count} micro-batches of {size}."
     if plan.local_steps > 1:
@@ -261,8 +248,8 @@ def _what_replicas_do(plan: Plan) -> Iterator[str]:
         )
 
 
-def _what_bounds(forecast: Forecast) -> Iterator[str]:
-    run, step_s = forecast.run, forecast.iteration_s
+def _bottleneck_sentences(forecast: PlanForecast) -> Iterator[str]:
+    run, step_s = forecast.result, forecast.iteration_s
     slowest = max(run.stages, key=lambda one: one.busy_s)
     yield (
         f"Stage {slowest.stage} of replica {slowest.replica} on {slowest.cluster} is the bottleneck: busy "

@@ -9,29 +9,29 @@ from typing import Annotated, TypeVar, get_args
 import typer
 from rich.console import Group, RenderableType
 
-from isthmus.cli.command import verb
-from isthmus.cli.shell.interrupt import interruptible
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.command import command
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.interrupt import interruptible
 from isthmus.cli.terminal.tables import table
 from isthmus.control.algorithms.global_order import Objective
-from isthmus.control.simulation.compare_scenarios import Comparison, compare
-from isthmus.control.simulation.outcome import PoolOutcome
+from isthmus.control.simulation.compare_scenarios import ScenarioComparison, compare_scenarios
+from isthmus.control.simulation.pool_outcome import PoolOutcome
+from isthmus.control.simulation.pool_simulation import Scenario
 from isthmus.control.simulation.traces.generate_trace import generate_trace
-from isthmus.control.simulation.traces.trace import Trace, read_trace
-from isthmus.control.simulation.traces.trace_pools import CHIPS_PER_NODE, pool_for
-from isthmus.control.simulation.world import Scenario
+from isthmus.control.simulation.traces.job_trace import Trace, read_trace
+from isthmus.control.simulation.traces.trace_pools import CHIPS_PER_NODE, make_trace_pool
 from isthmus.core.errors import InputError
 from isthmus.core.files.user_files import load_pool
 from isthmus.core.units import format_seconds
 
 commands = typer.Typer()
 PANEL = "Know before you run"
-QUIET_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 DAY_S = 86_400.0
-Kind = TypeVar("Kind")
+_Choice = TypeVar("_Choice")
 
 
-@verb(
+@command(
     commands,
     panel=PANEL,
     name="simulate-pool",
@@ -44,16 +44,12 @@ Kind = TypeVar("Kind")
     ],
 )
 def simulate_pool(
-    shell: Shell,
+    env: CliEnvironment,
     trace: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[TRACE]", help="Jobs from `sacct -P` or an Alibaba CSV (default: generated)."
-        ),
+        typer.Argument(metavar="[TRACE]", help="Jobs from `sacct -P` or an Alibaba CSV (default: generated)."),
     ] = None,
-    pool: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The pool (default: sized for the load).")
-    ] = None,
+    pool: Annotated[Path | None, typer.Option(metavar="FILE", help="The pool (default: sized for the load).")] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,12 +67,8 @@ def simulate_pool(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, help="Jobs to generate.")] = 1000,
-    owners: Annotated[
-        int, typer.Option(metavar="N", min=1, max=64, help="Owners of a generated trace or pool.")
-    ] = 3,
-    load: Annotated[
-        float, typer.Option(metavar="X", min=0.01, help="Offered load as a fraction of capacity.")
-    ] = 0.8,
+    owners: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Owners of a generated trace or pool.")] = 3,
+    load: Annotated[float, typer.Option(metavar="X", min=0.01, help="Offered load as a fraction of capacity.")] = 0.8,
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Use only the first N jobs of the trace.")
     ] = None,
@@ -93,56 +85,56 @@ def simulate_pool(
     Reports waiting time per owner, utilisation and preemptions, for the pool and for each owner alone.
     Ctrl-C prints the results so far.
     """
-    given = _read(trace, limit) if trace else _generate(owners, jobs, load, seed)
-    comparison = Comparison(
+    given = _read_trace(trace, limit) if trace else _generate_trace(owners, jobs, load, seed)
+    comparison = ScenarioComparison(
         trace=given,
-        pool=load_pool(pool) if pool else pool_for(given, load, owners),
-        scenarios=_among("scenario", get_args(Scenario), scenario) or get_args(Scenario),
-        objectives=_among("objective", get_args(Objective), objective) or ("arrival",),
+        pool=load_pool(pool) if pool else make_trace_pool(given, load, owners),
+        scenarios=_select_named("scenario", get_args(Scenario), scenario) or get_args(Scenario),
+        objectives=_select_named("objective", get_args(Objective), objective) or ("arrival",),
         node_mtbf_s=node_mtbf_days * DAY_S if node_mtbf_days else None,
         seed=seed,
         until_s=days * DAY_S if days else None,
     )
     for reason, count in given.skipped.items():
-        shell.note(f"{count} rows skipped: {reason}")
+        env.print_note(f"{count} rows skipped: {reason}")
     found = []
     with interruptible() as interrupted:
-        for outcome in compare(comparison, _Watch(shell, len(given.jobs), interrupted)):
+        for outcome in compare_scenarios(comparison, _SimulationProgress(env, len(given.jobs), interrupted)):
             found.append(outcome)
-            if shell.as_json:
-                shell.line(outcome.as_dict())
-    if not shell.as_json:
-        shell.print(_shown(found))
+            if env.as_json:
+                env.print_json(outcome.as_dict())
+    if not env.as_json:
+        env.print(_render_outcomes(found))
 
 
-class _Watch:
+class _SimulationProgress:
     """Callback of a simulation: reports progress once a second and stops it after Ctrl-C."""
 
-    def __init__(self, shell: Shell, jobs: int, interrupted: list[int]) -> None:
-        self._shell, self._jobs, self._interrupted = shell, jobs, interrupted
-        self._due_s = time.monotonic() + QUIET_S
+    def __init__(self, env: CliEnvironment, jobs: int, interrupted: list[int]) -> None:
+        self._env, self._jobs, self._interrupted = env, jobs, interrupted
+        self._due_s = time.monotonic() + PROGRESS_INTERVAL_S
 
     def __call__(self, scenario: Scenario, now_s: float, done: int) -> bool:
         if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + QUIET_S
-            self._shell.note(f"{scenario}: day {now_s / DAY_S:.1f}, {done} of {self._jobs} jobs done")
+            self._due_s = time.monotonic() + PROGRESS_INTERVAL_S
+            self._env.print_note(f"{scenario}: day {now_s / DAY_S:.1f}, {done} of {self._jobs} jobs done")
         return not self._interrupted
 
 
-def _read(path: Path, limit: int | None) -> Trace:
+def _read_trace(path: Path, limit: int | None) -> Trace:
     trace = read_trace(path, limit)
     if not trace.jobs:
         raise InputError(f"{path} has no job that requested chips and ran", hint="choose another trace")
     return trace
 
 
-def _generate(owners: int, jobs: int, load: float, seed: int) -> Trace:
+def _generate_trace(owners: int, jobs: int, load: float, seed: int) -> Trace:
     """Return a generated trace with owners of different sizes."""
     chips = {f"owner-{number + 1}": CHIPS_PER_NODE * 8 * (number % 3 + 1) for number in range(owners)}
     return generate_trace(chips, seed=seed, num_jobs=jobs, load=load, chips_per_worker=CHIPS_PER_NODE)
 
 
-def _among(what: str, known: tuple[Kind, ...], names: list[str] | None) -> tuple[Kind, ...]:
+def _select_named(what: str, known: tuple[_Choice, ...], names: list[str] | None) -> tuple[_Choice, ...]:
     """Return the entries of `known` listed in `names`; raise `InputError` for an unknown name."""
     unknown = [name for name in names or () if name not in known]
     if unknown:
@@ -150,14 +142,14 @@ def _among(what: str, known: tuple[Kind, ...], names: list[str] | None) -> tuple
     return tuple(one for one in known if one in (names or ()))
 
 
-def _name(one: PoolOutcome) -> str:
+def _scenario_name(one: PoolOutcome) -> str:
     return f"{one.scenario}, {one.objective}" if one.objective else one.scenario
 
 
-def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
+def _render_outcomes(outcomes: list[PoolOutcome]) -> RenderableType:
     runs = [
         (
-            _name(one) + ("" if one.whole else " (interrupted)"),
+            _scenario_name(one) + ("" if one.whole else " (interrupted)"),
             f"{one.pool.done}/{one.pool.num_jobs}",
             format_seconds(one.pool.mean_s),
             format_seconds(one.pool.p95_s),
@@ -180,7 +172,7 @@ def _shown(outcomes: list[PoolOutcome]) -> RenderableType:
         "events/CPU s",
     )
     totals = table("Totals", ("scenario", *columns), runs, right="|".join(columns))
-    heads = ("owner", "jobs", *(f"{_name(one)}: mean, p95" for one in outcomes))
+    heads = ("owner", "jobs", *(f"{_scenario_name(one)}: mean, p95" for one in outcomes))
     rows = []
     for owner in sorted({waits.owner for one in outcomes for waits in one.owners}):
         theirs = [next(waits for waits in one.owners if waits.owner == owner) for one in outcomes]

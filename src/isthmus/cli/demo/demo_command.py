@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.command import verb
-from isthmus.cli.commands.follow_commands import snapshots, watch_job
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.command import command
+from isthmus.cli.commands.follow_commands import job_snapshots, watch_job
 from isthmus.cli.demo.demo_folder import demo_folder
-from isthmus.cli.demo.demo_pool import DemoPool, run_tool
-from isthmus.cli.figures import Figures
+from isthmus.cli.demo.demo_pool import DemoPool, run_module
+from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import write_report
-from isthmus.cli.shell.shell import Shell
+from isthmus.cli.job_statistics import JobStatistics
 from isthmus.cli.terminal.tables import plans_table, pool_table
 from isthmus.core.errors import IsthmusError
 from isthmus.core.files.user_files import load_job, load_pool
@@ -32,68 +32,66 @@ BASELINE_STEPS = 24
 """Steps of the comparison run without wide-area links."""
 WARM_UP_STEPS = 4
 """First steps that are not counted (allocations, connection setup)."""
-CALM = 0.05
+MAX_OVERRUN_FRACTION = 0.05
 """A step is disturbed if real computation overran the virtual time by more than this fraction of the step."""
-FEWEST_CALM_STEPS = 5
+MIN_UNDISTURBED_STEPS = 5
 """With fewer undisturbed steps than this, all steps are counted."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedJob:
     """A finished job with all its metrics."""
 
     view: JobView
-    figures: Figures
+    stats: JobStatistics
 
     @property
     def step_s(self) -> float:
         """Median time of undisturbed steps in seconds (of all steps if too few are undisturbed)."""
-        steps = {step: s for step, s in self.figures.series("step_s") if step >= WARM_UP_STEPS}
-        overruns = dict(self.figures.series("overrun_s"))
-        undisturbed = [s for step, s in steps.items() if overruns.get(step, 0.0) <= CALM * s]
-        enough = len(undisturbed) >= FEWEST_CALM_STEPS
+        steps = {step: s for step, s in self.stats.series("step_s") if step >= WARM_UP_STEPS}
+        overruns = dict(self.stats.series("overrun_s"))
+        undisturbed = [s for step, s in steps.items() if overruns.get(step, 0.0) <= MAX_OVERRUN_FRACTION * s]
+        enough = len(undisturbed) >= MIN_UNDISTURBED_STEPS
         return statistics.median(undisturbed if enough else steps.values())
 
 
-@verb(
+@command(
     commands,
     panel="Start here",
     examples=["isthmus demo", "isthmus demo --state /tmp/demo --json", "isthmus demo --steps 40"],
 )
 def demo(
-    shell: Shell,
+    env: CliEnvironment,
     state: Annotated[
         Path, typer.Option("--state", metavar="DIR", help="Folder for the demo's files; emptied first.")
     ] = Path(".isthmus/demo"),
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", min=10, help="Training steps (default: the job's).")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=10, help="Training steps (default: the job's).")] = None,
 ) -> None:
     """Train a small model across three emulated clusters of three owners and show the result."""
     with demo_folder(state) as folder:
-        _run(shell, folder, steps)
+        _run(env, folder, steps)
 
 
-def _run(shell: Shell, folder: Path, steps: int | None) -> None:
+def _run(env: CliEnvironment, folder: Path, steps: int | None) -> None:
     pool = load_pool(folder / "pool.yaml")
     job = load_job(folder / "job.yaml")
     if steps is not None:
         job = job.model_copy(update={"training": job.training.model_copy(update={"steps": steps})})
-    say = _speaker(shell)
+    say = _heading_printer(env)
     # Step 1: start the pool and train across it.
     say("Starting three clusters of three owners and the wide-area links between them.")
     with DemoPool(folder, pool) as processes:
-        if not shell.as_json:
-            shell.print(pool_table(processes.client.pool()))
-        view, plan = _submit(shell, processes.client, job)
-        trained = _train(shell, processes, view, plan)
+        if not env.as_json:
+            env.print(pool_table(processes.client.pool()))
+        view, plan = _submit(env, processes.client, job)
+        trained = _train(env, processes, view, plan)
         # Step 2: run the same plan without wide-area links.
         say("Running the same plan without wide-area links, for comparison.")
-        baseline = _run_baseline(shell, processes, job, plan)
+        baseline = _run_baseline(env, processes, job, plan)
         pool_view = processes.client.pool()
     # Step 3: check the trained model and write the report.
     say("Checking that the checkpoint loads in transformers with the same loss.")
-    check = _check_result(folder, job, trained.figures)
+    check = _check_result(folder, job, trained.stats)
     report = folder / "report.html"
     extra = {
         "step with wide-area links": f"{trained.step_s:.3f} s",
@@ -101,50 +99,48 @@ def _run(shell: Shell, folder: Path, steps: int | None) -> None:
         "efficiency": f"{baseline.step_s / trained.step_s:.1%} of the same plan without wide-area links",
         "loss in transformers": f"{check['loss']:.4f} (differs by {check['difference']:.1e})",
     }
-    write_report(trained.view, trained.figures.metrics, pool_view, report, extra=extra)
-    result = _result(job, plan, trained, baseline) | {
+    write_report(trained.view, trained.stats.metrics, pool_view, report, extra=extra)
+    result = _result_record(job, plan, trained, baseline) | {
         "checkpoint_loss_difference": check["difference"],
         "report": str(report),
     }
-    shell.answer(result, lambda: _summary(result))
+    env.answer(result, lambda: _summary(result))
 
 
-def training_s(figures: Figures) -> float:
+def training_s(stats: JobStatistics) -> float:
     """Return the total seconds of all training steps."""
-    return sum(seconds for _, seconds in figures.series("step_s"))
+    return sum(seconds for _, seconds in stats.series("step_s"))
 
 
-def _speaker(shell: Shell):  # type: ignore[no-untyped-def]
+def _heading_printer(env: CliEnvironment):  # type: ignore[no-untyped-def]
     """Return a function that prints a heading: on standard output, or on standard error with `--json`."""
-    return shell.note if shell.as_json else lambda text: shell.print(f"\n{text}")
+    return env.print_note if env.as_json else lambda text: env.print(f"\n{text}")
 
 
-def _submit(shell: Shell, client: Client, job: Job) -> tuple[JobView, Plan]:
+def _submit(env: CliEnvironment, client: ApiClient, job: Job) -> tuple[JobView, Plan]:
     """Submit the job, wait for its candidate plans, show them, and return the fastest."""
     view = client.submit(Submission(job=job, model=load_model(job.model)))
     while view.state == "planning":
-        shell.sleep(0.1)
+        env.sleep(0.1)
         view = client.job(view.id)
     plans = client.plans(view.id)
     if not plans.plans:
         reasons = "; ".join(f"{'+'.join(one.clusters)}: {one.reason}" for one in plans.refused)
         raise IsthmusError(f"no plan found: {reasons}")
-    if not shell.as_json:
-        shell.print(
-            "\nNo single cluster has enough memory for the job. Candidate plans, predicted fastest first:"
-        )
-        shell.print(plans_table(plans))
+    if not env.as_json:
+        env.print("\nNo single cluster has enough memory for the job. Candidate plans, predicted fastest first:")
+        env.print(plans_table(plans))
     return view, plans.plans[0]
 
 
-def _train(shell: Shell, site: DemoPool, view: JobView, plan: Plan) -> Outcome:
-    _speaker(shell)(f"Training with {plan.id} on {' - '.join(plan.clusters)}.")
+def _train(env: CliEnvironment, site: DemoPool, view: JobView, plan: Plan) -> FinishedJob:
+    _heading_printer(env)(f"Training with {plan.id} on {' - '.join(plan.clusters)}.")
     site.client.choose(view.id, plan.id)
-    watch_job(shell, site.client, view.id)
-    return _outcome(shell, site.client, view.id)
+    watch_job(env, site.client, view.id)
+    return _wait_finished(env, site.client, view.id)
 
 
-def _run_baseline(shell: Shell, site: DemoPool, job: Job, plan: Plan) -> Outcome:
+def _run_baseline(env: CliEnvironment, site: DemoPool, job: Job, plan: Plan) -> FinishedJob:
     site.use_wide_area_links(False)
     folder = site.folder / "baseline"
     training = job.training.model_copy(update={"steps": BASELINE_STEPS, "evaluate_every": 0})
@@ -152,51 +148,47 @@ def _run_baseline(shell: Shell, site: DemoPool, job: Job, plan: Plan) -> Outcome
         update={
             "name": "demo-without-wan",
             "training": training,
-            "checkpoints": job.checkpoints.model_copy(
-                update={"folder": str(folder / "checkpoints"), "every_steps": 0}
-            ),
+            "checkpoints": job.checkpoints.model_copy(update={"folder": str(folder / "checkpoints"), "every_steps": 0}),
             "output": str(folder / "result"),
         }
     )
     view = site.client.submit(Submission(job=short, model=load_model(job.model)))
     while view.state == "planning":
-        shell.sleep(0.1)
+        env.sleep(0.1)
         view = site.client.job(view.id)
     site.client.choose(view.id, plan.id)
-    return _outcome(shell, site.client, view.id)
+    return _wait_finished(env, site.client, view.id)
 
 
-def _outcome(shell: Shell, client: Client, job: str) -> Outcome:
-    for snapshot in snapshots(shell, client, job, 0.2):
+def _wait_finished(env: CliEnvironment, client: ApiClient, job: str) -> FinishedJob:
+    for snapshot in job_snapshots(env, client, job, 0.2):
         last = snapshot
     if last.view.state != "succeeded":
         raise IsthmusError(f"the demo's job {job} {last.view.state}: {last.view.reason}")
-    return Outcome(last.view, last.figures)
+    return FinishedJob(last.view, last.stats)
 
 
-def _check_result(folder: Path, job: Job, figures: Figures) -> dict[str, float]:
+def _check_result(folder: Path, job: Job, stats: JobStatistics) -> dict[str, float]:
     """Load the result in transformers in a separate process; compare its loss with the runtime's."""
     write_atomically(folder / "job.json", job.model_dump_json())
-    printed = run_tool(
-        ["isthmus.train.process.verify", str(folder / "job.json")], folder / "logs" / "verify.log"
-    )
+    printed = run_module(["isthmus.train.process.verify", str(folder / "job.json")], folder / "logs" / "verify.log")
     loss = float(json.loads(printed)["loss"])
-    trained = figures.last("validation_loss")
+    trained = stats.latest("validation_loss")
     if trained is None:
         raise IsthmusError("the run reported no validation loss to compare with")
     return {"loss": loss, "difference": abs(loss - trained)}
 
 
-def _result(job: Job, plan: Plan, trained: Outcome, near: Outcome) -> dict[str, object]:
+def _result_record(job: Job, plan: Plan, trained: FinishedJob, near: FinishedJob) -> dict[str, object]:
     """Return the demo's result, as printed with `--json`."""
-    losses = trained.figures.series("loss")
+    losses = trained.stats.series("loss")
     return {
         "clusters": list(plan.clusters),
         "schedule": plan.schedule,
         "steps": job.training.steps,
         "loss_first": losses[0][1],
         "loss_last": losses[-1][1],
-        "training_s": training_s(trained.figures),
+        "training_s": training_s(trained.stats),
         "iteration_s": trained.step_s,
         "predicted_iteration_s": plan.predicted.iteration_s if plan.predicted else None,
         "efficiency": near.step_s / trained.step_s,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from isthmus.core.errors import InputError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.state_folder import locked, unwritable
+from isthmus.core.state_folder_lock import lock_state_folder, unwritable_folder_error
 
-MARKER = ".isthmus-demo"
+MARKER_FILE = ".isthmus-demo"
 """Marker file: the folder belongs to the demo, and the next demo may empty it."""
 
 
@@ -28,23 +28,23 @@ def demo_folder(state: Path) -> Iterator[Path]:
     try:
         names = {one.name for one in folder.iterdir()} if folder.exists() else set()
     except OSError as error:
-        raise unwritable(folder, error) from error
-    if names - {"lock"} and MARKER not in names:
+        raise unwritable_folder_error(folder, error) from error
+    if names - {"lock"} and MARKER_FILE not in names:
         raise InputError(f"{folder} is not empty and not a demo folder", hint="choose another --state folder")
-    with locked(folder, "demo"):
+    with lock_state_folder(folder, "demo"):
         try:
             _fill(folder)
         except OSError as error:
-            raise unwritable(folder, error) from error
+            raise unwritable_folder_error(folder, error) from error
         yield folder
 
 
 def _fill(folder: Path) -> None:
-    (folder / MARKER).touch()
+    (folder / MARKER_FILE).touch()
     for old in folder.iterdir():
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
-        elif old.name not in (MARKER, "lock"):
+        elif old.name not in (MARKER_FILE, "lock"):
             old.unlink()
     (folder / "model").mkdir()
     files = resources.files("isthmus.cli.demo") / "demo_files"

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from isthmus.cli.client.api_client import Client
-from isthmus.cli.client.settings import read_token
+from isthmus.cli.client.api_client import ApiClient
+from isthmus.cli.client.client_settings import read_token
 from isthmus.core.errors import IsthmusError, UnavailableError
 from isthmus.core.messages.api_views import TokenRequest
 from isthmus.core.messages.worker_folder import write_atomically
@@ -38,7 +38,7 @@ class DemoPool:
         self.folder, self.pool = folder, pool
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._client: Client | None = None
+        self._client: ApiClient | None = None
 
     @property
     def server(self) -> str:
@@ -46,7 +46,7 @@ class DemoPool:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ApiClient:
         """The client of the demo's user."""
         if self._client is None:
             raise UnavailableError("the demo's pool is not running")
@@ -80,14 +80,14 @@ class DemoPool:
             str(self.port),
         )
         admin_token = self.folder / "server" / "admin.token"
-        self._wait("server", lambda: admin_token.exists() and self._healthy())
-        with Client(self.server, read_token(admin_token)) as admin:
+        self._wait("server", lambda: admin_token.exists() and self._is_healthy())
+        with ApiClient(self.server, read_token(admin_token)) as admin:
             for owner in dict.fromkeys(cluster.owner for cluster in self.pool.clusters):
                 created = admin.create_token(TokenRequest(role="owner", name=owner))
-                write_private(self.folder / f"{owner}.token", created.token)
+                write_secret(self.folder / f"{owner}.token", created.token)
             user = admin.create_token(TokenRequest(role="user", name="demo"))
-        write_private(self.folder / "user.token", user.token)
-        self._await_links()
+        write_secret(self.folder / "user.token", user.token)
+        self._wait_links()
         policy = self.folder / "policy.yaml"
         for cluster in self.pool.clusters:
             self._start(
@@ -97,22 +97,22 @@ class DemoPool:
                 *("--token-file", str(self.folder / f"{cluster.owner}.token")),
                 *(("--policy", str(policy)) if policy.exists() else ()),
             )
-        self._client = Client(self.server, user.token)
+        self._client = ApiClient(self.server, user.token)
         self._wait(None, self._all_connected)
 
     def restart_links(self, *, runs_first: bool) -> None:
         """Restart the link emulation between runs; `runs_first` prioritises runs over other traffic."""
         links = self._processes.pop("links")
         links.terminate()
-        _end(links)
+        _wait_or_kill(links)
         self._start_links(*(("--runs-first",) if runs_first else ()))
-        self._await_links()
+        self._wait_links()
 
     def _start_links(self, *options: str) -> None:
         state = str(self.folder / "links")
         self._start("links", "links", str(self.folder / "pool.yaml"), "--state", state, *options)
 
-    def _await_links(self) -> None:
+    def _wait_links(self) -> None:
         self._wait("links", (self.folder / "links" / "routes.json").exists)
         self.use_wide_area_links(True)
 
@@ -121,7 +121,7 @@ class DemoPool:
         routes = json.loads((self.folder / "links" / "routes.json").read_text(encoding="utf-8"))
         write_atomically(self.folder / "routes.json", json.dumps(routes if emulated else {}))
 
-    def check(self) -> None:
+    def check_processes(self) -> None:
         """Raise `UnavailableError` with the end of its log if a process of the pool has exited."""
         for name, process in self._processes.items():
             if process.poll() is not None:
@@ -136,7 +136,7 @@ class DemoPool:
         if self._client is not None:
             self._client.close()
             self._client = None
-        with _without_interrupts():
+        with _ignore_interrupts():
             names = sorted(self._processes, key=lambda name: not name.startswith("agent"))
             for group in (
                 [name for name in names if name.startswith("agent")],
@@ -145,7 +145,7 @@ class DemoPool:
                 for name in group:
                     self._processes[name].terminate()
                 for name in group:
-                    _end(self._processes.pop(name))
+                    _wait_or_kill(self._processes.pop(name))
 
     def _start(self, name: str, *arguments: str) -> None:
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
@@ -155,13 +155,13 @@ class DemoPool:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches only the demo, which stops them in order
-                preexec_fn=_end_with_parent,
+                preexec_fn=_terminate_with_parent,
                 env={key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")},
             )
 
-    def _healthy(self) -> bool:
+    def _is_healthy(self) -> bool:
         try:
-            with Client(self.server, sleep=lambda _: None) as probe:
+            with ApiClient(self.server, sleep=lambda _: None) as probe:
                 probe.health()
         except UnavailableError:
             return False
@@ -175,7 +175,7 @@ class DemoPool:
     def _wait(self, name: str | None, ready: object) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            self.check()
+            self.check_processes()
             if callable(ready) and ready():
                 return
             if time.monotonic() > deadline:
@@ -187,14 +187,14 @@ class DemoPool:
             time.sleep(0.05)
 
 
-def write_private(file: Path, text: str) -> None:
+def write_secret(file: Path, text: str) -> None:
     """Write a secret to a file with mode 0600."""
     file.unlink(missing_ok=True)
     file.touch(mode=0o600)
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def _end_with_parent() -> None:
+def _terminate_with_parent() -> None:
     """Make Linux send SIGTERM to this process when the demo process ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -206,7 +206,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -215,7 +215,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     """Ignore further Ctrl-C while processes are stopped."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -228,12 +228,10 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_tool(arguments: list[str], log: Path) -> str:
+def run_module(arguments: list[str], log: Path) -> str:
     """Run a Python module and return its output; raise `IsthmusError` with the end of its errors."""
     with log.open("wb") as errors:
-        done = subprocess.run(
-            [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, check=False
-        )
+        done = subprocess.run([sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=errors, check=False)
     if done.returncode:
         tail = log.read_text(errors="replace").strip()[-600:]
         raise IsthmusError(f"{arguments[0]} failed with status {done.returncode}: {tail}", hint=f"log: {log}")

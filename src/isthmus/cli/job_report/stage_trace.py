@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.cli.figures import neighbours
+from isthmus.cli.job_statistics import pipeline_neighbours
 from isthmus.core.messages.agent_messages import Span, StepMetrics
 from isthmus.core.plan import Plan
 
@@ -18,7 +18,7 @@ COMPUTE_KINDS = ("forward", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class WanTransfer:
     """One message between consecutive stages, from its send until its receive (seconds since the epoch)."""
 
     # `forward` (activations) or `backward` (gradients).
@@ -31,7 +31,7 @@ class Transfer:
     end_s: float
 
 
-def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
+def wan_transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[WanTransfer]:
     """Return the messages of one step between ranks of different clusters, ordered by start.
 
     Spans have no peer or direction; both follow from the order of spans. A send after a forward goes to the
@@ -42,14 +42,14 @@ def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
     spans = {one.rank: one.spans for one in metrics}
     found = []
     for source, own in spans.items():
-        for kind, target in zip(COMPUTE_KINDS, reversed(neighbours(plan, source)), strict=True):
+        for kind, target in zip(COMPUTE_KINDS, reversed(pipeline_neighbours(plan, source)), strict=True):
             if target is None or plan.stage_of(source).cluster == plan.stage_of(target).cluster:
                 continue
-            sent_s, received_s = _sent(own, kind), _taken(spans.get(target, ()), kind)
+            sent_s, received_s = _send_times_s(own, kind), _receive_times_s(spans.get(target, ()), kind)
             for micro_batch in sorted(sent_s.keys() & received_s.keys()):
                 start_s, end_s = sent_s[micro_batch], received_s[micro_batch]
                 found.append(
-                    Transfer(
+                    WanTransfer(
                         kind=kind, micro_batch=micro_batch, source=source, target=target,
                         start_s=start_s, end_s=max(start_s, end_s),
                     )
@@ -57,25 +57,25 @@ def transfers(metrics: Iterable[StepMetrics], plan: Plan) -> list[Transfer]:
     return sorted(found, key=lambda one: (one.start_s, one.source, one.micro_batch))
 
 
-def _sent(spans: Sequence[Span], kind: str) -> dict[int, float]:
+def _send_times_s(spans: Sequence[Span], kind: str) -> dict[int, float]:
     """Return by micro-batch when the result of its `kind` computation was sent, in seconds."""
     sent_s = {span.micro_batch: span.end_s for span in spans if span.kind == kind}
     for span in spans:
-        if span.kind == "send" and _last_before(spans, span) == kind:
+        if span.kind == "send" and _last_compute_before(spans, span) == kind:
             sent_s[span.micro_batch] = span.start_s
     return sent_s
 
 
-def _taken(spans: Sequence[Span], kind: str) -> dict[int, float]:
+def _receive_times_s(spans: Sequence[Span], kind: str) -> dict[int, float]:
     """Return by micro-batch when the input of its `kind` computation was received, in seconds."""
     received_s = {span.micro_batch: span.start_s for span in spans if span.kind == kind}
     for span in spans:
-        if span.kind == "receive" and _first_after(spans, span) == kind:
+        if span.kind == "receive" and _first_compute_after(spans, span) == kind:
             received_s[span.micro_batch] = span.end_s
     return received_s
 
 
-def _last_before(spans: Sequence[Span], at: Span) -> str | None:
+def _last_compute_before(spans: Sequence[Span], at: Span) -> str | None:
     earlier = [
         x for x in spans
         if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.start_s <= at.start_s
@@ -83,7 +83,7 @@ def _last_before(spans: Sequence[Span], at: Span) -> str | None:
     return max(earlier, key=lambda x: x.start_s).kind if earlier else None
 
 
-def _first_after(spans: Sequence[Span], at: Span) -> str | None:
+def _first_compute_after(spans: Sequence[Span], at: Span) -> str | None:
     later = [
         x for x in spans
         if x.kind in COMPUTE_KINDS and x.micro_batch == at.micro_batch and x.end_s >= at.end_s
@@ -102,52 +102,53 @@ def trace_events(metrics: Sequence[StepMetrics], plan: Plan) -> list[dict[str, A
         return []
     zero_s = min(span.start_s for _, span in spans)
     pids = {cluster: pid for pid, cluster in enumerate(plan.clusters, start=1)}
-    events = [_complete(one, span, plan, pids, zero_s) for one, span in spans if one.rank < len(plan.ranks)]
+    events = [_complete_event(one, span, plan, pids, zero_s) for one, span in spans if one.rank < len(plan.ranks)]
     for step in sorted({one.step for one in metrics}):
-        for number, transfer in enumerate(transfers([m for m in metrics if m.step == step], plan)):
+        for number, transfer in enumerate(wan_transfers([m for m in metrics if m.step == step], plan)):
             events += _transfer_events(transfer, f"{step}.{number}", plan, pids, zero_s)
-    return [*_names(plan, pids), *sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0.0)))]
+    return [
+        *_name_events(plan, pids),
+        *sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0.0))),
+    ]
 
 
-def _complete(
-    one: StepMetrics, span: Span, plan: Plan, pids: dict[str, int], zero_s: float
-) -> dict[str, Any]:
+def _complete_event(one: StepMetrics, span: Span, plan: Plan, pids: dict[str, int], zero_s: float) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": span.kind if span.micro_batch < 0 else f"{span.kind} {span.micro_batch}",
         "cat": span.kind,
         "pid": pids[plan.stage_of(one.rank).cluster],
-        "tid": _thread(one.rank, sends=span.kind == "send"),
-        "ts": _micros(span.start_s - zero_s),
-        "dur": _micros(max(0.0, span.end_s - span.start_s)),
+        "tid": _thread_id(one.rank, sends=span.kind == "send"),
+        "ts": _microseconds(span.start_s - zero_s),
+        "dur": _microseconds(max(0.0, span.end_s - span.start_s)),
         "args": {"step": one.step, "micro_batch": span.micro_batch, "attempt": one.attempt},
     }
 
 
 def _transfer_events(
-    one: Transfer, ident: str, plan: Plan, pids: dict[str, int], zero_s: float
+    one: WanTransfer, ident: str, plan: Plan, pids: dict[str, int], zero_s: float
 ) -> Iterator[dict[str, Any]]:
     source, target = plan.stage_of(one.source).cluster, plan.stage_of(one.target).cluster
     shared = {"cat": "wan", "name": f"{source} > {target}", "id": ident, "pid": len(pids) + 1, "tid": 0}
     details = {"micro_batch": one.micro_batch, "kind": one.kind, "from": one.source, "to": one.target}
-    yield shared | {"ph": "b", "ts": _micros(one.start_s - zero_s), "args": details}
-    yield shared | {"ph": "e", "ts": _micros(one.end_s - zero_s)}
+    yield shared | {"ph": "b", "ts": _microseconds(one.start_s - zero_s), "args": details}
+    yield shared | {"ph": "e", "ts": _microseconds(one.end_s - zero_s)}
 
 
-def _names(plan: Plan, pids: dict[str, int]) -> list[dict[str, Any]]:
+def _name_events(plan: Plan, pids: dict[str, int]) -> list[dict[str, Any]]:
     named = [*pids.items(), ("WAN", len(pids) + 1)]
     names = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for name, pid in named]
     for rank, stage in enumerate(map(plan.stage_of, range(len(plan.ranks)))):
         label = f"rank {rank}: layers {stage.layers[0]}-{stage.layers[1] - 1}"
         for sends, name in ((False, label), (True, f"rank {rank}: sends")):
-            thread = {"pid": pids[stage.cluster], "tid": _thread(rank, sends=sends)}
+            thread = {"pid": pids[stage.cluster], "tid": _thread_id(rank, sends=sends)}
             names.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": name}})
     return names
 
 
-def _thread(rank: int, *, sends: bool) -> int:
+def _thread_id(rank: int, *, sends: bool) -> int:
     return 2 * rank + sends
 
 
-def _micros(seconds: float) -> float:
+def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)

@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from isthmus.cli.figures import Figures, Series, predicted_tokens_per_s, thin
-from isthmus.cli.job_report import sections
-from isthmus.cli.job_report.stage_trace import trace_events, transfers
+from isthmus.cli.job_report import report_sections
+from isthmus.cli.job_report.stage_trace import trace_events, wan_transfers
+from isthmus.cli.job_statistics import JobStatistics, Series, downsample, predicted_tokens_per_s
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.agent_messages import StepMetrics
 from isthmus.core.messages.api_views import JobView, PoolView
@@ -55,18 +55,18 @@ def render_report(
     extra: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as HTML; see `write_report`."""
-    figures = Figures(metrics)
+    figures = JobStatistics(metrics)
     parts = {
         "title": html.escape(f"{view.name} · Isthmus report"),
         "css": _asset("report.css"),
-        "header": sections.header(view, figures, pool),
-        "tiles": sections.tiles(view, figures),
-        "stages": sections.stages(view, figures, pool),
-        "links": sections.links(view, figures, pool),
-        "plan": sections.plan(view, figures, extra or {}),
-        "refused": sections.refused(view),
-        "settings": sections.settings(view),
-        "data": _script_json(_data(view, figures)),
+        "header": report_sections.header_section(view, figures, pool),
+        "tiles": report_sections.summary_tiles(view, figures),
+        "stages": report_sections.stages_section(view, figures, pool),
+        "links": report_sections.links_section(view, figures, pool),
+        "plan": report_sections.plan_section(view, figures, extra or {}),
+        "refused": report_sections.not_chosen_section(view),
+        "settings": report_sections.settings_section(view),
+        "data": _script_json(_chart_data(view, figures)),
         "js": _asset("report.js"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark.group(1)], _asset("report.html"))
@@ -82,25 +82,25 @@ def _script_json(data: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _data(view: JobView, figures: Figures) -> dict[str, Any]:
+def _chart_data(view: JobView, stats: JobStatistics) -> dict[str, Any]:
     plan = view.plan
     return {
-        "loss": _finite(figures.series("loss")),
-        "validation": _finite(figures.series("validation_loss")),
-        "throughput": _finite(figures.series("tokens_per_s")),
+        "loss": _rounded_points(stats.series("loss")),
+        "validation": _rounded_points(stats.series("validation_loss")),
+        "throughput": _rounded_points(stats.series("tokens_per_s")),
         "predicted_throughput": predicted_tokens_per_s(plan) if plan else None,
-        "timelines": _timelines(figures, plan) if plan else [],
+        "timelines": _timelines(stats, plan) if plan else [],
     }
 
 
-def _finite(series: Series) -> Series:
-    return [(step, float(f"{value:.6g}")) for step, value in thin(series, MAX_POINTS)]
+def _rounded_points(series: Series) -> Series:
+    return [(step, float(f"{value:.6g}")) for step, value in downsample(series, MAX_POINTS)]
 
 
-def _timelines(figures: Figures, plan: Plan) -> list[dict[str, Any]]:
-    traced = [step for step in figures.steps if any(one.spans for one in figures.of_step(step))]
-    chosen = [int(step) for step, _ in thin([(step, 0.0) for step in traced], MAX_TIMELINES)]
-    return [_timeline(step, figures.of_step(step), plan) for step in chosen]
+def _timelines(stats: JobStatistics, plan: Plan) -> list[dict[str, Any]]:
+    traced = [step for step in stats.steps if any(one.spans for one in stats.step_metrics(step))]
+    chosen = [int(step) for step, _ in downsample([(step, 0.0) for step in traced], MAX_TIMELINES)]
+    return [_timeline(step, stats.step_metrics(step), plan) for step in chosen]
 
 
 def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str, Any]:
@@ -125,10 +125,8 @@ def _timeline(step: int, metrics: Sequence[StepMetrics], plan: Plan) -> dict[str
         )
     lanes.sort(key=lambda lane: plan.clusters.index(str(lane["cluster"])))
     links: dict[str, list[Any]] = {}
-    for one_way in transfers(metrics, plan):
+    for one_way in wan_transfers(metrics, plan):
         label = f"{plan.stage_of(one_way.source).cluster} → {plan.stage_of(one_way.target).cluster}"
-        links.setdefault(label, []).append(
-            [one_way.kind, one_way.micro_batch, ms(one_way.start_s), ms(one_way.end_s)]
-        )
+        links.setdefault(label, []).append([one_way.kind, one_way.micro_batch, ms(one_way.start_s), ms(one_way.end_s)])
     wan = [{"label": label, "spans": spans} for label, spans in links.items()]
     return {"step": step, "length_ms": ms(end_s), "lanes": lanes, "links": wan}

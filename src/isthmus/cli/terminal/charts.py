@@ -8,7 +8,7 @@ from itertools import pairwise
 _EIGHTHS = "▁▂▃▄▅▆▇█"
 
 
-def curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
+def area_chart(values: Sequence[float], *, width: int, height: int) -> list[str]:
     """Return an area chart of `values` as `height` lines, top first, with the scale at the left.
 
     Columns have a resolution of an eighth of a line; no values give no lines.
@@ -28,7 +28,7 @@ def curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
     return lines
 
 
-def bar(parts: Sequence[float], marks: str, width: int) -> str:
+def stacked_bar(parts: Sequence[float], marks: str, width: int) -> str:
     """Return a bar of `width` characters divided in proportion to `parts`, each drawn with its mark."""
     total = sum(parts)
     if total <= 0:

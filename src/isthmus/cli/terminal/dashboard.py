@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.figures import Figures, wan_links
-from isthmus.cli.terminal.charts import bar, curve
+from isthmus.cli.job_statistics import JobStatistics, wan_links
+from isthmus.cli.terminal.charts import area_chart, stacked_bar
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.units import format_seconds
 
@@ -16,24 +16,24 @@ RECENT_STEPS = 10
 """Rates and time breakdowns are means over this many latest steps."""
 
 
-def as_record(view: JobView, figures: Figures) -> dict[str, Any]:
+def status_record(view: JobView, stats: JobStatistics) -> dict[str, Any]:
     """Return the current state of a job as a JSON object for `isthmus watch --json`."""
-    plan, ranks = view.plan, figures.ranks
-    shares = {rank: figures.share(rank, last_steps=RECENT_STEPS) for rank in ranks}
-    traffic = figures.link_mbps(plan, last_steps=RECENT_STEPS) if plan else {}
+    plan, ranks = view.plan, stats.ranks
+    shares = {rank: stats.step_breakdown(rank, last_steps=RECENT_STEPS) for rank in ranks}
+    traffic = stats.link_traffic_mbps(plan, last_steps=RECENT_STEPS) if plan else {}
     return {
         "job": view.id,
         "name": view.name,
         "state": view.state,
         "reason": view.reason,
         "attempt": view.attempt,
-        "step": figures.steps[-1] if figures.steps else None,
-        "steps_done": figures.done(view.job.training.steps),
+        "step": stats.steps[-1] if stats.steps else None,
+        "steps_done": stats.num_steps_done(view.job.training.steps),
         "steps": view.job.training.steps,
-        "loss": figures.last("loss"),
-        "validation_loss": figures.last("validation_loss"),
-        "tokens_per_s": figures.last("tokens_per_s"),
-        "eta_s": figures.eta_s(view.job.training.steps),
+        "loss": stats.latest("loss"),
+        "validation_loss": stats.latest("validation_loss"),
+        "tokens_per_s": stats.latest("tokens_per_s"),
+        "eta_s": stats.eta_s(view.job.training.steps),
         "stages": [
             {
                 "rank": rank,
@@ -49,16 +49,16 @@ def as_record(view: JobView, figures: Figures) -> dict[str, Any]:
     }
 
 
-def as_line(view: JobView, figures: Figures) -> str:
+def status_line(view: JobView, stats: JobStatistics) -> str:
     """Return the current state of a job as one line of text."""
-    if not figures.steps or view.state != "running":
+    if not stats.steps or view.state != "running":
         state = f"{view.state}: {view.reason}" if view.reason else view.state
         return f"{view.id}  {state}{_next_step(view)}"
-    loss, rate = figures.last("loss"), figures.last("tokens_per_s")
-    eta_s = figures.eta_s(view.job.training.steps)
+    loss, rate = stats.latest("loss"), stats.latest("tokens_per_s")
+    eta_s = stats.eta_s(view.job.training.steps)
     pieces = [
         f"{view.id}  running",
-        f"step {figures.done(view.job.training.steps)}/{view.job.training.steps}",
+        f"step {stats.num_steps_done(view.job.training.steps)}/{view.job.training.steps}",
     ]
     pieces += [f"loss {loss:.4f}"] if loss is not None else []
     pieces += [f"{rate:,.0f} tokens/s"] if rate is not None else []
@@ -67,24 +67,24 @@ def as_line(view: JobView, figures: Figures) -> str:
 
 
 def dashboard(
-    view: JobView, figures: Figures, pool: PoolView | None = None, *, away: bool = False
+    view: JobView, stats: JobStatistics, pool: PoolView | None = None, *, server_down: bool = False
 ) -> RenderableType:
     """Return the live page: state and progress, loss curve, stages, links."""
     from rich.console import Group
     from rich.text import Text
 
-    blocks: list[RenderableType] = [_headline(view, figures, away=away)]
-    losses = [value for _, value in figures.series("loss")]
+    blocks: list[RenderableType] = [_headline(view, stats, server_down=server_down)]
+    losses = [value for _, value in stats.series("loss")]
     if losses:
-        blocks.append(Text("\n".join(["", "loss", *curve(losses, width=64, height=6)]), style="cyan"))
+        blocks.append(Text("\n".join(["", "loss", *area_chart(losses, width=64, height=6)]), style="cyan"))
     if view.plan is not None:
-        blocks += [Text(""), _stages(view, figures)]
+        blocks += [Text(""), _stages_table(view, stats)]
         if wan_links(view.plan):
-            blocks += [Text(""), _links(view, figures, pool)]
+            blocks += [Text(""), _links_table(view, stats, pool)]
     return Group(*blocks)
 
 
-def _headline(view: JobView, figures: Figures, *, away: bool) -> RenderableType:
+def _headline(view: JobView, stats: JobStatistics, *, server_down: bool) -> RenderableType:
     from rich.text import Text
 
     from isthmus.cli.terminal.tables import state_text
@@ -93,14 +93,14 @@ def _headline(view: JobView, figures: Figures, *, away: bool) -> RenderableType:
     text.append(f"  {view.reason}" if view.reason else "")
     text.append(_next_step(view), style="bold")
     text.append(f"  restarts: {view.restarts}" if view.restarts else "", style="yellow")
-    text.append("  server unreachable, retrying" if away else "", style="red")
-    if not figures.steps:
+    text.append("  server unreachable, retrying" if server_down else "", style="red")
+    if not stats.steps:
         return text
     steps = view.job.training.steps
-    done = figures.done(steps)
-    text.append("\n" + bar((done, steps - done), "━─", 40) + f" {done}/{steps}")
-    eta_s, loss = figures.eta_s(steps), figures.last("loss")
-    rate, held_out = figures.last("tokens_per_s"), figures.last("validation_loss")
+    done = stats.num_steps_done(steps)
+    text.append("\n" + stacked_bar((done, steps - done), "━─", 40) + f" {done}/{steps}")
+    eta_s, loss = stats.eta_s(steps), stats.latest("loss")
+    rate, held_out = stats.latest("tokens_per_s"), stats.latest("validation_loss")
     text.append(f"  {format_seconds(eta_s)} left" if eta_s and view.state == "running" else "")
     text.append(f"  loss {loss:.4f}" if loss is not None else "")
     text.append(f"  validation loss {held_out:.4f}" if held_out is not None else "")
@@ -114,19 +114,19 @@ def _next_step(view: JobView) -> str:
     return ""
 
 
-def _stages(view: JobView, figures: Figures) -> RenderableType:
+def _stages_table(view: JobView, stats: JobStatistics) -> RenderableType:
     from isthmus.cli.terminal.tables import table
 
     rows = []
     states = {rank: part.observed for part in view.parts for rank in part.ranks}
     plan = view.plan
     for rank, stage in enumerate(plan.stage_of(rank) for rank in range(len(plan.ranks))) if plan else ():
-        share = figures.share(rank, last_steps=RECENT_STEPS)
+        share = stats.step_breakdown(rank, last_steps=RECENT_STEPS)
         cells: tuple[str, ...] = ("", "", "", "")
         if share is not None:
             parts = (share.compute_s, share.exposed_communication_s, share.idle_s)
             percent = [100 * part / share.total_s if share.total_s else 0.0 for part in parts]
-            cells = (*(f"{value:.0f} %" for value in percent), bar(parts, "█▒·", 18))
+            cells = (*(f"{value:.0f} %" for value in percent), stacked_bar(parts, "█▒·", 18))
         layers = f"{stage.layers[0]}-{stage.layers[1] - 1}"
         rows.append((str(rank), stage.cluster, stage.node_group, layers, states.get(rank, ""), *cells))
     columns = (
@@ -143,15 +143,13 @@ def _stages(view: JobView, figures: Figures) -> RenderableType:
     return table("Stages", columns, rows, "rank|compute|exposed comm.|idle")
 
 
-def _links(view: JobView, figures: Figures, pool: PoolView | None) -> RenderableType:
+def _links_table(view: JobView, stats: JobStatistics, pool: PoolView | None) -> RenderableType:
     from isthmus.cli.terminal.tables import table
 
     rows = []
-    capacity = {
-        (link.source, link.target): link.bandwidth_gbps * 1e3 for link in (pool.links if pool else ())
-    }
-    for link, rate in (figures.link_mbps(view.plan, last_steps=RECENT_STEPS) if view.plan else {}).items():
+    capacity = {(link.source, link.target): link.bandwidth_gbps * 1e3 for link in (pool.links if pool else ())}
+    for link, rate in (stats.link_traffic_mbps(view.plan, last_steps=RECENT_STEPS) if view.plan else {}).items():
         link_mbps = capacity.get(link)
-        share = bar((rate, max(0.0, link_mbps - rate)), "█·", 24) if link_mbps else ""
+        share = stacked_bar((rate, max(0.0, link_mbps - rate)), "█·", 24) if link_mbps else ""
         rows.append((f"{link[0]} > {link[1]}", f"{rate:.1f}", f"{link_mbps:g}" if link_mbps else "?", share))
     return table("Links", ("link", "Mbit/s", "of", "used"), rows, "Mbit/s|of")

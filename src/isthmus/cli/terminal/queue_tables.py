@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from isthmus.cli.client.resolve_job import ENDED
+from isthmus.cli.client.resolve_job import TERMINAL_STATES
 from isthmus.cli.terminal.tables import plans_table, stages_text, state_text, table
 from isthmus.core.messages.api_views import JobView, VictimView
-from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import Refusal
 from isthmus.core.units import format_seconds
 
 
-def queue_table(standings: Sequence[Standing], now_s: float) -> RenderableType:
+def queue_table(statuses: Sequence[QueueStatus], now_s: float) -> RenderableType:
     """Return the table of waiting jobs in start order; `now_s` is in seconds since the epoch."""
-    if not standings:
+    if not statuses:
         return Text("No waiting jobs.")
     rows = [
         (
@@ -30,13 +30,13 @@ def queue_table(standings: Sequence[Standing], now_s: float) -> RenderableType:
             start_text(one, now_s),
             one.reason,
         )
-        for one in standings
+        for one in statuses
     ]
     columns = ("place", "job", "user", "priority", "state", "submitted", "expected start", "reason")
     return table("", columns, rows, "place")
 
 
-def start_text(one: Standing, now_s: float) -> str:
+def start_text(one: QueueStatus, now_s: float) -> str:
     """Format the expected start: `in 2 min 0 s (1 min 36 s to 2 min 24 s)`, or `-` if unknown."""
     if one.start_s is None:
         return "-"
@@ -47,16 +47,16 @@ def start_text(one: Standing, now_s: float) -> str:
     return f"in {format_seconds(max(0.0, one.start_s - now_s))} ({earliest} to {latest})"
 
 
-def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
+def job_page(view: JobView, status: QueueStatus, now_s: float) -> RenderableType:
     """Return the page of one job: where it runs, or why it waits."""
-    head = Text(f"job {view.id} of {view.user}, priority {standing.priority}, is ")
+    head = Text(f"job {view.id} of {view.user}, priority {status.priority}, is ")
     head.append_text(state_text(view.state))
-    if view.reason and not standing.needs:
+    if view.reason and not status.needs:
         head.append(f": {view.reason}")
-    shown: list[RenderableType] = [head, *standing_lines(standing, now_s)]
+    shown: list[RenderableType] = [head, *queue_status_lines(status, now_s)]
     if view.plan is not None:
         shown.append(Text(f"  plan       {view.plan.id}: {stages_text(view.plan)}"))
-    if view.parts and view.state not in ENDED:
+    if view.parts and view.state not in TERMINAL_STATES:
         rows = [
             (
                 part.cluster,
@@ -70,21 +70,21 @@ def job_page(view: JobView, standing: Standing, now_s: float) -> RenderableType:
         ]
         columns = ("cluster", "owner", "ranks", "desired", "observed", "detail")
         shown += [Text(""), table("Parts", columns, rows)]
-    if standing.refused:
-        shown += [Text(""), refusals_table(standing.refused)]
+    if status.refused:
+        shown += [Text(""), refusals_table(status.refused)]
     if view.offer:
         shown += [Text(""), victims_table("Jobs it could preempt", view.offer)]
         shown.append(Text(f"  isthmus preempt {view.id} --yes   preempts them"))
     if view.victims:
         shown += [Text(""), victims_table("Jobs it preempts", view.victims)]
-    return Group(*shown, *(Text(f"- {note}", style="dim") for note in standing.notes))
+    return Group(*shown, *(Text(f"- {note}", style="dim") for note in status.notes))
 
 
 def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
     """Return the page of a dry run: expected queue status, plans, missing resources."""
     one = found.standing
     shown: list[RenderableType] = [Text(f"dry run of job {one.name} (not submitted); if submitted now:")]
-    shown += [*standing_lines(one, now_s), Text(""), plans_table(found.plans)]
+    shown += [*queue_status_lines(one, now_s), Text(""), plans_table(found.plans)]
     missing = [refusal for refusal in one.refused if refusal not in found.plans.refused]
     if missing:
         shown += [Text(""), refusals_table(missing, "Missing now")]
@@ -93,7 +93,7 @@ def dry_run_page(found: DryRun, now_s: float) -> RenderableType:
     return Group(*shown, *(Text(f"- {note}", style="dim") for note in one.notes))
 
 
-def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:
+def queue_status_lines(one: QueueStatus, now_s: float) -> Iterable[Text]:
     """Yield lines with reason, queue position, expected start, needed chips and jobs ahead."""
     if one.reason and one.needs:
         yield Text(f"  reason     {one.reason}")
@@ -102,9 +102,7 @@ def standing_lines(one: Standing, now_s: float) -> Iterable[Text]:
     if one.start_s is not None:
         yield Text(f"  starts     {start_text(one, now_s)}")
     if one.needs:
-        pieces = (
-            f"{n} {group} at {name}" for name, groups in one.needs.items() for group, n in groups.items()
-        )
+        pieces = (f"{n} {group} at {name}" for name, groups in one.needs.items() for group, n in groups.items())
         yield Text("  needs      " + ", ".join(pieces))
     if one.ahead:
         names = (ahead.job or f"another user's ({ahead.priority})" for ahead in one.ahead)

@@ -8,14 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.cli.figures import predicted_tokens_per_s
+from isthmus.cli.job_statistics import predicted_tokens_per_s
 from isthmus.core.chip import Chip
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.plan import Plan, PlanSet, Prediction
 from isthmus.core.pool import Link
 from isthmus.core.units import format_bytes, format_seconds
 
-MAX_WORD = 24
+MAX_WORD_WIDTH = 24
 """Longer words, such as paths, may be broken on narrow terminals."""
 
 _STATE_STYLE = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "yellow"}
@@ -35,7 +35,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text
             justify="right" if column in right.split("|") else "left",
             header_style="dim",
             overflow="fold",
-            min_width=min(MAX_WORD, max(map(len, words), default=0)),
+            min_width=min(MAX_WORD_WIDTH, max(map(len, words), default=0)),
         )
     for row in cells:
         made.add_row(*row)
@@ -52,10 +52,10 @@ def stages_text(plan: Plan) -> str:
 
     Different replicas are listed side by side with their micro-batches.
     """
-    if len(plan.kinds) == 1:
+    if len(plan.replica_kinds) == 1:
         return _pipeline_text(plan, 0) + (f"  × {plan.dp} replicas" if plan.dp > 1 else "")
     found = []
-    for replicas in plan.kinds:
+    for replicas in plan.replica_kinds:
         count, size = plan.micro_batches_of(replicas[0]), plan.micro_batch_size_of(replicas[0])
         batches = f" ({count} micro-batches" + (f" of {size})" if plan.replica_micro_batch_sizes else ")")
         times = f"  × {len(replicas)}" if len(replicas) > 1 else ""
@@ -136,14 +136,12 @@ def pool_table(pool: PoolView) -> RenderableType:
     rows = []
     for view in pool.clusters:
         groups = [
-            f"{view.free_chips.get(group.name, 0)}/{group.chips} {group.chip}"
+            f"{view.free_chips.get(group.name, 0)}/{group.num_chips} {group.chip}"
             + (" (virtual)" if group.virtual else "")
             for group in view.cluster.node_groups
         ]
         connected = Text("connected", style="green") if view.connected else Text("disconnected", style="red")
-        rows.append(
-            (view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups))
-        )
+        rows.append((view.cluster.name, view.cluster.owner, view.cluster.region, connected, ", ".join(groups)))
     clusters = table("Clusters", ("cluster", "owner", "region", "agent", "free/total chips"), rows)
     if not pool.links:
         return clusters

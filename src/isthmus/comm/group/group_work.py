@@ -17,25 +17,25 @@ from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
 
 
-def payload_of(tensor: torch.Tensor) -> memoryview:
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor of any shape, without a copy."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
-def label_of(tensor: torch.Tensor) -> str:
+def tensor_label(tensor: torch.Tensor) -> str:
     """Return dtype and shape, such as `float32[2,8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
 
 
-def gloo_reason(error: RuntimeError) -> str:
+def gloo_error_text(error: RuntimeError) -> str:
     """Return the first sentence of a gloo error, without the source location."""
     return str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0]
 
 
 class IsthmusWork(dist.Work):  # type: ignore[misc]
-    """One asynchronous operation; `what` names it in errors. `wait` may be called repeatedly.
+    """One asynchronous operation; `operation` names it in errors. `wait` may be called repeatedly.
 
     After `wait`, `under_way` is the interval in which the network had the message: epoch seconds on this
     rank's clock, None if unknown.
@@ -43,9 +43,9 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
 
     under_way: tuple[float, float] | None = None
 
-    def __init__(self, future: Future[Any], what: str, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, future: Future[Any], operation: str, tensors: list[torch.Tensor]) -> None:
         super().__init__()
-        self._future, self._what, self._tensors = future, what, tensors
+        self._future, self._operation, self._tensors = future, operation, tensors
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raise `PeerError` if a peer is lost or `timeout` passes."""
@@ -53,9 +53,9 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
         try:
             result = self._future.result(limit_s)
         except FutureTimeoutError as error:
-            raise PeerError(f"{self._what}: not done within {limit_s:g} s") from error
+            raise PeerError(f"{self._operation}: not done within {limit_s:g} s") from error
         except PeerError as error:
-            raise PeerError(f"{self._what}: {error.message}", hint=error.hint) from error
+            raise PeerError(f"{self._operation}: {error.message}", hint=error.hint) from error
         self._finish(result)
         return True
 
@@ -77,7 +77,7 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
                 self._finish(done.result())
                 result.set_result(self._tensors)
             else:
-                result.set_exception(IsthmusError(f"{self._what}: {error}"))
+                result.set_exception(IsthmusError(f"{self._operation}: {error}"))
 
         self._future.add_done_callback(pass_on)
         return result
@@ -89,8 +89,8 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
 class SendWork(IsthmusWork):
     """A send; holds the tensor until the message is acknowledged."""
 
-    def __init__(self, future: Future[None], what: str, tensor: torch.Tensor) -> None:
-        super().__init__(future, what, [tensor])
+    def __init__(self, future: Future[None], operation: str, tensor: torch.Tensor) -> None:
+        super().__init__(future, operation, [tensor])
         self._start_s = time.time()
 
     def _finish(self, result: Any) -> None:
@@ -101,10 +101,8 @@ class SendWork(IsthmusWork):
 class ReceiveWork(IsthmusWork):
     """A receive into `target`: `tensor` itself, or a contiguous buffer that is copied to it."""
 
-    def __init__(
-        self, future: Future[Arrival], what: str, tensor: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        super().__init__(future, what, [tensor])
+    def __init__(self, future: Future[Arrival], operation: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
+        super().__init__(future, operation, [tensor])
         self._target = target
 
     def _finish(self, result: Any) -> None:
@@ -120,20 +118,20 @@ class CollectiveWork(IsthmusWork):
 class GlooWork(dist.Work):  # type: ignore[misc]
     """A point-to-point operation inside a cluster: gloo's work, with errors raised as `PeerError`.
 
-    Gloo's errors name no peer; `loss()` returns the loss that the transport knows of, or "".
+    Gloo's errors name no peer; `loss_message()` returns the loss that the transport knows of, or "".
     """
 
     def __init__(
         self,
         work: dist.Work,
-        what: str,
-        loss: Callable[[], str],
+        operation: str,
+        loss_message: Callable[[], str],
         tensor: torch.Tensor,
         target: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        self._loss = loss
-        self._work, self._what, self._tensor, self._target = work, what, tensor, target
+        self._loss_message = loss_message
+        self._work, self._operation, self._tensor, self._target = work, operation, tensor, target
         self._lock = threading.Lock()
         self._done = False
 
@@ -148,7 +146,7 @@ class GlooWork(dist.Work):  # type: ignore[misc]
                 else:
                     self._work.wait()
             except RuntimeError as error:
-                raise PeerError(f"{self._what}: {self._loss() or gloo_reason(error)}") from error
+                raise PeerError(f"{self._operation}: {self._loss_message() or gloo_error_text(error)}") from error
             if self._target is not None and self._target is not self._tensor:
                 self._tensor.copy_(self._target)
             self._done = True

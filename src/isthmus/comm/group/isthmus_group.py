@@ -17,16 +17,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from isthmus.comm.group.gloo_group import join_gloo_group
 from isthmus.comm.group.group_work import (
     CollectiveWork,
     GlooWork,
     ReceiveWork,
     SendWork,
-    gloo_reason,
-    label_of,
-    payload_of,
+    gloo_error_text,
+    tensor_bytes,
+    tensor_label,
 )
-from isthmus.comm.group.local_gloo import local_group
 from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import PeerError, PlanError
 
@@ -34,10 +34,10 @@ BACKEND = "isthmus"
 MAX_TAG = 2**20
 """User tags are below this value, tags of collectives at or above it."""
 
-LOSS_NEWS_S = 1.0
+LOSS_REPORT_WAIT_S = 1.0
 """How long to wait, after a gloo error, for the transport to report the loss behind it."""
 
-_REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+_REDUCE_FUNCTIONS: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.MAX: torch.maximum,
     dist.ReduceOp.MIN: torch.minimum,
@@ -69,7 +69,7 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._transport, self._local = transport, local
         mine = clusters[transport.rank]
         local_ranks = [rank for rank, cluster in enumerate(clusters) if cluster == mine]
-        self._near = {rank: place for place, rank in enumerate(local_ranks)} if local is not None else {}
+        self._local_ranks = {rank: place for place, rank in enumerate(local_ranks)} if local is not None else {}
         self._collectives = ThreadPoolExecutor(1, thread_name_prefix="isthmus-collective")
         self._sequence = 0
 
@@ -84,32 +84,32 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
         """Send one CPU tensor of any shape to rank `dst`; do not change it until the work is done."""
-        return self._send(_only(tensors), dst, _user_tag(tag))
+        return self._send(_single_cpu_tensor(tensors), dst, _check_user_tag(tag))
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
         """Receive one CPU tensor from rank `src`; shape and dtype must match the sent one."""
-        return self._receive(_only(tensors), src, _user_tag(tag))
+        return self._receive(_single_cpu_tensor(tensors), src, _check_user_tag(tag))
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """Reduce one tensor in place over all ranks (sum, max or min), in rank order; shapes must match."""
         op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        reduce = next((function for known, function in _REDUCE.items() if op == known), None)
+        reduce = next((function for known, function in _REDUCE_FUNCTIONS.items() if op == known), None)
         if reduce is None:
             raise PlanError(f"the isthmus process group cannot reduce by {op}", hint="use SUM, MAX or MIN")
-        tensor = _only(tensors)
+        tensor = _single_cpu_tensor(tensors)
 
         def run(tag: int) -> None:
-            parts = self._exchange(tensor, tag)
+            parts = self._gather_all(tensor, tag)
             total = parts[0].clone()
             for part in parts[1:]:
                 total = reduce(total, part)
             tensor.copy_(total)
 
-        return self._start("allreduce", run, [tensor])
+        return self._submit_collective("allreduce", run, [tensor])
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         """Copy the tensor of rank `opts.rootRank` to every rank, in place; shapes must match."""
-        tensor, root = _only(tensors), opts.rootRank
+        tensor, root = _single_cpu_tensor(tensors), opts.rootRank
 
         def run(tag: int) -> None:
             if self.rank() == root:
@@ -118,32 +118,30 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
             else:
                 self._receive(tensor, root, tag).wait()
 
-        return self._start("broadcast", run, [tensor])
+        return self._submit_collective("broadcast", run, [tensor])
 
-    def allgather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """Fill `outputs[0][r]` with `inputs[0]` of rank `r`; all have the same shape."""
         del opts
-        tensor = _only(inputs)
+        tensor = _single_cpu_tensor(inputs)
 
         def run(tag: int) -> None:
-            for output, part in zip(outputs[0], self._exchange(tensor, tag), strict=True):
+            for output, part in zip(outputs[0], self._gather_all(tensor, tag), strict=True):
                 output.copy_(part)
 
-        return self._start("allgather", run, outputs[0])
+        return self._submit_collective("allgather", run, outputs[0])
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Complete when every rank has called it."""
         del opts
-        return self._start("barrier", lambda tag: self._exchange(torch.zeros(1), tag), [])
+        return self._submit_collective("barrier", lambda tag: self._gather_all(torch.zeros(1), tag), [])
 
     def shutdown(self) -> None:
         """Finish running collectives, then close the transport."""
         self._collectives.shutdown(wait=True)
         self._transport.close()
 
-    def give_up(self, reason: str) -> None:
+    def close_with_error(self, reason: str) -> None:
         """Close the transport with the failure `reason` and cancel collectives."""
         self._transport.close(reason)
         self._collectives.shutdown(wait=False, cancel_futures=True)
@@ -153,36 +151,36 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         what = f"send to rank {peer} (tag {tag})"
-        if self._local is not None and peer in self._near:
-            with self._losses(what):
-                work = self._local.send([tensor.contiguous()], self._near[peer], tag)
-            return GlooWork(work, what, self._loss, tensor)
-        payload = payload_of(tensor.contiguous())
-        return SendWork(self._transport.send(peer, tag, label_of(tensor), payload), what, tensor)
+        if self._local is not None and peer in self._local_ranks:
+            with self._gloo_errors_as_peer_errors(what):
+                work = self._local.send([tensor.contiguous()], self._local_ranks[peer], tag)
+            return GlooWork(work, what, self._loss_message, tensor)
+        payload = tensor_bytes(tensor.contiguous())
+        return SendWork(self._transport.send(peer, tag, tensor_label(tensor), payload), what, tensor)
 
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> dist.Work:
         what = f"receive from rank {peer} (tag {tag})"
         target = tensor if tensor.is_contiguous() else tensor.contiguous()
-        if self._local is not None and peer in self._near:
-            with self._losses(what):
-                work = self._local.recv([target], self._near[peer], tag)
-            return GlooWork(work, what, self._loss, tensor, target)
-        future = self._transport.receive(peer, tag, label_of(target), payload_of(target))
+        if self._local is not None and peer in self._local_ranks:
+            with self._gloo_errors_as_peer_errors(what):
+                work = self._local.recv([target], self._local_ranks[peer], tag)
+            return GlooWork(work, what, self._loss_message, tensor, target)
+        future = self._transport.receive(peer, tag, tensor_label(target), tensor_bytes(target))
         return ReceiveWork(future, what, tensor, target)
 
     @contextmanager
-    def _losses(self, what: str) -> Iterator[None]:
+    def _gloo_errors_as_peer_errors(self, operation: str) -> Iterator[None]:
         """Raise gloo's `RuntimeError` as `PeerError`."""
         try:
             yield
         except RuntimeError as error:
-            raise PeerError(f"{what}: {self._loss() or gloo_reason(error)}") from error
+            raise PeerError(f"{operation}: {self._loss_message() or gloo_error_text(error)}") from error
 
-    def _loss(self) -> str:
-        loss = self._transport.loss(LOSS_NEWS_S)
+    def _loss_message(self) -> str:
+        loss = self._transport.loss(LOSS_REPORT_WAIT_S)
         return loss.message if loss else ""
 
-    def _exchange(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
+    def _gather_all(self, tensor: torch.Tensor, tag: int) -> list[torch.Tensor]:
         """Return the tensors of all ranks, in rank order.
 
         Sends a copy and does not wait for sends to other clusters, which take a round trip to be
@@ -197,13 +195,13 @@ class IsthmusGroup(dist.ProcessGroup):  # type: ignore[misc]
                 work.wait()
         return parts
 
-    def _start(self, name: str, run: Callable[[int], object], tensors: list[torch.Tensor]) -> dist.Work:
+    def _submit_collective(self, name: str, run: Callable[[int], object], tensors: list[torch.Tensor]) -> dist.Work:
         tag = MAX_TAG + self._sequence % MAX_TAG
         self._sequence += 1
         return CollectiveWork(self._collectives.submit(run, tag), name, tensors)
 
 
-def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _single_cpu_tensor(tensors: list[torch.Tensor]) -> torch.Tensor:
     if len(tensors) != 1 or tensors[0].device.type != "cpu":
         raise PlanError(
             "the isthmus process group takes one CPU tensor at a time",
@@ -212,22 +210,22 @@ def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
 
 
-def _user_tag(tag: int) -> int:
+def _check_user_tag(tag: int) -> int:
     if not 0 <= tag < MAX_TAG:
         raise PlanError(f"tag {tag} is outside 0 .. {MAX_TAG - 1}")
     return tag
 
 
-def create_group(options: Any, own: IsthmusOptions | None) -> IsthmusGroup:
-    """Create the group for `init_process_group`; raise `PlanError` unless `own` is an `IsthmusOptions`."""
-    if not isinstance(own, IsthmusOptions):
+def create_group(options: Any, group_options: IsthmusOptions | None) -> IsthmusGroup:
+    """Create the group for `init_process_group`; raise `PlanError` unless `group_options` is an `IsthmusOptions`."""
+    if not isinstance(group_options, IsthmusOptions):
         raise PlanError(
             "the isthmus process group needs pg_options=IsthmusOptions(...)",
             hint="sub-groups are not supported by this backend",
         )
     timeout: timedelta = options.timeout
-    local = local_group(own.transport, own.clusters, own.host, timeout)
-    return IsthmusGroup(own.transport, own.clusters, local)
+    local = join_gloo_group(group_options.transport, group_options.clusters, group_options.host, timeout)
+    return IsthmusGroup(group_options.transport, group_options.clusters, local)
 
 
 def register_backend() -> None:

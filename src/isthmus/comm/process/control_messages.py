@@ -1,4 +1,4 @@
-"""`Word`: control messages between a worker and its transport process, sent over a socket pair.
+"""`ControlMessage`: control messages between a worker and its transport process, sent over a socket pair.
 
 Header (little-endian): kind (1 byte), text length (4), message number (8), peer (4), tag (8, signed),
 offset (8), bytes (8), two times (8 each). The text follows in UTF-8.
@@ -15,23 +15,23 @@ from dataclasses import dataclass
 
 from isthmus.core.errors import IsthmusError, PeerError, ProtocolError, RestartError, UnavailableError
 
-BEGIN, SEND, RECEIVE, CLOSE = 1, 2, 3, 4
+CONNECT, SEND, RECEIVE, CLOSE = 1, 2, 3, 4
 """Kinds that the worker sends: connect to all ranks (settings in the text); send the bytes at `offset` to
 `peer`; receive from `peer` into `offset`; close, with the reason in the text."""
 
-MET, REFUSED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED = 11, 12, 13, 14, 15, 16, 17, 18
+CONNECTED, CONNECT_FAILED, SENT, ARRIVED, FAILED, LOST, LINK, CLOSED = 11, 12, 13, 14, 15, 16, 17, 18
 """Kinds that the transport process sends: connected, or the error; message `number` was acknowledged,
 received (with send and arrival times), or failed; the transport is broken; the link to `peer` is down or
 (no text) up again; closed, with the ranks that sent no CLOSE in the text."""
 
-_HEAD = struct.Struct("<BIQIqQQdd")
+_HEADER = struct.Struct("<BIQIqQQdd")
 _ERRORS: dict[str, type[IsthmusError]] = {
     one.__name__: one for one in (PeerError, RestartError, UnavailableError, ProtocolError)
 }
 
 
 @dataclass(frozen=True)
-class Word:
+class ControlMessage:
     """One control message; `times_s` are epoch seconds, or a duration."""
 
     kind: int
@@ -43,53 +43,53 @@ class Word:
     times_s: tuple[float, float] = (0.0, 0.0)
     text: str = ""
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the message as bytes."""
         text = self.text.encode()
         head = (self.kind, len(text), self.number, self.peer, self.tag, self.offset, self.num_bytes)
-        return _HEAD.pack(*head, *self.times_s) + text
+        return _HEADER.pack(*head, *self.times_s) + text
 
 
-class Line:
-    """One end of the control channel; any thread may `say`, one thread receives."""
+class ControlChannel:
+    """One end of the control channel; any thread may `send`, one thread receives."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._file = connection, connection.makefile("rb")
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._reader = sock, sock.makefile("rb")
         self._lock = threading.Lock()
 
-    def say(self, *words: Word) -> None:
+    def send(self, *messages: ControlMessage) -> None:
         """Send messages; raises `OSError` if the other side is gone."""
-        data = b"".join(one.packed() for one in words)
+        data = b"".join(one.pack() for one in messages)
         with self._lock:
-            self._connection.sendall(data)
+            self._socket.sendall(data)
 
-    def hear(self) -> Iterator[Word]:
+    def receive_all(self) -> Iterator[ControlMessage]:
         """Yield received messages until the other side is gone."""
-        while (message := self.next()) is not None:
+        while (message := self.receive()) is not None:
             yield message
 
-    def next(self) -> Word | None:
+    def receive(self) -> ControlMessage | None:
         """Return the next message; None if the other side is gone."""
         try:
-            head = self._file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
+            head = self._reader.read(_HEADER.size)
+            if len(head) < _HEADER.size:
                 return None
-            kind, length, number, peer, tag, offset, num_bytes, first_s, second_s = _HEAD.unpack(head)
-            text = self._file.read(length) if length else b""
+            kind, length, number, peer, tag, offset, num_bytes, first_s, second_s = _HEADER.unpack(head)
+            text = self._reader.read(length) if length else b""
         except OSError:
             return None
         if len(text) < length:
             return None
-        return Word(kind, number, peer, tag, offset, num_bytes, (first_s, second_s), text.decode())
+        return ControlMessage(kind, number, peer, tag, offset, num_bytes, (first_s, second_s), text.decode())
 
     def close(self) -> None:
         """Close the channel."""
-        self._file.close()
-        self._connection.close()
+        self._reader.close()
+        self._socket.close()
 
 
-def packed_error(error: BaseException) -> str:
-    """Return an error as JSON text for `unpacked_error`."""
+def pack_error(error: BaseException) -> str:
+    """Return an error as JSON text for `unpack_error`."""
     fields = {
         "kind": type(error).__name__,
         "message": getattr(error, "message", str(error)),
@@ -99,8 +99,8 @@ def packed_error(error: BaseException) -> str:
     return json.dumps(fields)
 
 
-def unpacked_error(text: str) -> IsthmusError:
-    """Return the error that `packed_error` wrote; an unknown kind becomes a `PeerError`."""
+def unpack_error(text: str) -> IsthmusError:
+    """Return the error that `pack_error` wrote; an unknown kind becomes a `PeerError`."""
     fields = json.loads(text)
     kind = _ERRORS.get(fields["kind"], PeerError)
     if kind is RestartError:
@@ -108,17 +108,17 @@ def unpacked_error(text: str) -> IsthmusError:
     return kind(fields["message"], hint=fields["hint"])
 
 
-def unpacked_loss(text: str) -> PeerError:
-    """Return the error that `packed_error` wrote as a `PeerError`."""
-    error = unpacked_error(text)
+def unpack_loss(text: str) -> PeerError:
+    """Return the error that `pack_error` wrote as a `PeerError`."""
+    error = unpack_error(text)
     return error if isinstance(error, PeerError) else PeerError(error.message, hint=error.hint)
 
 
-def packed_ranks(ranks: Sequence[int]) -> str:
+def pack_ranks(ranks: Sequence[int]) -> str:
     """Return `ranks` as text."""
     return " ".join(map(str, ranks))
 
 
-def unpacked_ranks(text: str) -> list[int]:
-    """Return the ranks that `packed_ranks` wrote."""
+def unpack_ranks(text: str) -> list[int]:
+    """Return the ranks that `pack_ranks` wrote."""
     return [int(one) for one in text.split()]

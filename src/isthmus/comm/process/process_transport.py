@@ -11,24 +11,24 @@ from dataclasses import asdict
 
 from isthmus.comm.process.control_messages import (
     ARRIVED,
-    BEGIN,
     CLOSE,
     CLOSED,
+    CONNECT,
+    CONNECTED,
     FAILED,
     LINK,
     LOST,
-    MET,
     SENT,
-    Word,
-    unpacked_error,
-    unpacked_loss,
-    unpacked_ranks,
+    ControlMessage,
+    unpack_error,
+    unpack_loss,
+    unpack_ranks,
 )
-from isthmus.comm.process.launch import END_S, CarrierProcess
-from isthmus.comm.process.shared_memory_queue import Crossing
+from isthmus.comm.process.shared_memory_queue import SharedMemoryQueue
+from isthmus.comm.process.transport_process_handle import EXIT_TIMEOUT_S, TransportProcessHandle
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.reconnect import OnLink
-from isthmus.comm.tcp.shutdown import Ending
+from isthmus.comm.tcp.shutdown import Shutdown
 from isthmus.comm.tcp.tcp_transport import LINGER_S
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
@@ -57,13 +57,13 @@ class ProcessTransport:
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
         self._on_loss, self._on_link, self._peer_timeout_s = on_loss, on_link, peer_timeout_s
-        self._ending, self._ended = Ending(), threading.Event()
-        self._stragglers = [rank for rank in range(self.size) if rank != self.rank]
-        self._process = CarrierProcess(listener)
-        self._crossing = Crossing(self._process, self._stragglers)
-        self._reader = threading.Thread(target=self._listen, name="isthmus-carried", daemon=True)
+        self._shutdown, self._process_closed = Shutdown(), threading.Event()
+        self._unclosed_peers = [rank for rank in range(self.size) if rank != self.rank]
+        self._process = TransportProcessHandle(listener)
+        self._queue = SharedMemoryQueue(self._process, self._unclosed_peers)
+        self._reader = threading.Thread(target=self._receive_loop, name="isthmus-carried", daemon=True)
         try:
-            self._meet(
+            self._connect(
                 greeting=asdict(greeting),
                 endpoints=[asdict(one) for one in endpoints],
                 timeout_s=timeout_s,
@@ -85,100 +85,100 @@ class ProcessTransport:
     @property
     def shared_bytes(self) -> int:
         """Physical shared memory in use, in bytes."""
-        return self._process.arena.held_bytes
+        return self._process.arena.allocated_bytes
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
         """Queue `payload` for `peer`; the future is done when the peer acknowledges it."""
-        return self._crossing.send(peer, tag, label, payload)
+        return self._queue.send(peer, tag, label, payload)
 
     def receive(self, peer: int, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive for the next message of `tag` from `peer`."""
-        return self._crossing.receive(peer, tag, label, into)
+        return self._queue.receive(peer, tag, label, into)
 
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer: acknowledged sends and completed receives."""
-        return self._crossing.traffic
+        return self._queue.traffic
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
-        return self._ending.loss(wait_s)
+        return self._shutdown.loss(wait_s)
 
-    def when_lost(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, when a loss breaks the transport or it is aborted."""
-        self._ending.when_over(wake)
+    def add_loss_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread, when a loss breaks the transport or it is aborted."""
+        self._shutdown.add_callback(callback)
 
     def close(self, reason: str = "") -> None:
         """Send all queued messages, exchange CLOSE and end the process.
 
         Waits for an active peer until it sends CLOSE too, for a silent one at most `LINGER_S`.
         """
-        if self._ending.close() is None:
+        if self._shutdown.mark_closed() is None:
             return
-        if not (reason or self._ending.lost):
-            self._crossing.wait_until_passed_on(LINGER_S)
-        self._process.say(Word(CLOSE, text=reason))
-        self._ended.wait(END_S + self._peer_timeout_s)
-        self._end()
+        if not (reason or self._shutdown.lost):
+            self._queue.wait_until_transmitted(LINGER_S)
+        self._process.send(ControlMessage(CLOSE, text=reason))
+        self._process_closed.wait(EXIT_TIMEOUT_S + self._peer_timeout_s)
+        self._release()
 
-    def stragglers(self) -> list[int]:
+    def unclosed_peers(self) -> list[int]:
         """Return, after `close`, the ranks that sent no CLOSE."""
-        return self._stragglers
+        return self._unclosed_peers
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Kill the process and so all connections; a new transport may reconnect the ranks."""
-        wakes = self._ending.close()
+        wakes = self._shutdown.mark_closed()
         if wakes is None:
             return
         self._process.kill()
-        self._end()
+        self._release()
         for wake in wakes:
             wake()
 
-    def _end(self) -> None:
+    def _release(self) -> None:
         """Wait for the process, fail unfinished messages and release what was shared."""
         self._process.wait()
         self._reader.join()
-        self._crossing.fail_all(PeerError(f"rank {self.rank} closed its transport"))
+        self._queue.fail_all(PeerError(f"rank {self.rank} closed its transport"))
         self._process.close()
 
-    def _meet(self, **told: object) -> None:
-        self._process.say(Word(BEGIN, text=json.dumps(told)))
-        answer = self._process.line.next()
+    def _connect(self, **settings: object) -> None:
+        self._process.send(ControlMessage(CONNECT, text=json.dumps(settings)))
+        answer = self._process.channel.receive()
         if answer is None:
-            raise self._death()
-        if answer.kind != MET:
-            raise unpacked_error(answer.text)
+            raise self._exit_error()
+        if answer.kind != CONNECTED:
+            raise unpack_error(answer.text)
 
-    def _listen(self) -> None:
-        for message in self._process.line.hear():
+    def _receive_loop(self) -> None:
+        for message in self._process.channel.receive_all():
             if message.kind in (SENT, ARRIVED, FAILED):
-                self._crossing.finish(message)
+                self._queue.complete(message)
             elif message.kind == LINK:
                 self._on_link(message.peer, message.text, None if message.text else message.times_s[0])
             elif message.kind == LOST:
-                self._lose(unpacked_loss(message.text))
+                self._on_peer_lost(unpack_loss(message.text))
             elif message.kind == CLOSED:
-                self._stragglers = unpacked_ranks(message.text)
-                self._ended.set()
-        if not self._ending.closed:
-            error = self._death()
-            self._crossing.fail_all(error)
-            self._lose(error)
-        self._ended.set()
+                self._unclosed_peers = unpack_ranks(message.text)
+                self._process_closed.set()
+        if not self._shutdown.closed:
+            error = self._exit_error()
+            self._queue.fail_all(error)
+            self._on_peer_lost(error)
+        self._process_closed.set()
 
-    def _death(self) -> PeerError:
+    def _exit_error(self) -> PeerError:
         """Return the error for the exited process: `RestartError` if killed, since a new one replaces it."""
         self._process.wait()
-        why = f"the transport process of rank {self.rank} {self._process.how_it_ended()}"
+        why = f"the transport process of rank {self.rank} {self._process.exit_description()}"
         if self._process.was_killed:
             return RestartError(why, hint="a new process starts and the ranks reconnect")
         return PeerError(why, hint="see the worker's log, or use transport: thread")
 
-    def _lose(self, error: PeerError) -> None:
-        wakes = self._ending.lose(error)
+    def _on_peer_lost(self, error: PeerError) -> None:
+        wakes = self._shutdown.mark_lost(error)
         if wakes is None:
             return
-        self._crossing.fail_waiting(error)
+        self._queue.fail_waiting(error)
         for wake in wakes:
             wake()
         self._on_loss(error)

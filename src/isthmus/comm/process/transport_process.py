@@ -20,69 +20,80 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from isthmus.comm.process.arena import Arena
 from isthmus.comm.process.control_messages import (
     ARRIVED,
     CLOSE,
     CLOSED,
+    CONNECT_FAILED,
+    CONNECTED,
     FAILED,
     LINK,
     LOST,
-    MET,
-    REFUSED,
     SEND,
     SENT,
-    Line,
-    Word,
-    packed_error,
-    packed_ranks,
+    ControlChannel,
+    ControlMessage,
+    pack_error,
+    pack_ranks,
 )
+from isthmus.comm.process.shared_memory_arena import SharedMemoryArena
 from isthmus.comm.tcp.endpoint import Endpoint
-from isthmus.comm.tcp.rendezvous import connect
+from isthmus.comm.tcp.rendezvous import connect_ranks
 from isthmus.comm.tcp.tcp_transport import TcpTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival
 from isthmus.core.errors import IsthmusError, PeerError
 
-_ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the worker; the transport process ignores them and exits after the worker."""
 
-_AT_ONCE = 64
+_MAX_BATCH = 64
 
 
-class Carrier:
-    """Executes the worker's control messages from `line`; calls `gone` when the worker exits.
+class TransportProcess:
+    """Executes the worker's control messages from `channel`; calls `on_worker_exit` when the worker exits.
 
     Never blocks on the worker: replies are queued for a sender thread. Never blocks on a full send queue
-    either: the worker keeps fewer messages in flight than `QUEUE_MESSAGES`.
+    either: the worker keeps fewer messages in flight than `MAX_UNACKED_MESSAGES`.
     """
 
-    def __init__(self, line: Line, arena: Arena, listener: socket.socket, gone: Callable[[], None]) -> None:
-        self._line, self._arena, self._listener, self._gone = line, arena, listener, gone
-        self._told: SimpleQueue[Word | None] = SimpleQueue()
+    def __init__(
+        self,
+        channel: ControlChannel,
+        arena: SharedMemoryArena,
+        listener: socket.socket,
+        on_worker_exit: Callable[[], None],
+    ) -> None:
+        self._channel, self._arena, self._listener, self._on_worker_exit = (
+            channel,
+            arena,
+            listener,
+            on_worker_exit,
+        )
+        self._outgoing: SimpleQueue[ControlMessage | None] = SimpleQueue()
         self._transport: TcpTransport | None = None
-        self._end: Future[str] = Future()
+        self._close_reason: Future[str] = Future()
 
     def run(self) -> None:
         """Connect to all ranks, transfer messages until CLOSE, then close the transport."""
-        first = self._line.next()
+        first = self._channel.receive()
         if first is None:
-            return self._gone()
-        threading.Thread(target=self._listen, name="isthmus-channel-receive", daemon=True).start()
-        sender = threading.Thread(target=self._speak, name="isthmus-channel-send", daemon=True)
+            return self._on_worker_exit()
+        threading.Thread(target=self._receive_loop, name="isthmus-channel-receive", daemon=True).start()
+        sender = threading.Thread(target=self._send_loop, name="isthmus-channel-send", daemon=True)
         sender.start()
         try:
-            transport = self._transport = self._meet(**json.loads(first.text))
+            transport = self._transport = self._connect(**json.loads(first.text))
         except IsthmusError as error:
-            self._told.put(Word(REFUSED, text=packed_error(error)))
+            self._outgoing.put(ControlMessage(CONNECT_FAILED, text=pack_error(error)))
         else:
-            self._told.put(Word(MET))
-            transport.close(self._end.result())
-            self._told.put(Word(CLOSED, text=packed_ranks(transport.stragglers())))
-        self._told.put(None)
+            self._outgoing.put(ControlMessage(CONNECTED))
+            transport.close(self._close_reason.result())
+            self._outgoing.put(ControlMessage(CLOSED, text=pack_ranks(transport.unclosed_peers())))
+        self._outgoing.put(None)
         return sender.join()
 
-    def _meet(
+    def _connect(
         self,
         greeting: dict[str, Any],
         endpoints: list[dict[str, Any]],
@@ -94,70 +105,70 @@ class Carrier:
         return TcpTransport(
             mine,
             peers,
-            connect(mine, peers, self._listener, timeout_s),
+            connect_ranks(mine, peers, self._listener, timeout_s),
             self._listener,
             heartbeat_s=heartbeat_s,
             peer_timeout_s=peer_timeout_s,
-            on_loss=lambda error: self._told.put(Word(LOST, text=packed_error(error))),
-            on_link=self._tell_of_link,
+            on_loss=lambda error: self._outgoing.put(ControlMessage(LOST, text=pack_error(error))),
+            on_link=self._report_link,
         )
 
-    def _listen(self) -> None:
-        for message in self._line.hear():
+    def _receive_loop(self) -> None:
+        for message in self._channel.receive_all():
             if message.kind == CLOSE:
-                self._end.set_result(message.text)
+                self._close_reason.set_result(message.text)
             elif self._transport is not None:
-                self._start(self._transport, message)
-        self._gone()
+                self._start_transfer(self._transport, message)
+        self._on_worker_exit()
 
-    def _start(self, transport: TcpTransport, word: Word) -> None:
-        start = transport.send if word.kind == SEND else transport.receive
-        buffer = self._arena.view(word.offset, word.num_bytes)
-        future: Future[Any] = start(word.peer, word.tag, word.text, buffer)
-        future.add_done_callback(partial(self._tell_of_end, word.number))
+    def _start_transfer(self, transport: TcpTransport, message: ControlMessage) -> None:
+        start = transport.send if message.kind == SEND else transport.receive
+        buffer = self._arena.view(message.offset, message.num_bytes)
+        future: Future[Any] = start(message.peer, message.tag, message.text, buffer)
+        future.add_done_callback(partial(self._report_done, message.number))
 
-    def _tell_of_end(self, number: int, future: Future[Arrival | None]) -> None:
+    def _report_done(self, number: int, future: Future[Arrival | None]) -> None:
         error = future.exception()
         if error is not None:
-            self._told.put(Word(FAILED, number, text=packed_error(error)))
+            self._outgoing.put(ControlMessage(FAILED, number, text=pack_error(error)))
         elif (arrival := future.result()) is not None:
-            self._told.put(Word(ARRIVED, number, times_s=(arrival.sent_s, arrival.arrived_s)))
+            self._outgoing.put(ControlMessage(ARRIVED, number, times_s=(arrival.sent_s, arrival.arrived_s)))
         else:
-            self._told.put(Word(SENT, number))
+            self._outgoing.put(ControlMessage(SENT, number))
 
-    def _tell_of_link(self, peer: int, why: str, lasted_s: float | None) -> None:
-        self._told.put(Word(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0), text=why))
+    def _report_link(self, peer: int, reason: str, lasted_s: float | None) -> None:
+        self._outgoing.put(ControlMessage(LINK, peer=peer, times_s=(lasted_s or 0.0, 0.0), text=reason))
 
-    def _speak(self) -> None:
+    def _send_loop(self) -> None:
         """Send queued replies, several per write."""
         with suppress(OSError):
-            while (message := self._told.get()) is not None:
+            while (message := self._outgoing.get()) is not None:
                 messages = [message]
-                while not self._told.empty() and len(messages) < _AT_ONCE:
-                    following = self._told.get()
+                while not self._outgoing.empty() and len(messages) < _MAX_BATCH:
+                    following = self._outgoing.get()
                     if following is None:
-                        self._told.put(None)
+                        self._outgoing.put(None)
                         break
                     messages.append(following)
-                self._line.say(*messages)
+                self._channel.send(*messages)
 
 
-def _end_by_defect(what: threading.ExceptHookArgs) -> None:
+def _exit_on_exception(what: threading.ExceptHookArgs) -> None:
     traceback.print_exception(what.exc_value)
     os._exit(1)
 
 
 def main(arguments: list[str]) -> None:
     """Run the transport process; it exits immediately when the worker does."""
-    for one in _ENDED:
+    for one in _IGNORED_SIGNALS:
         signal.signal(one, signal.SIG_IGN)
-    threading.excepthook = _end_by_defect
+    threading.excepthook = _exit_on_exception
     channel, memory, listener = (int(one) for one in arguments)
-    process = Carrier(
-        Line(socket.socket(fileno=channel)),
-        Arena(memory),
+    process = TransportProcess(
+        ControlChannel(socket.socket(fileno=channel)),
+        SharedMemoryArena(memory),
         socket.socket(fileno=listener),
-        gone=lambda: os._exit(PeerError.exit_code),
+        on_worker_exit=lambda: os._exit(PeerError.exit_code),
     )
     process.run()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`Door`: accepts reconnects of broken connections while a run is on."""
+"""`Acceptor`: accepts reconnects of broken connections while a run is on."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from isthmus.comm.tcp.reconnect import Connection
-from isthmus.comm.tcp.rendezvous import GREETING_S, MAX_STRANGERS
-from isthmus.comm.tcp.wire_format import Greeting, answer
+from isthmus.comm.tcp.reconnect import GreetedSocket
+from isthmus.comm.tcp.rendezvous import GREETING_TIMEOUT_S, MAX_PENDING_CONNECTIONS
+from isthmus.comm.tcp.wire_format import Greeting, answer_greeting
 from isthmus.core.errors import IsthmusError, RestartError
 
 _POLL_S = 0.2
 
-Attach = Callable[[int, int, Connection], bool]
+Attach = Callable[[int, int, GreetedSocket], bool]
 """(rank, number, connection) -> whether the peer took the connection."""
 
 
-class Door:
+class Acceptor:
     """Accepts connections on `listener` until `close`, which closes `listener` too.
 
-    Calls `restarted` when a rank connects with a later incarnation.
+    Calls `on_restart` when a rank connects with a later incarnation.
     """
 
     def __init__(
@@ -30,14 +30,19 @@ class Door:
         listener: socket.socket,
         greeting: Greeting,
         attach: Attach,
-        tune: Callable[[int, socket.socket], None],
-        restarted: Callable[[RestartError], None],
+        set_options: Callable[[int, socket.socket], None],
+        on_restart: Callable[[RestartError], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._listener, self._greeting, self._attach, self._tune = listener, greeting, attach, tune
-        self._restarted, self._clock = restarted, clock
+        self._listener, self._greeting, self._attach, self._set_options = (
+            listener,
+            greeting,
+            attach,
+            set_options,
+        )
+        self._on_restart, self._clock = on_restart, clock
         self._closed = threading.Event()
-        self._callers: dict[threading.Thread, socket.socket] = {}
+        self._pending: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, name="isthmus-acceptor", daemon=True)
         listener.settimeout(_POLL_S)
@@ -48,7 +53,7 @@ class Door:
         self._closed.set()
         self._thread.join()
         with self._lock:
-            callers = dict(self._callers)
+            callers = dict(self._pending)
         for thread, connection in callers.items():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -57,32 +62,30 @@ class Door:
 
     def _accept(self) -> None:
         while not self._closed.is_set():
-            if len(self._callers) >= MAX_STRANGERS:
+            if len(self._pending) >= MAX_PENDING_CONNECTIONS:
                 self._closed.wait(_POLL_S)
                 continue
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 continue
-            thread = threading.Thread(
-                target=self._hear, args=(connection,), name="isthmus-answer", daemon=True
-            )
+            thread = threading.Thread(target=self._answer, args=(connection,), name="isthmus-answer", daemon=True)
             with self._lock:
-                self._callers[thread] = connection
+                self._pending[thread] = connection
             thread.start()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _answer(self, sock: socket.socket) -> None:
         try:
-            connection.settimeout(GREETING_S)
-            rank, number, offset_s = answer(connection, self._greeting, self._clock)
-            self._tune(rank, connection)
-            kept = self._attach(rank, number, (connection, offset_s))
+            sock.settimeout(GREETING_TIMEOUT_S)
+            rank, number, offset_s = answer_greeting(sock, self._greeting, self._clock)
+            self._set_options(rank, sock)
+            kept = self._attach(rank, number, (sock, offset_s))
         except (IsthmusError, OSError) as error:
             kept = False
             if isinstance(error, RestartError):
-                self._restarted(error)
+                self._on_restart(error)
         finally:
             with self._lock:
-                del self._callers[threading.current_thread()]
+                del self._pending[threading.current_thread()]
         if not kept:
-            connection.close()
+            sock.close()

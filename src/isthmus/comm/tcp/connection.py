@@ -1,4 +1,4 @@
-"""`Lane`: one TCP connection to a peer, with a send thread and a receive thread."""
+"""`Connection`: one TCP connection to a peer, with a send thread and a receive thread."""
 
 from __future__ import annotations
 
@@ -10,89 +10,89 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from isthmus.comm.tcp.reassembly import Inbox
-from isthmus.comm.tcp.send_queue import QUEUE_MESSAGES, Outbox, Piece
-from isthmus.comm.tcp.socket_readiness import Readiness
+from isthmus.comm.tcp.reassembly import Reassembler
+from isthmus.comm.tcp.send_queue import MAX_UNACKED_MESSAGES, Fragment, SendQueue
+from isthmus.comm.tcp.socket_readiness import SendReadiness
 from isthmus.comm.tcp.wire_format import (
+    ACK,
+    CLOSE,
     DATA,
     HEARTBEAT,
-    LEAVE,
     MAX_REASON_BYTES,
-    RECEIVED,
-    Head,
-    pack_head,
-    read_head,
-    read_into,
-    write,
+    FrameHeader,
+    pack_header,
+    read_header,
+    receive_exactly,
+    send_all,
 )
 from isthmus.comm.transport.transport import Arrival
 
 _SMALL_BYTES = 64 * 2**10
-_LITTLE_BYTES = 4 * 2**10
+_UNCHECKED_BYTES = 4 * 2**10
 """Fragments up to this size skip the readiness check: they fit in the first packets."""
 
-_Broken = (OSError, ValueError, MemoryError)
+_CONNECTION_ERRORS = (OSError, ValueError, MemoryError)
 
 
-class LaneOwner(Protocol):
+class ConnectionOwner(Protocol):
     """The peer that owns the connections; its callbacks run on either connection thread."""
 
-    inbox: Inbox
-    outbox: Outbox
-    farewell: str | None
+    reassembler: Reassembler
+    send_queue: SendQueue
+    close_reason: str | None
 
-    def heard(self) -> None:
+    def on_activity(self) -> None:
         """Record that a frame arrived."""
         ...
 
-    def sent(self, num_bytes: int) -> None:
+    def on_acked(self, num_bytes: int) -> None:
         """Count a message that the peer acknowledged."""
         ...
 
-    def received(self, num_bytes: int, arrival: Arrival) -> None:
+    def on_received(self, num_bytes: int, arrival: Arrival) -> None:
         """Count a message that was received completely."""
         ...
 
-    def left(self, reason: str) -> None:
+    def on_peer_closed(self, reason: str) -> None:
         """Handle a CLOSE frame from the peer on one connection; `reason` is empty for an orderly close."""
         ...
 
-    def took_leave(self) -> None:
+    def on_closed(self) -> None:
         """Handle that this rank sent its CLOSE frame on one connection."""
         ...
 
-    def broke(self, lane: Lane, error: Exception) -> None:
+    def on_broken(self, connection: Connection, error: Exception) -> None:
         """Handle a broken connection; called once per connection."""
         ...
 
 
-class Lane:
-    """Connection `number` to a peer whose clock is `offset_s` ahead of ours.
+class Connection:
+    """Connection `number` to a peer whose clock is `clock_offset_s` ahead of ours.
 
-    Silence of `silence_s` counts as broken, except while the owner closes: the peer may still be
+    Silence of `silence_timeout_s` counts as broken, except while the owner closes: the peer may still be
     finishing. When the connection breaks, its unacknowledged fragments return to the send queue.
     """
 
     def __init__(
         self,
         number: int,
-        connection: socket.socket,
-        offset_s: float,
-        owner: LaneOwner,
+        sock: socket.socket,
+        clock_offset_s: float,
+        owner: ConnectionOwner,
         *,
         heartbeat_s: float,
-        silence_s: float,
+        silence_timeout_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.number, self.dead = number, False
-        self.peer_left = self.has_taken_leave = False
-        self._connection, self._offset_s, self._owner = connection, offset_s, owner
+        self.peer_closed = self.has_closed = False
+        self._socket, self._clock_offset_s, self._owner = sock, clock_offset_s, owner
         self._heartbeat_s, self._clock = heartbeat_s, clock
-        self._carried: deque[Piece] = deque()
-        self._noted: deque[Piece] = deque(maxlen=QUEUE_MESSAGES)
+        self._unacked: deque[Fragment] = deque()
+        self._sent_acks: deque[Fragment] = deque(maxlen=MAX_UNACKED_MESSAGES)
         self._lock = threading.Lock()
-        self._readiness = Readiness(connection)
-        connection.settimeout(silence_s)
+        self._readiness = SendReadiness(sock)
+        sock.settimeout(silence_timeout_s)
         self._threads = [
             threading.Thread(target=loop, name=f"isthmus-connection-{number}-{what}", daemon=True)
             for loop, what in ((self._send_loop, "send"), (self._receive_loop, "receive"))
@@ -103,129 +103,129 @@ class Lane:
         for thread in self._threads:
             thread.start()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Break the connection and stop both threads."""
         self.dead = True
-        self.shut()
-        self._owner.outbox.wake()
+        self.shut_down()
+        self._owner.send_queue.wake()
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Shut the socket down, as a network failure would."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:
         """Join both threads and close the socket."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._connection.close()
+        self._socket.close()
 
-    def _break(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         with self._lock:
             known, self.dead = self.dead, True
-        self.cut()
+        self.abort()
         if not known:
-            self._owner.broke(self, error)
+            self._owner.on_broken(self, error)
 
     def _send_loop(self) -> None:
-        send_queue = self._owner.outbox
-        fragment: Piece | None = None
+        send_queue = self._owner.send_queue
+        fragment: Fragment | None = None
         try:
-            while not (self.dead or self.has_taken_leave):
-                fragment = self._next()
+            while not (self.dead or self.has_closed):
+                fragment = self._next_fragment()
                 if fragment is not None:
-                    self._write(fragment)
-                    self._keep(fragment)
-                    if fragment.head.kind == LEAVE:
-                        self.has_taken_leave = True
-                        self._owner.took_leave()
+                    self._write_fragment(fragment)
+                    self._track_unacked(fragment)
+                    if fragment.header.kind == CLOSE:
+                        self.has_closed = True
+                        self._owner.on_closed()
         except OSError as error:
             if fragment is not None:
-                self._keep(fragment)
-            self._break(error)
-        send_queue.give_back([*self._noted, *self._carried])
+                self._track_unacked(fragment)
+            self._handle_failure(error)
+        send_queue.requeue([*self._sent_acks, *self._unacked])
 
-    def _next(self) -> Piece | None:
+    def _next_fragment(self) -> Fragment | None:
         """Return the next fragment or, after an idle heartbeat interval, a heartbeat; None to check again."""
         owner = self._owner
-        if owner.farewell is not None:
-            reason = memoryview(owner.farewell.encode()[:MAX_REASON_BYTES])
-            return Piece(Head(LEAVE, num_bytes=len(reason), size=len(reason)), reason)
-        fragment = owner.outbox.take(at_most_bytes=_LITTLE_BYTES)
+        if owner.close_reason is not None:
+            reason = memoryview(owner.close_reason.encode()[:MAX_REASON_BYTES])
+            return Fragment(FrameHeader(CLOSE, message_bytes=len(reason), payload_bytes=len(reason)), reason)
+        fragment = owner.send_queue.take(max_bytes=_UNCHECKED_BYTES)
         if fragment is not None:
             return fragment
-        if owner.outbox.has_pieces():
-            return owner.outbox.take() if self._readiness.wait() else None
-        if owner.outbox.wait_for_work(self._heartbeat_s, lambda: self.dead or owner.farewell is not None):
+        if owner.send_queue.has_fragments():
+            return owner.send_queue.take() if self._readiness.wait_ready() else None
+        if owner.send_queue.wait_for_work(self._heartbeat_s, lambda: self.dead or owner.close_reason is not None):
             return None
-        return Piece(Head(HEARTBEAT), memoryview(b""))
+        return Fragment(FrameHeader(HEARTBEAT), memoryview(b""))
 
-    def _write(self, piece: Piece) -> None:
-        start = pack_head(piece.head)
-        if len(piece.payload) <= _SMALL_BYTES:
-            write(self._connection, memoryview(start + bytes(piece.payload)), lambda: self.dead)
+    def _write_fragment(self, fragment: Fragment) -> None:
+        start = pack_header(fragment.header)
+        if len(fragment.payload) <= _SMALL_BYTES:
+            send_all(self._socket, memoryview(start + bytes(fragment.payload)), lambda: self.dead)
             return
-        write(self._connection, memoryview(start), lambda: self.dead)
-        write(self._connection, piece.payload, lambda: self.dead)
+        send_all(self._socket, memoryview(start), lambda: self.dead)
+        send_all(self._socket, fragment.payload, lambda: self.dead)
 
-    def _keep(self, piece: Piece) -> None:
+    def _track_unacked(self, fragment: Fragment) -> None:
         """Remember a sent fragment or acknowledgement until a resend is ruled out."""
-        if piece.head.kind == RECEIVED:
-            self._noted.append(piece)
-        elif piece.head.kind == DATA:
-            self._carried.append(piece)
-            while self._carried and not self._owner.outbox.is_under_way(self._carried[0].head.number):
-                self._carried.popleft()
+        if fragment.header.kind == ACK:
+            self._sent_acks.append(fragment)
+        elif fragment.header.kind == DATA:
+            self._unacked.append(fragment)
+            while self._unacked and not self._owner.send_queue.is_unacked(self._unacked[0].header.number):
+                self._unacked.popleft()
 
     def _receive_loop(self) -> None:
         try:
-            while self._receive(read_head(self._connection, self._is_patient)):
-                self._owner.heard()
-        except _Broken as error:
-            self._break(error)
+            while self._receive_frame(read_header(self._socket, self._tolerates_silence)):
+                self._owner.on_activity()
+        except _CONNECTION_ERRORS as error:
+            self._handle_failure(error)
 
-    def _is_patient(self) -> bool:
-        return self._owner.farewell is not None and not self.dead
+    def _tolerates_silence(self) -> bool:
+        return self._owner.close_reason is not None and not self.dead
 
-    def _receive(self, head: Head) -> bool:
+    def _receive_frame(self, header: FrameHeader) -> bool:
         """Receive one frame; return False after CLOSE."""
         owner = self._owner
-        if head.kind == DATA:
-            self._receive_piece(head)
-        elif head.kind == RECEIVED:
-            num_bytes = owner.outbox.arrived(head.number)
+        if header.kind == DATA:
+            self._receive_fragment(header)
+        elif header.kind == ACK:
+            num_bytes = owner.send_queue.mark_acked(header.number)
             if num_bytes is not None:
-                owner.sent(num_bytes)
-        elif head.kind == LEAVE:
-            reason = bytearray(head.size)
-            read_into(self._connection, memoryview(reason), self._is_patient)
-            self.peer_left = True
-            owner.left(reason.decode(errors="replace"))
+                owner.on_acked(num_bytes)
+        elif header.kind == CLOSE:
+            reason = bytearray(header.payload_bytes)
+            receive_exactly(self._socket, memoryview(reason), self._tolerates_silence)
+            self.peer_closed = True
+            owner.on_peer_closed(reason.decode(errors="replace"))
             return False
         return True
 
-    def _receive_piece(self, head: Head) -> None:
+    def _receive_fragment(self, header: FrameHeader) -> None:
         owner = self._owner
-        into = owner.inbox.begin(head, self, lambda: self.dead)
+        into = owner.reassembler.begin_fragment(header, self, lambda: self.dead)
         if into is None:
-            self._skip(head.size)
-            if owner.inbox.has(head.number):
-                owner.outbox.note(head.number)
+            self._discard(header.payload_bytes)
+            if owner.reassembler.has_message(header.number):
+                owner.send_queue.queue_ack(header.number)
             return
         try:
-            read_into(self._connection, into, self._is_patient)
+            receive_exactly(self._socket, into, self._tolerates_silence)
         except BaseException:
-            owner.inbox.end(head, None)
+            owner.reassembler.end_fragment(header, None)
             raise
-        arrival = Arrival(head.sent_s - self._offset_s, self._clock())
-        if owner.inbox.end(head, arrival):
-            owner.received(head.num_bytes, arrival)
-            owner.outbox.note(head.number)
+        arrival = Arrival(header.sent_s - self._clock_offset_s, self._clock())
+        if owner.reassembler.end_fragment(header, arrival):
+            owner.on_received(header.message_bytes, arrival)
+            owner.send_queue.queue_ack(header.number)
 
-    def _skip(self, num_bytes: int) -> None:
+    def _discard(self, num_bytes: int) -> None:
         scratch = memoryview(bytearray(min(num_bytes, _SMALL_BYTES)))
         while num_bytes:
             part = scratch[: min(num_bytes, len(scratch))]
-            read_into(self._connection, part, self._is_patient)
+            receive_exactly(self._socket, part, self._tolerates_silence)
             num_bytes -= len(part)

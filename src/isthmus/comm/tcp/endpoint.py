@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from isthmus.comm.tcp.reconnect import Connection
-from isthmus.comm.tcp.wire_format import Greeting, greet
+from isthmus.comm.tcp.reconnect import GreetedSocket
+from isthmus.comm.tcp.wire_format import Greeting, send_greeting
 from isthmus.core.errors import IsthmusError, PeerError, RestartError, UnavailableError
 from isthmus.wan.dial import dial, format_address
 
-DIAL_S = 5.0
+DIAL_TIMEOUT_S = 5.0
 """Longest time for one TCP connect, before the greeting."""
 
 
@@ -42,44 +42,44 @@ def listen(host: str, port: int = 0, backlog: int = 256) -> socket.socket:
         ) from error
 
 
-def tune(connection: socket.socket, congestion_control: str | None) -> None:
+def set_socket_options(sock: socket.socket, congestion_control: str | None) -> None:
     """Set `TCP_NODELAY` and, if the kernel supports it, the named congestion control."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if congestion_control is not None:
         with suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
 
 
-def may_pass(error: PeerError) -> bool:
+def is_transient(error: PeerError) -> bool:
     """Return whether a failed dial may succeed later; a refused connection or unknown host will not."""
     cause = error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, ConnectionRefusedError | socket.gaierror)
 
 
-def dial_lane(
+def dial_rank(
     greeting: Greeting,
     rank: int,
-    lane: int,
+    number: int,
     endpoint: Endpoint,
     timeout_s: float,
     clock: Callable[[], float] = time.time,
-    opened: Callable[[socket.socket], None] = lambda _: None,
-) -> Connection:
-    """Dial a lower rank and greet it for connection number `lane`; `opened` gets the socket before that.
+    on_open: Callable[[socket.socket], None] = lambda _: None,
+) -> GreetedSocket:
+    """Dial a lower rank and greet it for connection number `number`; `on_open` gets the socket before that.
 
     Raises `UnavailableError` if there is currently no route, `PeerError` if the worker is gone or rejects us,
     `RestartError` if it has restarted, `ProtocolError` if it has another format version.
     """
     deadline_s = time.monotonic() + timeout_s
     try:
-        connection = dial((endpoint.host, endpoint.port), endpoint.route, min(timeout_s, DIAL_S))
+        connection = dial((endpoint.host, endpoint.port), endpoint.route, min(timeout_s, DIAL_TIMEOUT_S))
     except PeerError as error:
         raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error.__cause__
     try:
-        opened(connection)
-        tune(connection, endpoint.congestion_control)
+        on_open(connection)
+        set_socket_options(connection, endpoint.congestion_control)
         connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-        return connection, greet(connection, greeting, clock, lane)
+        return connection, send_greeting(connection, greeting, clock, number)
     except OSError as error:
         connection.close()
         where = format_address(endpoint.host, endpoint.port)

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from isthmus.comm.tcp.connection import Lane
-from isthmus.comm.tcp.reassembly import Inbox
-from isthmus.comm.tcp.reconnect import Connection, Mender, OnLink, Redial, loss_of_peer
-from isthmus.comm.tcp.send_queue import Outbox
-from isthmus.comm.transport.receive_matching import Mailbox
+from isthmus.comm.tcp.connection import Connection
+from isthmus.comm.tcp.reassembly import Reassembler
+from isthmus.comm.tcp.reconnect import GreetedSocket, OnLink, Reconnector, Redial, peer_loss_error
+from isthmus.comm.tcp.send_queue import SendQueue
+from isthmus.comm.transport.receive_matching import ReceiveMatcher
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError
 
-SILENT_BEATS = 3
+MAX_MISSED_HEARTBEATS = 3
 """Missed heartbeats after which a connection counts as broken."""
 
 
@@ -31,7 +31,7 @@ class Peer:
     def __init__(
         self,
         rank: int,
-        connections: Sequence[Connection],
+        greeted_sockets: Sequence[GreetedSocket],
         *,
         heartbeat_s: float,
         timeout_s: float,
@@ -40,212 +40,215 @@ class Peer:
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.rank, self.traffic, self.mailbox = rank, Traffic(), Mailbox(rank)
-        self.inbox, self.outbox = Inbox(self.mailbox, Lane.shut), Outbox()
-        self.farewell: str | None = None
+        self.rank, self.traffic, self.matcher = rank, Traffic(), ReceiveMatcher(rank)
+        self.reassembler, self.send_queue = Reassembler(self.matcher, Connection.shut_down), SendQueue()
+        self.close_reason: str | None = None
         self._heartbeat_s, self._timeout_s = heartbeat_s, timeout_s
         self._clock, self._on_loss = clock, on_loss
         self._error: PeerError | None = None
-        self._given_up = False
+        self._stopped_waiting = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._over = threading.Event()
-        self._mender = Mender(rank, timeout_s, redial, on_link, self._over)
-        self._mending: set[threading.Thread] = set()
-        self._lanes = {number: self._lane(number, one) for number, one in enumerate(connections)}
+        self._stopped = threading.Event()
+        self._reconnector = Reconnector(rank, timeout_s, redial, on_link, self._stopped)
+        self._reconnect_threads: set[threading.Thread] = set()
+        self._connections = {number: self._make_connection(number, one) for number, one in enumerate(greeted_sockets)}
 
     def start(self) -> None:
         """Start the threads of all connections."""
-        for connection in self._lanes.values():
+        for connection in self._connections.values():
             connection.start()
 
     def send(self, tag: int, label: str, payload: memoryview) -> Future[None]:
         """Queue a message stamped with the current time; the future is done when the peer acknowledges it."""
-        return self.outbox.put(tag, label, payload, self._clock())
+        return self.send_queue.put(tag, label, payload, self._clock())
 
     def receive(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive for the next message of `tag`."""
-        return self.mailbox.ask(tag, label, into)
+        return self.matcher.post_receive(tag, label, into)
 
-    def attach(self, number: int, connection: Connection) -> bool:
+    def attach(self, number: int, greeted_socket: GreetedSocket) -> bool:
         """Replace connection `number`; return False if the peer is stopped or has no such connection.
 
         The dialler may reopen a connection twice before the old one has ended: each replaces the one it
         finds.
         """
-        while (old := self._lanes.get(number)) is not None and not self._over.is_set():
-            old.cut()
+        while (old := self._connections.get(number)) is not None and not self._stopped.is_set():
+            old.abort()
             old.join()
             with self._lock:
-                if self._over.is_set():
+                if self._stopped.is_set():
                     return False
-                if self._lanes[number] is old:
-                    self._lanes[number] = replacement = self._lane(number, connection)
+                if self._connections[number] is old:
+                    self._connections[number] = replacement = self._make_connection(number, greeted_socket)
                     replacement.start()
                     break
         else:
             return False
-        self._mender.mended()
+        self._reconnector.on_reconnected()
         return True
 
     @property
-    def has_left(self) -> bool:
+    def has_closed(self) -> bool:
         """Whether the peer sent CLOSE on any connection."""
-        return any(one.peer_left for one in self._lanes.values())
+        return any(one.peer_closed for one in self._connections.values())
 
     def fail(self, error: PeerError) -> None:
         """Fail all pending and future sends and receives, and stop reconnecting."""
         with self._changed:
-            self._over.set()
+            self._stopped.set()
             self._changed.notify_all()
-        self._fail(error)
+        self._fail_pending(error)
 
-    def part(self, reason: str, linger_s: float) -> None:
+    def close(self, reason: str, linger_s: float) -> None:
         """Send CLOSE: immediately with a `reason`, otherwise when all is acknowledged or after `linger_s`."""
         if not reason and self._error is None:
-            self.outbox.wait_until_arrived(linger_s)
+            self.send_queue.wait_until_acked(linger_s)
         with self._lock:
-            self.farewell = reason if self.farewell is None else self.farewell
-        self.outbox.wake()
+            self.close_reason = reason if self.close_reason is None else self.close_reason
+        self.send_queue.wake()
 
-    def join(self, linger_s: float, silence_s: float = 0.0) -> None:
+    def join(self, linger_s: float, silence_timeout_s: float = 0.0) -> None:
         """Wait until both sides have sent CLOSE, then stop the threads and close the sockets.
 
         Waits for at most `linger_s`, or longer, up to the peer timeout, while the peer was active within
-        the last `silence_s`.
+        the last `silence_timeout_s`.
         """
         start_s = time.monotonic()
         with self._changed:
-            while not self._has_parted():
-                heard_s = min(self._mender.heard_s, start_s + self._timeout_s)
-                left_s = max(start_s + linger_s, heard_s + silence_s) - time.monotonic()
+            while not self._is_closed():
+                heard_s = min(self._reconnector.last_activity_s, start_s + self._timeout_s)
+                left_s = max(start_s + linger_s, heard_s + silence_timeout_s) - time.monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            reconnecting = list(self._mending)
+            reconnecting = list(self._reconnect_threads)
         self.fail(PeerError(f"this rank closed the connection to peer {self.rank}"))
         for thread in reconnecting:
             thread.join()
-        for connection in list(self._lanes.values()):
-            connection.cut()
+        for connection in list(self._connections.values()):
+            connection.abort()
             connection.join()
 
-    def give_up(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop waiting for the CLOSE and the acknowledgements of an unreachable peer."""
         with self._changed:
-            self._given_up = True
+            self._stopped_waiting = True
             self._changed.notify_all()
-        if not self.has_left and all(one.dead for one in self._lanes.values()):
-            self.outbox.drop(PeerError(f"this rank stopped waiting for peer {self.rank}"))
+        if not self.has_closed and all(one.dead for one in self._connections.values()):
+            self.send_queue.drop(PeerError(f"this rank stopped waiting for peer {self.rank}"))
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Break all connections without CLOSE; reconnect threads see the stop flag."""
         self.fail(PeerError(f"this rank aborted the connection to peer {self.rank}"))
-        for connection in list(self._lanes.values()):
-            connection.cut()
+        for connection in list(self._connections.values()):
+            connection.abort()
             connection.join()
 
-    def heard(self) -> None:
+    def on_activity(self) -> None:
         """Record that a frame arrived from the peer."""
-        self._mender.heard()
+        self._reconnector.on_activity()
 
-    def sent(self, num_bytes: int) -> None:
+    def on_acked(self, num_bytes: int) -> None:
         """Count a message that the peer acknowledged."""
         with self._lock:
             self.traffic.sent_bytes += num_bytes
             self.traffic.sent_messages += 1
 
-    def received(self, num_bytes: int, arrival: Arrival) -> None:
+    def on_received(self, num_bytes: int, arrival: Arrival) -> None:
         """Count a message that was received completely."""
         with self._lock:
             self.traffic.received_bytes += num_bytes
             self.traffic.received_messages += 1
             self.traffic.last_transfer_s = arrival.transfer_s
 
-    def left(self, reason: str) -> None:
+    def on_peer_closed(self, reason: str) -> None:
         """Handle a CLOSE frame from the peer; a `reason` means that its run failed."""
         if reason:
-            self._lost(loss_of_peer(f"peer {self.rank} failed: {reason}"))
-            self._leave()
+            self._mark_lost(peer_loss_error(f"peer {self.rank} failed: {reason}"))
+            self._begin_close()
         else:
-            self._answer_leave()
+            self._answer_close()
 
-    def took_leave(self) -> None:
+    def on_closed(self) -> None:
         """Wake `join` after this rank sent CLOSE on one connection."""
         with self._changed:
             self._changed.notify_all()
 
-    def broke(self, lane: Lane, error: Exception) -> None:
+    def on_broken(self, connection: Connection, error: Exception) -> None:
         """Reconnect after a network error; treat the peer as lost after a malformed frame.
 
         A connection that breaks during an orderly close is reopened too, so that both sides exchange CLOSE.
         """
         if not isinstance(error, OSError):
-            self._lost(loss_of_peer(f"malformed frame from peer {self.rank}: {error}"))
-        self._answer_leave()
+            self._mark_lost(peer_loss_error(f"malformed frame from peer {self.rank}: {error}"))
+        self._answer_close()
         with self._changed:
-            if not (self._over.is_set() or self.farewell or self._said_and_heard()):
+            if not (self._stopped.is_set() or self.close_reason or self._close_exchanged()):
                 thread = threading.Thread(
-                    target=self._mend, args=(lane, error), name=f"isthmus-reconnect-{self.rank}", daemon=True
+                    target=self._reconnect,
+                    args=(connection, error),
+                    name=f"isthmus-reconnect-{self.rank}",
+                    daemon=True,
                 )
-                self._mending.add(thread)
+                self._reconnect_threads.add(thread)
                 thread.start()
             self._changed.notify_all()
 
-    def _answer_leave(self) -> None:
+    def _answer_close(self) -> None:
         """Send CLOSE in turn once the peer has on every live connection."""
-        if self.has_left and all(one.peer_left or one.dead for one in self._lanes.values()):
-            self._fail(PeerError(f"peer {self.rank} has closed"))
-            self._leave()
+        if self.has_closed and all(one.peer_closed or one.dead for one in self._connections.values()):
+            self._fail_pending(PeerError(f"peer {self.rank} has closed"))
+            self._begin_close()
 
-    def _leave(self) -> None:
+    def _begin_close(self) -> None:
         with self._changed:
-            self.farewell = self.farewell or ""
+            self.close_reason = self.close_reason or ""
             self._changed.notify_all()
-        self.outbox.wake()
+        self.send_queue.wake()
 
-    def _has_parted(self) -> bool:
+    def _is_closed(self) -> bool:
         """Return whether CLOSE was exchanged on all live connections, or none is live and none will be."""
-        alive = [one for one in self._lanes.values() if not one.dead]
+        alive = [one for one in self._connections.values() if not one.dead]
         if alive:
-            return all(one.has_taken_leave and one.peer_left for one in alive)
-        return self._said_and_heard() or self._over.is_set() or self._given_up or not self._mending
+            return all(one.has_closed and one.peer_closed for one in alive)
+        return self._close_exchanged() or self._stopped.is_set() or self._stopped_waiting or not self._reconnect_threads
 
-    def _said_and_heard(self) -> bool:
-        return self.has_left and any(one.has_taken_leave for one in self._lanes.values())
+    def _close_exchanged(self) -> bool:
+        return self.has_closed and any(one.has_closed for one in self._connections.values())
 
-    def _mend(self, lane: Lane, error: Exception) -> None:
+    def _reconnect(self, connection: Connection, error: Exception) -> None:
         """Reopen a connection; if that fails, mark the peer lost unless this rank is closing."""
         try:
-            number = lane.number
-            self._mender.open_again(number, error, lambda: self._lanes[number] is lane, self.attach)
+            number = connection.number
+            self._reconnector.reconnect(number, error, lambda: self._connections[number] is connection, self.attach)
         except PeerError as gone:
-            if self.farewell is None:
-                self._lost(gone)
+            if self.close_reason is None:
+                self._mark_lost(gone)
         finally:
             with self._changed:
-                self._mending.discard(threading.current_thread())
+                self._reconnect_threads.discard(threading.current_thread())
                 self._changed.notify_all()
 
-    def _lane(self, number: int, connection: Connection) -> Lane:
-        return Lane(
+    def _make_connection(self, number: int, greeted_socket: GreetedSocket) -> Connection:
+        return Connection(
             number,
-            *connection,
+            *greeted_socket,
             self,
             heartbeat_s=self._heartbeat_s,
-            silence_s=SILENT_BEATS * self._heartbeat_s,
+            silence_timeout_s=MAX_MISSED_HEARTBEATS * self._heartbeat_s,
             clock=self._clock,
         )
 
-    def _fail(self, error: PeerError) -> None:
+    def _fail_pending(self, error: PeerError) -> None:
         with self._lock:
             self._error = error = self._error or error
-        self.mailbox.fail(error)
-        self.outbox.fail(error)
+        self.matcher.fail(error)
+        self.send_queue.fail(error)
 
-    def _lost(self, error: PeerError) -> None:
+    def _mark_lost(self, error: PeerError) -> None:
         with self._lock:
             known = self._error is not None
         self.fail(error)
-        if not known and self.farewell is None:
+        if not known and self.close_reason is None:
             self._on_loss(error)

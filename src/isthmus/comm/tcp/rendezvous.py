@@ -1,4 +1,4 @@
-"""`connect`: connect to every other rank of the run: dial the lower ranks, accept the higher ones."""
+"""`connect_ranks`: connect to every other rank of the run: dial the lower ranks, accept the higher ones."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from isthmus.comm.tcp.endpoint import DIAL_S, Endpoint, dial_lane, may_pass, tune
-from isthmus.comm.tcp.reconnect import Connection
-from isthmus.comm.tcp.wire_format import Greeting, answer
+from isthmus.comm.tcp.endpoint import DIAL_TIMEOUT_S, Endpoint, dial_rank, is_transient, set_socket_options
+from isthmus.comm.tcp.reconnect import GreetedSocket
+from isthmus.comm.tcp.wire_format import Greeting, answer_greeting
 from isthmus.core.errors import IsthmusError, PeerError, RestartError, UnavailableError
 from isthmus.wan.dial import dial
 
-GREETING_S = 10.0
+GREETING_TIMEOUT_S = 10.0
 """Longest time from accepting a connection to its complete greeting."""
 
-MAX_STRANGERS = 64
+MAX_PENDING_CONNECTIONS = 64
 """Most connections without a valid greeting; further ones stay in the listen backlog."""
 
-Lane = tuple[int, int]
+ConnectionKey = tuple[int, int]
 """A peer's rank and the number of the connection to it."""
 
 _POLL_S = 0.2
-_LOOK_S = 1.0
+_LISTEN_CHECK_S = 1.0
 
 
-def connect(
+def connect_ranks(
     greeting: Greeting,
     endpoints: Sequence[Endpoint],
     listener: socket.socket,
     timeout_s: float,
     clock: Callable[[], float] = time.time,
-) -> dict[int, list[Connection]]:
+) -> dict[int, list[GreetedSocket]]:
     """Connect to every other rank; return the connections by rank, ordered by connection number.
 
     `endpoints[r]` is where rank `r` listens, `listener` this rank's own socket. The higher rank of a pair
@@ -44,18 +44,18 @@ def connect(
     naming the rank that refused, was unreachable or missed `timeout_s`; `RestartError` for a later
     incarnation; `ProtocolError` for another format version.
     """
-    rendezvous = _Meeting(greeting, endpoints, time.monotonic() + timeout_s, clock)
+    rendezvous = _Rendezvous(greeting, endpoints, time.monotonic() + timeout_s, clock)
     keys = [(rank, number) for rank in range(greeting.rank) for number in range(endpoints[rank].lanes)]
     with ThreadPoolExecutor(len(keys) + 2, thread_name_prefix="isthmus-connect") as pool:
-        tasks = [pool.submit(rendezvous.accept, listener), pool.submit(rendezvous.look)]
+        tasks = [pool.submit(rendezvous.accept, listener), pool.submit(rendezvous.check_listening)]
         tasks += [pool.submit(rendezvous.dial, *one) for one in keys]
         for task in tasks:
-            task.add_done_callback(rendezvous.note)
-    rendezvous.end()
+            task.add_done_callback(rendezvous.on_task_done)
+    rendezvous.close_pending()
     if rendezvous.errors:
         for connection, _ in rendezvous.connections.values():
             connection.close()
-        raise rendezvous.worst()
+        raise rendezvous.decisive_error()
     return {
         rank: [rendezvous.connections[rank, number] for number in range(endpoint.lanes)]
         for rank, endpoint in enumerate(endpoints)
@@ -64,27 +64,27 @@ def connect(
 
 
 @dataclass
-class _Meeting:
+class _Rendezvous:
     """One rank's side of the rendezvous; the first error stops all of it."""
 
     greeting: Greeting
     endpoints: Sequence[Endpoint]
     deadline_s: float
     clock: Callable[[], float]
-    connections: dict[Lane, Connection] = field(default_factory=dict)
+    connections: dict[ConnectionKey, GreetedSocket] = field(default_factory=dict)
     errors: list[BaseException] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-    accepted: threading.Event = field(default_factory=threading.Event)
-    claimed: set[Lane] = field(default_factory=set)
-    callers: dict[threading.Thread, socket.socket] = field(default_factory=dict)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    all_accepted: threading.Event = field(default_factory=threading.Event)
+    claimed: set[ConnectionKey] = field(default_factory=set)
+    pending: dict[threading.Thread, socket.socket] = field(default_factory=dict)
     dialled: list[socket.socket] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return max(self.deadline_s - time.monotonic(), 0.01)
 
-    def note(self, task: Future[None]) -> None:
+    def on_task_done(self, task: Future[None]) -> None:
         error = task.exception()
         if error is not None:
             self.fail(error)
@@ -92,120 +92,120 @@ class _Meeting:
     def fail(self, error: BaseException) -> None:
         """Record `error`, stop accepting and shut down the dialled sockets."""
         self.errors.append(error)
-        self.over.set()
-        self.accepted.set()
+        self.stopped.set()
+        self.all_accepted.set()
         with self.lock:
             dialled = list(self.dialled)
         for connection in dialled:
-            _shut(connection)
+            _shut_down(connection)
 
-    def worst(self) -> BaseException:
+    def decisive_error(self) -> BaseException:
         """Return the error to raise: the `RestartError` of the latest incarnation, else the first error."""
         newer = [error for error in self.errors if isinstance(error, RestartError)]
         return max(newer, key=lambda error: error.incarnation) if newer else self.errors[0]
 
-    def dial(self, rank: int, lane: int) -> None:
+    def dial(self, rank: int, number: int) -> None:
         """Dial and greet a lower rank; retry while its route starts or its process is replaced."""
         endpoint = self.endpoints[rank]
         while True:
             try:
-                found = dial_lane(self.greeting, rank, lane, endpoint, self.left_s, self.clock, self._opened)
+                found = dial_rank(self.greeting, rank, number, endpoint, self.remaining_s, self.clock, self._on_dialled)
                 break
             except UnavailableError as error:
-                if isinstance(error, PeerError) and not may_pass(error):
+                if isinstance(error, PeerError) and not is_transient(error):
                     raise
-                if self.over.wait(_POLL_S) or self.left_s <= _POLL_S:
+                if self.stopped.wait(_POLL_S) or self.remaining_s <= _POLL_S:
                     raise
-        self.connections[rank, lane] = found
+        self.connections[rank, number] = found
 
-    def _opened(self, connection: socket.socket) -> None:
+    def _on_dialled(self, sock: socket.socket) -> None:
         with self.lock:
-            self.dialled.append(connection)
-        if self.over.is_set():
-            _shut(connection)
+            self.dialled.append(sock)
+        if self.stopped.is_set():
+            _shut_down(sock)
 
     def accept(self, listener: socket.socket) -> None:
         """Accept connections, each answered in its own thread, until all higher ranks are connected."""
-        expected = self._expected()
+        expected = self._expected_keys()
         listener.settimeout(_POLL_S)
         while missing := expected - self.connections.keys():
-            if self.over.is_set():
+            if self.stopped.is_set():
                 return
-            if self.left_s <= _POLL_S:
+            if self.remaining_s <= _POLL_S:
                 ranks = ", ".join(map(str, sorted({rank for rank, _ in missing})))
                 raise PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected")
-            if len(self.callers) > len(expected) + MAX_STRANGERS:
-                self.over.wait(_POLL_S)
+            if len(self.pending) > len(expected) + MAX_PENDING_CONNECTIONS:
+                self.stopped.wait(_POLL_S)
                 continue
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
                 continue
-            self._hear(connection)
-        self.accepted.set()
+            self._start_answer(connection)
+        self.all_accepted.set()
 
-    def look(self) -> None:
+    def check_listening(self) -> None:
         """Check periodically that the missing higher ranks still listen; raise `PeerError` if one is gone."""
-        while not self.accepted.wait(_LOOK_S):
-            for rank in sorted({rank for rank, _ in self._expected() - self.connections.keys()}):
+        while not self.all_accepted.wait(_LISTEN_CHECK_S):
+            for rank in sorted({rank for rank, _ in self._expected_keys() - self.connections.keys()}):
                 endpoint = self.endpoints[rank]
                 try:
-                    dial((endpoint.host, endpoint.port), endpoint.route, min(DIAL_S, self.left_s)).close()
+                    dial((endpoint.host, endpoint.port), endpoint.route, min(DIAL_TIMEOUT_S, self.remaining_s)).close()
                 except UnavailableError as error:
-                    if isinstance(error, PeerError) and not may_pass(error):
+                    if isinstance(error, PeerError) and not is_transient(error):
                         raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error
 
-    def _expected(self) -> set[Lane]:
+    def _expected_keys(self) -> set[ConnectionKey]:
         higher = range(self.greeting.rank + 1, self.greeting.size)
         return {(rank, number) for rank in higher for number in range(self.endpoints[rank].lanes)}
 
-    def end(self) -> None:
+    def close_pending(self) -> None:
         """Shut down connections without a complete greeting and join their threads."""
         with self.lock:
-            waiting = dict(self.callers)
+            waiting = dict(self.pending)
         for connection in waiting.values():
-            _shut(connection)
+            _shut_down(connection)
         for thread in waiting:
             thread.join()
 
-    def _hear(self, connection: socket.socket) -> None:
-        thread = threading.Thread(target=self._answer, args=(connection,), name="isthmus-answer", daemon=True)
+    def _start_answer(self, sock: socket.socket) -> None:
+        thread = threading.Thread(target=self._answer, args=(sock,), name="isthmus-answer", daemon=True)
         with self.lock:
-            self.callers[thread] = connection
+            self.pending[thread] = sock
         thread.start()
 
-    def _claim(self, rank: int, lane: int) -> bool:
+    def _claim(self, rank: int, number: int) -> bool:
         with self.lock:
-            known = (rank, lane) in self.claimed or not 0 <= lane < self.endpoints[rank].lanes
-            self.claimed.add((rank, lane))
+            known = (rank, number) in self.claimed or not 0 <= number < self.endpoints[rank].lanes
+            self.claimed.add((rank, number))
             return not known
 
-    def _answer(self, connection: socket.socket) -> None:
-        claimed: list[Lane] = []
+    def _answer(self, sock: socket.socket) -> None:
+        claimed: list[ConnectionKey] = []
 
         def claim(rank: int, number: int) -> bool:
             if self._claim(rank, number):
                 claimed.append((rank, number))
-                tune(connection, self.endpoints[rank].congestion_control)
+                set_socket_options(sock, self.endpoints[rank].congestion_control)
             return bool(claimed)
 
         try:
-            connection.settimeout(min(self.left_s, GREETING_S))
-            rank, number, offset_s = answer(connection, self.greeting, self.clock, claim)
+            sock.settimeout(min(self.remaining_s, GREETING_TIMEOUT_S))
+            rank, number, offset_s = answer_greeting(sock, self.greeting, self.clock, claim)
         except (IsthmusError, OSError) as error:
-            connection.close()
+            sock.close()
             self.claimed.difference_update(claimed)
             if isinstance(error, RestartError):
                 self.fail(error)
         else:
-            with self.lock:  # atomic, so that `end` does not shut this connection down
-                del self.callers[threading.current_thread()]
-                self.connections[rank, number] = (connection, offset_s)
+            with self.lock:  # atomic, so that `close_pending` does not shut this connection down
+                del self.pending[threading.current_thread()]
+                self.connections[rank, number] = (sock, offset_s)
         finally:
             with self.lock:
-                self.callers.pop(threading.current_thread(), None)
+                self.pending.pop(threading.current_thread(), None)
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)

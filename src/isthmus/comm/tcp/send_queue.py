@@ -1,4 +1,4 @@
-"""`Outbox`: the unacknowledged messages to one peer, in fragments that any connection may send."""
+"""`SendQueue`: the unacknowledged messages to one peer, in fragments that any connection may send."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from isthmus.comm.tcp.wire_format import DATA, RECEIVED, Head
+from isthmus.comm.tcp.wire_format import ACK, DATA, FrameHeader
 from isthmus.core.errors import PeerError
 
-QUEUE_MESSAGES = 256
+MAX_UNACKED_MESSAGES = 256
 """Unacknowledged messages to one peer above which `put` blocks."""
 
-PIECE_BYTES = 256 * 2**10
+MAX_FRAGMENT_BYTES = 256 * 2**10
 """Fragment size: the fragments of a longer message use all connections in parallel."""
 
 
 @dataclass(eq=False)
-class Piece:
+class Fragment:
     """A fragment of a message, or a control frame, as header and payload."""
 
-    head: Head
+    header: FrameHeader
     payload: memoryview
 
 
 @dataclass(eq=False)
-class _Message:
+class _OutgoingMessage:
     """An unacknowledged message; its future is done when the peer acknowledges it."""
 
     number: int
-    pieces: list[Piece]
+    fragments: list[Fragment]
     num_bytes: int
     tag: int
     future: Future[None] = field(default_factory=Future)
 
 
-class Outbox:
+class SendQueue:
     """Unacknowledged messages by number, and the fragments that no connection has taken. Thread-safe.
 
     Connections overtake each other, so a message waits until the previous one of its tag is acknowledged;
@@ -46,91 +46,91 @@ class Outbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._pieces: deque[Piece] = deque()
-        self._notes: deque[Piece] = deque()
-        self._under_way: dict[int, _Message] = {}
-        self._behind: dict[int, deque[_Message]] = {}
-        self._number = 0
+        self._fragments: deque[Fragment] = deque()
+        self._acks: deque[Fragment] = deque()
+        self._unacked: dict[int, _OutgoingMessage] = {}
+        self._waiting_by_tag: dict[int, deque[_OutgoingMessage]] = {}
+        self._next_number = 0
         self._error: PeerError | None = None
 
     def put(self, tag: int, label: str, payload: memoryview, sent_s: float) -> Future[None]:
         """Queue a message; its future is done when acknowledged. Blocks while too many are unacknowledged."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error or len(self._under_way) < QUEUE_MESSAGES)
+            self._changed.wait_for(lambda: self._error or len(self._unacked) < MAX_UNACKED_MESSAGES)
             if self._error is not None:
                 failed: Future[None] = Future()
                 failed.set_exception(self._error)
                 return failed
-            fragments = list(_cut(self._number, tag, label, payload, sent_s))
-            message = _Message(self._number, fragments, len(payload), tag)
-            self._number += 1
-            self._under_way[message.number] = message
-            if tag in self._behind:
-                self._behind[tag].append(message)
+            fragments = list(_split(self._next_number, tag, label, payload, sent_s))
+            message = _OutgoingMessage(self._next_number, fragments, len(payload), tag)
+            self._next_number += 1
+            self._unacked[message.number] = message
+            if tag in self._waiting_by_tag:
+                self._waiting_by_tag[tag].append(message)
             else:
-                self._behind[tag] = deque()
-                self._pieces.extend(message.pieces)
+                self._waiting_by_tag[tag] = deque()
+                self._fragments.extend(message.fragments)
             self._changed.notify_all()
             return message.future
 
-    def note(self, number: int) -> None:
+    def queue_ack(self, number: int) -> None:
         """Queue an acknowledgement of message `number`."""
         with self._changed:
-            self._notes.append(Piece(Head(RECEIVED, number), memoryview(b"")))
+            self._acks.append(Fragment(FrameHeader(ACK, number), memoryview(b"")))
             self._changed.notify_all()
 
-    def take(self, at_most_bytes: int = PIECE_BYTES) -> Piece | None:
-        """Return the next fragment to send; None if there is none or it is longer than `at_most_bytes`."""
+    def take(self, max_bytes: int = MAX_FRAGMENT_BYTES) -> Fragment | None:
+        """Return the next fragment to send; None if there is none or it is longer than `max_bytes`."""
         with self._changed:
             while True:
-                queue = self._notes or self._pieces
-                if not queue or len(queue[0].payload) > at_most_bytes:
+                queue = self._acks or self._fragments
+                if not queue or len(queue[0].payload) > max_bytes:
                     return None
                 fragment = queue.popleft()
-                if fragment.head.kind != DATA or fragment.head.number in self._under_way:
+                if fragment.header.kind != DATA or fragment.header.number in self._unacked:
                     return fragment
 
-    def has_pieces(self) -> bool:
+    def has_fragments(self) -> bool:
         """Return whether message fragments are queued."""
         with self._changed:
-            return bool(self._pieces)
+            return bool(self._fragments)
 
-    def give_back(self, pieces: list[Piece]) -> None:
+    def requeue(self, fragments: list[Fragment]) -> None:
         """Requeue, first in line, the unacknowledged frames of a broken connection."""
         with self._changed:
-            unacked = [one for one in pieces if one.head.kind != DATA or one.head.number in self._under_way]
-            self._pieces.extendleft(reversed([one for one in unacked if one.head.kind == DATA]))
-            self._notes.extendleft(reversed([one for one in unacked if one.head.kind != DATA]))
+            unacked = [one for one in fragments if one.header.kind != DATA or one.header.number in self._unacked]
+            self._fragments.extendleft(reversed([one for one in unacked if one.header.kind == DATA]))
+            self._acks.extendleft(reversed([one for one in unacked if one.header.kind != DATA]))
             self._changed.notify_all()
 
-    def arrived(self, number: int) -> int | None:
+    def mark_acked(self, number: int) -> int | None:
         """Complete message `number`; return its bytes, None for a duplicate acknowledgement."""
         with self._changed:
-            message = self._under_way.pop(number, None)
+            message = self._unacked.pop(number, None)
             if message is None:
                 return None
-            behind = self._behind[message.tag]
+            behind = self._waiting_by_tag[message.tag]
             if behind:
-                self._pieces.extend(behind.popleft().pieces)
+                self._fragments.extend(behind.popleft().fragments)
             else:
-                del self._behind[message.tag]
+                del self._waiting_by_tag[message.tag]
             self._changed.notify_all()
         message.future.set_result(None)
         return message.num_bytes
 
-    def is_under_way(self, number: int) -> bool:
+    def is_unacked(self, number: int) -> bool:
         """Return whether message `number` is unacknowledged."""
         with self._changed:
-            return number in self._under_way
+            return number in self._unacked
 
     def fail(self, error: PeerError) -> None:
         """Fail all unacknowledged and future messages with the first error given."""
         with self._changed:
             self._error = self._error or error
-            failed, error = list(self._under_way.values()), self._error
-            self._under_way.clear()
-            self._behind.clear()
-            self._pieces.clear()
+            failed, error = list(self._unacked.values()), self._error
+            self._unacked.clear()
+            self._waiting_by_tag.clear()
+            self._fragments.clear()
             self._changed.notify_all()
         for message in failed:
             message.future.set_exception(error)
@@ -138,19 +138,19 @@ class Outbox:
     def drop(self, error: PeerError) -> None:
         """Fail every message and drop queued acknowledgements: the peer is unreachable."""
         with self._changed:
-            self._notes.clear()
+            self._acks.clear()
         self.fail(error)
 
-    def wait_for_work(self, timeout_s: float, or_else: Callable[[], bool]) -> bool:
-        """Block until a frame is queued or, after `wake`, `or_else()` holds; False after `timeout_s`."""
+    def wait_for_work(self, timeout_s: float, stop: Callable[[], bool]) -> bool:
+        """Block until a frame is queued or, after `wake`, `stop()` holds; False after `timeout_s`."""
         with self._changed:
-            ready = self._changed.wait_for(lambda: self._notes or self._pieces or or_else(), timeout_s)
+            ready = self._changed.wait_for(lambda: self._acks or self._fragments or stop(), timeout_s)
             return bool(ready)
 
-    def wait_until_arrived(self, timeout_s: float) -> bool:
+    def wait_until_acked(self, timeout_s: float) -> bool:
         """Block until everything is acknowledged; return False after `timeout_s`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not (self._under_way or self._notes), timeout_s)
+            return self._changed.wait_for(lambda: not (self._unacked or self._acks), timeout_s)
 
     def wake(self) -> None:
         """Wake threads blocked in `wait_for_work`."""
@@ -158,7 +158,7 @@ class Outbox:
             self._changed.notify_all()
 
 
-def _cut(number: int, tag: int, label: str, payload: memoryview, sent_s: float) -> Iterator[Piece]:
-    for offset in range(0, len(payload) or 1, PIECE_BYTES):
-        data = payload[offset : offset + PIECE_BYTES]
-        yield Piece(Head(DATA, number, tag, sent_s, label, len(payload), offset, len(data)), data)
+def _split(number: int, tag: int, label: str, payload: memoryview, sent_s: float) -> Iterator[Fragment]:
+    for offset in range(0, len(payload) or 1, MAX_FRAGMENT_BYTES):
+        data = payload[offset : offset + MAX_FRAGMENT_BYTES]
+        yield Fragment(FrameHeader(DATA, number, tag, sent_s, label, len(payload), offset, len(data)), data)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from isthmus.comm.tcp.acceptor import Door
-from isthmus.comm.tcp.endpoint import Endpoint, dial_lane, may_pass, tune
+from isthmus.comm.tcp.acceptor import Acceptor
+from isthmus.comm.tcp.endpoint import Endpoint, dial_rank, is_transient, set_socket_options
 from isthmus.comm.tcp.peer import Peer
-from isthmus.comm.tcp.reconnect import Connection, OnLink
-from isthmus.comm.tcp.shutdown import Ending
+from isthmus.comm.tcp.reconnect import GreetedSocket, OnLink
+from isthmus.comm.tcp.shutdown import Shutdown
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
@@ -20,14 +20,14 @@ from isthmus.wan.dial import dial
 LINGER_S = 5.0
 """How long an orderly close waits for queued messages and silent peers; a failing one waits a fifth."""
 
-REDIAL_S = 2.0
+REDIAL_TIMEOUT_S = 2.0
 """Longest time for one attempt to reopen a connection."""
 
 
 class TcpTransport:
     """A `Transport` over one or several connections per pair of ranks; the higher rank of a pair dials.
 
-    `connections` are those that `connect` made to `endpoints`. `listener` stays open for reconnects until the
+    `greeted_sockets` are those that `connect` made to `endpoints`. `listener` stays open for reconnects until the
     transport is closed.
     """
 
@@ -35,7 +35,7 @@ class TcpTransport:
         self,
         greeting: Greeting,
         endpoints: Sequence[Endpoint],
-        connections: Mapping[int, Sequence[Connection]],
+        greeted_sockets: Mapping[int, Sequence[GreetedSocket]],
         listener: socket.socket,
         *,
         heartbeat_s: float = 2.0,
@@ -45,27 +45,27 @@ class TcpTransport:
     ) -> None:
         self.rank, self.size = greeting.rank, greeting.size
         self._greeting, self._endpoints, self._on_loss = greeting, endpoints, on_loss
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._peers = {
             rank: Peer(
                 rank,
                 sockets,
                 heartbeat_s=heartbeat_s,
                 timeout_s=peer_timeout_s,
-                on_loss=self._lose,
+                on_loss=self._on_peer_lost,
                 on_link=on_link,
                 redial=self._redial,
             )
-            for rank, sockets in connections.items()
+            for rank, sockets in greeted_sockets.items()
         }
         for peer in self._peers.values():
             peer.start()
-        self._door = Door(
+        self._acceptor = Acceptor(
             listener,
             greeting,
             lambda rank, number, connection: self._peers[rank].attach(number, connection),
-            lambda rank, connection: tune(connection, endpoints[rank].congestion_control),
-            self._begun_anew,
+            lambda rank, connection: set_socket_options(connection, endpoints[rank].congestion_control),
+            self._on_newer_incarnation,
         )
 
     def send(self, peer: int, tag: int, label: str, payload: memoryview) -> Future[None]:
@@ -82,66 +82,66 @@ class TcpTransport:
 
     def loss(self, wait_s: float = 0.0) -> PeerError | None:
         """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
-        return self._ending.loss(wait_s)
+        return self._shutdown.loss(wait_s)
 
-    def when_lost(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, when a loss breaks the transport or it is aborted."""
-        self._ending.when_over(wake)
+    def add_loss_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread, when a loss breaks the transport or it is aborted."""
+        self._shutdown.add_callback(callback)
 
     def close(self, reason: str = "") -> None:
         """Send all queued messages, exchange CLOSE and stop all threads.
 
         Waits for an active peer until it sends CLOSE too, for a silent one at most `LINGER_S`.
         """
-        if self._ending.close() is None:
+        if self._shutdown.mark_closed() is None:
             return
-        orderly = not (reason or self._ending.lost)
+        orderly = not (reason or self._shutdown.lost)
         linger_s, silence_s = (LINGER_S, LINGER_S) if orderly else (LINGER_S / 5, 0.0)
         deadline_s = time.monotonic() + linger_s
         for peer in self._peers.values():
-            peer.part(reason, max(deadline_s - time.monotonic(), 0.0))
+            peer.close(reason, max(deadline_s - time.monotonic(), 0.0))
         for peer in self._peers.values():
             peer.join(max(deadline_s - time.monotonic(), 0.0), silence_s)
-        self._door.close()
+        self._acceptor.close()
 
-    def stragglers(self) -> list[int]:
+    def unclosed_peers(self) -> list[int]:
         """Return, after `close`, the ranks that sent no CLOSE."""
-        return [rank for rank, peer in self._peers.items() if not peer.has_left]
+        return [rank for rank, peer in self._peers.items() if not peer.has_closed]
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Break all connections without CLOSE; a new transport may reconnect the ranks."""
-        wakes = self._ending.close()
+        wakes = self._shutdown.mark_closed()
         if wakes is None:
             return
         for peer in self._peers.values():
-            peer.abandon()
+            peer.abort()
         for wake in wakes:
             wake()
-        self._door.close()
+        self._acceptor.close()
 
-    def _redial(self, rank: int, lane: int) -> Connection | None:
+    def _redial(self, rank: int, number: int) -> GreetedSocket | None:
         """Reopen a connection; the dialled side only checks that the peer still listens and returns None."""
         endpoint = self._endpoints[rank]
         try:
             if rank < self.rank:
-                return dial_lane(self._greeting, rank, lane, endpoint, REDIAL_S)
-            dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_S).close()
+                return dial_rank(self._greeting, rank, number, endpoint, REDIAL_TIMEOUT_S)
+            dial((endpoint.host, endpoint.port), endpoint.route, REDIAL_TIMEOUT_S).close()
         except PeerError as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise UnavailableError(error.message, hint=error.hint) from error
             raise
         return None
 
-    def _begun_anew(self, error: RestartError) -> None:
+    def _on_newer_incarnation(self, error: RestartError) -> None:
         """Handle a restarted rank: as a loss, or, while closing, by not waiting for its CLOSE."""
-        if self._ending.closed:
+        if self._shutdown.closed:
             for peer in self._peers.values():
-                peer.give_up()
+                peer.stop_waiting()
         else:
-            self._lose(error)
+            self._on_peer_lost(error)
 
-    def _lose(self, error: PeerError) -> None:
-        wakes = self._ending.lose(error)
+    def _on_peer_lost(self, error: PeerError) -> None:
+        wakes = self._shutdown.mark_lost(error)
         if wakes is None:
             return
         for peer in self._peers.values():

@@ -19,68 +19,75 @@ from typing import Any
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 
 FORMAT_VERSION = 3
-DATA, HEARTBEAT, LEAVE, RECEIVED = 1, 2, 3, 4
-"""Frame kinds. `DATA` carries a fragment of a message; `LEAVE` the reason, empty for an orderly close;
-`RECEIVED` acknowledges the message of its number. `RECEIVED` and `HEARTBEAT` have no payload."""
+DATA, HEARTBEAT, CLOSE, ACK = 1, 2, 3, 4
+"""Frame kinds. `DATA` carries a fragment of a message; `CLOSE` the reason, empty for an orderly close;
+`ACK` acknowledges the message of its number. `ACK` and `HEARTBEAT` have no payload."""
 
 MAX_REASON_BYTES = 4096
 MAX_MESSAGE_BYTES = 2**40
 """Upper bound on a message; a header above it is malformed."""
 
-_HEAD = struct.Struct("!BBQqdQQQ")
+_HEADER = struct.Struct("!BBQqdQQQ")
 _MAX_LINE_BYTES = 4096
 _CHUNK_BYTES = 2**20
-_MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, LEAVE: MAX_REASON_BYTES, RECEIVED: 0}
+_MAX_PAYLOAD_BYTES = {DATA: MAX_MESSAGE_BYTES, HEARTBEAT: 0, CLOSE: MAX_REASON_BYTES, ACK: 0}
 
 
 @dataclass(frozen=True)
-class Head:
-    """A frame header; the payload is `size` bytes at `offset` of message `number`, `num_bytes` long."""
+class FrameHeader:
+    """A frame header; the payload is `payload_bytes` bytes at `offset` of message `number`, `message_bytes` long."""
 
     kind: int
     number: int = 0
     tag: int = 0
     sent_s: float = 0.0
     label: str = ""
-    num_bytes: int = 0
+    message_bytes: int = 0
     offset: int = 0
-    size: int = 0
+    payload_bytes: int = 0
 
 
-def pack_head(head: Head) -> bytes:
+def pack_header(header: FrameHeader) -> bytes:
     """Return header and label as bytes."""
-    label = head.label.encode()
-    fixed = _HEAD.pack(
-        head.kind, len(label), head.number, head.tag, head.sent_s, head.num_bytes, head.offset, head.size
+    label = header.label.encode()
+    fixed = _HEADER.pack(
+        header.kind,
+        len(label),
+        header.number,
+        header.tag,
+        header.sent_s,
+        header.message_bytes,
+        header.offset,
+        header.payload_bytes,
     )
     return fixed + label
 
 
-def read_head(connection: socket.socket, patient: Callable[[], bool] = lambda: False) -> Head:
+def read_header(sock: socket.socket, tolerate_silence: Callable[[], bool] = lambda: False) -> FrameHeader:
     """Receive one header and its label.
 
-    Raises `ConnectionResetError` if the peer closed, `TimeoutError` on silence unless `patient()`,
+    Raises `ConnectionResetError` if the peer closed, `TimeoutError` on silence unless `tolerate_silence()`,
     `ValueError` for a malformed header.
     """
-    fixed = bytearray(_HEAD.size)
-    read_into(connection, memoryview(fixed), patient)
-    kind, label_bytes, number, tag, sent_s, num_bytes, offset, size = _HEAD.unpack(fixed)
+    fixed = bytearray(_HEADER.size)
+    receive_exactly(sock, memoryview(fixed), tolerate_silence)
+    kind, label_bytes, number, tag, sent_s, num_bytes, offset, size = _HEADER.unpack(fixed)
     if num_bytes > _MAX_PAYLOAD_BYTES.get(kind, -1) or offset + size > num_bytes:
         raise ValueError(f"kind {kind} with {size} of {num_bytes} bytes")
     label = bytearray(label_bytes)
-    read_into(connection, memoryview(label), patient)
-    return Head(kind, number, tag, sent_s, label.decode(), num_bytes, offset, size)
+    receive_exactly(sock, memoryview(label), tolerate_silence)
+    return FrameHeader(kind, number, tag, sent_s, label.decode(), num_bytes, offset, size)
 
 
-def read_into(
-    connection: socket.socket, buffer: memoryview, patient: Callable[[], bool] = lambda: False
+def receive_exactly(
+    sock: socket.socket, buffer: memoryview, tolerate_silence: Callable[[], bool] = lambda: False
 ) -> None:
-    """Fill `buffer`. The socket's timeout bounds each read; it is ignored while `patient()`."""
+    """Fill `buffer`. The socket's timeout bounds each read; it is ignored while `tolerate_silence()`."""
     while len(buffer):
         try:
-            count = connection.recv_into(buffer[:_CHUNK_BYTES])
+            count = sock.recv_into(buffer[:_CHUNK_BYTES])
         except TimeoutError:
-            if not patient():
+            if not tolerate_silence():
                 raise
             continue
         if count == 0:
@@ -88,26 +95,26 @@ def read_into(
         buffer = buffer[count:]
 
 
-def write(connection: socket.socket, data: memoryview, stopped: Callable[[], bool]) -> None:
-    """Send all of `data`; ignore timeouts of a peer that is busy, until `stopped()`."""
+def send_all(sock: socket.socket, data: memoryview, is_stopped: Callable[[], bool]) -> None:
+    """Send all of `data`; ignore timeouts of a peer that is busy, until `is_stopped()`."""
     while len(data):
         try:
-            data = data[connection.send(data[:_CHUNK_BYTES]) :]
+            data = data[sock.send(data[:_CHUNK_BYTES]) :]
         except TimeoutError:
-            if stopped():
+            if is_stopped():
                 raise
 
 
-def write_line(connection: socket.socket, message: dict[str, Any]) -> None:
+def send_json_line(sock: socket.socket, message: dict[str, Any]) -> None:
     """Send one line of JSON."""
-    connection.sendall(json.dumps(message).encode() + b"\n")
+    sock.sendall(json.dumps(message).encode() + b"\n")
 
 
-def read_line(connection: socket.socket) -> dict[str, Any]:
+def receive_json_line(sock: socket.socket) -> dict[str, Any]:
     """Receive exactly one line, a JSON object; raise `ProtocolError` for anything else."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = connection.recv(1)
+        byte = sock.recv(1)
         if not byte:
             raise ConnectionResetError("closed its connection while greeting")
         line += byte
@@ -142,7 +149,7 @@ class Greeting:
         return {"isthmus": FORMAT_VERSION, "byteorder": sys.byteorder, **self.__dict__}
 
 
-def refusal(mine: Greeting, theirs: dict[str, Any]) -> str:
+def refusal_reason(mine: Greeting, theirs: dict[str, Any]) -> str:
     """Return why `mine` rejects the greeting `theirs`; empty if it accepts."""
     for key, value in mine.as_dict().items():
         if key not in ("rank", "incarnation") and theirs.get(key) != value:
@@ -155,22 +162,22 @@ def refusal(mine: Greeting, theirs: dict[str, Any]) -> str:
     return ""
 
 
-_PINGS = 4
+_NUM_PINGS = 4
 _TIMES = struct.Struct("!dd")
 
 
-def greet(
-    connection: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time, lane: int = 0
+def send_greeting(
+    sock: socket.socket, mine: Greeting, clock: Callable[[], float] = time.time, number: int = 0
 ) -> float:
-    """Greet the dialled peer for connection number `lane`; return its clock minus ours in seconds.
+    """Greet the dialled peer for connection number `number`; return its clock minus ours in seconds.
 
     The offset comes from the shortest of a few round trips, assumed symmetric (D. Mills, RFC 5905,
     section 8). Raises `PeerError` or `ProtocolError` if the peer rejects the greeting, `UnavailableError`
     if a retry may succeed, `RestartError` if the peer has a later incarnation.
     """
     # Step 1: greet, and raise if the peer rejects us.
-    write_line(connection, mine.as_dict() | {"lane": lane})
-    answer = read_line(connection)
+    send_json_line(sock, mine.as_dict() | {"lane": number})
+    answer = receive_json_line(sock)
     why = answer.get("refused")
     if why:
         newer = answer.get("incarnation")
@@ -181,19 +188,19 @@ def greet(
         raise kind(f"the worker dialled by rank {mine.rank} refused: {why}")
     # Step 2: estimate the clock offset, and tell the peer.
     best = (float("inf"), 0.0)
-    for _ in range(_PINGS):
+    for _ in range(_NUM_PINGS):
         start_s = clock()
-        connection.sendall(_TIMES.pack(start_s, 0.0))
-        received_s, answered_s = _read_times(connection)
+        sock.sendall(_TIMES.pack(start_s, 0.0))
+        received_s, answered_s = _read_times(sock)
         end_s = clock()
         round_trip_s = (end_s - start_s) - (answered_s - received_s)
         best = min(best, (round_trip_s, ((received_s - start_s) + (answered_s - end_s)) / 2))
-    connection.sendall(_TIMES.pack(best[1], 0.0))
+    sock.sendall(_TIMES.pack(best[1], 0.0))
     return best[1]
 
 
-def answer(
-    connection: socket.socket,
+def answer_greeting(
+    sock: socket.socket,
     mine: Greeting,
     clock: Callable[[], float] = time.time,
     claim: Callable[[int, int], bool] = lambda _rank, _number: True,
@@ -204,8 +211,8 @@ def answer(
     rejected greeting and `RestartError` for a later incarnation, which is rejected as well.
     """
     # Step 1: read the greeting and decide; `later` means that a retry may succeed.
-    theirs = read_line(connection)
-    why, number = refusal(mine, theirs), theirs.get("lane", 0)
+    theirs = receive_json_line(sock)
+    why, number = refusal_reason(mine, theirs), theirs.get("lane", 0)
     if type(number) is not int:
         why, number = why or f"lane must be an integer, got {number!r}", 0
     newer = not why and theirs["incarnation"] > mine.incarnation
@@ -215,22 +222,22 @@ def answer(
         later = not why and not claim(theirs["rank"], number)
         why = f"rank {theirs['rank']} is already connected" if later else why
     # Step 2: reply.
-    write_line(connection, {"refused": why, "later": later, "incarnation": mine.incarnation})
+    send_json_line(sock, {"refused": why, "later": later, "incarnation": mine.incarnation})
     if newer:
         raise RestartError(f"rank {theirs['rank']} has restarted", incarnation=theirs["incarnation"])
     if why:
         raise ProtocolError(f"rejected a greeting: {why}")
     # Step 3: answer the pings and read the clock offset that the dialler computed.
-    for _ in range(_PINGS):
-        _read_times(connection)
+    for _ in range(_NUM_PINGS):
+        _read_times(sock)
         received_s = clock()
-        connection.sendall(_TIMES.pack(received_s, clock()))
-    offset_s, _ = _read_times(connection)
+        sock.sendall(_TIMES.pack(received_s, clock()))
+    offset_s, _ = _read_times(sock)
     return int(theirs["rank"]), number, -offset_s
 
 
-def _read_times(connection: socket.socket) -> tuple[float, float]:
+def _read_times(sock: socket.socket) -> tuple[float, float]:
     data = bytearray(_TIMES.size)
-    read_into(connection, memoryview(data))
+    receive_exactly(sock, memoryview(data))
     first_s, second_s = _TIMES.unpack(data)
     return first_s, second_s

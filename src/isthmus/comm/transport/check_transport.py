@@ -2,7 +2,7 @@
 
 Each check runs all ranks of a job in threads of this process and raises `AssertionError` naming the
 broken rule. The fake and both TCP transports pass. Process groups have their own kit
-(`isthmus.comm.group.check_group`).
+(`isthmus.comm.group.check_process_group`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from isthmus.comm.transport.transport import JoinedTransport, Transport
 from isthmus.core.errors import PeerError
 
-LIMIT_S = 30.0
+RULE_TIMEOUT_S = 30.0
 """Time limit for each wait in a rule."""
 
 _Result = TypeVar("_Result")
@@ -24,27 +24,27 @@ _BIG_BYTES = 3 * 2**20 + 7
 
 def check_transport(make: Callable[[int], Sequence[Transport]]) -> None:
     """Check the rules of `Transport`; `make(n)` returns `n` new, connected transports."""
-    whole = (_counts, _in_order_per_tag, _big_both_ways, _refuses_another_label)
-    for rules in (whole, (_leave_wakes,), (_gives_up,)):
+    whole = (_counts_traffic, _in_order_per_tag, _big_both_ways, _rejects_other_label)
+    for rules in (whole, (_close_wakes_receivers,), (_close_with_reason,)):
         transports = make(3)
         try:
             for rule in rules:
                 rule(transports)
         finally:
-            each(transports, lambda one: one.close())
+            run_on_ranks(transports, lambda one: one.close())
 
 
 def check_joined_transport(make: Callable[[int], Sequence[JoinedTransport]]) -> None:
     """Check the rules of `JoinedTransport`: those of `Transport`, closing together and aborting."""
     check_transport(make)
-    for rule in (_part_together, _abandon):
+    for rule in (_close_together, _abort):
         rule(make(2))
 
 
-def each(ranks: Sequence[Any], run: Callable[[Any], _Result]) -> list[_Result]:
+def run_on_ranks(ranks: Sequence[Any], run: Callable[[Any], _Result]) -> list[_Result]:
     """Run `run(rank)` for all ranks concurrently and return the results; raise the first error."""
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return [future.result(LIMIT_S) for future in [pool.submit(run, one) for one in ranks]]
+        return [future.result(RULE_TIMEOUT_S) for future in [pool.submit(run, one) for one in ranks]]
 
 
 def expect(condition: bool, rule: str) -> None:
@@ -53,9 +53,7 @@ def expect(condition: bool, rule: str) -> None:
         raise AssertionError(rule)
 
 
-def _receive(
-    transport: Transport, peer: int, tag: int, num_bytes: int, label: str = "x"
-) -> tuple[bytearray, Any]:
+def _receive(transport: Transport, peer: int, tag: int, num_bytes: int, label: str = "x") -> tuple[bytearray, Any]:
     buffer = bytearray(num_bytes)
     return buffer, transport.receive(peer, tag, label, memoryview(buffer))
 
@@ -65,16 +63,16 @@ def _in_order_per_tag(transports: Sequence[Transport]) -> None:
     early, early_future = _receive(b, 0, 5, 3)
     sends = [a.send(1, tag, "x", memoryview(text)) for tag, text in ((7, b"one"), (7, b"two"), (5, b"six"))]
     sends.append(a.send(1, 9, "x", memoryview(b"")))
-    arrival = early_future.result(LIMIT_S)
+    arrival = early_future.result(RULE_TIMEOUT_S)
     expect(bytes(early) == b"six", "tags are independent")
-    expect(abs(arrival.transfer_s) < LIMIT_S, "an arrival has the send time on the receiver's clock")
+    expect(abs(arrival.transfer_s) < RULE_TIMEOUT_S, "an arrival has the send time on the receiver's clock")
     for text in (b"one", b"two"):
         buffer, future = _receive(b, 0, 7, 3)
-        future.result(LIMIT_S)
+        future.result(RULE_TIMEOUT_S)
         expect(bytes(buffer) == text, "messages of one tag arrive in order")
-    _receive(b, 0, 9, 0)[1].result(LIMIT_S)
+    _receive(b, 0, 9, 0)[1].result(RULE_TIMEOUT_S)
     for one in sends:
-        one.result(LIMIT_S)
+        one.result(RULE_TIMEOUT_S)
 
 
 def _big_both_ways(transports: Sequence[Transport]) -> None:
@@ -85,15 +83,15 @@ def _big_both_ways(transports: Sequence[Transport]) -> None:
         sends = [mine.send(peer, 1, "x", memoryview(data)[:_BIG_BYTES]) for peer in peers]
         for peer in peers:
             buffer, future = _receive(mine, peer, 1, _BIG_BYTES)
-            future.result(LIMIT_S)
+            future.result(RULE_TIMEOUT_S)
             expect(buffer == data[:_BIG_BYTES], "large messages arrive unchanged in both directions")
         for one in sends:
-            one.result(LIMIT_S)
+            one.result(RULE_TIMEOUT_S)
 
-    each(transports, run)
+    run_on_ranks(transports, run)
 
 
-def _refuses_another_label(transports: Sequence[Transport]) -> None:
+def _rejects_other_label(transports: Sequence[Transport]) -> None:
     a, b, _ = transports
     for first in ("receive", "send"):
         steps: dict[str, Callable[[], Any]] = {
@@ -105,72 +103,72 @@ def _refuses_another_label(transports: Sequence[Transport]) -> None:
         _expect_peer_error(futures["receive"], "a message of another shape is rejected")
     a.send(1, 2, "x", memoryview(b"good"))
     buffer, future = _receive(b, 0, 2, 4)
-    future.result(LIMIT_S)
+    future.result(RULE_TIMEOUT_S)
     expect(bytes(buffer) == b"good", "a rejected message leaves the connection usable")
 
 
-def _counts(transports: Sequence[Transport]) -> None:
+def _counts_traffic(transports: Sequence[Transport]) -> None:
     a, b, _ = transports
-    a.send(1, 3, "x", memoryview(b"12345")).result(LIMIT_S)
-    _receive(b, 0, 3, 5)[1].result(LIMIT_S)
+    a.send(1, 3, "x", memoryview(b"12345")).result(RULE_TIMEOUT_S)
+    _receive(b, 0, 3, 5)[1].result(RULE_TIMEOUT_S)
     expect(a.loss() is None, "an intact transport reports no loss")
     expect(a.traffic()[1].sent_bytes == 5, "sent bytes are counted per peer")
     expect(b.traffic()[0].received_bytes == 5, "received bytes are counted per peer")
 
 
-def _leave_wakes(transports: Sequence[Transport]) -> None:
+def _close_wakes_receivers(transports: Sequence[Transport]) -> None:
     a, b, c = transports
     a.send(1, 4, "x", memoryview(b"last"))
     waiting = _receive(b, 0, 6, 1)[1]
     a.close()
     _expect_peer_error(waiting, "an orderly close fails pending receives from that rank")
     buffer, future = _receive(b, 0, 4, 4)
-    future.result(LIMIT_S)
+    future.result(RULE_TIMEOUT_S)
     expect(bytes(buffer) == b"last", "messages sent before close still arrive")
     _expect_peer_error(_receive(b, 0, 4, 4)[1], "a receive from a closed rank fails")
     c.send(1, 4, "x", memoryview(b"c"))
-    _receive(b, 2, 4, 1)[1].result(LIMIT_S)
+    _receive(b, 2, 4, 1)[1].result(RULE_TIMEOUT_S)
 
 
-def _gives_up(transports: Sequence[Transport]) -> None:
+def _close_with_reason(transports: Sequence[Transport]) -> None:
     a, b, _ = transports
     on_a, on_c = _receive(b, 0, 6, 1)[1], _receive(b, 2, 6, 1)[1]
     a.close("its disk is full")
     for waiting in (on_a, on_c):
         error = _expect_peer_error(waiting, "a close with a reason fails all pending receives")
         expect("its disk is full" in str(error), "the error contains the reason")
-    expect("its disk is full" in str(b.loss(LIMIT_S)), "a broken transport reports its loss")
+    expect("its disk is full" in str(b.loss(RULE_TIMEOUT_S)), "a broken transport reports its loss")
     woken = threading.Event()
-    b.when_lost(woken.set)
-    expect(woken.wait(LIMIT_S), "a loss callback runs, also when registered after the loss")
+    b.add_loss_callback(woken.set)
+    expect(woken.wait(RULE_TIMEOUT_S), "a loss callback runs, also when registered after the loss")
     _expect_peer_error(b.send(2, 6, "x", memoryview(b"y")), "a send over a broken transport fails")
 
 
-def _part_together(transports: Sequence[JoinedTransport]) -> None:
+def _close_together(transports: Sequence[JoinedTransport]) -> None:
     a, b = transports
     a.send(1, 4, "x", memoryview(b"last"))
-    each(transports, lambda one: one.close())
-    expect([a.stragglers(), b.stragglers()] == [[], []], "ranks that close together exchange CLOSE")
+    run_on_ranks(transports, lambda one: one.close())
+    expect([a.unclosed_peers(), b.unclosed_peers()] == [[], []], "ranks that close together exchange CLOSE")
     expect(a.loss() is None and b.loss() is None, "an orderly close causes no loss")
     _expect_peer_error(_receive(b, 0, 6, 1)[1], "a receive on a closed transport fails")
 
 
-def _abandon(transports: Sequence[JoinedTransport]) -> None:
+def _abort(transports: Sequence[JoinedTransport]) -> None:
     a, b = transports
     woken = threading.Event()
-    a.when_lost(woken.set)
+    a.add_loss_callback(woken.set)
     on_a, on_b = _receive(b, 0, 6, 1)[1], _receive(a, 1, 6, 1)[1]
-    a.abandon()
+    a.abort()
     expect(woken.is_set(), "aborting a transport runs its loss callbacks")
     _expect_peer_error(on_b, "pending receives of an aborted transport fail")
     error = _expect_peer_error(on_a, "a rank that vanishes is lost")
     expect("peer 0" in str(error), "the error names the peer")
     b.close("its peer has vanished")
-    expect(b.stragglers() == [0], "a vanished rank counts as unclosed")
+    expect(b.unclosed_peers() == [0], "a vanished rank counts as unclosed")
 
 
 def _expect_peer_error(future: Future[Any], rule: str) -> BaseException:
-    error = future.exception(LIMIT_S)
+    error = future.exception(RULE_TIMEOUT_S)
     if not isinstance(error, PeerError):
         raise AssertionError(f"{rule}; got {error!r}")
     return error

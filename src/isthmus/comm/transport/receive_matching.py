@@ -1,4 +1,4 @@
-"""`Mailbox`: matches messages from one peer with posted receives, first in first out per tag."""
+"""`ReceiveMatcher`: matches messages from one peer with posted receives, first in first out per tag."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from isthmus.core.errors import PeerError
 
 
 @dataclass(eq=False)
-class Slot:
-    """An incoming message: the reader fills `buffer`, then calls `Mailbox.complete`."""
+class IncomingMessage:
+    """An incoming message: the reader fills `buffer`, then calls `ReceiveMatcher.complete`."""
 
     tag: int
     label: str
     buffer: memoryview
-    claim: Request | None = None
+    request: ReceiveRequest | None = None
     """The matching receive, once posted."""
     arrival: Arrival | None = None
     """Set when the message is complete."""
 
 
 @dataclass(eq=False)
-class Request:
+class ReceiveRequest:
     """A posted receive: the expected label, the destination and the future of its completion."""
 
     label: str
@@ -34,15 +34,15 @@ class Request:
     future: Future[Arrival] = field(default_factory=Future)
 
 
-_Item = TypeVar("_Item", Slot, Request)
+_Item = TypeVar("_Item", IncomingMessage, ReceiveRequest)
 
 
-class Mailbox:
+class ReceiveMatcher:
     """Unclaimed messages of one peer, and posted receives without a message. Thread-safe.
 
     A message whose receive is already posted is read directly into the receiver's memory. Above
-    `max_unclaimed_bytes`, `wait_for_room` blocks the network reader unless a receive is posted, which may
-    match a later message. A message arrives between `open` and `complete` (or `fail`); several may arrive
+    `max_unclaimed_bytes`, `wait_for_space` blocks the network reader unless a receive is posted, which may
+    match a later message. A message arrives between `begin_message` and `complete` (or `fail`); several may arrive
     concurrently, but only one per tag.
     """
 
@@ -50,20 +50,20 @@ class Mailbox:
         self._peer = peer
         self._max_unclaimed_bytes = max_unclaimed_bytes
         self._changed = threading.Condition()
-        self._requests: dict[int, deque[Request]] = defaultdict(deque)
-        self._unclaimed: dict[int, deque[Slot]] = defaultdict(deque)
+        self._requests: dict[int, deque[ReceiveRequest]] = defaultdict(deque)
+        self._unclaimed: dict[int, deque[IncomingMessage]] = defaultdict(deque)
         self._unclaimed_bytes = 0
-        self._arriving: set[Slot] = set()
+        self._arriving: set[IncomingMessage] = set()
         self._error: PeerError | None = None
 
-    def ask(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
+    def post_receive(self, tag: int, label: str, into: memoryview) -> Future[Arrival]:
         """Post a receive of the next message of `tag` into `into`."""
-        request = Request(label, into)
+        request = ReceiveRequest(label, into)
         with self._changed:
-            slot = _take(self._unclaimed, tag)
+            slot = _pop_first(self._unclaimed, tag)
             if slot is not None:
                 self._unclaimed_bytes -= len(slot.buffer)
-                slot.claim = request
+                slot.request = request
                 done = slot.arrival is not None
             elif self._error is not None:
                 request.future.set_exception(self._error)
@@ -73,35 +73,35 @@ class Mailbox:
                 done = False
             self._changed.notify_all()
         if done and slot is not None:
-            self._hand_over(slot)
+            self._deliver(slot)
         return request.future
 
-    def open(self, tag: int, label: str, num_bytes: int) -> Slot:
+    def begin_message(self, tag: int, label: str, num_bytes: int) -> IncomingMessage:
         """Return the buffer slot for a message that begins to arrive."""
         with self._changed:
             request = self._requests[tag][0] if tag in self._requests else None
             if request is not None and request.label == label and len(request.into) == num_bytes:
-                slot = Slot(tag, label, request.into, claim=request)
+                slot = IncomingMessage(tag, label, request.into, request=request)
             else:
-                slot = Slot(tag, label, _scratch(num_bytes), claim=request)
+                slot = IncomingMessage(tag, label, _allocate(num_bytes), request=request)
             if request is None:
                 self._unclaimed[tag].append(slot)
                 self._unclaimed_bytes += num_bytes
             else:
-                _take(self._requests, tag)
+                _pop_first(self._requests, tag)
             self._arriving.add(slot)
             return slot
 
-    def complete(self, slot: Slot, arrival: Arrival) -> None:
+    def complete(self, message: IncomingMessage, arrival: Arrival) -> None:
         """Mark the message as complete; ignored after `fail`."""
         with self._changed:
-            if slot not in self._arriving:
+            if message not in self._arriving:
                 return
-            slot.arrival = arrival
-            self._arriving.remove(slot)
-            claimed = slot.claim is not None
+            message.arrival = arrival
+            self._arriving.remove(message)
+            claimed = message.request is not None
         if claimed:
-            self._hand_over(slot)
+            self._deliver(message)
 
     def fail(self, error: PeerError) -> None:
         """Fail every posted and future receive without a complete message; the first error is kept."""
@@ -110,8 +110,8 @@ class Mailbox:
             waiting = [request for requests in self._requests.values() for request in requests]
             self._requests.clear()
             for cut_off in self._arriving:
-                if cut_off.claim is not None:
-                    waiting.append(cut_off.claim)
+                if cut_off.request is not None:
+                    waiting.append(cut_off.request)
                     continue
                 self._unclaimed[cut_off.tag].pop()  # the arriving message is the last of its tag
                 if not self._unclaimed[cut_off.tag]:
@@ -122,33 +122,29 @@ class Mailbox:
         for request in waiting:
             request.future.set_exception(self._error)
 
-    def wait_for_room(self, timeout_s: float) -> bool:
+    def wait_for_space(self, timeout_s: float) -> bool:
         """Block while too much is unclaimed and no receive is posted; return False after `timeout_s`."""
         with self._changed:
-            return self._changed.wait_for(self._has_room, timeout_s)
+            return self._changed.wait_for(self._has_space, timeout_s)
 
-    def _has_room(self) -> bool:
-        return (
-            self._unclaimed_bytes <= self._max_unclaimed_bytes
-            or bool(self._requests)
-            or self._error is not None
-        )
+    def _has_space(self) -> bool:
+        return self._unclaimed_bytes <= self._max_unclaimed_bytes or bool(self._requests) or self._error is not None
 
-    def _hand_over(self, slot: Slot) -> None:
-        request, arrival = slot.claim, slot.arrival
+    def _deliver(self, message: IncomingMessage) -> None:
+        request, arrival = message.request, message.arrival
         if request is None or arrival is None:
             raise ValueError("a message can be delivered only when it is complete and claimed")
-        if request.label != slot.label or len(request.into) != len(slot.buffer):
-            sent, wanted = slot.label, request.label
-            error = PeerError(f"peer {self._peer} sent {sent} where {wanted} was expected (tag {slot.tag})")
+        if request.label != message.label or len(request.into) != len(message.buffer):
+            sent, wanted = message.label, request.label
+            error = PeerError(f"peer {self._peer} sent {sent} where {wanted} was expected (tag {message.tag})")
             request.future.set_exception(error)
             return
-        if request.into is not slot.buffer:
-            request.into[:] = slot.buffer
+        if request.into is not message.buffer:
+            request.into[:] = message.buffer
         request.future.set_result(arrival)
 
 
-def _take(queues: dict[int, deque[_Item]], tag: int) -> _Item | None:
+def _pop_first(queues: dict[int, deque[_Item]], tag: int) -> _Item | None:
     """Pop the first entry of a tag; delete the empty queue, since most tags are used once."""
     waiting = queues.get(tag)
     if waiting is None:
@@ -159,5 +155,5 @@ def _take(queues: dict[int, deque[_Item]], tag: int) -> _Item | None:
     return first
 
 
-def _scratch(num_bytes: int) -> memoryview:
+def _allocate(num_bytes: int) -> memoryview:
     return memoryview(bytearray(num_bytes))

@@ -62,8 +62,8 @@ class Transport(Protocol):
         """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
         ...
 
-    def when_lost(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, when a loss breaks the transport; immediately if one has."""
+    def add_loss_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread, when a loss breaks the transport; immediately if one has."""
         ...
 
     def close(self, reason: str = "") -> None:
@@ -74,10 +74,10 @@ class Transport(Protocol):
 class JoinedTransport(Transport, Protocol):
     """A transport whose ranks can reconnect as a later incarnation of the group."""
 
-    def stragglers(self) -> list[int]:
+    def unclosed_peers(self) -> list[int]:
         """Return, after `close`, the ranks that sent no CLOSE."""
         ...
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Break all connections without CLOSE, like a killed rank; pending messages fail."""
         ...

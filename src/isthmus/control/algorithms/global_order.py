@@ -24,24 +24,24 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from isthmus.control.algorithms.pack_jobs import NODE_LIMIT, Needs, pack_jobs
+from isthmus.control.algorithms.knapsack import NODE_LIMIT, ChipsByQueue, pack_jobs
 from isthmus.core.priority import Priority
 
 Objective = Literal["arrival", "utilisation", "throughput", "deadline"]
 
-WINDOW = 64
+PACKING_WINDOW = 64
 """Jobs per priority, longest waiting first, that are packed together; later jobs start where they fit."""
 
-_RANK: Mapping[Priority, int] = {"high": 0, "middle": 1, "low": 2}
+_PRIORITY_RANK: Mapping[Priority, int] = {"high": 0, "middle": 1, "low": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class WaitingJob:
     """A waiting job. Times are seconds on the clock of `now_s`."""
 
     job: str
     # Chips needed at each queue.
-    needs: Needs
+    needs: ChipsByQueue
     submitted_s: float
     priority: Priority = "middle"
     # When the job must have ended; None: no deadline.
@@ -55,11 +55,11 @@ class Release:
     """Chips by queue that a running job releases at its expected end `at_s`."""
 
     at_s: float
-    chips: Needs
+    chips: ChipsByQueue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class QueueOrder:
     """The order of the queue: jobs that start now, jobs that wait with a reservation, jobs that wait."""
 
     start: tuple[str, ...]
@@ -75,7 +75,7 @@ class Order:
 
 
 def global_order(
-    requests: Iterable[Request],
+    waiting_jobs: Iterable[WaitingJob],
     free: Mapping[str, int],
     objective: Objective,
     now_s: float,
@@ -83,133 +83,133 @@ def global_order(
     releases: Sequence[Release] = (),
     patience_s: float = math.inf,
     node_limit: int = NODE_LIMIT,
-) -> Order:
+) -> QueueOrder:
     """Return the order of the waiting jobs on queues with `free` chips each, by `objective`.
 
     `node_limit` bounds the search for the jobs that start together (`pack_jobs`).
-    Deterministic: the result does not depend on the order of `requests`.
+    Deterministic: the result does not depend on the order of `waiting_jobs`.
 
     Takes 10 to 30 ms of CPU for 10,000 jobs on 40 queues and 0.2 to 0.5 s for 100,000, most of it sorting
     (`python -m benchmarks.global_order`). Call it when chips become free or jobs arrive, not at every event;
     for longer queues pass only the head.
     """
-    accounts = _Books(dict(free), now_s, releases)
-    order = sorted(requests, key=lambda one: (_RANK[one.priority], one.submitted_s, one.job))
-    unplaced: list[Request] = []
+    accounts = _ChipAccounts(dict(free), now_s, releases)
+    order = sorted(waiting_jobs, key=lambda one: (_PRIORITY_RANK[one.priority], one.submitted_s, one.job))
+    unplaced: list[WaitingJob] = []
     exact = True
-    for _, group in groupby(order, key=lambda one: _RANK[one.priority]):
+    for _, group in groupby(order, key=lambda one: _PRIORITY_RANK[one.priority]):
         jobs = list(group)
         # Step 1: start or reserve the jobs that later ones must not overtake.
-        for one in _in_turn(jobs, objective, now_s, patience_s):
+        for one in _reserving_jobs(jobs, objective, now_s, patience_s):
             if not accounts.start(one):
                 accounts.reserve(one)
         # Step 2: pack the first jobs of this priority by the objective.
-        rest = [one for one in jobs if one.job not in accounts.known]
-        packed, is_optimal = _weigh(rest[:WINDOW], accounts.left, objective, node_limit)
-        exact = exact and is_optimal and (len(rest) <= WINDOW or objective == "arrival")
+        rest = [one for one in jobs if one.job not in accounts.decided]
+        packed, is_optimal = _choose_starts(rest[:PACKING_WINDOW], accounts.free, objective, node_limit)
+        exact = exact and is_optimal and (len(rest) <= PACKING_WINDOW or objective == "arrival")
         # Step 3: start the packed jobs, then every other job that fits.
         for one in (*packed, *rest):
-            if one.job in accounts.known or accounts.start(one):
+            if one.job in accounts.decided or accounts.start(one):
                 continue
-            if objective == "arrival" and not accounts.reserved:
+            if objective == "arrival" and not accounts.reservers:
                 accounts.reserve(one)
-        unplaced += [one for one in rest if one.job not in accounts.known]
+        unplaced += [one for one in rest if one.job not in accounts.decided]
     # Step 4: backfill reserved chips with jobs that end before the reservation begins.
-    backfilled = {one.job for one in unplaced if accounts.lend(one)}
-    return Order(
+    backfilled = {one.job for one in unplaced if accounts.backfill(one)}
+    return QueueOrder(
         start=tuple(accounts.started),
-        reserve=tuple(one.job for one in accounts.reserved),
+        reserve=tuple(one.job for one in accounts.reservers),
         wait=tuple(one.job for one in unplaced if one.job not in backfilled),
         exact=exact,
     )
 
 
-def _in_turn(rest: Sequence[Request], objective: Objective, now_s: float, patience_s: float) -> list[Request]:
+def _reserving_jobs(
+    jobs: Sequence[WaitingJob], objective: Objective, now_s: float, patience_s: float
+) -> list[WaitingJob]:
     """Return the jobs that no job of the same priority may overtake, in their order."""
-    waited = [one for one in rest if now_s - one.submitted_s > patience_s]
+    waited = [one for one in jobs if now_s - one.submitted_s > patience_s]
     if objective != "deadline":
         return waited
     due = [
         (one.deadline_s, one.submitted_s, one.job, one)
-        for one in rest
-        if one.deadline_s is not None
-        and now_s + one.run_s <= one.deadline_s
-        and now_s - one.submitted_s <= patience_s
+        for one in jobs
+        if one.deadline_s is not None and now_s + one.run_s <= one.deadline_s and now_s - one.submitted_s <= patience_s
     ]
     return [*waited, *(one for *_, one in sorted(due, key=lambda each: each[:3]))]
 
 
-def _weigh(
-    rest: Sequence[Request], left: Mapping[str, int], objective: Objective, node_limit: int
-) -> tuple[list[Request], bool]:
+def _choose_starts(
+    jobs: Sequence[WaitingJob], free: Mapping[str, int], objective: Objective, node_limit: int
+) -> tuple[list[WaitingJob], bool]:
     """Return the jobs of one priority that start on the free chips, in order; and whether that is optimal."""
     if objective == "arrival":
         return [], True
-    values = [float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in rest]
-    packing = pack_jobs(values, [one.needs for one in rest], left, node_limit)
+    values = [float(sum(one.needs.values())) if objective == "utilisation" else 1.0 for one in jobs]
+    packing = pack_jobs(values, [one.needs for one in jobs], free, node_limit)
     chosen = sorted(packing.chosen, key=lambda index: (-values[index], index))
-    return [rest[index] for index in chosen], packing.exact
+    return [jobs[index] for index in chosen], packing.exact
 
 
-class _Books:
-    """Started and reserving jobs; chips in `left` are free for all jobs, those in `kept` are reserved."""
+class _ChipAccounts:
+    """Started and reserving jobs; chips in `free` are free for all jobs, those in `reserved_chips` are reserved."""
 
-    def __init__(self, left: dict[str, int], now_s: float, releases: Sequence[Release]) -> None:
-        self.left, self.now_s = left, now_s
-        self.kept: dict[str, int] = {}
+    def __init__(self, free: dict[str, int], now_s: float, releases: Sequence[Release]) -> None:
+        self.free, self.now_s = free, now_s
+        self.reserved_chips: dict[str, int] = {}
         self.started: list[str] = []
-        self.reserved: list[Request] = []
-        self.known: set[str] = set()
-        self._coming = _coming(releases)
-        self._begin_s: dict[str, float] = {}
+        self.reservers: list[WaitingJob] = []
+        self.decided: set[str] = set()
+        self._releases = _cumulative_releases(releases)
+        self._reservation_start_s: dict[str, float] = {}
 
-    def start(self, one: Request) -> bool:
+    def start(self, job: WaitingJob) -> bool:
         """Start a job if its chips are free and unreserved; return whether it started."""
-        if any(self.left.get(queue, 0) < n for queue, n in one.needs.items()):
+        if any(self.free.get(queue, 0) < n for queue, n in job.needs.items()):
             return False
-        for queue, n in one.needs.items():
-            self.left[queue] -= n
-        self.started.append(one.job)
-        self.known.add(one.job)
+        for queue, n in job.needs.items():
+            self.free[queue] -= n
+        self.started.append(job.job)
+        self.decided.add(job.job)
         return True
 
-    def reserve(self, one: Request) -> None:
+    def reserve(self, job: WaitingJob) -> None:
         """Reserve the free chips of its queues, up to its need, and record when the job could start."""
-        begin_s = self._beginning_s(one)
-        for queue, n in one.needs.items():
-            taken = min(n, self.left.get(queue, 0))
-            self.left[queue] = self.left.get(queue, 0) - taken
-            self.kept[queue] = self.kept.get(queue, 0) + taken
-            self._begin_s[queue] = min(begin_s, self._begin_s.get(queue, math.inf))
-        self.reserved.append(one)
-        self.known.add(one.job)
+        begin_s = self._earliest_start_s(job)
+        for queue, n in job.needs.items():
+            taken = min(n, self.free.get(queue, 0))
+            self.free[queue] = self.free.get(queue, 0) - taken
+            self.reserved_chips[queue] = self.reserved_chips.get(queue, 0) + taken
+            self._reservation_start_s[queue] = min(begin_s, self._reservation_start_s.get(queue, math.inf))
+        self.reservers.append(job)
+        self.decided.add(job.job)
 
-    def lend(self, one: Request) -> bool:
+    def backfill(self, job: WaitingJob) -> bool:
         """Start a job on reserved chips if it ends before the reservations begin; return whether it did."""
-        if not one.run_s:
+        if not job.run_s:
             return False
-        for queue, n in one.needs.items():
-            short = n - self.left.get(queue, 0)
-            late = self.now_s + one.run_s > self._begin_s.get(queue, math.inf)
-            if short > self.kept.get(queue, 0) or (short > 0 and late):
+        for queue, n in job.needs.items():
+            short = n - self.free.get(queue, 0)
+            late = self.now_s + job.run_s > self._reservation_start_s.get(queue, math.inf)
+            if short > self.reserved_chips.get(queue, 0) or (short > 0 and late):
                 return False
-        for queue, n in one.needs.items():
-            unreserved = min(n, self.left.get(queue, 0))
-            self.left[queue] = self.left.get(queue, 0) - unreserved
-            self.kept[queue] = self.kept.get(queue, 0) - (n - unreserved)
-        self.started.append(one.job)
+        for queue, n in job.needs.items():
+            unreserved = min(n, self.free.get(queue, 0))
+            self.free[queue] = self.free.get(queue, 0) - unreserved
+            self.reserved_chips[queue] = self.reserved_chips.get(queue, 0) - (n - unreserved)
+        self.started.append(job.job)
         return True
 
-    def _beginning_s(self, one: Request) -> float:
+    def _earliest_start_s(self, job: WaitingJob) -> float:
         """Return when the job could start; -inf if unknown, so that nothing is backfilled.
 
         Chips of other reservations are not counted.
         """
         at_s = self.now_s
-        for queue, n in one.needs.items():
-            short = n - self.left.get(queue, 0)
+        for queue, n in job.needs.items():
+            short = n - self.free.get(queue, 0)
             if short > 0:
-                times_s, sums = self._coming.get(queue, ((), ()))
+                times_s, sums = self._releases.get(queue, ((), ()))
                 place = bisect_left(sums, short)
                 if place == len(sums) or math.isinf(times_s[place]):
                     return -math.inf
@@ -217,7 +217,7 @@ class _Books:
         return at_s
 
 
-def _coming(releases: Sequence[Release]) -> dict[str, tuple[list[float], list[int]]]:
+def _cumulative_releases(releases: Sequence[Release]) -> dict[str, tuple[list[float], list[int]]]:
     """Return for each queue the release times, ascending, and the chips released up to each."""
     found: dict[str, tuple[list[float], list[int]]] = {}
     for release in sorted(releases, key=lambda one: one.at_s):

@@ -15,26 +15,26 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from isthmus.control.algorithms.global_order import Objective, Release, Request, global_order
+from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
 
-SPREAD = 0.2
+RUNTIME_SPREAD = 0.2
 """Relative deviation of a run time from its prediction, both ways."""
 
-HORIZON = 64
+MAX_FORECAST_JOBS = 64
 """Jobs from the head of the queue that are simulated; later ones have no expected start."""
 
-MOST_AHEAD = 20
-"""Largest number of jobs named in `Forecast.ahead`."""
+MAX_JOBS_AHEAD = 20
+"""Largest number of jobs named in `StartForecast.ahead`."""
 
-EFFORT = 200
+SEARCH_NODES = 200
 """Search nodes per simulated step: close to optimal in a tenth of the time."""
 
-DRAWS = 4
+NUM_RANDOM_RUNS = 4
 """Simulated runs with random deviations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forecast:
+class StartForecast:
     """Expected start of a job, in seconds on the clock of `now_s`; inf if no known release starts it."""
 
     # Place in the order, from 1.
@@ -47,41 +47,39 @@ class Forecast:
 
 
 def forecast_starts(
-    requests: Iterable[Request],
+    waiting: Iterable[WaitingJob],
     free: Mapping[str, int],
     releases: Sequence[Release],
     objective: Objective,
     now_s: float,
     *,
     patience_s: float = math.inf,
-    spread: float = SPREAD,
-) -> dict[str, Forecast]:
-    """Return a forecast for every job, with times for the first `HORIZON` of the order; see `global_order`.
+    spread: float = RUNTIME_SPREAD,
+) -> dict[str, StartForecast]:
+    """Return a forecast for every job, with times for the first `MAX_FORECAST_JOBS` of the order; see `global_order`.
 
     A job or release of unknown duration (`run_s` 0, `at_s` inf) never releases its chips: jobs that wait for
     them have start inf.
     """
-    every = {one.job: one for one in requests}
+    every = {one.job: one for one in waiting}
     order = global_order(every.values(), free, objective, now_s, releases=releases, patience_s=patience_s)
-    head = [every[job] for job in order.jobs[:HORIZON]]
+    head = [every[job] for job in order.jobs[:MAX_FORECAST_JOBS]]
     generator = random.Random(0)
     runs = []
     for least, most in (
         (1.0, 1.0),
         (1 - spread,) * 2,
         (1 + spread,) * 2,
-        *((1 - spread, 1 + spread),) * DRAWS,
+        *((1 - spread, 1 + spread),) * NUM_RANDOM_RUNS,
     ):
         scaled = [replace(one, run_s=one.run_s * generator.uniform(least, most)) for one in head]
-        ends = [
-            replace(one, at_s=now_s + (one.at_s - now_s) * generator.uniform(least, most)) for one in releases
-        ]
-        runs.append(play(scaled, free, ends, objective, now_s, patience_s))
-    found: dict[str, Forecast] = {}
-    ahead = _ahead(order.jobs, every)
+        ends = [replace(one, at_s=now_s + (one.at_s - now_s) * generator.uniform(least, most)) for one in releases]
+        runs.append(simulate_queue(scaled, free, ends, objective, now_s, patience_s))
+    found: dict[str, StartForecast] = {}
+    ahead = _jobs_ahead(order.jobs, every)
     for place, job in enumerate(order.jobs, start=1):
         starts = [run.get(job, math.inf) for run in runs]
-        found[job] = Forecast(
+        found[job] = StartForecast(
             place=place,
             ahead=ahead[job],
             start_s=starts[0],
@@ -91,24 +89,24 @@ def forecast_starts(
     return found
 
 
-def _ahead(jobs: Sequence[str], every: Mapping[str, Request]) -> dict[str, tuple[str, ...]]:
-    """Return for each of `jobs`, given in order, the first `MOST_AHEAD` before it that share a queue."""
+def _jobs_ahead(jobs: Sequence[str], jobs_by_id: Mapping[str, WaitingJob]) -> dict[str, tuple[str, ...]]:
+    """Return for each of `jobs`, given in order, the first `MAX_JOBS_AHEAD` before it that share a queue."""
     found: dict[str, tuple[str, ...]] = {}
     firsts: dict[str, dict[str, int]] = {}
     for place, job in enumerate(jobs):
         before: dict[str, int] = {}
-        for queue in every[job].needs:
+        for queue in jobs_by_id[job].needs:
             first = firsts.setdefault(queue, {})
             before |= first
-            if len(first) < MOST_AHEAD:
+            if len(first) < MAX_JOBS_AHEAD:
                 first[job] = place
         before.pop(job, None)
-        found[job] = tuple(sorted(before, key=before.__getitem__)[:MOST_AHEAD])
+        found[job] = tuple(sorted(before, key=before.__getitem__)[:MAX_JOBS_AHEAD])
     return found
 
 
-def play(
-    waiting: Sequence[Request],
+def simulate_queue(
+    waiting: Sequence[WaitingJob],
     free: Mapping[str, int],
     releases: Sequence[Release],
     objective: Objective,
@@ -131,7 +129,7 @@ def play(
                 now_s,
                 releases=[one for _, _, one in running],
                 patience_s=patience_s,
-                node_limit=EFFORT,
+                node_limit=SEARCH_NODES,
             ).start
         for job in started:
             one = rest.pop(job)

@@ -1,72 +1,74 @@
-"""`take_report`: apply an agent's report to the records of its site and parts.
+"""`apply_report`: apply an agent's report to the records of its site and parts.
 
 Only changed parts are processed; the cost depends on the parts of the site, not on the size of the pool.
 """
 
 from __future__ import annotations
 
-from isthmus.control.coordinator.part_observations import observe
+from isthmus.control.coordinator.part_observations import apply_observation
 from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported
-from isthmus.control.state.job_records import JobRecord, State
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
-from isthmus.core.messages.agent_messages import LocalJobSeen, ObservedPart
+from isthmus.core.messages.agent_messages import ObservedLocalJob, ObservedPart
 
-_SHARE = 0.01
+_STORAGE_CHANGE_SHARE = 0.01
 """Share of the total storage by which free storage must change to count as a change."""
 
 
-def take_report(state: State, event: AgentReported) -> list[JobRecord]:
+def apply_report(state: PoolState, event: AgentReported) -> list[JobRecord]:
     """Update a site's record; return the jobs whose parts have changed, oldest allocation first."""
-    record, reborn, back = _record(state, event)
-    before, before_bytes = (record.free(), record.free_bytes()) if not back else ({}, 0)
-    had = {group.name: group.chips for group in record.cluster.node_groups} if not back else {}
+    record, reborn, back = _cluster_record(state, event)
+    before, before_bytes = (record.free_by_group(), record.free_bytes()) if not back else ({}, 0)
+    had = {group.name: group.num_chips for group in record.cluster.node_groups} if not back else {}
     seen = {(part.job, part.attempt): part for part in event.parts}
-    known, record.reported = record.reported, seen
+    known, record.reported_parts = record.reported_parts, seen
     storage_bytes = record.cluster.storage_bytes
-    record.cluster, record.free_chips, record.free_now = event.cluster, event.free_chips, None
-    record.queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
-    local, record.local = record.local, {one.name: one for one in event.local_jobs}
-    record.incarnation, record.connected, record.heard_s = event.incarnation, True, event.now_s
+    record.cluster, record.free_chips, record.cached_free = event.cluster, event.free_chips, None
+    record.reported_queue, record.free_storage_bytes = event.queue, event.free_storage_bytes
+    local, record.local_jobs = record.local_jobs, {one.name: one for one in event.local_jobs}
+    record.incarnation, record.connected, record.last_report_s = event.incarnation, True, event.now_s
     record.incarnations.add(event.incarnation)
     touched = {key for key, part in seen.items() if known.get(key) != part} | (known.keys() - seen.keys())
     if back or reborn:
         touched |= record.parts.keys()
-    affected = _take_parts(state, record, touched, reborn)
-    if local.keys() != record.local.keys() or any(
-        local[n].running != one.running for n, one in record.local.items()
+    affected = _observe_parts(state, record, touched, reborn)
+    if local.keys() != record.local_jobs.keys() or any(
+        local[n].running != one.running for n, one in record.local_jobs.items()
     ):
         affected |= {name: state.jobs[name] for name in state.indexes.preempting}
-    indexes, has = state.indexes, {group.name: group.chips for group in record.cluster.node_groups}
-    indexes.inventory += back or had != has or record.cluster.storage_bytes != storage_bytes
-    indexes.widened = indexes.widened or back or _more(had, has)
-    indexes.grown = indexes.grown or _more(before, record.free()) or record.free_bytes() > before_bytes
+    indexes, has = state.indexes, {group.name: group.num_chips for group in record.cluster.node_groups}
+    indexes.inventory_version += back or had != has or record.cluster.storage_bytes != storage_bytes
+    indexes.capacity_added = indexes.capacity_added or back or _has_more(had, has)
+    indexes.capacity_freed = (
+        indexes.capacity_freed or _has_more(before, record.free_by_group()) or record.free_bytes() > before_bytes
+    )
     return list(affected.values())
 
 
-def is_news(record: ClusterRecord, event: AgentReported) -> bool:
+def report_differs(record: ClusterRecord, event: AgentReported) -> bool:
     """Return whether a report differs from the last one in more than unsaved work."""
     if (
         record.incarnation != event.incarnation
         or record.free_chips != event.free_chips
         or record.cluster != event.cluster
-        or record.queue != event.queue
-        or len(record.reported) != len(event.parts)
-        or len(record.local) != len(event.local_jobs)
+        or record.reported_queue != event.queue
+        or len(record.reported_parts) != len(event.parts)
+        or len(record.local_jobs) != len(event.local_jobs)
     ):
         return True
-    if any(_part_differs(record.reported.get((part.job, part.attempt)), part) for part in event.parts):
+    if any(_part_differs(record.reported_parts.get((part.job, part.attempt)), part) for part in event.parts):
         return True
-    if any(_local_differs(record.local.get(one.name), one) for one in event.local_jobs):
+    if any(_local_differs(record.local_jobs.get(one.name), one) for one in event.local_jobs):
         return True
     before, now = record.free_storage_bytes, event.free_storage_bytes
     if before is None or now is None:
         return before is not now
-    return abs(before - now) > _SHARE * record.cluster.storage_bytes
+    return abs(before - now) > _STORAGE_CHANGE_SHARE * record.cluster.storage_bytes
 
 
-def hear_unsaved(
-    record: ClusterRecord, parts: tuple[ObservedPart, ...], local: tuple[LocalJobSeen, ...]
+def record_unsaved_work(
+    record: ClusterRecord, parts: tuple[ObservedPart, ...], local: tuple[ObservedLocalJob, ...]
 ) -> None:
     """Record the unsaved work of parts and local jobs, which is shown to users and orders victims."""
     for seen in parts:
@@ -74,53 +76,51 @@ def hear_unsaved(
         if part is not None:
             part.unsaved_s = seen.unsaved_s
     for one in local:
-        known = record.local.get(one.name)
+        known = record.local_jobs.get(one.name)
         if known is not None and known.unsaved_s != one.unsaved_s:
-            record.local[one.name] = known.model_copy(update={"unsaved_s": one.unsaved_s})
+            record.local_jobs[one.name] = known.model_copy(update={"unsaved_s": one.unsaved_s})
 
 
-def _record(state: State, event: AgentReported) -> tuple[ClusterRecord, bool, bool]:
+def _cluster_record(state: PoolState, event: AgentReported) -> tuple[ClusterRecord, bool, bool]:
     """Return the site's record, whether its agent has restarted, and whether the site is new or reconnected.
 
     Only an incarnation never seen before counts as a restart, not a late report of an older one.
     """
     record = state.clusters.get(event.cluster.name)
     if record is None:
-        record = ClusterRecord(
-            cluster=event.cluster, incarnation=event.incarnation, free_chips=event.free_chips
-        )
+        record = ClusterRecord(cluster=event.cluster, incarnation=event.incarnation, free_chips=event.free_chips)
         state.clusters[event.cluster.name] = record
         return record, False, True
     return record, event.incarnation not in record.incarnations, not record.connected
 
 
-def _take_parts(
-    state: State, record: ClusterRecord, keys: set[tuple[str, int]], reborn: bool
+def _observe_parts(
+    state: PoolState, record: ClusterRecord, keys: set[tuple[str, int]], agent_restarted: bool
 ) -> dict[str, JobRecord]:
     """Apply the changed observations; return the jobs of these parts and the jobs that preempt them."""
     found: dict[str, JobRecord] = {}
     for key in [key for key in record.parts if key in keys]:
-        part, seen = record.parts[key], record.reported.get(key)
-        ledger.hold(record, part, seen)
-        if seen is None and reborn and part.state in ("queued", "ready", "prepared", "running"):
-            seen = _missing(part)
+        part, seen = record.parts[key], record.reported_parts.get(key)
+        ledger.update_held(record, part, seen)
+        if seen is None and agent_restarted and part.state in ("queued", "ready", "prepared", "running"):
+            seen = _lost_part(part)
         if seen is not None:
-            observe(state, part, seen)
+            apply_observation(state, part, seen)
         job = state.jobs[part.job]
         found[job.id] = job
-        if job.victim_of is not None and job.victim_of in state.jobs:
-            found[job.victim_of] = state.jobs[job.victim_of]
+        if job.preemptor is not None and job.preemptor in state.jobs:
+            found[job.preemptor] = state.jobs[job.preemptor]
     return found
 
 
-def _missing(part: PartRecord) -> ObservedPart:
+def _lost_part(part: PartRecord) -> ObservedPart:
     """Return the observation for a part that a restarted agent no longer has: it failed."""
     return ObservedPart(
         job=part.job, attempt=part.attempt, state="failed", detail="the agent restarted without the part"
     )
 
 
-def _more(before: dict[str, int], now: dict[str, int]) -> bool:
+def _has_more(before: dict[str, int], now: dict[str, int]) -> bool:
     return any(amount > before.get(name, 0) for name, amount in now.items())
 
 
@@ -130,7 +130,7 @@ def _part_differs(before: ObservedPart | None, now: ObservedPart) -> bool:
     return before != now and before.model_copy(update={"unsaved_s": now.unsaved_s}) != now
 
 
-def _local_differs(before: LocalJobSeen | None, now: LocalJobSeen) -> bool:
+def _local_differs(before: ObservedLocalJob | None, now: ObservedLocalJob) -> bool:
     if before is None:
         return True
     return before != now and before.model_copy(update={"unsaved_s": now.unsaved_s}) != now

@@ -8,11 +8,11 @@ The server uses it like this (`actor` batches many events into one append):
         act_on(instructions)            # act only after the append
     reply(coordinator.orders(cluster))
 
-On every report the server also calls `hear(cluster, now_s)`, and periodically it passes the events of
-`due(now_s)` through the same steps. After a restart: `Coordinator.replay(events)`, then
+On every report the server also calls `record_report(cluster, now_s)`, and periodically it passes the events of
+`due_events(now_s)` through the same steps. After a restart: `Coordinator.replay(events)`, then
 `act_on(coordinator.handle(Restarted(now_s=...)))`.
 
-`run_queue` decides the start order of waiting jobs. No event scans all jobs: its cost depends on the
+`schedule_queue` decides the start order of waiting jobs. No event scans all jobs: its cost depends on the
 reporting site or on the head of the queue.
 """
 
@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from isthmus.control.coordinator.admission import admit, find
-from isthmus.control.coordinator.agent_reports import hear_unsaved
-from isthmus.control.coordinator.handlers import HANDLERS
-from isthmus.control.coordinator.run_queue import run_queue
+from isthmus.control.coordinator.admission import admit, require_job
+from isthmus.control.coordinator.agent_reports import record_unsaved_work
+from isthmus.control.coordinator.event_handlers import EVENT_HANDLERS
+from isthmus.control.coordinator.schedule_queue import schedule_queue
 from isthmus.control.queries import agent_orders, user_views
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import (
     Event,
     ForgetJob,
@@ -34,37 +35,35 @@ from isthmus.control.state.events import (
     MakePlans,
     Restarted,
 )
-from isthmus.control.state.job_records import JobRecord, State
-from isthmus.control.state.rules import Rules
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.agent_messages import AgentReport, PartOrder
 from isthmus.core.messages.api_views import JobView, PoolView
 from isthmus.core.pool import Link
 
-__all__ = ["Coordinator", "Rules"]
+__all__ = ["Coordinator", "CoordinatorConfig"]
 
 
 class Coordinator:
     """The pool state and its transitions. `state` is read-only, for validators and tests."""
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.state = State(rules=rules or Rules())
+    def __init__(self, config: CoordinatorConfig | None = None) -> None:
+        self.state = PoolState(config=config or CoordinatorConfig())
         self._admitted: Event | None = None
 
     @classmethod
-    def replay(cls, events: Iterable[Event], rules: Rules | None = None) -> Coordinator:
-        """Rebuild the state from the log, which may have been written under other `rules`.
+    def replay(cls, events: Iterable[Event], config: CoordinatorConfig | None = None) -> Coordinator:
+        """Rebuild the state from the log, which may have been written under other `config`.
 
         Raises `IsthmusError`, naming the event, if an event cannot be replayed; that is a bug.
         """
-        coordinator = cls(rules)
+        coordinator = cls(config)
         for number, event in enumerate(events, start=1):
             try:
                 coordinator.handle(event)
             except Exception as error:
                 raise IsthmusError(
-                    f"event {number} of the log, '{event.kind}', cannot be replayed: "
-                    f"{type(error).__name__}: {error}",
+                    f"event {number} of the log, '{event.kind}', cannot be replayed: {type(error).__name__}: {error}",
                     hint="this is a bug: keep the state folder, start the version that wrote it, report it",
                 ) from error
         return coordinator
@@ -87,35 +86,35 @@ class Coordinator:
         known, self._admitted = self._admitted is event, None
         if not known and not admit(state, event):
             return []
-        state.touched.clear()
-        HANDLERS[type(event)](state, event)
-        asked = run_queue(state, event.now_s)
+        state.changed_jobs.clear()
+        EVENT_HANDLERS[type(event)](state, event)
+        asked = schedule_queue(state, event.now_s)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
-        changed = [JobChanged(job_id=job_id) for job_id in sorted(state.touched)]
-        return [*forget, *changed, *(self._ask(job) for job in asked)]
+        changed = [JobChanged(job_id=job_id) for job_id in sorted(state.changed_jobs)]
+        return [*forget, *changed, *(self._planner_request(job) for job in asked)]
 
-    def hear(self, cluster: str, now_s: float, report: AgentReport | None = None) -> None:
+    def record_report(self, cluster: str, now_s: float, report: AgentReport | None = None) -> None:
         """Record the time of an agent's report and the unsaved work in it (neither is logged)."""
         record = self.state.clusters.get(cluster)
         if record is not None:
-            record.heard_s = now_s
+            record.last_report_s = now_s
             if report is not None:
-                hear_unsaved(record, report.parts, report.local_jobs)
+                record_unsaved_work(record, report.parts, report.local_jobs)
 
     @property
     def epoch(self) -> int:
         """Number of servers that have been leader; the fencing token of orders."""
         return self.state.epoch
 
-    def due(self, now_s: float) -> tuple[Event, ...]:
+    def due_events(self, now_s: float) -> tuple[Event, ...]:
         """Return the `AgentLost` and `DeadlinePassed` events that are due."""
-        return agent_orders.due(self.state, now_s)
+        return agent_orders.due_events(self.state, now_s)
 
-    def job_of_key(self, user: str, key: str) -> str | None:
+    def job_id_of_key(self, user: str, key: str) -> str | None:
         """Return the id of the job that this user submitted with `key`; None for a new or empty key."""
-        return self.state.keys.get((user, key)) if key else None
+        return self.state.ids_by_key.get((user, key)) if key else None
 
-    def incarnations(self) -> dict[str, tuple[str, ...]]:
+    def agent_incarnations(self) -> dict[str, tuple[str, ...]]:
         """Return every agent incarnation of each cluster, the current one last."""
         return {
             name: (*sorted(record.incarnations - {record.incarnation}), record.incarnation)
@@ -124,17 +123,17 @@ class Coordinator:
 
     def orders(self, cluster: str) -> tuple[PartOrder, ...]:
         """Return the orders for every part that the cluster should hold or release."""
-        return agent_orders.orders(self.state, cluster)
+        return agent_orders.part_orders(self.state, cluster)
 
-    def queue(self, cluster: str) -> tuple[str, ...]:
+    def site_queue(self, cluster: str) -> tuple[str, ...]:
         """Return the required order of the pool's jobs in the site's queue (`AgentOrders.queue`)."""
-        return agent_orders.queue(self.state, cluster)
+        return agent_orders.site_queue(self.state, cluster)
 
-    def job(self, job_id: str) -> JobView:
+    def job_view(self, job_id: str) -> JobView:
         """Return a job with its plans and possible victims; raise `NotFoundError` if it does not exist."""
-        return user_views.job_view(self.state, find(self.state, job_id), details=True)
+        return user_views.job_view(self.state, require_job(self.state, job_id), details=True)
 
-    def jobs(
+    def list_jobs(
         self, user: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> tuple[JobView, ...]:
         """Return up to `limit` jobs (of one user) after job `after`, oldest first, without their plans.
@@ -142,37 +141,35 @@ class Coordinator:
         Raises `NotFoundError` if job `after` does not exist.
         """
         if after is not None:
-            find(self.state, after)
-        found = user_views.list_jobs(self.state, user, after, limit)
+            require_job(self.state, after)
+        found = user_views.iterate_jobs(self.state, user, after, limit)
         return tuple(user_views.job_view(self.state, job, details=False) for job in found)
 
-    def waiting(self, *, after: str | None = None, limit: int = 100) -> tuple[JobView, ...]:
+    def list_waiting(self, *, after: str | None = None, limit: int = 100) -> tuple[JobView, ...]:
         """Return up to `limit` jobs of the queue after job `after`, first to start first.
 
         Raises `NotFoundError` if job `after` does not exist.
         """
         if after is not None:
-            find(self.state, after)
-        found = user_views.list_queue(self.state, after, limit)
+            require_job(self.state, after)
+        found = user_views.iterate_queue(self.state, after, limit)
         return tuple(user_views.job_view(self.state, job, details=False) for job in found)
 
-    def pool(self, links: tuple[Link, ...] = ()) -> PoolView:
+    def pool_view(self, links: tuple[Link, ...] = ()) -> PoolView:
         """Return every cluster that ever reported, with the given `links`."""
         return user_views.pool_view(self.state, links)
 
     def _restart(self, now_s: float) -> list[Instruction]:
         """Restart the timeout of every agent, and repeat the open planner requests."""
         for record in self.state.clusters.values():
-            record.heard_s = now_s
-        return [self._ask(job) for job in self.state.live.values() if job.asked]
+            record.last_report_s = now_s
+        return [self._planner_request(job) for job in self.state.live_jobs.values() if job.planner_input]
 
-    def _ask(self, job: JobRecord) -> MakePlans:
+    def _planner_request(self, job: JobRecord) -> MakePlans:
         """Return the open planner request as first sent: its answer refers to the resources free then."""
-        asked = job.asked
+        asked = job.planner_input
         if asked is None:
-            raise IsthmusError(
-                f"job {job.id}: no planner request is open", hint="this is a bug: please report it"
-            )
+            raise IsthmusError(f"job {job.id}: no planner request is open", hint="this is a bug: please report it")
         return MakePlans.model_construct(
             job_id=job.id,
             round=job.round,

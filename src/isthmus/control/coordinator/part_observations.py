@@ -1,4 +1,4 @@
-"""The state machine of a part: a table `(from, to): action`; and `observe`, which applies reports to it.
+"""The state machine of a part: a table `(from, to): action`; and `apply_observation`, which applies reports to it.
 
     ordered -> queued -> ready -> prepared -> running -> succeeded | failed -> released
     (refused, failed and released may follow most states)
@@ -11,47 +11,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import State
-from isthmus.control.state.site_records import PartLife, PartRecord
+from isthmus.control.state.job_records import PoolState
+from isthmus.control.state.site_records import PartRecord, PartState
 from isthmus.core.errors import IllegalTransitionError
-from isthmus.core.messages.agent_messages import ObservedPart, explains_more
+from isthmus.core.messages.agent_messages import ObservedPart, is_closer_to_root_cause
 
-PartStep = Callable[[PartRecord, ObservedPart], PartLife]
+PartTransition = Callable[[PartRecord, ObservedPart], PartState]
 
 
-def observe(state: State, part: PartRecord, seen: ObservedPart) -> bool:
+def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) -> bool:
     """Apply a site's report of a part; return whether the part changed.
 
     A state before the known one, or another of the same order, comes from a late report and is dropped.
     """
     part.unsaved_s = seen.unsaved_s
     if seen.state == part.state:
-        if not (_check_in(part, seen) | _explain(part, seen) | _protect(part, seen)):
+        if not (_add_workers(part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)):
             return False
-        state.touched.add(part.job)
+        state.changed_jobs.add(part.job)
         return True
-    if _HEIGHT[seen.state] <= _HEIGHT[part.state]:
+    if _STATE_ORDER[seen.state] <= _STATE_ORDER[part.state]:
         return False
-    step = PART_STEPS.get((part.state, seen.state))
+    step = PART_TRANSITIONS.get((part.state, seen.state))
     if step is None:
         raise IllegalTransitionError(
             f"part {part.job}/{part.attempt} at {part.cluster}: no step from {part.state} to {seen.state}; "
-            f"its history: {' | '.join(part.story)}",
+            f"its history: {' | '.join(part.history)}",
             hint="this is a bug: please report it with the message",
         )
-    part.story.append(f"{part.state} -> {seen.state} {seen.detail}".rstrip())
-    if not _explain(part, seen) and (seen.state != "released" or not part.detail):
+    part.history.append(f"{part.state} -> {seen.state} {seen.detail}".rstrip())
+    if not _update_fault(part, seen) and (seen.state != "released" or not part.detail):
         part.detail = seen.detail
     part.state = step(part, seen)
-    _check_in(part, seen)
-    _protect(part, seen)
+    _add_workers(part, seen)
+    _record_checkpoint(part, seen)
     if part.state == "released":
-        ledger.settle(state, part)
-    state.touched.add(part.job)
+        ledger.free_part(state, part)
+    state.changed_jobs.add(part.job)
     return True
 
 
-def _check_in(part: PartRecord, seen: ObservedPart) -> bool:
+def _add_workers(part: PartRecord, seen: ObservedPart) -> bool:
     """Add the addresses of new workers; ranks of other sites are ignored."""
     if not seen.workers or len(part.workers) == len(part.ranks):
         return False
@@ -65,28 +65,28 @@ def _check_in(part: PartRecord, seen: ObservedPart) -> bool:
     return bool(new)
 
 
-def _explain(part: PartRecord, seen: ObservedPart) -> bool:
+def _update_fault(part: PartRecord, seen: ObservedPart) -> bool:
     """Adopt the reported fault if it explains more than the known one."""
-    if not explains_more(seen.fault, part.fault):
+    if not is_closer_to_root_cause(seen.fault, part.fault):
         return False
     part.fault, part.detail = seen.fault, seen.detail
     return True
 
 
-def _protect(part: PartRecord, seen: ObservedPart) -> bool:
+def _record_checkpoint(part: PartRecord, seen: ObservedPart) -> bool:
     """Adopt the verified checkpoint that was requested."""
-    if seen.protection is None or seen.protection == part.protection or not part.protect:
+    if seen.protection is None or seen.protection == part.verified_checkpoint or not part.checkpoint_requested:
         return False
-    part.protection = seen.protection
+    part.verified_checkpoint = seen.protection
     return True
 
 
-def _take(_part: PartRecord, seen: ObservedPart) -> PartLife:
+def _accept(_part: PartRecord, seen: ObservedPart) -> PartState:
     """Accept the reported state."""
     return seen.state
 
 
-def _take_committed(part: PartRecord, seen: ObservedPart) -> PartLife:
+def _accept_if_committed(part: PartRecord, seen: ObservedPart) -> PartState:
     """Accept the reported state if the part was ordered to run; otherwise it has failed."""
     if part.committed:
         return seen.state
@@ -94,46 +94,46 @@ def _take_committed(part: PartRecord, seen: ObservedPart) -> PartLife:
     return "failed"
 
 
-PART_STEPS: Mapping[tuple[PartLife, PartLife], PartStep] = {
-    ("ordered", "queued"): _take,
-    ("ordered", "ready"): _take,
-    ("ordered", "prepared"): _take,
-    ("ordered", "refused"): _take,
-    ("ordered", "running"): _take_committed,
-    ("ordered", "succeeded"): _take_committed,
-    ("ordered", "failed"): _take,
-    ("ordered", "released"): _take,
-    ("queued", "ready"): _take,
-    ("queued", "prepared"): _take,
-    ("queued", "refused"): _take,
-    ("queued", "running"): _take_committed,
-    ("queued", "succeeded"): _take_committed,
-    ("queued", "failed"): _take,
-    ("queued", "released"): _take,
-    ("ready", "prepared"): _take,
-    ("ready", "refused"): _take,
-    ("ready", "running"): _take_committed,
-    ("ready", "succeeded"): _take_committed,
-    ("ready", "failed"): _take,
-    ("ready", "released"): _take,
-    ("prepared", "refused"): _take,
-    ("prepared", "running"): _take_committed,
-    ("prepared", "succeeded"): _take_committed,
-    ("prepared", "failed"): _take,
-    ("prepared", "released"): _take,
-    ("refused", "running"): _take_committed,
-    ("refused", "succeeded"): _take_committed,
-    ("refused", "failed"): _take,
-    ("refused", "released"): _take,
-    ("running", "succeeded"): _take,
-    ("running", "failed"): _take,
-    ("running", "released"): _take,
-    ("succeeded", "released"): _take,
-    ("failed", "released"): _take,
+PART_TRANSITIONS: Mapping[tuple[PartState, PartState], PartTransition] = {
+    ("ordered", "queued"): _accept,
+    ("ordered", "ready"): _accept,
+    ("ordered", "prepared"): _accept,
+    ("ordered", "refused"): _accept,
+    ("ordered", "running"): _accept_if_committed,
+    ("ordered", "succeeded"): _accept_if_committed,
+    ("ordered", "failed"): _accept,
+    ("ordered", "released"): _accept,
+    ("queued", "ready"): _accept,
+    ("queued", "prepared"): _accept,
+    ("queued", "refused"): _accept,
+    ("queued", "running"): _accept_if_committed,
+    ("queued", "succeeded"): _accept_if_committed,
+    ("queued", "failed"): _accept,
+    ("queued", "released"): _accept,
+    ("ready", "prepared"): _accept,
+    ("ready", "refused"): _accept,
+    ("ready", "running"): _accept_if_committed,
+    ("ready", "succeeded"): _accept_if_committed,
+    ("ready", "failed"): _accept,
+    ("ready", "released"): _accept,
+    ("prepared", "refused"): _accept,
+    ("prepared", "running"): _accept_if_committed,
+    ("prepared", "succeeded"): _accept_if_committed,
+    ("prepared", "failed"): _accept,
+    ("prepared", "released"): _accept,
+    ("refused", "running"): _accept_if_committed,
+    ("refused", "succeeded"): _accept_if_committed,
+    ("refused", "failed"): _accept,
+    ("refused", "released"): _accept,
+    ("running", "succeeded"): _accept,
+    ("running", "failed"): _accept,
+    ("running", "released"): _accept,
+    ("succeeded", "released"): _accept,
+    ("failed", "released"): _accept,
 }
 """Every observable transition: forward only; states may be skipped, since reports may be lost."""
 
-_HEIGHT: Mapping[PartLife, int] = {
+_STATE_ORDER: Mapping[PartState, int] = {
     "ordered": 0,
     "queued": 1,
     "ready": 2,

@@ -7,72 +7,76 @@ on the free resources, and keeps its plan until another one fits.
 
 from __future__ import annotations
 
-from isthmus.control.coordinator.job_lifecycle import dequeue, move
+from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import Asked, FreeChips, JobRecord, State
-from isthmus.control.state.queue_index import file_job, key_of, of_key, park
+from isthmus.control.state.job_records import FreeChips, JobRecord, PlannerInput, PoolState
+from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
 from isthmus.core.plan import Plan, PlanSet
 
 
-def want_plans(state: State, job: JobRecord, *, whole: bool = False) -> None:
+def request_plans(state: PoolState, job: JobRecord, *, for_whole_pool: bool = False) -> None:
     """Request plans for a job: immediately if its user waits for them, otherwise in the job's turn."""
-    job.whole = whole
-    if job.auto:
-        state.indexes.unplanned.add(key_of(job))
+    job.for_whole_pool = for_whole_pool
+    if job.auto_plan:
+        state.indexes.unplanned.add(queue_key(job))
     else:
-        state.indexes.curious[job.number] = None
+        state.indexes.interactive[job.number] = None
 
 
-def wants_plans(state: State, job: JobRecord) -> bool:
+def is_plan_requested(state: PoolState, job: JobRecord) -> bool:
     """Return whether a planner request for the job is open or queued."""
-    if job.asked is not None:
+    if job.planner_input is not None:
         return True
-    return key_of(job) in state.indexes.unplanned if job.auto else job.number in state.indexes.curious
+    return queue_key(job) in state.indexes.unplanned if job.auto_plan else job.number in state.indexes.interactive
 
 
-def next_requests(state: State) -> list[JobRecord]:
+def take_due_requests(state: PoolState) -> list[JobRecord]:
     """Remove and return the jobs whose planner requests are sent now.
 
-    `auto` jobs are planned one at a time: each is planned on what the previous one left.
+    `auto_plan` jobs are planned one at a time: each is planned on what the previous one left.
     """
     indexes = state.indexes
-    found = [state.jobs[indexes.numbers[number]] for number in indexes.curious]
-    indexes.curious.clear()
-    if indexes.unplanned and not indexes.asked and indexes.is_head(indexes.unplanned[0], state.rules.window):
-        found.append(of_key(state, indexes.unplanned.pop(0)))
+    found = [state.jobs[indexes.ids_by_number[number]] for number in indexes.interactive]
+    indexes.interactive.clear()
+    if (
+        indexes.unplanned
+        and not indexes.auto_planning
+        and indexes.in_head(indexes.unplanned[0], state.config.queue_window)
+    ):
+        found.append(job_at_key(state, indexes.unplanned.pop(0)))
     for job in found:
-        _ask(state, job)
+        _send_planner_request(state, job)
     return found
 
 
-def withdraw(state: State, job: JobRecord) -> None:
+def withdraw_plan_request(state: PoolState, job: JobRecord) -> None:
     """Cancel the job's planner requests; a late answer is dropped."""
-    job.asked = None
-    state.indexes.asked.discard(job.id)
-    state.indexes.curious.pop(job.number, None)
-    if job.auto:
-        state.indexes.unplanned.discard(key_of(job))
+    job.planner_input = None
+    state.indexes.auto_planning.discard(job.id)
+    state.indexes.interactive.pop(job.number, None)
+    if job.auto_plan:
+        state.indexes.unplanned.discard(queue_key(job))
 
 
-def take_plans(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
+def apply_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Apply the planner's answer to the job."""
-    asked, whole = job.asked, job.whole
-    withdraw(state, job)
+    asked, whole = job.planner_input, job.for_whole_pool
+    withdraw_plan_request(state, job)
     if whole:
-        job.tried_whole = asked.free_chips if asked else None
+        job.last_planned_total = asked.free_chips if asked else None
     else:
-        job.tried_on = asked.free_chips if asked else None
+        job.last_planned_free = asked.free_chips if asked else None
     if not plans.plans:
-        _without(state, job, plans, now_s)
-    elif not job.auto:
-        _let_choose(state, job, plans, now_s)
+        _handle_no_plan(state, job, plans, now_s)
+    elif not job.auto_plan:
+        _offer_plans(state, job, plans, now_s)
     else:
-        _take(state, job, plans, now_s)
-    if asked is not None and asked.growths != state.indexes.growths:
-        state.indexes.grown = True  # capacity was freed after the request was sent
+        _assign_fastest_plan(state, job, plans, now_s)
+    if asked is not None and asked.freed_count != state.indexes.freed_count:
+        state.indexes.capacity_freed = True  # capacity was freed after the request was sent
 
 
-def could_help(before: FreeChips | None, now: FreeChips) -> bool:
+def has_more_free(before: FreeChips | None, now: FreeChips) -> bool:
     """Return whether some node group has more free chips than before, so that replanning could help."""
     return before is None or any(
         chips > before.get(cluster, {}).get(group, 0)
@@ -81,59 +85,59 @@ def could_help(before: FreeChips | None, now: FreeChips) -> bool:
     )
 
 
-def _ask(state: State, job: JobRecord) -> None:
+def _send_planner_request(state: PoolState, job: JobRecord) -> None:
     """Open a planner request on the free resources, without those reserved for others, or the whole pool."""
-    storage, gbps = ledger.left_of_pool(state)
-    chips = ledger.whole_pool(state) if job.whole else state.free()
-    if job.whole:
+    storage, gbps = ledger.free_storage_and_links(state)
+    chips = ledger.total_chips(state) if job.for_whole_pool else state.free_chips()
+    if job.for_whole_pool:
         storage, gbps = {}, {}
-    elif job.number not in state.indexes.keepers:
-        for key, kept in state.indexes.kept.items():
+    elif job.number not in state.indexes.reservers:
+        for key, kept in state.indexes.reserved.items():
             cluster, _, group = key.partition("/")
             if group in chips.get(cluster, {}):
                 chips[cluster] = chips[cluster] | {group: max(0, chips[cluster][group] - kept)}
     job.round += 1
-    job.asked = Asked(
-        free_chips=chips, free_storage_bytes=storage, free_gbps=gbps, growths=state.indexes.growths
+    job.planner_input = PlannerInput(
+        free_chips=chips, free_storage_bytes=storage, free_gbps=gbps, freed_count=state.indexes.freed_count
     )
-    if job.auto:
-        state.indexes.asked.add(job.id)
+    if job.auto_plan:
+        state.indexes.auto_planning.add(job.id)
 
 
-def _without(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
+def _handle_no_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Handle an answer without plans: plan on the whole pool; if that failed too, wait or park."""
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in plans.refused)) or "no cluster is free"
-    if job.plan is not None and ledger.holdable(state, job):
+    if job.plan is not None and ledger.pool_can_hold(state, job):
         return
-    if not job.whole and job.tried_on != ledger.whole_pool(state):
+    if not job.for_whole_pool and job.last_planned_free != ledger.total_chips(state):
         job.plans = plans
-        want_plans(state, job, whole=True)
+        request_plans(state, job, for_whole_pool=True)
         return
-    if not job.whole:
-        job.tried_whole = job.tried_on
-    refused = job.plans.refused if job.whole and job.plans and not job.plans.plans else plans.refused
+    if not job.for_whole_pool:
+        job.last_planned_total = job.last_planned_free
+    refused = job.plans.refused if job.for_whole_pool and job.plans and not job.plans.plans else plans.refused
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in refused)) or why
     job.plans = PlanSet(plans=(), refused=refused)
-    dequeue(state, job)
-    ledger.give_plan(state, job, None)
+    leave_site_queues(state, job)
+    ledger.assign_plan(state, job, None)
     reason = f"no plan fits the free resources: {why}"
     if job.state == "planning":
-        move(state, job, "waiting", now_s, reason)
+        move_job(state, job, "waiting", now_s, reason)
     elif reason != job.reason:
         job.reason = reason
-        state.touched.add(job.id)
-    if could_help(job.tried_whole or job.tried_on, ledger.whole_pool(state)):
-        want_plans(state, job)  # the pool has grown since the request
-        file_job(state, job)
+        state.changed_jobs.add(job.id)
+    if has_more_free(job.last_planned_total or job.last_planned_free, ledger.total_chips(state)):
+        request_plans(state, job)  # the pool has grown since the request
+        reindex_job(state, job)
     else:
         park(state, job)
 
 
-def _let_choose(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
+def _offer_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Offer the plans to the user: plans that fit now, or plans that the job would have to wait for."""
-    if not job.whole:
+    if not job.for_whole_pool:
         job.plans = plans
-        move(state, job, "choosing", now_s, f"{len(plans.plans)} candidate plans: choose one")
+        move_job(state, job, "choosing", now_s, f"{len(plans.plans)} candidate plans: choose one")
         return
     refused = job.plans.refused if job.plans else ()
     why = "; ".join(dict.fromkeys(refusal.reason for refusal in refused)) or "no cluster is free"
@@ -143,34 +147,34 @@ def _let_choose(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> N
         "wait for its chips"
     )
     if job.state == "planning":
-        move(state, job, "waiting", now_s, reason)
+        move_job(state, job, "waiting", now_s, reason)
     job.reason = reason
-    state.touched.add(job.id)
+    state.changed_jobs.add(job.id)
 
 
-def _take(state: State, job: JobRecord, plans: PlanSet, now_s: float) -> None:
+def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Assign the fastest plan that fits; if none does, keep the job's plan or wait for the fastest."""
-    before = job.plan, job.needs, job.cuts, job.run_s
-    kept = {} if job.number in state.indexes.keepers else state.indexes.kept
-    if not any(_fits(state, job, plan, kept) for plan in plans.plans):
-        job.plan, job.needs, job.cuts, job.run_s = before
-        job.request, job.holdable_in = None, -1
-        if job.plan is not None and ledger.holdable(state, job):
+    before = job.plan, job.needs, job.plan_parts, job.predicted_run_s
+    kept = {} if job.number in state.indexes.reservers else state.indexes.reserved
+    if not any(_assign_and_check(state, job, plan, kept) for plan in plans.plans):
+        job.plan, job.needs, job.plan_parts, job.predicted_run_s = before
+        job.waiting_job, job.fits_inventory_version = None, -1
+        if job.plan is not None and ledger.pool_can_hold(state, job):
             return
-        ledger.give_plan(state, job, plans.plans[0])
-    if not job.whole or job.plans is None:
+        ledger.assign_plan(state, job, plans.plans[0])
+    if not job.for_whole_pool or job.plans is None:
         job.plans = plans
     else:
         job.plans = PlanSet(plans=plans.plans, refused=job.plans.refused)
-    dequeue(state, job)
+    leave_site_queues(state, job)
     if job.state == "planning":
-        move(state, job, "waiting", now_s)
+        move_job(state, job, "waiting", now_s)
     else:
-        file_job(state, job)
-        state.touched.add(job.id)
+        reindex_job(state, job)
+        state.changed_jobs.add(job.id)
 
 
-def _fits(state: State, job: JobRecord, plan: Plan, kept: dict[str, int]) -> bool:
+def _assign_and_check(state: PoolState, job: JobRecord, plan: Plan, reserved: dict[str, int]) -> bool:
     """Assign a plan to the job; return whether it fits now."""
-    ledger.give_plan(state, job, plan)
-    return ledger.holdable(state, job) and ledger.fits(state, job.needs or {}, kept)
+    ledger.assign_plan(state, job, plan)
+    return ledger.pool_can_hold(state, job) and ledger.fits(state, job.needs or {}, reserved)

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from isthmus.control.coordinator.attempts import stop
+from isthmus.control.coordinator.attempts import stop_attempt
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import JobRecord, State
-from isthmus.control.state.queue_index import key_of
+from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.update_indexes import queue_key
 
 
-def wound(state: State, job: JobRecord, now_s: float, spared: Collection[str] = ()) -> None:
+def wound(state: PoolState, job: JobRecord, now_s: float, spared: Collection[str] = ()) -> None:
     """Requeue later jobs that only prepare, except those `spared`, if `job` can then start."""
-    lacking = _lacking(state, job)
+    lacking = _shortage(state, job)
     if not lacking:
         return
-    mine, later = key_of(job), list[JobRecord]()
+    mine, later = queue_key(job), list[JobRecord]()
     for name in state.indexes.preparing | state.indexes.preempting:
         other = state.jobs[name]
         evicting = other.state == "preparing" and other.victims
         gives = other.needs is not None and any(key in other.needs for key in lacking)
-        if gives and not evicting and name not in spared and key_of(other) > mine:
+        if gives and not evicting and name not in spared and queue_key(other) > mine:
             later.append(other)
-    later.sort(key=key_of, reverse=True)
+    later.sort(key=queue_key, reverse=True)
     wounded = list[JobRecord]()
     for other in later:
         if not lacking:
             break
-        given = _given(other)
+        given = _freed_by(other)
         if lacking.keys() & given.keys():
             wounded.append(other)
             left = {key: amount - given.get(key, 0) for key, amount in lacking.items()}
@@ -39,21 +39,21 @@ def wound(state: State, job: JobRecord, now_s: float, spared: Collection[str] = 
     if lacking:
         return
     for other in wounded:
-        stop(state, other, "waiting", f"requeued for job {job.id}, which is ahead of it in the queue", now_s)
+        stop_attempt(state, other, "waiting", f"requeued for job {job.id}, which is ahead of it in the queue", now_s)
 
 
-def _lacking(state: State, job: JobRecord) -> dict[str, int]:
+def _shortage(state: PoolState, job: JobRecord) -> dict[str, int]:
     """Return the missing amounts of the job, by resource key."""
     needs = job.needs or {}
-    found = {key: amount - ledger.free_of(state, key) for key, amount in needs.items()}
+    found = {key: amount - ledger.free_amount(state, key) for key, amount in needs.items()}
     return {key: amount for key, amount in found.items() if amount > 0}
 
 
-def _given(job: JobRecord) -> dict[str, int]:
+def _freed_by(job: JobRecord) -> dict[str, int]:
     """Return the amounts that become free if a job that only prepares is stopped."""
-    found = dict(job.on_links)
-    for part in job.present():
+    found = dict(job.allocated_kbps)
+    for part in job.current_parts():
         for group, chips in part.chips.items():
-            found[f"{part.cluster}/{group}"] = chips - part.borrowed.get(group, 0) - part.local.get(group, 0)
+            found[f"{part.cluster}/{group}"] = chips - part.borrowed.get(group, 0) - part.local_chips.get(group, 0)
         found[f"{part.cluster}:storage"] = part.storage_bytes
     return found

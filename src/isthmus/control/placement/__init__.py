@@ -1,34 +1,38 @@
 """Placement: candidate places for a job's pipelines on free chips, storage and links; and refusals.
 
-See `docs/design/placement.md`. `place` is pure: requirement, free resources and constraints in, candidates
+See `docs/design/placement.md`. `place_pipelines` is pure: requirement, free resources and constraints in, candidates
 out.
 """
 
-from isthmus.control.placement.check_names import check_placement
-from isthmus.control.placement.check_possible import NOT_FIXED, check_clusters, check_degrees
-from isthmus.control.placement.place import Candidate, Placements, place
-from isthmus.control.placement.place_mixed import place_all
-from isthmus.control.placement.propose import PlanRequest, propose
-from isthmus.control.placement.resources.demand import Demand, demand_of
-from isthmus.control.placement.resources.free_resources import FreeLink, Resources
-from isthmus.control.placement.resources.requirement import Requirement, StageNeed, WanNeed
+from isthmus.control.placement.check_placement_names import check_placement_names
+from isthmus.control.placement.check_satisfiable import NO_FIXED_DEGREES, check_clusters, check_degrees
+from isthmus.control.placement.place_pipelines import Candidate, PlacementResult, place_pipelines
+from isthmus.control.placement.place_plan import place_plan
+from isthmus.control.placement.propose_plans import PlanRequest, propose_plans
+from isthmus.control.placement.resources.free_resources import FreeLink, FreeResources
+from isthmus.control.placement.resources.pipeline_requirement import (
+    PipelineRequirement,
+    StageRequirement,
+    WanRequirement,
+)
+from isthmus.control.placement.resources.plan_requirement import PlanRequirement, plan_requirement_of
 
 __all__ = [
-    "NOT_FIXED",
+    "NO_FIXED_DEGREES",
     "Candidate",
-    "Demand",
     "FreeLink",
-    "Placements",
+    "FreeResources",
+    "PipelineRequirement",
+    "PlacementResult",
     "PlanRequest",
-    "Requirement",
-    "Resources",
-    "StageNeed",
-    "WanNeed",
+    "PlanRequirement",
+    "StageRequirement",
+    "WanRequirement",
     "check_clusters",
     "check_degrees",
-    "check_placement",
-    "demand_of",
-    "place",
-    "place_all",
-    "propose",
+    "check_placement_names",
+    "place_pipelines",
+    "place_plan",
+    "plan_requirement_of",
+    "propose_plans",
 ]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isthmus.control.state.events import AgentLost, DeadlinePassed, Event
-from isthmus.control.state.job_records import JobRecord, State
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import PartOrder
 
-_RELEASE = PartOrder(job="j", attempt=1, desired="released")
+_RELEASE_ORDER = PartOrder(job="j", attempt=1, desired="released")
 _ROUNDING_S = 1.0
 """Tolerance for rounding of times since the epoch."""
 
 
-def orders(state: State, cluster: str) -> tuple[PartOrder, ...]:
+def part_orders(state: PoolState, cluster: str) -> tuple[PartOrder, ...]:
     """Return the orders for a site: releases first, then the parts that should be there, oldest first.
 
     Reported parts that the coordinator does not know (of a deleted job or an old attempt) are released.
@@ -24,72 +24,72 @@ def orders(state: State, cluster: str) -> tuple[PartOrder, ...]:
         return ()
     releases = [
         PartOrder(job=job, attempt=attempt, desired="released")
-        for (job, attempt), part in record.reported.items()
+        for (job, attempt), part in record.reported_parts.items()
         if (job, attempt) not in record.parts and part.state != "released"
     ]
     others = list[PartOrder]()
     for part in record.parts.values():
-        (releases if part.desired == "released" else others).append(_order(state, part))
+        (releases if part.desired == "released" else others).append(_part_order(state, part))
     return (*releases, *others)
 
 
-def _order(state: State, part: PartRecord) -> PartOrder:
+def _part_order(state: PoolState, part: PartRecord) -> PartOrder:
     """Return the order of a part; rebuild it only if its content has changed."""
     job = state.jobs[part.job]
-    content = (part.desired, part.protect, part.victims, job.rank_map)
-    if part.order is None:
-        part.order = content, _write(state, job, part)
-    elif part.order[0] != content:
-        part.order = content, _rewrite(job, part, part.order[1])
-    order: PartOrder = part.order[1]
+    content = (part.desired, part.checkpoint_requested, part.victims, job.rank_map)
+    if part.cached_order is None:
+        part.cached_order = content, _new_order(state, job, part)
+    elif part.cached_order[0] != content:
+        part.cached_order = content, _updated_order(job, part, part.cached_order[1])
+    order: PartOrder = part.cached_order[1]
     return order
 
 
-def _rewrite(job: JobRecord, part: PartRecord, order: PartOrder) -> PartOrder:
+def _updated_order(job: JobRecord, part: PartRecord, order: PartOrder) -> PartOrder:
     """Return `order` with the current values of the fields that can change."""
     if part.desired == "released":
-        return _RELEASE.model_copy(update={"job": part.job, "attempt": part.attempt})
-    update = {"desired": part.desired, "protect": part.protect, "victims": part.victims}
+        return _RELEASE_ORDER.model_copy(update={"job": part.job, "attempt": part.attempt})
+    update = {"desired": part.desired, "protect": part.checkpoint_requested, "victims": part.victims}
     return order.model_copy(update=update | {"rank_map": job.rank_map})
 
 
-def _write(state: State, job: JobRecord, part: PartRecord) -> PartOrder:
+def _new_order(state: PoolState, job: JobRecord, part: PartRecord) -> PartOrder:
     if part.desired == "released":
-        return _RELEASE.model_copy(update={"job": part.job, "attempt": part.attempt})
+        return _RELEASE_ORDER.model_copy(update={"job": part.job, "attempt": part.attempt})
     return PartOrder.model_construct(
         job=part.job,
         attempt=part.attempt,
         desired=part.desired,
-        lease_s=state.rules.lease_s,
+        lease_s=state.config.lease_s,
         user=job.user,
-        files_at=job.trained_at,
+        files_at=job.file_clusters,
         priority=job.priority,
-        protect=part.protect,
+        protect=part.checkpoint_requested,
         victims=part.victims,
-        spec=job.wanted,
+        spec=job.spec,
         plan=job.plan,
         rank_map=job.rank_map,
     )
 
 
-def queue(state: State, cluster: str) -> tuple[str, ...]:
+def site_queue(state: PoolState, cluster: str) -> tuple[str, ...]:
     """Return the pool's jobs in a site's queue in their required order, first to start first."""
     found = []
-    for job_id in state.indexes.pushed:
+    for job_id in state.indexes.advertised:
         job = state.jobs.get(job_id)
-        if job is not None and job.enqueued and (job.attempt, cluster) in job.parts:
+        if job is not None and job.in_site_queues and (job.attempt, cluster) in job.parts:
             found.append(job_id)
     return tuple(found)
 
 
-def misplaced(state: State, record: ClusterRecord) -> int:
+def count_misplaced(state: PoolState, record: ClusterRecord) -> int:
     """Return the number of the pool's jobs that the site last reported out of order."""
-    wanted = {job_id: place for place, job_id in enumerate(queue(state, record.cluster.name))}
-    seen = [wanted[entry.job] for entry in record.queue if entry.attempt and entry.job in wanted]
+    wanted = {job_id: place for place, job_id in enumerate(site_queue(state, record.cluster.name))}
+    seen = [wanted[entry.job] for entry in record.reported_queue if entry.attempt and entry.job in wanted]
     return sum(place != other for place, other in zip(seen, sorted(seen), strict=True))
 
 
-def due(state: State, now_s: float) -> tuple[Event, ...]:
+def due_events(state: PoolState, now_s: float) -> tuple[Event, ...]:
     """Return the events due at `now_s`: lost agents and expired deadlines.
 
     A deadline further ahead than its timeout allows was set before the clock was set back; it has expired.
@@ -98,10 +98,10 @@ def due(state: State, now_s: float) -> tuple[Event, ...]:
         AgentLost(now_s=now_s, cluster=name)
         for name, record in state.clusters.items()
         if record.connected
-        and record.heard_s is not None
-        and abs(now_s - record.heard_s) > state.rules.agent_lost_s
+        and record.last_report_s is not None
+        and abs(now_s - record.last_report_s) > state.config.agent_timeout_s
     ]
-    expired = [state.jobs[state.indexes.numbers[number]] for number in sorted(set(_passed(state, now_s)))]
+    expired = [state.jobs[state.indexes.ids_by_number[number]] for number in sorted(set(_expired_jobs(state, now_s)))]
     return (
         *lost,
         *(
@@ -112,16 +112,16 @@ def due(state: State, now_s: float) -> tuple[Event, ...]:
     )
 
 
-def _passed(state: State, now_s: float) -> Iterator[int]:
+def _expired_jobs(state: PoolState, now_s: float) -> Iterator[int]:
     """Yield the numbers of the jobs whose state has timed out."""
-    rules = state.rules
+    rules = state.config
     longest_s = {
-        "preempting": max(rules.reservation_s, rules.protect_s),
-        "preparing": max(rules.reservation_s, rules.evict_s),
-        "starting": rules.start_s,
-        "waiting": rules.retry_most_s,
+        "preempting": max(rules.reservation_timeout_s, rules.checkpoint_timeout_s),
+        "preparing": max(rules.reservation_timeout_s, rules.eviction_timeout_s),
+        "starting": rules.start_timeout_s,
+        "waiting": rules.max_retry_s,
     }
-    for name, deadlines in state.indexes.timed.items():
+    for name, deadlines in state.indexes.deadlines.items():
         for deadline_s, number in deadlines:
             if deadline_s > now_s:
                 break

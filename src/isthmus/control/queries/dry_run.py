@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus.control.queries.expected_releases import Paces
-from isthmus.control.queries.explain_wait import Question, about_job
+from isthmus.control.queries.explain_wait import WaitQuery, query_job
+from isthmus.control.queries.forecast_inputs import ProgressByJob
 from isthmus.control.queries.user_views import job_view
 from isthmus.control.state import ledger
 from isthmus.control.state.events import MakePlans
-from isthmus.control.state.job_records import JobRecord, State
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.messages.api_views import Submission, VictimView
 from isthmus.core.plan import PlanSet
 
-JOB = "dry-run"
+DRY_RUN_JOB_ID = "dry-run"
 """Id of the job of a dry run."""
 
 
-def requests(state: State, submission: Submission) -> tuple[MakePlans, MakePlans]:
+def dry_run_requests(state: PoolState, submission: Submission) -> tuple[MakePlans, MakePlans]:
     """Return the planner requests: on the free resources, and on the idle pool."""
-    storage, gbps = ledger.left_of_pool(state)
-    whole, free = ledger.whole_pool(state), state.free()
-    for key, kept in ledger.chips_of(state.indexes.kept).items():
+    storage, gbps = ledger.free_storage_and_links(state)
+    whole, free = ledger.total_chips(state), state.free_chips()
+    for key, kept in ledger.chip_needs(state.indexes.reserved).items():
         cluster, _, group = key.partition("/")
         if group in free.get(cluster, {}):
             free[cluster][group] = max(0, free[cluster][group] - kept)
     clusters = tuple(state.clusters[name].cluster for name in free)
     now = MakePlans(
-        job_id=JOB,
+        job_id=DRY_RUN_JOB_ID,
         round=1,
         submission=submission,
         clusters=clusters,
@@ -40,9 +40,9 @@ def requests(state: State, submission: Submission) -> tuple[MakePlans, MakePlans
     return now, now.model_copy(update=everything)
 
 
-def plans_of(asked: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], PlanSet]) -> PlanSet:
+def find_plans(planner_requests: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], PlanSet]) -> PlanSet:
     """Return plans on the free resources; if none fits, plans on the idle pool with the refusals."""
-    on_free, on_idle = asked
+    on_free, on_idle = planner_requests
     found = planner(on_free)
     if found.plans or not on_free.clusters:
         return found
@@ -50,19 +50,19 @@ def plans_of(asked: tuple[MakePlans, MakePlans], planner: Callable[[MakePlans], 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class DryRunQuery:
     """The queue query of a dry-run job, and the victims whose chips would let it start now."""
 
-    question: Question
+    query: WaitQuery
     victims: tuple[VictimView, ...]
 
 
-def about_dry_run(
-    state: State, user: str, submission: Submission, plans: PlanSet, now_s: float, paces: Paces
-) -> Asked:
+def query_dry_run(
+    state: PoolState, user: str, submission: Submission, plans: PlanSet, now_s: float, progress: ProgressByJob
+) -> DryRunQuery:
     """Return the query for a job with these plans that is submitted now, as its user sees it."""
-    job = JobRecord.of(JOB, state.submitted + 1, user, submission, now_s)
+    job = JobRecord.create(DRY_RUN_JOB_ID, state.num_submitted + 1, user, submission, now_s)
     job.state, job.plans = "waiting", plans
-    ledger.give_plan(state, job, plans.plans[0] if plans.plans else None)
+    ledger.assign_plan(state, job, plans.plans[0] if plans.plans else None)
     victims = job_view(state, job, details=True).offer
-    return Asked(question=about_job(state, job, now_s, paces, user), victims=victims)
+    return DryRunQuery(query=query_job(state, job, now_s, progress, user), victims=victims)

@@ -1,6 +1,6 @@
 """Why a job waits: missing resources, jobs ahead of it, expected start. Read only.
 
-`about_job` and `about_queue` copy what they need from the state; `answer` then simulates the queue, which may
+`query_job` and `query_queue` copy what they need from the state; `answer_query` then simulates the queue, which may
 take 0.1 s and does not access the state. Other users' jobs appear without their ids.
 """
 
@@ -11,133 +11,135 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from isthmus.control.algorithms.global_order import Objective, Release, Request
-from isthmus.control.algorithms.start_forecast import SPREAD, Forecast, forecast_starts
-from isthmus.control.queries.expected_releases import (
-    Paces,
-    cuts_of,
-    is_before_its_start,
-    is_to_choose,
-    releases,
-    request_of,
+from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob
+from isthmus.control.algorithms.start_forecast import RUNTIME_SPREAD, StartForecast, forecast_starts
+from isthmus.control.queries.forecast_inputs import (
+    ProgressByJob,
+    awaits_choice,
+    expected_releases,
+    is_pending,
+    waiting_job_of,
+    wanted_parts,
     wanted_plan,
 )
-from isthmus.control.queries.shortages import lacking, never_holds
+from isthmus.control.queries.shortages import exceeds_pool, shortages
 from isthmus.control.state import ledger
-from isthmus.control.state.job_records import JobRecord, State
-from isthmus.control.state.queue_index import key_of, of_key
-from isthmus.core.messages.queue_status import Ahead, Standing
+from isthmus.control.state.job_records import JobRecord, PoolState
+from isthmus.control.state.update_indexes import job_at_key, queue_key
+from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
 
-HEAD = 256
+FORECAST_HEAD = 256
 """Jobs from the head of the queue that are simulated; later ones have a place and no times."""
 
-TIMES = (
-    f"times use the predicted or measured step times; the range covers deviations of {SPREAD:.0%}",
+FORECAST_NOTES = (
+    f"times use the predicted or measured step times; the range covers deviations of {RUNTIME_SPREAD:.0%}",
     "future jobs, failures and capacity changes by owners are not included",
 )
-NO_TIMES = ("no expected start: it waits for jobs of unknown duration, or is too far back in the queue",)
+NO_FORECAST_NOTES = ("no expected start: it waits for jobs of unknown duration, or is too far back in the queue",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class WaitQuery:
     """Statuses without times, and the copy of the queue that determines the times."""
 
-    standings: tuple[Standing, ...]
+    statuses: tuple[QueueStatus, ...]
     # The jobs to simulate.
-    requests: tuple[Request, ...]
+    waiting: tuple[WaitingJob, ...]
     # Free chips by `CLUSTER/GROUP`.
     free: Mapping[str, int]
     releases: tuple[Release, ...]
     # The jobs of the queue by id, as the viewer may see them.
-    who: Mapping[str, Ahead]
+    jobs_ahead: Mapping[str, JobAhead]
     now_s: float
     objective: Objective
     patience_s: float
 
 
-def about_job(state: State, job: JobRecord, now_s: float, paces: Paces, viewer: str | None) -> Question:
+def query_job(state: PoolState, job: JobRecord, now_s: float, progress: ProgressByJob, viewer: str | None) -> WaitQuery:
     """Return the query for the status of `job`, which need not be in `state`; `viewer` None is an operator.
 
     A job with candidate plans and no chosen one is assumed to wait for the first.
     """
-    others = [one for one in _head(state) if one.id != job.id]
-    counts = is_before_its_start(job) and _holdable(state, job)
-    waiting = sorted([*others, job], key=key_of) if counts else others
-    return _question(state, [job], waiting, now_s, paces, viewer)
+    others = [one for one in _queue_head(state) if one.id != job.id]
+    counts = is_pending(job) and _pool_can_hold(state, job)
+    waiting = sorted([*others, job], key=queue_key) if counts else others
+    return _build_query(state, [job], waiting, now_s, progress, viewer)
 
 
-def about_queue(state: State, now_s: float, paces: Paces, viewer: str | None, limit: int = 100) -> Question:
+def query_queue(
+    state: PoolState, now_s: float, progress: ProgressByJob, viewer: str | None, limit: int = 100
+) -> WaitQuery:
     """Return the query for the first `limit` pending jobs of the viewer; None is an operator."""
-    every = _of(state, viewer) if viewer is not None else _all(state)
-    return _question(state, islice(every, limit), _head(state), now_s, paces, viewer)
+    every = _pending_jobs_of(state, viewer) if viewer is not None else _pending_jobs(state)
+    return _build_query(state, islice(every, limit), _queue_head(state), now_s, progress, viewer)
 
 
-def answer(question: Question) -> tuple[Standing, ...]:
+def answer_query(query: WaitQuery) -> tuple[QueueStatus, ...]:
     """Return the statuses with their times."""
     found = forecast_starts(
-        question.requests,
-        question.free,
-        question.releases,
-        question.objective,
-        question.now_s,
-        patience_s=question.patience_s,
+        query.waiting,
+        query.free,
+        query.releases,
+        query.objective,
+        query.now_s,
+        patience_s=query.patience_s,
     )
-    return tuple(_timed(one, found.get(one.id), question) for one in question.standings)
+    return tuple(_with_forecast(one, found.get(one.id), query) for one in query.statuses)
 
 
-def _all(state: State) -> Iterator[JobRecord]:
+def _pending_jobs(state: PoolState) -> Iterator[JobRecord]:
     """Yield the pending jobs: in the order of the queue, then those outside of it."""
     for key in state.indexes.order:
-        yield of_key(state, key)
-    yield from (job for job in state.live.values() if is_before_its_start(job) and not job.ordered)
+        yield job_at_key(state, key)
+    yield from (job for job in state.live_jobs.values() if is_pending(job) and not job.in_queue)
 
 
-def _of(state: State, user: str) -> Iterator[JobRecord]:
+def _pending_jobs_of(state: PoolState, user: str) -> Iterator[JobRecord]:
     """Yield a user's pending jobs in the same order."""
-    jobs = (state.jobs[state.indexes.numbers[number]] for number in state.indexes.of_user.get(user, ()))
-    mine = [job for job in jobs if is_before_its_start(job)]
-    return iter(sorted(mine, key=lambda job: (not job.ordered, key_of(job))))
+    jobs = (state.jobs[state.indexes.ids_by_number[number]] for number in state.indexes.numbers_by_user.get(user, ()))
+    mine = [job for job in jobs if is_pending(job)]
+    return iter(sorted(mine, key=lambda job: (not job.in_queue, queue_key(job))))
 
 
-def _head(state: State) -> list[JobRecord]:
+def _queue_head(state: PoolState) -> list[JobRecord]:
     """Return the jobs at the head of the queue that the idle pool could hold."""
-    jobs = (of_key(state, key) for key in state.indexes.head(HEAD))
-    return [job for job in jobs if not is_to_choose(job) and _holdable(state, job)]
+    jobs = (job_at_key(state, key) for key in state.indexes.head(FORECAST_HEAD))
+    return [job for job in jobs if not awaits_choice(job) and _pool_can_hold(state, job)]
 
 
-def _holdable(state: State, job: JobRecord) -> bool:
-    return wanted_plan(job) is not None and not never_holds(state, cuts_of(job))
+def _pool_can_hold(state: PoolState, job: JobRecord) -> bool:
+    return wanted_plan(job) is not None and not exceeds_pool(state, wanted_parts(job))
 
 
-def _question(
-    state: State,
-    asked: Iterable[JobRecord],
+def _build_query(
+    state: PoolState,
+    jobs: Iterable[JobRecord],
     waiting: Sequence[JobRecord],
     now_s: float,
-    paces: Paces,
+    progress: ProgressByJob,
     viewer: str | None,
-) -> Question:
+) -> WaitQuery:
     plans = [(job, plan) for job in waiting if (plan := wanted_plan(job)) is not None]
-    return Question(
-        standings=tuple(_standing(state, job) for job in asked),
-        requests=tuple(request_of(job, plan, paces) for job, plan in plans),
-        free={f"{name}/{group}": n for name, groups in state.free().items() for group, n in groups.items()},
-        releases=tuple(releases(state, now_s, paces)),
-        who={job.id: _who(job, viewer) for job in waiting},
+    return WaitQuery(
+        statuses=tuple(_queue_status(state, job) for job in jobs),
+        waiting=tuple(waiting_job_of(job, plan, progress) for job, plan in plans),
+        free={f"{name}/{group}": n for name, groups in state.free_chips().items() for group, n in groups.items()},
+        releases=tuple(expected_releases(state, now_s, progress)),
+        jobs_ahead={job.id: _job_ahead(job, viewer) for job in waiting},
         now_s=now_s,
         objective=state.objective,
         patience_s=state.patience_s,
     )
 
 
-def _standing(state: State, job: JobRecord) -> Standing:
+def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
     plan = wanted_plan(job)
     refused = job.plans.refused if job.plans and plan is None else ()
-    if plan is not None and is_before_its_start(job):
-        refused = (*lacking(state, cuts_of(job), job.needs or {}), *refused)
-    notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and is_to_choose(job) else ()
-    return Standing(
+    if plan is not None and is_pending(job):
+        refused = (*shortages(state, wanted_parts(job), job.needs or {}), *refused)
+    notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and awaits_choice(job) else ()
+    return QueueStatus(
         id=job.id,
         name=job.submission.job.name,
         user=job.user,
@@ -145,53 +147,57 @@ def _standing(state: State, job: JobRecord) -> Standing:
         priority=job.priority,
         submitted_s=job.submitted_s,
         reason=_reason(state, job, plan),
-        place=_place(state, job),
+        place=_queue_place(state, job),
         refused=refused,
-        needs={cut.cluster: dict(cut.chips) for cut in cuts_of(job)} if is_before_its_start(job) else {},
+        needs={cut.cluster: dict(cut.chips) for cut in wanted_parts(job)} if is_pending(job) else {},
         notes=notes,
     )
 
 
-def _place(state: State, job: JobRecord) -> int | None:
+def _queue_place(state: PoolState, job: JobRecord) -> int | None:
     """Return the job's place in the queue from 1, or the place it would have if it were submitted now."""
-    if job.ordered:
-        return int(state.indexes.order.index(key_of(job))) + 1
-    if job.id in state.jobs or not _holdable(state, job):
+    if job.in_queue:
+        return int(state.indexes.order.index(queue_key(job))) + 1
+    if job.id in state.jobs or not _pool_can_hold(state, job):
         return None
-    return int(state.indexes.order.bisect_left(key_of(job))) + 1
+    return int(state.indexes.order.bisect_left(queue_key(job))) + 1
 
 
-def _timed(one: Standing, found: Forecast | None, question: Question) -> Standing:
+def _with_forecast(status: QueueStatus, forecast: StartForecast | None, query: WaitQuery) -> QueueStatus:
     """Return the status with its times and the jobs ahead."""
-    if found is None:
-        return one
-    times = (("start_s", found.start_s), ("earliest_s", found.earliest_s), ("latest_s", found.latest_s))
-    known = {name: max(at_s, question.now_s) for name, at_s in times if not math.isinf(at_s)}
-    ahead = tuple(question.who[job] for job in found.ahead)
-    notes = (*(TIMES if "start_s" in known else NO_TIMES), *one.notes)
-    return one.model_copy(update={"ahead": ahead, "notes": notes, **known})
+    if forecast is None:
+        return status
+    times = (
+        ("start_s", forecast.start_s),
+        ("earliest_s", forecast.earliest_s),
+        ("latest_s", forecast.latest_s),
+    )
+    known = {name: max(at_s, query.now_s) for name, at_s in times if not math.isinf(at_s)}
+    ahead = tuple(query.jobs_ahead[job] for job in forecast.ahead)
+    notes = (*(FORECAST_NOTES if "start_s" in known else NO_FORECAST_NOTES), *status.notes)
+    return status.model_copy(update={"ahead": ahead, "notes": notes, **known})
 
 
-def _who(job: JobRecord, viewer: str | None) -> Ahead:
+def _job_ahead(job: JobRecord, viewer: str | None) -> JobAhead:
     known = viewer is None or job.user == viewer
-    return Ahead(job=job.id if known else None, state=job.state, priority=job.priority)
+    return JobAhead(job=job.id if known else None, state=job.state, priority=job.priority)
 
 
-def _reason(state: State, job: JobRecord, plan: Plan | None) -> str:
-    """Describe briefly what the job waits for; `Standing.refused` has the details."""
-    if not is_before_its_start(job) or job.state == "preempting":
+def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
+    """Describe briefly what the job waits for; `QueueStatus.refused` has the details."""
+    if not is_pending(job) or job.state == "preempting":
         return job.reason
     if plan is None:
         return "waiting for the planner" if job.state == "planning" else "no plan fits the free resources"
-    if never_holds(state, cuts_of(job)):
+    if exceeds_pool(state, wanted_parts(job)):
         return f"the connected pool cannot hold plan {plan.id}"
-    if is_to_choose(job):
+    if awaits_choice(job):
         return f"the user must choose one of {len(job.plans.plans if job.plans else ())} plans"
     where = dict.fromkeys(
-        " > ".join(one.clusters) for one in lacking(state, cuts_of(job), job.needs or {}) if one.clusters
+        " > ".join(one.clusters) for one in shortages(state, wanted_parts(job), job.needs or {}) if one.clusters
     )
     if where:
         return f"{plan.id} waits for resources at {', '.join(where)}"
-    if not ledger.fits(state, job.needs or {}, state.indexes.kept):
+    if not ledger.fits(state, job.needs or {}, state.indexes.reserved):
         return "the resources are free, but reserved for jobs ahead of it"
     return "the resources are free: it starts next"

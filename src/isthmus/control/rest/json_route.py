@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-LARGE_BYTES = 64 * 1024
+THREAD_PARSE_BYTES = 64 * 1024
 """Body size from which on a thread parses it; parsing this size takes about 1 ms."""
 
 
@@ -31,12 +31,12 @@ class JsonRoute(APIRoute):
         model = TypeAdapter(kind)
 
         async def handle_read(request: Request) -> Response:
-            return await handle(_ReadOnce(request, model))
+            return await handle(_ModelRequest(request, model))
 
         return handle_read
 
 
-class _ReadOnce(Request):
+class _ModelRequest(Request):
     def __init__(self, request: Request, model: TypeAdapter[Any]) -> None:
         super().__init__(request.scope, request.receive)
         self._model = model
@@ -44,11 +44,11 @@ class _ReadOnce(Request):
     async def json(self) -> Any:
         """Return the body as its model, or as plain data if invalid, so that FastAPI reports the errors."""
         body = await self.body()
-        if len(body) < LARGE_BYTES:
-            return self._read(body)
-        return await run_in_threadpool(self._read, body)
+        if len(body) < THREAD_PARSE_BYTES:
+            return self._parse(body)
+        return await run_in_threadpool(self._parse, body)
 
-    def _read(self, body: bytes) -> Any:
+    def _parse(self, body: bytes) -> Any:
         try:
             return self._model.validate_json(body)
         except ValidationError:

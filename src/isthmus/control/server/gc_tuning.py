@@ -1,18 +1,18 @@
-"""`spare_collector`: tunes Python's cyclic garbage collector to run full collections rarely."""
+"""`tune_gc`: tunes Python's cyclic garbage collector to run full collections rarely."""
 
 from __future__ import annotations
 
 import gc
 
-YOUNG = 50_000
+YOUNG_THRESHOLD = 50_000
 """Number of net allocations that triggers a collection of the youngest generation."""
 
-FULL = 10_000
+FULL_COLLECTION_RATIO = 10_000
 """Number of generation 1 collections before a full one, which takes 1 s with the records of 10^6 jobs."""
 
 
-def spare_collector() -> None:
+def tune_gc() -> None:
     """Tune the collector for a process with many long-lived records that form no reference cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, 10, FULL)
+    gc.set_threshold(YOUNG_THRESHOLD, 10, FULL_COLLECTION_RATIO)

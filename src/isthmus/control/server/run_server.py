@@ -15,24 +15,24 @@ from pathlib import Path
 
 import uvicorn
 
-from isthmus.control.coordinator.coordinator import Rules
+from isthmus.control.coordinator.coordinator import CoordinatorConfig
 from isthmus.control.rest.create_app import create_app
-from isthmus.control.server.gc_tuning import spare_collector
-from isthmus.control.server.tls import Certificate, self_signed
-from isthmus.control.service.auth import ADMIN_FILE, ensure_admin
-from isthmus.control.service.control_service import ControlShell
+from isthmus.control.server.gc_tuning import tune_gc
+from isthmus.control.server.tls import Certificate, self_signed_certificate
+from isthmus.control.service.auth import ADMIN_TOKEN_FILE, ensure_admin_token
+from isthmus.control.service.control_service import ControlService
 from isthmus.control.service.planner_process import PlannerProcess
 from isthmus.control.service.planner_queue import Planner
-from isthmus.control.store.leadership import Leadership
-from isthmus.control.store.snapshots import Snapshots
-from isthmus.control.store.sqlite import SqliteStore
-from isthmus.control.store.store import Store
+from isthmus.control.store.leader_election import LeaderElection
+from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.sqlite_store import SqliteStore
+from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.pool import Pool
-from isthmus.core.state_folder import locked
+from isthmus.core.state_folder_lock import lock_state_folder
 
-__all__ = ["Listening", "ServerConfig", "create_app", "run_server"]
+__all__ = ["ServerConfig", "ServerInfo", "create_app", "run_server"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class ServerConfig:
     tls_key: Path | None = None
     self_signed: bool = False
     # Timeouts and intervals of the coordinator.
-    rules: Rules | None = None
+    rules: CoordinatorConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
+class ServerInfo:
     """A listening server: its URL, certificate and admin token file."""
 
     url: str
@@ -69,7 +69,7 @@ class Listening:
 
 def run_server(
     config: ServerConfig,
-    announce: Callable[[Listening], None] | None = None,
+    announce: Callable[[ServerInfo], None] | None = None,
     *,
     stop: threading.Event | None = None,
     make_store: Callable[[ServerConfig], Store] | None = None,
@@ -82,39 +82,39 @@ def run_server(
     if TLS files or the database address are missing or invalid.
     """
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_bound(config.host, config.port))
-        stack.enter_context(locked(config.state, "server"))
-        certificate = certificate_of(config)
+        listener = stack.enter_context(_bind_listener(config.host, config.port))
+        stack.enter_context(lock_state_folder(config.state, "server"))
+        certificate = load_certificate(config)
         store = (make_store or open_store)(config)
         stack.callback(store.close)
-        ensure_admin(store, config.state, time.time())
+        ensure_admin_token(store, config.state, time.time())
         own = PlannerProcess()
-        leadership = _leadership(config)
-        shell = ControlShell(
+        leadership = _leader_election(config)
+        shell = ControlService(
             store,
             config.pool,
             planner=planner or own,
             rules=config.rules,
-            leadership=leadership,
-            snapshots=Snapshots(config.state),
+            leader_election=leadership,
+            snapshot_file=SnapshotFile(config.state),
         )
         stack.callback(shell.close)
         stack.callback(own.close)
-        spare_collector()  # after the replay: its records are long-lived
+        tune_gc()  # after the replay: its records are long-lived
         shell.start()
-        token = config.state / ADMIN_FILE
-        listening = Listening(
-            url=_url(config.host, listener, certificate),
+        token = config.state / ADMIN_TOKEN_FILE
+        listening = ServerInfo(
+            url=_listener_url(config.host, listener, certificate),
             certificate=certificate,
             admin_token=token if token.exists() else None,
         )
-        server = _Server(_uvicorn_config(shell, certificate), stop or threading.Event())
-        server.when_ready = lambda: announce(listening) if announce else None
-        server.when_ending = shell.changes.end
+        server = _UvicornServer(_uvicorn_config(shell, certificate), stop or threading.Event())
+        server.on_ready = lambda: announce(listening) if announce else None
+        server.on_shutdown = shell.changes.close
         server.run(sockets=[listener])
 
 
-def certificate_of(config: ServerConfig) -> Certificate | None:
+def load_certificate(config: ServerConfig) -> Certificate | None:
     """Return the server's certificate, None for plain HTTP on loopback; raise `InputError` otherwise."""
     if config.tls_cert is not None and config.tls_key is not None:
         given = Certificate(cert=config.tls_cert, key=config.tls_key)
@@ -126,7 +126,7 @@ def certificate_of(config: ServerConfig) -> Certificate | None:
         hosts = dict.fromkeys((config.host, "localhost", "127.0.0.1", socket.gethostname()))
         everywhere = {"0.0.0.0", "::"}  # noqa: S104 - names of "every address", not bound here
         names = tuple(host for host in hosts if host not in everywhere)
-        return self_signed(config.state / "tls", names, datetime.datetime.now(datetime.UTC))
+        return self_signed_certificate(config.state / "tls", names, datetime.datetime.now(datetime.UTC))
     if not is_loopback(config.host):
         raise InputError(
             f"{config.host} is reachable from other machines and TLS is not configured",
@@ -139,20 +139,20 @@ def open_store(config: ServerConfig) -> Store:
     """Open the PostgreSQL database of `config`, or else the SQLite file in its state folder."""
     if config.database is None:
         return SqliteStore(config.state / "isthmus.db")
-    from isthmus.control.store.postgres import PostgresStore
+    from isthmus.control.store.postgres_store import PostgresStore
 
-    return PostgresStore(database_address(config.database))
+    return PostgresStore(read_database_address(config.database))
 
 
-def _leadership(config: ServerConfig) -> Leadership | None:
+def _leader_election(config: ServerConfig) -> LeaderElection | None:
     if config.database is None:
         return None
-    from isthmus.control.store.postgres_leadership import PostgresLeadership
+    from isthmus.control.store.postgres_leader_election import PostgresLeaderElection
 
-    return PostgresLeadership(database_address(config.database))
+    return PostgresLeaderElection(read_database_address(config.database))
 
 
-def database_address(file: Path) -> str:
+def read_database_address(file: Path) -> str:
     """Return the database address in `file`, which is one line; raise `InputError` otherwise."""
     try:
         address = file.read_text(encoding="utf-8").strip()
@@ -167,7 +167,7 @@ def database_address(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _bind_listener(host: str, port: int) -> Iterator[socket.socket]:
     """Bind a listening socket; raise `UnavailableError` if the address is unavailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With an explicit protocol asyncio disables Nagle's algorithm, which would delay each response by 40 ms.
@@ -183,15 +183,15 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _url(host: str, listener: socket.socket, certificate: Certificate | None) -> str:
+def _listener_url(host: str, listener: socket.socket, certificate: Certificate | None) -> str:
     scheme = "http" if certificate is None else "https"
     shown = f"[{host}]" if ":" in host else host
     return f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
-def _uvicorn_config(shell: ControlShell, certificate: Certificate | None) -> uvicorn.Config:
+def _uvicorn_config(service: ControlService, certificate: Certificate | None) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(shell),
+        create_app(service),
         ssl_certfile=certificate.cert if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
         log_config=None,
@@ -203,24 +203,24 @@ def _uvicorn_config(shell: ControlShell, certificate: Certificate | None) -> uvi
     )
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A uvicorn server that returns on SIGINT, SIGTERM or `stop`, so that its caller can clean up."""
 
-    when_ready: Callable[[], None]
-    when_ending: Callable[[], None]
+    on_ready: Callable[[], None]
+    on_shutdown: Callable[[], None]
 
     def __init__(self, config: uvicorn.Config, stop: threading.Event) -> None:
         super().__init__(config)
         self._stop = stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start accepting connections, then call `when_ready`."""
+        """Start accepting connections, then call `on_ready`."""
         await super().startup(sockets=sockets)
-        self.when_ready()
+        self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End event streams first, so that shutdown does not wait for them."""
-        self.when_ending()
+        self.on_shutdown()
         await super().shutdown(sockets=sockets)
 
     async def on_tick(self, counter: int) -> bool:

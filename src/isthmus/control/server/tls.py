@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.core.errors import InputError
-from isthmus.core.state_folder import unwritable
+from isthmus.core.state_folder_lock import unwritable_folder_error
 
 _VALID_DAYS = 397
 
@@ -30,7 +30,7 @@ class Certificate:
     @property
     def fingerprint(self) -> str:
         """SHA-256 fingerprint of the certificate, `AB:CD:...`."""
-        digest = _load(self.cert).fingerprint(hashes.SHA256()).hex().upper()
+        digest = _load_certificate(self.cert).fingerprint(hashes.SHA256()).hex().upper()
         return ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
 
     def check(self) -> None:
@@ -44,25 +44,25 @@ class Certificate:
             ) from error
 
 
-def self_signed(folder: Path, hosts: tuple[str, ...], now: datetime.datetime) -> Certificate:
+def self_signed_certificate(folder: Path, hosts: tuple[str, ...], now: datetime.datetime) -> Certificate:
     """Return the self-signed certificate in `folder`; replace it unless valid for all `hosts` and a day more.
 
     The key has mode 0600. `now` is in UTC; a new certificate is valid for 397 days.
     """
     certificate = Certificate(cert=folder / "cert.pem", key=folder / "key.pem")
-    if _serves(certificate, hosts, now):
+    if _is_valid_for(certificate, hosts, now):
         return certificate
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        _write(certificate.key, _pem(key))
-        _write(certificate.cert, _build(key, hosts, now).public_bytes(serialization.Encoding.PEM))
+        _write_private(certificate.key, _private_key_pem(key))
+        _write_private(certificate.cert, _build_certificate(key, hosts, now).public_bytes(serialization.Encoding.PEM))
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise unwritable_folder_error(folder, error) from error
     return certificate
 
 
-def _build(
+def _build_certificate(
     key: ec.EllipticCurvePrivateKey, hosts: tuple[str, ...], now: datetime.datetime
 ) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "isthmus")])
@@ -74,7 +74,7 @@ def _build(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_subject_alt_name(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -82,39 +82,39 @@ def _build(
     )
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _subject_alt_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _serves(certificate: Certificate, hosts: tuple[str, ...], now: datetime.datetime) -> bool:
+def _is_valid_for(certificate: Certificate, hosts: tuple[str, ...], now: datetime.datetime) -> bool:
     """Tell whether the files exist, remain valid for a day, and name every host."""
     try:
-        found = _load(certificate.cert)
+        found = _load_certificate(certificate.cert)
         certificate.check()
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (InputError, x509.ExtensionNotFound):
         return False
-    covered = all(_alternative(host) in names for host in hosts)
+    covered = all(_subject_alt_name(host) in names for host in hosts)
     return covered and found.not_valid_after_utc > now + datetime.timedelta(days=1)
 
 
-def _load(path: Path) -> x509.Certificate:
+def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is not a certificate in PEM format: {error}") from error
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_private(path: Path, data: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(data)

@@ -1,4 +1,4 @@
-"""`SiteDesk`: applies the reports of site agents and answers them with orders."""
+"""`AgentSessions`: applies the reports of site agents and answers them with orders."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.service.actor import Actor
-from isthmus.control.service.agent_takeover import Incumbents
-from isthmus.control.service.change_feed import Changes
-from isthmus.control.service.progress import Progress
+from isthmus.control.service.agent_takeover import AgentTakeover
+from isthmus.control.service.change_feed import ChangeFeed
+from isthmus.control.service.coordinator_actor import CoordinatorActor
+from isthmus.control.service.progress_tracker import ProgressTracker
 from isthmus.control.state.events import AgentReported
-from isthmus.control.store.leadership import Leadership
-from isthmus.control.store.store import Store
+from isthmus.control.store.leader_election import LeaderElection
+from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError
 from isthmus.core.messages.agent_messages import AgentOrders, AgentReport
 from isthmus.core.pool import Cluster, Pool
 
 
-class SiteDesk:
-    """The server's side of agent sync. `file` is the operator's pool, `clock` returns seconds.
+class AgentSessions:
+    """The server's side of agent sync. `pool_file` is the operator's pool, `clock` returns seconds.
 
-    Metrics and logs go to the `store` and are announced to `changes` and `progress`; `leadership` records
+    Metrics and logs go to the `store` and are announced to `changes` and `progress`; `leader_election` records
     which clusters have reported.
     """
 
     def __init__(
         self,
-        actor: Actor,
+        actor: CoordinatorActor,
         store: Store,
-        file: Pool | None,
+        pool_file: Pool | None,
         clock: Callable[[], float],
-        changes: Changes,
-        progress: Progress,
-        leadership: Leadership,
+        changes: ChangeFeed,
+        progress: ProgressTracker,
+        leader_election: LeaderElection,
     ) -> None:
-        self._actor, self._store, self._file, self._clock = actor, store, file, clock
-        self._changes, self._progress, self._leadership = changes, progress, leadership
-        self._seen_at: set[tuple[str, str]] = set()
-        self._incumbents_lock = threading.Lock()
-        self._incumbents = Incumbents(actor.ask(Coordinator.incarnations))
+        self._actor, self._store, self._pool_file, self._clock = actor, store, pool_file, clock
+        self._changes, self._progress, self._leader_election = changes, progress, leader_election
+        self._ordered_jobs: set[tuple[str, str]] = set()
+        self._takeover_lock = threading.Lock()
+        self._takeover = AgentTakeover(actor.query(Coordinator.agent_incarnations))
 
-    def heard_elsewhere(self, event: AgentReported) -> None:
+    def on_remote_report(self, event: AgentReported) -> None:
         """Record the agent incarnation of a report that another server applied."""
-        with self._incumbents_lock:
-            self._incumbents.note(event.cluster.name, event.incarnation)
+        with self._takeover_lock:
+            self._takeover.record_takeover(event.cluster.name, event.incarnation)
 
     def owner_of(self, cluster: str) -> str | None:
         """Return the owner of `cluster` by the operator's file, else as its first agent named it."""
-        if self._file is not None:
-            for known in self._file.clusters:
+        if self._pool_file is not None:
+            for known in self._pool_file.clusters:
                 if known.name == cluster:
                     return known.owner
-        return self._actor.ask(lambda coordinator: _first_owner(coordinator, cluster))
+        return self._actor.query(lambda coordinator: _joined_owner(coordinator, cluster))
 
     def sync(self, report: AgentReport) -> AgentOrders:
         """Apply an agent's report and return its orders.
@@ -64,23 +64,23 @@ class SiteDesk:
         for the first report of an agent that takes over.
         """
         name = report.cluster.name
-        check_cluster(report.cluster, self._file)
-        with self._incumbents_lock:
-            self._incumbents.check(name, report.incarnation)
-        self._store_lines(report)
+        check_cluster(report.cluster, self._pool_file)
+        with self._takeover_lock:
+            self._takeover.check(name, report.incarnation)
+        self._store_output(report)
         now_s = self._clock()
 
         def answer(coordinator: Coordinator) -> AgentOrders:
-            coordinator.hear(name, now_s, report)
-            parts, queue = coordinator.orders(name), coordinator.queue(name)
+            coordinator.record_report(name, now_s, report)
+            parts, queue = coordinator.orders(name), coordinator.site_queue(name)
             return AgentOrders(fence=coordinator.epoch, parts=parts, queue=queue)
 
-        orders = self._actor.take(lambda _: AgentReported.of(report, now_s), answer)
-        self._leadership.hear(name)
-        self._seen_at.update((part.job, name) for part in orders.parts)
+        orders = self._actor.propose(lambda _: AgentReported.from_report(report, now_s), answer)
+        self._leader_election.record_report(name)
+        self._ordered_jobs.update((part.job, name) for part in orders.parts)
         return orders
 
-    def _store_lines(self, report: AgentReport) -> None:
+    def _store_output(self, report: AgentReport) -> None:
         """Store metrics and logs of jobs that have or had a part at the cluster.
 
         Output of other jobs and of deleted jobs is dropped.
@@ -93,28 +93,32 @@ class SiteDesk:
         def run_there(coordinator: Coordinator) -> set[str]:
             jobs = [job for job_id in named if (job := coordinator.state.jobs.get(job_id)) is not None]
             planned = {job.id for job in jobs if job.plan and cluster in job.plan.clusters}
-            return planned | {job.id for job in jobs if (job.id, cluster) in self._seen_at}
+            return planned | {job.id for job in jobs if (job.id, cluster) in self._ordered_jobs}
 
-        accepted_jobs = self._actor.ask(run_there)
+        accepted_jobs = self._actor.query(run_there)
         if accepted_jobs:
             metrics = [line for line in report.metrics if line.job in accepted_jobs]
             self._store.append_metrics(metrics)
-            self._progress.note(metrics)
+            self._progress.record_metrics(metrics)
             self._store.append_logs([chunk for chunk in report.logs if chunk.job in accepted_jobs])
         for job_id in accepted_jobs:
-            self._changes.note_lines(job_id)
+            self._changes.record_output(job_id)
 
 
-def _first_owner(coordinator: Coordinator, cluster: str) -> str | None:
+def _joined_owner(coordinator: Coordinator, cluster: str) -> str | None:
     """Return the owner that the cluster's agent has named, None if the cluster has not joined."""
     record = coordinator.state.clusters.get(cluster)
     return record.cluster.owner if record else None
 
 
-def check_cluster(cluster: Cluster, file: Pool | None) -> None:
+def check_cluster(cluster: Cluster, pool_file: Pool | None) -> None:
     """Raise `InputError` if an agent's cluster names a chip or an owner that the pool does not define."""
     try:
-        Pool(clusters=(cluster,), chips=file.chips if file else (), owners=file.owners if file else ())
+        Pool(
+            clusters=(cluster,),
+            chips=pool_file.chips if pool_file else (),
+            owners=pool_file.owners if pool_file else (),
+        )
     except ValidationError as error:
         raise InputError(
             f"cluster '{cluster.name}' does not fit the pool: {error.errors()[0]['msg']}",

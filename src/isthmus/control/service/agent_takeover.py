@@ -1,4 +1,4 @@
-"""`Incumbents`: accepts one agent incarnation per cluster, and fences off replaced ones."""
+"""`AgentTakeover`: accepts one agent incarnation per cluster, and fences off replaced ones."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from isthmus.core.errors import ConflictError, UnavailableError
 
 
-class Incumbents:
+class AgentTakeover:
     """The active agent incarnation of each cluster. A new incarnation takes over with its second report.
 
     An agent sends a report only after the previous one was answered or timed out. So a delayed report of a
     dead agent arrives alone and is rejected, whereas a live agent retries at once.
 
-    `known` holds the incarnations of each cluster so far, the active one last.
+    `incarnations` holds the incarnations of each cluster so far, the active one last.
     """
 
-    def __init__(self, known: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        known = known or {}
-        self._present = {cluster: past[-1] for cluster, past in known.items()}
-        self._replaced = {(cluster, one) for cluster, past in known.items() for one in past[:-1]}
+    def __init__(self, incarnations: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        incarnations = incarnations or {}
+        self._active = {cluster: past[-1] for cluster, past in incarnations.items()}
+        self._replaced = {(cluster, one) for cluster, past in incarnations.items() for one in past[:-1]}
         self._candidates: dict[str, str] = {}
 
-    def note(self, cluster: str, incarnation: str) -> None:
+    def record_takeover(self, cluster: str, incarnation: str) -> None:
         """Make `incarnation` active: another server has accepted its report."""
-        present = self._present.get(cluster)
+        present = self._active.get(cluster)
         if present is not None and present != incarnation:
             self._replaced.add((cluster, present))
-        self._present[cluster] = incarnation
+        self._active[cluster] = incarnation
 
     def check(self, cluster: str, incarnation: str) -> None:
         """Accept a report of the active agent of `cluster`.
@@ -38,7 +38,7 @@ class Incumbents:
             raise ConflictError(
                 f"another agent of cluster '{cluster}' has taken over", hint="run one agent for each cluster"
             )
-        present = self._present.get(cluster)
+        present = self._active.get(cluster)
         if present == incarnation:
             return
         if present is not None:
@@ -49,5 +49,5 @@ class Incumbents:
                     hint="report again",
                 )
             self._replaced.add((cluster, present))
-        self._present[cluster] = incarnation
+        self._active[cluster] = incarnation
         self._candidates.pop(cluster, None)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from isthmus.control.store.store import Store, StoredToken
+from isthmus.control.store.store_interface import Store, StoredToken
 from isthmus.core.errors import AuthError, NotFoundError
 from isthmus.core.messages.api_views import JobView, PoolView, TokenRequest, TokenView
 from isthmus.core.pool import Cluster
-from isthmus.core.state_folder import sync_path, unwritable
+from isthmus.core.state_folder_lock import fsync_path, unwritable_folder_error
 
 Role = Literal["admin", "owner", "user"]
-ADMIN_FILE = "admin.token"
+ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 (a file name)
 """File in the state folder with the first admin token, mode 0600."""
 
 
@@ -39,16 +39,14 @@ class UnknownCallerError(AuthError):
     http_status = 401
 
     def __init__(self) -> None:
-        super().__init__(
-            "no valid token", hint="send 'Authorization: Bearer TOKEN' with a token that an admin made"
-        )
+        super().__init__("no valid token", hint="send 'Authorization: Bearer TOKEN' with a token that an admin made")
 
     def as_dict(self) -> dict[str, str | None]:
         """Return the error under the name of the public tree."""
         return super().as_dict() | {"error": "AuthError"}
 
 
-def digest(token: str) -> str:
+def token_digest(token: str) -> str:
     """Return the SHA-256 of a token in hexadecimal, the form in which it is stored."""
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -56,18 +54,18 @@ def digest(token: str) -> str:
 def make_token(store: Store, request: TokenRequest, now_s: float) -> TokenView:
     """Create a token and store its digest. Only the returned view contains the token itself."""
     token = secrets.token_urlsafe(32)
-    _keep(store, request.role, request.name, token, now_s)
+    _store_token(store, request.role, request.name, token, now_s)
     return TokenView(role=request.role, name=request.name, token=token)
 
 
-def ensure_admin(store: Store, state: Path, now_s: float) -> None:
+def ensure_admin_token(store: Store, state_folder: Path, now_s: float) -> None:
     """Create the admin token on the first start: first in `<state>/admin.token`, then in the store.
 
     A crash in between leaves a file with an unknown token; the next start replaces it.
     """
     if any(token.role == "admin" for token in store.tokens()):
         return
-    file = state / ADMIN_FILE
+    file = state_folder / ADMIN_TOKEN_FILE
     try:
         file.unlink(missing_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -76,10 +74,10 @@ def ensure_admin(store: Store, state: Path, now_s: float) -> None:
             stream.write(token + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        sync_path(state)
+        fsync_path(state_folder)
     except OSError as error:
-        raise unwritable(state, error) from error
-    _keep(store, "admin", "admin", token, now_s)
+        raise unwritable_folder_error(state_folder, error) from error
+    _store_token(store, "admin", "admin", token, now_s)
 
 
 def identify(store: Store, authorization: str | None) -> Caller:
@@ -87,14 +85,14 @@ def identify(store: Store, authorization: str | None) -> Caller:
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         raise UnknownCallerError
-    token_hash = digest(token.strip())
+    token_hash = token_digest(token.strip())
     found = store.find_token(token_hash)
     if found is None or not hmac.compare_digest(found.digest, token_hash):
         raise UnknownCallerError
     return Caller(role=cast(Role, found.role), name=found.name)
 
 
-def require(caller: Caller, *roles: Role) -> None:
+def require_role(caller: Caller, *roles: Role) -> None:
     """Raise `AuthError` unless the caller has one of `roles` or is an admin."""
     if caller.role != "admin" and caller.role not in roles:
         raise AuthError(
@@ -105,7 +103,7 @@ def require(caller: Caller, *roles: Role) -> None:
 
 def require_own_job(caller: Caller, job: JobView) -> None:
     """Raise `NotFoundError` if the job belongs to another user, so that its existence stays hidden."""
-    require(caller, "user")
+    require_role(caller, "user")
     if caller.role != "admin" and job.user != caller.name:
         raise NotFoundError(f"no job '{job.id}'", hint="`isthmus jobs` lists them")
 
@@ -115,7 +113,7 @@ def require_own_cluster(caller: Caller, named: str, cluster: Cluster, registered
 
     `named` is the cluster in the request path, `registered` its owner in the pool.
     """
-    require(caller, "owner")
+    require_role(caller, "owner")
     if cluster.name != named:
         raise AuthError(f"a report of cluster '{cluster.name}' was sent to the path of cluster '{named}'")
     if registered is not None and cluster.owner != registered:
@@ -137,5 +135,5 @@ def visible_pool(caller: Caller, pool: PoolView) -> PoolView:
     return PoolView(clusters=clusters, links=links)
 
 
-def _keep(store: Store, role: Role, name: str, token: str, now_s: float) -> None:
-    store.put_token(StoredToken(role=role, name=name, digest=digest(token), created_s=now_s))
+def _store_token(store: Store, role: Role, name: str, token: str, now_s: float) -> None:
+    store.put_token(StoredToken(role=role, name=name, digest=token_digest(token), created_s=now_s))

@@ -1,4 +1,4 @@
-"""`Changes`: the number of the event that last changed each job, for subscribers that poll by number.
+"""`ChangeFeed`: the number of the event that last changed each job, for subscribers that poll by number.
 
 Changes are coalesced per job: a subscriber reads the newest state only, so a slow one needs no buffer, and
 one that reconnects needs only the last number it has seen.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
-DELETIONS_KEPT = 10_000
+MAX_DELETIONS = 10_000
 """Number of deletions kept; a subscriber that missed more must list all jobs again."""
 
 
@@ -25,91 +25,91 @@ class Change(NamedTuple):
     deleted: bool = False
 
 
-class Changes:
+class ChangeFeed:
     """Change numbers of all jobs; thread-safe. Callbacks run in the changing thread and must not block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: OrderedDict[str, int] = OrderedDict()
-        self._users: dict[str, str] = {}
-        self._deleted: deque[tuple[Change, str]] = deque(maxlen=DELETIONS_KEPT)
-        self._lines: dict[str, int] = {}
-        self._listeners: set[Callable[[], None]] = set()
-        self.ended = False
+        self._last_events: OrderedDict[str, int] = OrderedDict()
+        self._job_users: dict[str, str] = {}
+        self._deleted: deque[tuple[Change, str]] = deque(maxlen=MAX_DELETIONS)
+        self._output_versions: dict[str, int] = {}
+        self._subscribers: set[Callable[[], None]] = set()
+        self.closed = False
 
-    def note_submitted(self, job_id: str, user: str) -> None:
+    def record_submission(self, job_id: str, user: str) -> None:
         """Record a job's user; must come before its other changes."""
         with self._lock:
-            self._users[job_id] = user
+            self._job_users[job_id] = user
 
-    def note(self, job_id: str, number: int) -> None:
+    def record_change(self, job_id: str, number: int) -> None:
         """Record that event `number` changed a job."""
         with self._lock:
-            self._numbers[job_id] = number
-            self._numbers.move_to_end(job_id)
-        self._wake()
+            self._last_events[job_id] = number
+            self._last_events.move_to_end(job_id)
+        self._notify()
 
-    def note_deleted(self, job_id: str, number: int) -> None:
+    def record_deletion(self, job_id: str, number: int) -> None:
         """Record that event `number` deleted a job."""
         with self._lock:
-            self._numbers.pop(job_id, None)
-            self._lines.pop(job_id, None)
-            self._deleted.append((Change(number, job_id, deleted=True), self._users.pop(job_id, "")))
-        self._wake()
+            self._last_events.pop(job_id, None)
+            self._output_versions.pop(job_id, None)
+            self._deleted.append((Change(number, job_id, deleted=True), self._job_users.pop(job_id, "")))
+        self._notify()
 
-    def note_lines(self, job_id: str) -> None:
+    def record_output(self, job_id: str) -> None:
         """Record that new metrics or logs of a job were stored."""
         with self._lock:
-            self._lines[job_id] = self._lines.get(job_id, 0) + 1
-        self._wake()
+            self._output_versions[job_id] = self._output_versions.get(job_id, 0) + 1
+        self._notify()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close the feed, so that all subscriptions end."""
-        self.ended = True
-        self._wake()
+        self.closed = True
+        self._notify()
 
-    def since(self, after: int, limit: int, user: str | None = None) -> list[Change]:
+    def changes_after(self, after: int, limit: int, user: str | None = None) -> list[Change]:
         """Return the first `limit` jobs (of one user) last changed by an event above `after`, in order."""
         with self._lock:
             found = [
                 Change(number, job_id)
-                for job_id, number in _while_after(reversed(self._numbers.items()), after)
-                if user in (None, self._users.get(job_id))
+                for job_id, number in _take_while_after(reversed(self._last_events.items()), after)
+                if user in (None, self._job_users.get(job_id))
             ]
             gone = [change for change, of in self._deleted if change.number > after and user in (None, of)]
         return list(islice(sorted([*found, *gone]), limit))
 
-    def latest(self, job_id: str) -> Change | None:
+    def latest_change(self, job_id: str) -> Change | None:
         """Return a job's last change, None if the feed has none."""
         with self._lock:
-            if job_id in self._numbers:
-                return Change(self._numbers[job_id], job_id)
+            if job_id in self._last_events:
+                return Change(self._last_events[job_id], job_id)
             return next((change for change, _ in reversed(self._deleted) if change.job_id == job_id), None)
 
-    def num_lines(self, job_id: str) -> int:
+    def output_version(self, job_id: str) -> int:
         """Return how often metrics or logs of a job were stored; never decreases."""
         with self._lock:
-            return self._lines.get(job_id, 0)
+            return self._output_versions.get(job_id, 0)
 
     @contextmanager
-    def listening(self, callback: Callable[[], None]) -> Iterator[None]:
+    def subscribe(self, callback: Callable[[], None]) -> Iterator[None]:
         """Call `callback` after every change until the context exits."""
         with self._lock:
-            self._listeners.add(callback)
+            self._subscribers.add(callback)
         try:
             yield
         finally:
             with self._lock:
-                self._listeners.discard(callback)
+                self._subscribers.discard(callback)
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
-            listeners = tuple(self._listeners)
+            listeners = tuple(self._subscribers)
         for listener in listeners:
             listener()
 
 
-def _while_after(items: Iterator[tuple[str, int]], after: int) -> Iterator[tuple[str, int]]:
+def _take_while_after(items: Iterator[tuple[str, int]], after: int) -> Iterator[tuple[str, int]]:
     for job_id, number in items:
         if number <= after:
             return

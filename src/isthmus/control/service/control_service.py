@@ -1,4 +1,4 @@
-"""`ControlShell`: the control plane without its network side. It turns calls into events and queries.
+"""`ControlService`: the control plane without its network side. It turns calls into events and queries.
 
 The planner runs in the background and returns its result as an event. Metrics and logs bypass the actor.
 """
@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from isthmus.control.coordinator.admission import find
-from isthmus.control.coordinator.coordinator import Coordinator, Rules
+from isthmus.control.coordinator.admission import require_job
+from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.placement import check_degrees
-from isthmus.control.queries.dry_run import about_dry_run, plans_of, requests
-from isthmus.control.queries.explain_wait import Question, about_job, about_queue, answer
-from isthmus.control.service.actor import Actor, Folded, Request
-from isthmus.control.service.agent_sessions import SiteDesk
-from isthmus.control.service.background_writes import Unhurried
-from isthmus.control.service.change_feed import Change, Changes
-from isthmus.control.service.job_log import JobLog
-from isthmus.control.service.leader import Leader, quietly
-from isthmus.control.service.planner_queue import Planner, PlanningDesk
-from isthmus.control.service.progress import Progress
-from isthmus.control.service.prometheus import Meters
-from isthmus.control.service.submissions import Intake
+from isthmus.control.queries.dry_run import dry_run_requests, find_plans, query_dry_run
+from isthmus.control.queries.explain_wait import WaitQuery, answer_query, query_job, query_queue
+from isthmus.control.service.agent_sessions import AgentSessions
+from isthmus.control.service.background_writes import BackgroundWriter
+from isthmus.control.service.change_feed import Change, ChangeFeed
+from isthmus.control.service.coordinator_actor import ActorRequest, AppliedEvent, CoordinatorActor
+from isthmus.control.service.job_state_logger import JobStateLogger
+from isthmus.control.service.leader import Leader, log_failure
+from isthmus.control.service.planner_queue import Planner, PlannerQueue
+from isthmus.control.service.progress_tracker import ProgressTracker
+from isthmus.control.service.server_metrics import ServerMetrics
+from isthmus.control.service.submissions import Submissions
 from isthmus.control.state.events import (
     AgentReported,
     Event,
@@ -40,15 +40,15 @@ from isthmus.control.state.events import (
     PreemptionAgreed,
     VictimNamed,
 )
-from isthmus.control.store.leadership import Alone, Leadership
-from isthmus.control.store.snapshots import Snapshots
-from isthmus.control.store.store import Store
+from isthmus.control.store.leader_election import LeaderElection, SingleServer
+from isthmus.control.store.snapshot_file import SnapshotFile
+from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import NotFoundError
 from isthmus.core.messages.api_views import JobView, LogPage, MetricsPage, PoolView, Submission
-from isthmus.core.messages.queue_status import DryRun, Standing
+from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.pool import Pool
 
-SNAPSHOT_EVERY = 20_000
+SNAPSHOT_INTERVAL_EVENTS = 20_000
 """Minimum number of events between two snapshots; half the number of jobs where that is more."""
 TICK_S = 0.5
 """Interval between ticks: a tick fires expired timers and reads what other servers appended."""
@@ -56,99 +56,112 @@ TICK_S = 0.5
 T = TypeVar("T")
 
 
-class ControlShell:
+class ControlService:
     """The running control plane without its network side. `clock` returns seconds since the Unix epoch.
 
-    `pool` is the operator's pool file: links, owners, chip definitions and the owners of named clusters.
+    `pool_file` is the operator's pool file: links, owners, chip definitions and the owners of named clusters.
     Clusters join and leave with their agents. Several servers may share one store: the one that holds
-    `leadership` plans jobs and fires timers; users and agents may connect to any of them.
+    `leader_election` plans jobs and fires timers; users and agents may connect to any of them.
     """
 
     def __init__(
         self,
         store: Store,
-        pool: Pool | None = None,
+        pool_file: Pool | None = None,
         *,
         planner: Planner,
-        rules: Rules | None = None,
+        rules: CoordinatorConfig | None = None,
         clock: Callable[[], float] = time.time,
-        leadership: Leadership | None = None,
-        snapshots: Snapshots | None = None,
+        leader_election: LeaderElection | None = None,
+        snapshot_file: SnapshotFile | None = None,
     ) -> None:
-        self.store, self.file, self.clock = store, pool, clock
-        self._made = False
-        self.changes = Changes()
-        self._leadership: Leadership = leadership or Alone()
-        self._planning = PlanningDesk(planner, pool, clock, self._hand_in)
-        self._ended = threading.Event()
-        self._job_log, self.meters = JobLog(), Meters()
-        self._progress = Progress()
-        self._actor = Actor(store, self._observe, rules, self.meters.flushed, snapshots, self._resume)
-        self._unhurried = Unhurried(self._actor)
-        self._saved = self._actor.number
-        self._leader = Leader(
-            self._actor, self._leadership, pool, clock, functools.partial(self._act, own=True)
+        self.store, self.pool_file, self.clock = store, pool_file, clock
+        self._constructed = False
+        self.changes = ChangeFeed()
+        self._leader_election: LeaderElection = leader_election or SingleServer()
+        self._planner_queue = PlannerQueue(planner, pool_file, clock, self._propose_as_leader)
+        self._closed = threading.Event()
+        self._job_state_logger, self.server_metrics = JobStateLogger(), ServerMetrics()
+        self._progress = ProgressTracker()
+        self._actor = CoordinatorActor(
+            store,
+            self._on_event_applied,
+            rules,
+            self.server_metrics.record_append,
+            snapshot_file,
+            self._restore_from_snapshot,
         )
-        self.intake = Intake(self._actor, pool, clock)
-        self.sites = SiteDesk(self._actor, store, pool, clock, self.changes, self._progress, self._leadership)
-        self._ticking = threading.Thread(target=self._tick_until_ended, name="ticks", daemon=True)
-        self._made = True
+        self._background_writer = BackgroundWriter(self._actor)
+        self._snapshot_event = self._actor.last_event_number
+        self._leader = Leader(
+            self._actor,
+            self._leader_election,
+            pool_file,
+            clock,
+            functools.partial(self._execute_instructions, own=True),
+        )
+        self.submissions = Submissions(self._actor, pool_file, clock)
+        self.agents = AgentSessions(
+            self._actor, store, pool_file, clock, self.changes, self._progress, self._leader_election
+        )
+        self._tick_thread = threading.Thread(target=self._tick_loop, name="ticks", daemon=True)
+        self._constructed = True
 
     def start(self) -> None:
         """Become leader if possible, resume pending planning requests, and start ticking."""
-        self._leader.look()
-        self._ticking.start()
+        self._leader.update_leadership()
+        self._tick_thread.start()
 
     def close(self) -> None:
         """Stop ticking and planning. Every acknowledged event is already on disk."""
-        self.changes.end()
-        self._ended.set()
-        if self._ticking.is_alive():
-            self._ticking.join()
-        self._leadership.give_up()
-        self._planning.close()
-        self._unhurried.close()
+        self.changes.close()
+        self._closed.set()
+        if self._tick_thread.is_alive():
+            self._tick_thread.join()
+        self._leader_election.release()
+        self._planner_queue.close()
+        self._background_writer.close()
 
-    def settle(self, requests: Sequence[Request]) -> Sequence[Request]:
+    def execute(self, requests: Sequence[ActorRequest]) -> Sequence[ActorRequest]:
         """Execute requests; return once their events are on disk."""
-        return self._actor.settle(requests)
+        return self._actor.execute(requests)
 
     def jobs(self, user: str | None, after: str | None, limit: int) -> tuple[JobView, ...]:
         """Return up to `limit` jobs (of one user) that follow job `after`, oldest first, without plans.
 
         Raises `NotFoundError` if job `after` does not exist.
         """
-        return self._ask(lambda coordinator: coordinator.jobs(user, after=after, limit=limit))
+        return self._query(lambda coordinator: coordinator.list_jobs(user, after=after, limit=limit))
 
     def job(self, job_id: str) -> JobView:
         """Return a job; raise `NotFoundError` if it does not exist."""
-        return self._ask(lambda coordinator: coordinator.job(job_id))
+        return self._query(lambda coordinator: coordinator.job_view(job_id))
 
-    def as_now(self, changes: Sequence[Change]) -> list[tuple[Change, JobView | None]]:
+    def current_views(self, changes: Sequence[Change]) -> list[tuple[Change, JobView | None]]:
         """Return each change with the job's current view without plans, None for a deleted job."""
 
         def views(coordinator: Coordinator) -> list[tuple[Change, JobView | None]]:
-            return [(change, _present(coordinator, change)) for change in changes]
+            return [(change, _job_view(coordinator, change)) for change in changes]
 
-        return self._ask(views) if changes else []
+        return self._query(views) if changes else []
 
     def last_event(self) -> int:
         """Return the number of the last event applied on this server."""
-        return self._actor.number
+        return self._actor.last_event_number
 
-    def queue(self, user: str | None) -> tuple[Standing, ...]:
+    def queue(self, user: str | None) -> tuple[QueueStatus, ...]:
         """Return the queue status of waiting jobs (of one user), in expected starting order."""
-        now_s, paces = self.clock(), self._progress.paces()
-        return answer(self._ask(lambda coordinator: about_queue(coordinator.state, now_s, paces, user)))
+        now_s, paces = self.clock(), self._progress.job_progress()
+        return answer_query(self._query(lambda coordinator: query_queue(coordinator.state, now_s, paces, user)))
 
-    def standing(self, job_id: str, user: str | None) -> Standing:
+    def queue_status(self, job_id: str, user: str | None) -> QueueStatus:
         """Return a job's queue status as `user` may see it; None stands for an operator."""
-        now_s, paces = self.clock(), self._progress.paces()
+        now_s, paces = self.clock(), self._progress.job_progress()
 
-        def ask(coordinator: Coordinator) -> Question:
-            return about_job(coordinator.state, find(coordinator.state, job_id), now_s, paces, user)
+        def ask(coordinator: Coordinator) -> WaitQuery:
+            return query_job(coordinator.state, require_job(coordinator.state, job_id), now_s, paces, user)
 
-        return answer(self._ask(ask))[0]
+        return answer_query(self._query(ask))[0]
 
     def dry_run(self, user: str, submission: Submission) -> DryRun:
         """Return the plans, queue status and preemption victims of a job without submitting it.
@@ -159,32 +172,32 @@ class ControlShell:
         check_degrees(submission.job, submission.model)
 
         def ask(coordinator: Coordinator) -> tuple[MakePlans, MakePlans]:
-            self.intake.check(coordinator, submission)
-            return requests(coordinator.state, submission)
+            self.submissions.check_submission(coordinator, submission)
+            return dry_run_requests(coordinator.state, submission)
 
-        plans = plans_of(self._ask(ask), self._planning.answer)
-        now_s, paces = self.clock(), self._progress.paces()
-        asked = self._ask(lambda c: about_dry_run(c.state, user, submission, plans, now_s, paces))
-        return DryRun(plans=plans, standing=answer(asked.question)[0], victims=asked.victims)
+        plans = find_plans(self._query(ask), self._planner_queue.plan_now)
+        now_s, paces = self.clock(), self._progress.job_progress()
+        asked = self._query(lambda c: query_dry_run(c.state, user, submission, plans, now_s, paces))
+        return DryRun(plans=plans, standing=answer_query(asked.query)[0], victims=asked.victims)
 
     def choose(self, job_id: str, plan_id: str) -> JobView:
         """Choose one of a job's candidate plans."""
         event = PlanChosen(now_s=self.clock(), job_id=job_id, plan_id=plan_id)
-        return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
 
     def preempt(self, job_id: str, victims: tuple[VictimNamed, ...]) -> JobView:
         """Give a waiting job the chips of exactly these victims, all or none."""
         event = PreemptionAgreed(now_s=self.clock(), job_id=job_id, victims=victims)
-        return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
 
     def cancel(self, job_id: str) -> JobView:
         """Stop a job at all sites."""
         event = JobCancelled(now_s=self.clock(), job_id=job_id)
-        return self._actor.take(lambda _: event, lambda coordinator: coordinator.job(job_id))
+        return self._actor.propose(lambda _: event, lambda coordinator: coordinator.job_view(job_id))
 
     def delete(self, job_id: str) -> None:
         """Delete an ended job with its metrics and logs."""
-        self._take(JobDeleted(now_s=self.clock(), job_id=job_id))
+        self._propose(JobDeleted(now_s=self.clock(), job_id=job_id))
 
     def metrics(self, job_id: str, after: int, limit: int) -> MetricsPage:
         """Return a page of a job's step metrics."""
@@ -196,89 +209,89 @@ class ControlShell:
 
     def pool(self) -> PoolView:
         """Return the current state of the pool."""
-        links = self.file.links if self.file else ()
-        return self._ask(lambda coordinator: coordinator.pool(links))
+        links = self.pool_file.links if self.pool_file else ()
+        return self._query(lambda coordinator: coordinator.pool_view(links))
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return this server's gauges: metric name to (help text, value)."""
-        epoch = self._ask(lambda coordinator: coordinator.epoch)
+        epoch = self._query(lambda coordinator: coordinator.epoch)
         return {
-            "isthmus_leader": ("1 while this server is the leader.", self._leader.leads),
+            "isthmus_leader": ("1 while this server is the leader.", self._leader.is_leader),
             "isthmus_epoch": ("Number of leadership epochs so far.", epoch),
             "isthmus_last_event": ("Number of the last event in the log.", self.last_event()),
         }
 
-    def _ask(self, question: Callable[[Coordinator], T]) -> T:
-        return self._actor.ask(question)
+    def _query(self, question: Callable[[Coordinator], T]) -> T:
+        return self._actor.query(question)
 
-    def _take(self, event: Event) -> None:
-        self._actor.take(lambda _: event, lambda _: None)
+    def _propose(self, event: Event) -> None:
+        self._actor.propose(lambda _: event, lambda _: None)
 
-    def _hand_in(self, event: Event) -> None:
-        self._unhurried.put(event.kind, self._leader.request(event))
+    def _propose_as_leader(self, event: Event) -> None:
+        self._background_writer.enqueue(event.kind, self._leader.request(event))
 
-    def _resume(self, number: int, coordinator: Coordinator) -> None:
-        """Restore from a snapshot what `_observe` derives from events."""
+    def _restore_from_snapshot(self, number: int, coordinator: Coordinator) -> None:
+        """Restore from a snapshot what `_on_event_applied` derives from events."""
         for job in coordinator.state.jobs.values():
-            self.changes.note_submitted(job.id, job.user)
-            self.changes.note(job.id, number)
-            self.meters.resume(job.id, job.state)
+            self.changes.record_submission(job.id, job.user)
+            self.changes.record_change(job.id, number)
+            self.server_metrics.restore_job_state(job.id, job.state)
 
-    def _observe(self, folded: Folded) -> None:
+    def _on_event_applied(self, folded: AppliedEvent) -> None:
         """Update change feed, logs and metrics from a durable event, and execute its instructions.
 
         Events applied during construction only initialise the state, even if another server appended them.
         """
-        live = folded.live and self._made
-        self.meters.look(folded)
+        live = folded.live and self._constructed
+        self.server_metrics.record_event(folded)
         if isinstance(folded.event, JobSubmitted):
-            self.changes.note_submitted(folded.event.job_id, folded.event.user)
-        for instruction in folded.asked:
+            self.changes.record_submission(folded.event.job_id, folded.event.user)
+        for instruction in folded.instructions:
             match instruction:
                 case JobChanged(job_id=job_id):
-                    self.changes.note(job_id, folded.number)
+                    self.changes.record_change(job_id, folded.number)
                     if live:
-                        self._job_log.look(folded, job_id)
+                        self._job_state_logger.log_changes(folded, job_id)
                 case ForgetJob(job_id=job_id):
-                    self.changes.note_deleted(job_id, folded.number)
-                    self._job_log.forget(job_id)
-                    self.meters.forget(job_id)
+                    self.changes.record_deletion(job_id, folded.number)
+                    self._job_state_logger.forget(job_id)
+                    self.server_metrics.forget_job(job_id)
                     self._progress.forget(job_id)
-        if live and not folded.own and isinstance(folded.event, AgentReported):
-            self.sites.heard_elsewhere(folded.event)
+        if live and not folded.appended_here and isinstance(folded.event, AgentReported):
+            self.agents.on_remote_report(folded.event)
         if live:
-            self._act(folded.asked, own=folded.own)
+            self._execute_instructions(folded.instructions, own=folded.appended_here)
 
-    def _act(self, instructions: Iterable[Instruction], *, own: bool) -> None:
+    def _execute_instructions(self, instructions: Iterable[Instruction], *, own: bool) -> None:
         for instruction in instructions:
             match instruction:
-                case MakePlans() if self._leader.leads:
-                    self._planning.ask(instruction)
+                case MakePlans() if self._leader.is_leader:
+                    self._planner_queue.enqueue(instruction)
                 case ForgetJob(job_id=job_id) if own:
-                    quietly(f"forget the lines of job {job_id}", lambda: self.store.forget(job_id))
+                    log_failure(f"forget the lines of job {job_id}", lambda: self.store.delete_job_output(job_id))
 
-    def _tick_until_ended(self) -> None:
-        while not self._ended.wait(TICK_S):
-            quietly("a tick", self.tick)
+    def _tick_loop(self) -> None:
+        while not self._closed.wait(TICK_S):
+            log_failure("a tick", self.tick)
 
     def tick(self) -> None:
         """Save a snapshot if due, read the log, and fire expired timers if this server leads."""
-        self._save_now_and_then()
+        self._save_snapshot_if_due()
         self._leader.tick()
 
-    def _save_now_and_then(self) -> None:
+    def _save_snapshot_if_due(self) -> None:
         """Save a snapshot once enough events were applied since the last one."""
-        since = self._actor.number - self._saved
+        since = self._actor.last_event_number - self._snapshot_event
         if (
-            since >= SNAPSHOT_EVERY
-            and since >= self._ask(lambda coordinator: len(coordinator.state.jobs)) // 2
+            since >= SNAPSHOT_INTERVAL_EVENTS
+            and since >= self._query(lambda coordinator: len(coordinator.state.jobs)) // 2
         ):
-            self._saved = self._actor.save()
+            self._snapshot_event = self._actor.save_snapshot()
 
 
-def _present(coordinator: Coordinator, change: Change) -> JobView | None:
+def _job_view(coordinator: Coordinator, change: Change) -> JobView | None:
     """Return the current view of a changed job without its plans, None if it was deleted."""
     try:
-        return coordinator.job(change.job_id).model_copy(update={"plans": None})
+        return coordinator.job_view(change.job_id).model_copy(update={"plans": None})
     except NotFoundError:
         return None

@@ -1,6 +1,6 @@
 """`Leader`: this server's leadership, the events that only a leader may append, and expired timers.
 
-Of the servers on one store the one that holds `Leadership` plans jobs and fires timers. Each leader starts a
+Of the servers on one store the one that holds `LeaderElection` plans jobs and fires timers. Each leader starts a
 new epoch; its later events are valid in that epoch only.
 """
 
@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from isthmus.control.coordinator.coordinator import Coordinator
-from isthmus.control.service.actor import Actor, Request
+from isthmus.control.service.coordinator_actor import ActorRequest, CoordinatorActor
 from isthmus.control.state.events import EpochBegan, Event, Instruction, PoolSet, Restarted
-from isthmus.control.store.leadership import Leadership
+from isthmus.control.store.leader_election import LeaderElection
 from isthmus.core.errors import IsthmusError
 from isthmus.core.pool import Pool
 
@@ -22,72 +22,77 @@ _log = logging.getLogger("isthmus.server")
 class Leader:
     """Leadership state and timers of this server.
 
-    `file` is the operator's pool, `clock` returns seconds since the Unix epoch. A new leader passes `take_up`
+    `pool_file` is the operator's pool, `clock` returns seconds since the Unix epoch. A new leader passes `on_elected`
     the instructions that its predecessor may have left unfinished.
     """
 
     def __init__(
         self,
-        actor: Actor,
-        leadership: Leadership,
-        file: Pool | None,
+        actor: CoordinatorActor,
+        leader_election: LeaderElection,
+        pool_file: Pool | None,
         clock: Callable[[], float],
-        take_up: Callable[[Iterable[Instruction]], None],
+        on_elected: Callable[[Iterable[Instruction]], None],
     ) -> None:
-        self._actor, self._leadership, self._file, self._clock = actor, leadership, file, clock
-        self._take_up = take_up
+        self._actor, self._leader_election, self._pool_file, self._clock = (
+            actor,
+            leader_election,
+            pool_file,
+            clock,
+        )
+        self._on_elected = on_elected
         self._epoch = 0
-        self.leads = False
+        self.is_leader = False
 
-    def request(self, event: Event) -> Request:
+    def request(self, event: Event) -> ActorRequest:
         """Return a request that appends `event` only while this leader's epoch is the current one."""
         epoch = self._epoch
-        return Request(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
+        return ActorRequest(lambda _: None, lambda coordinator: event if coordinator.epoch == epoch else None)
 
-    def look(self) -> None:
+    def update_leadership(self) -> None:
         """Start an epoch if leadership was won; become a follower if it was lost."""
-        if not self._leadership.holds():
-            self.leads = False
-        elif not self.leads:
+        if not self._leader_election.try_acquire():
+            self.is_leader = False
+        elif not self.is_leader:
             now_s = self._clock()
 
             def begin(coordinator: Coordinator) -> Event:
                 return EpochBegan(now_s=now_s, epoch=coordinator.epoch + 1)
 
-            self._epoch = self._actor.take(begin, lambda coordinator: coordinator.epoch)
-            self._actor.take(lambda coordinator: self._pool_set(now_s, coordinator), lambda _: None)
-            asked = self._actor.ask(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
-            self.leads = True
-            self._take_up(asked)
+            self._epoch = self._actor.propose(begin, lambda coordinator: coordinator.epoch)
+            self._actor.propose(lambda coordinator: self._pool_set_event(now_s, coordinator), lambda _: None)
+            asked = self._actor.query(lambda coordinator: coordinator.handle(Restarted(now_s=now_s)))
+            self.is_leader = True
+            self._on_elected(asked)
 
     def tick(self) -> None:
         """Update leadership, apply agents' contact times, and append events of expired timers if leading."""
-        self.look()
+        self.update_leadership()
         now_s = self._clock()
-        heard = self._leadership.heard()
+        heard = self._leader_election.report_ages_s()
 
         def due(coordinator: Coordinator) -> tuple[Event, ...]:
             for cluster, ago_s in heard.items():
                 record = coordinator.state.clusters.get(cluster)
-                if record is not None and (record.heard_s or 0) < now_s - ago_s:
-                    coordinator.hear(cluster, now_s - ago_s)
-            return coordinator.due(now_s)
+                if record is not None and (record.last_report_s or 0) < now_s - ago_s:
+                    coordinator.record_report(cluster, now_s - ago_s)
+            return coordinator.due_events(now_s)
 
-        events = self._actor.ask(due)
-        if self.leads and events:
+        events = self._actor.query(due)
+        if self.is_leader and events:
             requests = [self.request(event) for event in events]
-            for event, request in zip(events, self._actor.settle(requests), strict=True):
-                quietly(event.kind, request.value)
+            for event, request in zip(events, self._actor.execute(requests), strict=True):
+                log_failure(event.kind, request.value)
 
-    def _pool_set(self, now_s: float, coordinator: Coordinator) -> Event:
+    def _pool_set_event(self, now_s: float, coordinator: Coordinator) -> Event:
         """Return the event with the operator's present links and queue settings."""
-        rules, links = coordinator.state.rules, self._file.links if self._file else ()
+        rules, links = coordinator.state.config, self._pool_file.links if self._pool_file else ()
         return PoolSet(now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s)
 
 
-def quietly(what: str, act: Callable[[], None]) -> None:
+def log_failure(description: str, action: Callable[[], None]) -> None:
     """Run a background action; log an `IsthmusError` instead of raising it."""
     try:
-        act()
+        action()
     except IsthmusError as error:
-        _log.warning("%s: %s", what, error)
+        _log.warning("%s: %s", description, error)

@@ -17,12 +17,12 @@ import threading
 import traceback
 from collections.abc import Sequence
 
-from isthmus.control.placement import PlanRequest, propose
-from isthmus.core.base import Frozen
+from isthmus.control.placement import PlanRequest, propose_plans
+from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import IsthmusError, PlanError
 from isthmus.core.plan import PlanSet
 
-PLANNING_LIMIT_S = 120.0
+SEARCH_TIMEOUT_S = 120.0
 """Time limit of one search; other jobs wait meanwhile."""
 
 MEMORY_LIMIT_BYTES = 4 * 2**30
@@ -32,7 +32,7 @@ COMMAND = (sys.executable, "-m", "isthmus.control.service.planner_process")
 _NICE = 5
 
 
-class Answer(Frozen):
+class PlannerReply(FrozenModel):
     """The planner's reply: the plans, or the error that prevented them."""
 
     plans: PlanSet | None = None
@@ -44,32 +44,30 @@ class PlanningEndedError(IsthmusError):
 
 
 class PlannerProcess:
-    """Runs `propose` in a subprocess that the first call starts; one search at a time.
+    """Runs `propose_plans` in a subprocess that the first call starts; one search at a time.
 
-    Raises `PlanError` if the job cannot be planned, the search exceeds `limit_s` or the process dies; the
+    Raises `PlanError` if the job cannot be planned, the search exceeds `timeout_s` or the process dies; the
     next call then starts a new process.
     """
 
-    def __init__(self, *, limit_s: float = PLANNING_LIMIT_S, command: Sequence[str] = COMMAND) -> None:
-        self._limit_s, self._command = limit_s, tuple(command)
-        self._one_search, self._changing = threading.Lock(), threading.Lock()
+    def __init__(self, *, timeout_s: float = SEARCH_TIMEOUT_S, command: Sequence[str] = COMMAND) -> None:
+        self._timeout_s, self._command = timeout_s, tuple(command)
+        self._search_lock, self._child_lock = threading.Lock(), threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
 
     def __call__(self, request: PlanRequest) -> PlanSet:
-        """Return candidate plans; see `isthmus.control.placement.propose`."""
-        with self._one_search:
-            line, late = self._ask(request.model_dump_json(by_alias=True))
+        """Return candidate plans; see `isthmus.control.placement.propose_plans`."""
+        with self._search_lock:
+            line, late = self._exchange_lines(request.model_dump_json(by_alias=True))
             if not line:
-                self._discard()
+                self._kill_child()
         if self._closed:
             raise PlanningEndedError("the server is shutting down")
         if not line:
-            what = f"took longer than {self._limit_s:g} s" if late else "failed: its process died"
-            raise PlanError(
-                f"the search for plans {what}", hint="narrow the job's placement, or submit it again"
-            )
-        answer = Answer.model_validate_json(line)
+            what = f"took longer than {self._timeout_s:g} s" if late else "failed: its process died"
+            raise PlanError(f"the search for plans {what}", hint="narrow the job's placement, or submit it again")
+        answer = PlannerReply.model_validate_json(line)
         if answer.plans is None:
             raise PlanError(answer.error)
         return answer.plans
@@ -77,17 +75,17 @@ class PlannerProcess:
     def close(self) -> None:
         """Kill the process, even during a search; further calls raise `PlanningEndedError`."""
         self._closed = True
-        self._discard()
+        self._kill_child()
 
-    def _discard(self) -> None:
-        with self._changing:
+    def _kill_child(self) -> None:
+        with self._child_lock:
             child, self._child = self._child, None
         if child is not None:
-            _end(child)
+            _kill_process(child)
 
-    def _ask(self, line: str) -> tuple[str, bool]:
+    def _exchange_lines(self, line: str) -> tuple[str, bool]:
         """Return the process's reply, "" if there was none, and whether the search timed out."""
-        child = self._running()
+        child = self._running_child()
         if child is None or child.stdin is None or child.stdout is None:
             return "", False
         late = threading.Event()
@@ -96,7 +94,7 @@ class PlannerProcess:
             late.set()
             child.kill()
 
-        timer = threading.Timer(self._limit_s, give_up)
+        timer = threading.Timer(self._timeout_s, give_up)
         timer.start()
         try:
             child.stdin.write(line + "\n")
@@ -108,14 +106,14 @@ class PlannerProcess:
         finally:
             timer.cancel()
 
-    def _running(self) -> subprocess.Popen[str] | None:
-        with self._changing:
+    def _running_child(self) -> subprocess.Popen[str] | None:
+        with self._child_lock:
             if self._closed:
                 return None
             if self._child is not None and self._child.poll() is None:
                 return self._child
             if self._child is not None:
-                _end(self._child)
+                _kill_process(self._child)
             self._child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -127,7 +125,7 @@ class PlannerProcess:
             return self._child
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _kill_process(child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
     for stream in (child.stdin, child.stdout):
@@ -138,15 +136,15 @@ def _end(child: subprocess.Popen[str]) -> None:
                 continue
 
 
-def answer_to(line: str) -> Answer:
-    """Return the reply of `propose` to a request; an unexpected exception is logged and summarised."""
+def answer_request(line: str) -> PlannerReply:
+    """Return the reply of `propose_plans` to a request; an unexpected exception is logged and summarised."""
     try:
-        return Answer(plans=propose(PlanRequest.model_validate_json(line)))
+        return PlannerReply(plans=propose_plans(PlanRequest.model_validate_json(line)))
     except IsthmusError as error:
-        return Answer(error=str(error))
+        return PlannerReply(error=str(error))
     except Exception as error:
         traceback.print_exc()
-        return Answer(error=f"the planner failed: {type(error).__name__}: {error}")
+        return PlannerReply(error=f"the planner failed: {type(error).__name__}: {error}")
 
 
 def main() -> None:
@@ -163,7 +161,7 @@ def main() -> None:
 
     threading.Thread(target=read, name="requests", daemon=True).start()
     while True:
-        answers.write(answer_to(lines.get()).model_dump_json(by_alias=True) + "\n")
+        answers.write(answer_request(lines.get()).model_dump_json(by_alias=True) + "\n")
         answers.flush()
 
 

@@ -1,4 +1,4 @@
-"""`PlanningDesk`: runs planning requests in a background thread and returns the results as events."""
+"""`PlannerQueue`: runs planning requests in a background thread and returns the results as events."""
 
 from __future__ import annotations
 
@@ -16,76 +16,77 @@ from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.pool import Cluster, Pool
 
 Planner = Callable[[PlanRequest], PlanSet]
-"""Signature of `isthmus.control.placement.propose`: plans of a job on the free resources."""
+"""Signature of `isthmus.control.placement.propose_plans`: plans of a job on the free resources."""
 
-PATIENCE_S = 12.0
+INTERACTIVE_TIMEOUT_S = 12.0
 """Timeout of an interactive request; two of them fit into a client's timeout of 30 s."""
 
-MOST_ASKING = 4
+MAX_INTERACTIVE_REQUESTS = 4
 """Largest number of waiting interactive requests, so that threads remain for agents and other users."""
 
 _log = logging.getLogger("isthmus.server")
 
 
-class PlanningDesk:
+class PlannerQueue:
     """Serves planning requests one at a time, first come first served.
 
-    `file` is the operator's pool, `clock` returns seconds since the Unix epoch. `hand_in` receives the result
+    `pool_file` is the operator's pool, `clock` returns seconds since the Unix epoch. `on_result` receives the result
     events, which may be outdated; it must not raise.
     """
 
     def __init__(
         self,
         planner: Planner,
-        file: Pool | None,
+        pool_file: Pool | None,
         clock: Callable[[], float],
-        hand_in: Callable[[Event], None],
+        on_result: Callable[[Event], None],
     ) -> None:
         self.planner = planner
-        self._file, self._clock, self._hand_in = file, clock, hand_in
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
-        self._asking = threading.BoundedSemaphore(MOST_ASKING)
-        self._ended = False
+        self._pool_file, self._clock, self._on_result = pool_file, clock, on_result
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="planner")
+        self._interactive_slots = threading.BoundedSemaphore(MAX_INTERACTIVE_REQUESTS)
+        self._closed = False
 
-    def ask(self, request: MakePlans) -> None:
+    def enqueue(self, request: MakePlans) -> None:
         """Queue a request; ignored after `close`."""
-        if not self._ended:
-            self._thread.submit(self._answer, request)
+        if not self._closed:
+            self._executor.submit(self._run_queued, request)
 
-    def answer(self, request: MakePlans) -> PlanSet:
+    def plan_now(self, request: MakePlans) -> PlanSet:
         """Wait for the plans of a request, queued behind earlier ones; no event results.
 
-        Raises `ConflictError` after `PATIENCE_S` or if `MOST_ASKING` requests already wait, and the planner's
-        errors.
+        Raises `ConflictError` after `INTERACTIVE_TIMEOUT_S` or if `MAX_INTERACTIVE_REQUESTS` requests already wait, and
+        the planner's errors.
         """
-        if self._ended:
+        if self._closed:
             raise PlanningEndedError("the server is shutting down")
-        if not self._asking.acquire(blocking=False):
+        if not self._interactive_slots.acquire(blocking=False):
             raise ConflictError(
-                f"the planner is busy: {MOST_ASKING} requests already wait", hint="retry in a moment"
+                f"the planner is busy: {MAX_INTERACTIVE_REQUESTS} requests already wait",
+                hint="retry in a moment",
             )
         try:
-            future = self._thread.submit(self._plans, request)
-            return future.result(PATIENCE_S)
+            future = self._executor.submit(self._make_plans, request)
+            return future.result(INTERACTIVE_TIMEOUT_S)
         except TimeoutError as error:
             future.cancel()
             raise ConflictError(
-                f"the planner has not answered within {PATIENCE_S:g} s: it is busy, or this search is long",
+                f"the planner has not answered within {INTERACTIVE_TIMEOUT_S:g} s: it is busy, or this search is long",
                 hint="retry in a moment",
             ) from error
         finally:
-            self._asking.release()
+            self._interactive_slots.release()
 
     def close(self) -> None:
         """Wait for the running request and drop the others; the next leader repeats them."""
-        self._ended = True
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._closed = True
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _answer(self, request: MakePlans) -> None:
+    def _run_queued(self, request: MakePlans) -> None:
         failed = functools.partial(PlanningFailed, job_id=request.job_id, round=request.round)
         event: Event
         try:
-            plans = self._plans(request)
+            plans = self._make_plans(request)
             event = PlansMade(now_s=self._clock(), job_id=request.job_id, round=request.round, plans=plans)
         except PlanningEndedError:
             return
@@ -94,12 +95,12 @@ class PlanningDesk:
         except Exception as error:
             _log.exception("planning job %s", request.job_id, extra={"job": request.job_id})
             event = failed(now_s=self._clock(), reason=f"the planner failed: {error}")
-        self._hand_in(event)
+        self._on_result(event)
 
-    def _plans(self, request: MakePlans) -> PlanSet:
+    def _make_plans(self, request: MakePlans) -> PlanSet:
         if not request.clusters:
             return PlanSet(plans=(), refused=(Refusal(clusters=(), reason="no cluster is connected"),))
-        pool = assemble(request.clusters, self._file)
+        pool = assemble_pool(request.clusters, self._pool_file)
         submission = request.submission
         return self.planner(
             PlanRequest(
@@ -113,8 +114,8 @@ class PlanningDesk:
         )
 
 
-def assemble(clusters: tuple[Cluster, ...], file: Pool | None) -> Pool:
+def assemble_pool(clusters: tuple[Cluster, ...], pool_file: Pool | None) -> Pool:
     """Return the pool of `clusters` with the operator's chip definitions and the links between them."""
     names = {cluster.name for cluster in clusters}
-    links = tuple(link for link in file.links if {link.source, link.target} <= names) if file else ()
-    return Pool(clusters=clusters, chips=file.chips if file else (), links=links)
+    links = tuple(link for link in pool_file.links if {link.source, link.target} <= names) if pool_file else ()
+    return Pool(clusters=clusters, chips=pool_file.chips if pool_file else (), links=links)

@@ -1,4 +1,4 @@
-"""`compare`: simulates one trace in several scenarios and with several objectives."""
+"""`compare_scenarios`: simulates one trace in several scenarios and with several objectives."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from isthmus.control.algorithms.global_order import Objective
-from isthmus.control.simulation.chaos.breakdowns import break_down
-from isthmus.control.simulation.outcome import PoolOutcome
-from isthmus.control.simulation.traces.trace import Trace
-from isthmus.control.simulation.traces.trace_pools import settle
-from isthmus.control.simulation.world import PoolWorld, Scenario
+from isthmus.control.simulation.chaos.node_failures import fail_nodes
+from isthmus.control.simulation.pool_outcome import PoolOutcome
+from isthmus.control.simulation.pool_simulation import PoolSimulation, Scenario
+from isthmus.control.simulation.traces.job_trace import Trace
+from isthmus.control.simulation.traces.trace_pools import assign_owners
 from isthmus.core.pool import Pool
 
-GoOn = Callable[[Scenario, float, int], bool]
+ContinueCallback = Callable[[Scenario, float, int], bool]
 """Called with scenario, virtual time in seconds and number of jobs done; false ends the comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ScenarioComparison:
     """The trace, pool, scenarios and objectives to compare."""
 
     trace: Trace
@@ -33,39 +33,46 @@ class Comparison:
     until_s: float | None = None
 
 
-def compare(asked: Comparison, go_on: GoOn | None = None) -> Iterator[PoolOutcome]:
+def compare_scenarios(
+    comparison: ScenarioComparison, should_continue: ContinueCallback | None = None
+) -> Iterator[PoolOutcome]:
     """Yield the outcome of every run; deterministic for equal input.
 
-    Once `go_on` returns false, the outcome so far of the current run is the last one.
+    Once `should_continue` returns false, the outcome so far of the current run is the last one.
     """
-    jobs, pool = settle(asked.trace, asked.pool)
-    for scenario, objective in _runs(asked):
-        world = PoolWorld(pool, jobs, scenario=scenario, objective=objective)
-        if asked.node_mtbf_s is not None:
+    jobs, pool = assign_owners(comparison.trace, comparison.pool)
+    for scenario, objective in _scenario_runs(comparison):
+        world = PoolSimulation(pool, jobs, scenario=scenario, objective=objective)
+        if comparison.node_mtbf_s is not None:
             for number, agent in enumerate(world.agents.values()):
-                rng = random.Random(asked.seed * 1000 + number)
-                world.kernel.start(break_down(world, agent, asked.node_mtbf_s, rng))
-        ended = not _play(world, scenario, go_on, asked.until_s)
+                rng = random.Random(comparison.seed * 1000 + number)
+                world.kernel.start(fail_nodes(world, agent, comparison.node_mtbf_s, rng))
+        ended = not _run_scenario(world, scenario, should_continue, comparison.until_s)
         yield world.outcome()
         if ended:
             return
 
 
-def _runs(asked: Comparison) -> Iterator[tuple[Scenario, Objective]]:
+def _scenario_runs(comparison: ScenarioComparison) -> Iterator[tuple[Scenario, Objective]]:
     """Yield every scenario with every objective; `alone` has no pool queue, so one objective suffices."""
-    for scenario in asked.scenarios:
-        for objective in asked.objectives[:1] if scenario == "alone" else asked.objectives:
+    for scenario in comparison.scenarios:
+        for objective in comparison.objectives[:1] if scenario == "alone" else comparison.objectives:
             yield scenario, objective
 
 
-def _play(world: PoolWorld, scenario: Scenario, go_on: GoOn | None, until_s: float | None) -> bool:
-    """Run one simulation; return false if `go_on` ended it."""
+def _run_scenario(
+    simulation: PoolSimulation,
+    scenario: Scenario,
+    should_continue: ContinueCallback | None,
+    until_s: float | None,
+) -> bool:
+    """Run one simulation; return false if `should_continue` ended it."""
     said = True
 
     def ask(now_s: float, done: int) -> bool:
         nonlocal said
-        said = go_on is None or go_on(scenario, now_s, done)
+        said = should_continue is None or should_continue(scenario, now_s, done)
         return said
 
-    world.run(ask, until_s)
+    simulation.run(ask, until_s)
     return said

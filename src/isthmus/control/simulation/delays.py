@@ -13,11 +13,11 @@ class Delays:
     # One way between an agent and the server.
     network_s: float = 0.02
     # From a change at a site until its agent reports it.
-    quick_s: float = 0.05
+    report_delay_s: float = 0.05
     # From new orders until the report that fetches them.
-    poll_s: float = 0.2
+    poll_interval_s: float = 0.2
     # From a failed exchange until the next attempt.
-    retry_s: float = 1.0
+    retry_delay_s: float = 1.0
     # From a request for plans until the planner's answer.
     planning_s: float = 0.01
     # From a worker's start until it checks in.
@@ -25,15 +25,15 @@ class Delays:
     # From SIGTERM until a worker has ended.
     stop_s: float = 1.0
     # From a part's end until its peers fail.
-    peer_s: float = 10.0
+    peer_timeout_s: float = 10.0
     # Between two periodic checkpoints.
-    checkpoint_every_s: float = 1800.0
+    checkpoint_interval_s: float = 1800.0
     # To write and verify a requested checkpoint, and to restore from one.
     checkpoint_s: float = 10.0
     restore_s: float = 20.0
     # Between two ticks of the server.
-    tick_s: float = 1.0
+    tick_interval_s: float = 1.0
     # To copy a job's files to a site; 0: all sites share one storage.
-    fetch_s: float = 0.0
+    file_fetch_s: float = 0.0
     # Between two reports without changes; infinite: such reports are omitted.
-    beat_s: float = math.inf
+    heartbeat_interval_s: float = math.inf

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 
-START = datetime(2024, 1, 1)  # noqa: DTZ001 - local time of every simulated site
+SIMULATION_START = datetime(2024, 1, 1)  # noqa: DTZ001 - local time of every simulated site
 """Simulated time 0: a Monday at midnight, local time of every site."""
 
 
 def is_open_at(policy: OwnerPolicy, now_s: float) -> bool:
     """Tell whether the owner admits the pool's jobs at `now_s`."""
-    return policy.is_open(START + timedelta(seconds=now_s))
+    return policy.is_open(SIMULATION_START + timedelta(seconds=now_s))
 
 
 def next_change_s(policy: OwnerPolicy, now_s: float) -> float | None:

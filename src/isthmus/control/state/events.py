@@ -13,9 +13,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 
 from isthmus.control.algorithms.global_order import Objective
-from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError
-from isthmus.core.messages.agent_messages import AgentReport, LocalJobSeen, ObservedPart, QueueEntry
+from isthmus.core.messages.agent_messages import AgentReport, ObservedLocalJob, ObservedPart, QueueEntry
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.plan import PlanSet
 from isthmus.core.pool import Cluster, Link
@@ -24,11 +24,11 @@ EVENT_VERSION = 1
 """Version of the event encoding. Increase it with every change that an older server would misread."""
 
 
-class _Fact(Frozen):
+class _EventBase(FrozenModel):
     now_s: float
 
 
-class JobSubmitted(_Fact):
+class JobSubmitted(_EventBase):
     """A user submitted a job; the server generated `job_id`. The same user and key mean the same job."""
 
     kind: Literal["job-submitted"] = "job-submitted"
@@ -37,25 +37,25 @@ class JobSubmitted(_Fact):
     submission: Submission
 
 
-class PlansMade(_Fact):
+class PlansMade(_EventBase):
     """The planner answered the `MakePlans` request of this `round`."""
 
     kind: Literal["plans-made"] = "plans-made"
     job_id: Name
-    round: Count
+    round: PositiveInt
     plans: PlanSet
 
 
-class PlanningFailed(_Fact):
+class PlanningFailed(_EventBase):
     """The planner failed on this job (not: found no plan); the job fails with `reason`."""
 
     kind: Literal["planning-failed"] = "planning-failed"
     job_id: Name
-    round: Count
+    round: PositiveInt
     reason: str
 
 
-class PlanChosen(_Fact):
+class PlanChosen(_EventBase):
     """The user chose one of the candidate plans."""
 
     kind: Literal["plan-chosen"] = "plan-chosen"
@@ -63,15 +63,15 @@ class PlanChosen(_Fact):
     plan_id: Name
 
 
-class VictimNamed(Frozen):
+class VictimNamed(FrozenModel):
     """A victim at a cluster: a job of the pool, or (`attempt` 0) a local job of the site."""
 
     cluster: Name
     job: Name
-    attempt: Index = 0
+    attempt: NonNegativeInt = 0
 
 
-class PreemptionAgreed(_Fact):
+class PreemptionAgreed(_EventBase):
     """The user agreed that a waiting job takes the chips of exactly these victims (from `JobView.offer`)."""
 
     kind: Literal["preemption-agreed"] = "preemption-agreed"
@@ -79,34 +79,34 @@ class PreemptionAgreed(_Fact):
     victims: tuple[VictimNamed, ...]
 
 
-class JobCancelled(_Fact):
+class JobCancelled(_EventBase):
     """The user cancelled the job."""
 
     kind: Literal["job-cancelled"] = "job-cancelled"
     job_id: Name
 
 
-class JobDeleted(_Fact):
+class JobDeleted(_EventBase):
     """The user deleted an ended job."""
 
     kind: Literal["job-deleted"] = "job-deleted"
     job_id: Name
 
 
-class AgentReported(_Fact):
+class AgentReported(_EventBase):
     """A report of a site's agent: inventory, free chips, parts, queue, and jobs of the site's own users."""
 
     kind: Literal["agent-reported"] = "agent-reported"
     cluster: Cluster
     incarnation: str
-    free_chips: dict[Name, Index]
+    free_chips: dict[Name, NonNegativeInt]
     parts: tuple[ObservedPart, ...] = ()
     queue: tuple[QueueEntry, ...] = ()
-    local_jobs: tuple[LocalJobSeen, ...] = ()
-    free_storage_bytes: Index | None = None
+    local_jobs: tuple[ObservedLocalJob, ...] = ()
+    free_storage_bytes: NonNegativeInt | None = None
 
     @classmethod
-    def of(cls, report: AgentReport, now_s: float) -> AgentReported:
+    def from_report(cls, report: AgentReport, now_s: float) -> AgentReported:
         """Return the event of a report: the fields that affect decisions, without metrics and logs."""
         return cls(
             now_s=now_s,
@@ -120,30 +120,30 @@ class AgentReported(_Fact):
         )
 
 
-class AgentLost(_Fact):
-    """A site has not reported for longer than `Rules.agent_lost_s`."""
+class AgentLost(_EventBase):
+    """A site has not reported for longer than `CoordinatorConfig.agent_timeout_s`."""
 
     kind: Literal["agent-lost"] = "agent-lost"
     cluster: Name
 
 
-class DeadlinePassed(_Fact):
+class DeadlinePassed(_EventBase):
     """The time limit of `state` in this `attempt` of a job has expired."""
 
     kind: Literal["deadline-passed"] = "deadline-passed"
     job_id: Name
     state: Literal["preempting", "preparing", "starting", "waiting"]
-    attempt: Index
+    attempt: NonNegativeInt
 
 
-class EpochBegan(_Fact):
+class EpochBegan(_EventBase):
     """A server became the leader; orders and reports of earlier epochs are void from now on."""
 
     kind: Literal["epoch-began"] = "epoch-began"
-    epoch: Count
+    epoch: PositiveInt
 
 
-class PoolSet(_Fact):
+class PoolSet(_EventBase):
     """The operator's links and the objective of the queue (`isthmus.control.algorithms.global_order`).
 
     Under every objective, later jobs cannot overtake a job that has waited for `patience_s`.
@@ -152,10 +152,10 @@ class PoolSet(_Fact):
     kind: Literal["pool-set"] = "pool-set"
     links: tuple[Link, ...] = ()
     objective: Objective = "arrival"
-    patience_s: NotNegative = 3600.0
+    patience_s: NonNegativeFloat = 3600.0
 
 
-class Restarted(_Fact):
+class Restarted(_EventBase):
     """The server started and rebuilt its state. Never logged.
 
     The coordinator repeats the instructions whose results may be lost with the old process.
@@ -182,35 +182,35 @@ Event = Annotated[
 ]
 """Every event of the coordinator."""
 
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
-KINDS = frozenset(kind.model_fields["kind"].default for kind in get_args(get_args(Event)[0]))
+_EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+EVENT_KINDS = frozenset(kind.model_fields["kind"].default for kind in get_args(get_args(Event)[0]))
 """The event kinds that this version knows."""
 
 
-class MakePlans(Frozen):
+class MakePlans(FrozenModel):
     """Ask the planner for plans on the free resources; it answers with `PlansMade` or `PlanningFailed`.
 
     Resources that `free_storage_bytes` (by cluster) and `free_gbps` (by `FROM>TO`) do not name are free.
     """
 
     job_id: Name
-    round: Count
+    round: PositiveInt
     submission: Submission
     # The connected clusters.
     clusters: tuple[Cluster, ...]
     # By cluster and node group: chips neither in use nor allocated, by pool jobs or the owner's own.
-    free_chips: dict[Name, dict[Name, Index]]
-    free_storage_bytes: dict[Name, Index] = Field(default_factory=dict)
-    free_gbps: dict[str, NotNegative] = Field(default_factory=dict)
+    free_chips: dict[Name, dict[Name, NonNegativeInt]]
+    free_storage_bytes: dict[Name, NonNegativeInt] = Field(default_factory=dict)
+    free_gbps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
 
 
-class JobChanged(Frozen):
+class JobChanged(FrozenModel):
     """Notify the watchers of a job that its view has changed."""
 
     job_id: Name
 
 
-class ForgetJob(Frozen):
+class ForgetJob(FrozenModel):
     """Delete the metrics and logs of a deleted job."""
 
     job_id: Name
@@ -220,36 +220,36 @@ Instruction = MakePlans | JobChanged | ForgetJob
 """Every instruction of the coordinator to the server."""
 
 
-_HEAD = f'{{"version":{EVENT_VERSION},'
+_JSON_PREFIX = f'{{"version":{EVENT_VERSION},'
 """The prefix of every encoded event of this version."""
 
 
-def encode(event: Event) -> str:
+def encode_event(event: Event) -> str:
     """Return an event as one line of JSON with its version and kind."""
-    return _HEAD + event.model_dump_json(by_alias=True)[1:]
+    return _JSON_PREFIX + event.model_dump_json(by_alias=True)[1:]
 
 
-def decode(text: str) -> Event:
+def decode_event(text: str) -> Event:
     """Return the decoded event; raise `ProtocolError` if its version, kind or fields are unknown."""
-    if text.startswith(_HEAD):
+    if text.startswith(_JSON_PREFIX):
         try:
-            return _EVENTS.validate_json("{" + text[len(_HEAD) :])
+            return _EVENT_ADAPTER.validate_json("{" + text[len(_JSON_PREFIX) :])
         except ValidationError:
-            pass  # `_decode_with_care` raises the precise error
-    return _decode_with_care(text)
+            pass  # `_decode_or_explain` raises the precise error
+    return _decode_or_explain(text)
 
 
-def _decode_with_care(text: str) -> Event:
+def _decode_or_explain(text: str) -> Event:
     """Decode an event of any JSON layout; raise `ProtocolError` with the cause if it is invalid."""
     fields = json.loads(text)
     version, kind = fields.pop("version", 0), fields.get("kind")
-    if version != EVENT_VERSION or kind not in KINDS:
+    if version != EVENT_VERSION or kind not in EVENT_KINDS:
         raise ProtocolError(
             f"the event log contains an event of kind '{kind}', version {version}; "
-            f"this server supports version {EVENT_VERSION} of {', '.join(sorted(KINDS))}",
+            f"this server supports version {EVENT_VERSION} of {', '.join(sorted(EVENT_KINDS))}",
             hint="start the version of isthmus that wrote the log, or a newer one",
         )
     try:
-        return _EVENTS.validate_python(fields)
+        return _EVENT_ADAPTER.validate_python(fields)
     except ValidationError as error:
         raise ProtocolError(f"the event log contains an invalid '{kind}' event: {error}") from error

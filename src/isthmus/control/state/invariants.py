@@ -9,151 +9,147 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from isthmus.control.state import ledger
-from isthmus.control.state.check_indexes import indexes_agree
-from isthmus.control.state.job_records import ENDED, JobRecord, State
+from isthmus.control.state.check_indexes import index_violations
+from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
 
 
-def all_or_none(state: State, now_s: float, grace_s: float = 0.0) -> Iterator[str]:
+def all_or_none(state: PoolState, now_s: float, grace_s: float = 0.0) -> Iterator[str]:
     """Invariant 1: no part is held longer than the reservation timeout while another part waits.
 
     `grace_s` is the interval at which the server processes due events.
     """
-    for job in state.live.values():
+    for job in state.live_jobs.values():
         if job.state in ("preparing", "preempting"):
-            if job.deadline_s is None:
+            if job.state_deadline_s is None:
                 yield f"job {job.id} is {job.state} and has no deadline"
-            elif now_s > job.deadline_s + grace_s:
+            elif now_s > job.state_deadline_s + grace_s:
                 yield f"job {job.id} has been {job.state} since {job.changed_s}, now {now_s}"
-        if job.state in ("starting", "running") and any(p.state == "ordered" for p in job.present()):
+        if job.state in ("starting", "running") and any(p.state == "ordered" for p in job.current_parts()):
             yield f"job {job.id} is {job.state}, but not every part was prepared"
         idle = job.state in ("planning", "choosing", "waiting", "blocked")
-        for part in job.unreleased() if idle else ():
+        for part in job.unreleased_parts() if idle else ():
             if part.desired not in ("queued", "released"):
                 yield f"job {job.id} is {job.state} and holds chips"
-            if part.desired == "queued" and not job.enqueued:
+            if part.desired == "queued" and not job.in_site_queues:
                 yield f"job {job.id} is in the queue of {part.cluster}, but not marked as queued"
 
 
-def within_capacity(state: State) -> Iterator[str]:
+def within_capacity(state: PoolState) -> Iterator[str]:
     """Invariant 2: allocations of chips, storage and links stay within capacity, and the sums are right."""
     for name, record in state.clusters.items():
-        parts = [part for part in record.parts.values() if part.promised]
+        parts = [part for part in record.parts.values() if part.allocated]
         chips, unheld = Counter[str](), Counter[str]()
         for part in parts:
             for group in part.chips:
-                chips[group] += _own(part, group)
-                unheld[group] += 0 if part.held else _own(part, group) - part.local.get(group, 0)
+                chips[group] += _own_chips(part, group)
+                unheld[group] += 0 if part.held else _own_chips(part, group) - part.local_chips.get(group, 0)
         for group, amount in sorted(chips.items()):
-            leaving = amount - record.wanted(group)
+            leaving = amount - record.active_chips(group)
             if amount - leaving > record.capacity(group):
                 yield f"{name}: {amount - leaving} {group} allocated of {record.capacity(group)}"
-        if +chips != Counter(record.taken) or +unheld != +Counter(record.unheld):
-            yield f"{name}: wrong sums {record.taken}, {record.unheld}; expected {chips}, {unheld}"
-        if sum(part.storage_bytes for part in parts) != record.taken_bytes:
-            yield f"{name}: the allocated storage does not add up to {record.taken_bytes} bytes"
-        if record.taken_bytes > record.cluster.storage_bytes:
-            yield f"{name}: {record.taken_bytes} bytes allocated of {record.cluster.storage_bytes}"
+        if +chips != Counter(record.allocated_chips) or +unheld != +Counter(record.unheld_chips):
+            yield f"{name}: wrong sums {record.allocated_chips}, {record.unheld_chips}; expected {chips}, {unheld}"
+        if sum(part.storage_bytes for part in parts) != record.allocated_bytes:
+            yield f"{name}: the allocated storage does not add up to {record.allocated_bytes} bytes"
+        if record.allocated_bytes > record.cluster.storage_bytes:
+            yield f"{name}: {record.allocated_bytes} bytes allocated of {record.cluster.storage_bytes}"
     yield from _links_within_capacity(state)
 
 
-def _links_within_capacity(state: State) -> Iterator[str]:
+def _links_within_capacity(state: PoolState) -> Iterator[str]:
     on_links = Counter[str]()
-    for job in state.live.values():
-        on_links.update(job.on_links)
-    if +on_links != Counter(state.on_links):
-        yield f"the allocated bandwidth is {dict(on_links)}, the state has {state.on_links}"
+    for job in state.live_jobs.values():
+        on_links.update(job.allocated_kbps)
+    if +on_links != Counter(state.allocated_kbps):
+        yield f"the allocated bandwidth is {dict(on_links)}, the state has {state.allocated_kbps}"
     for key, kbps in on_links.items():
         most = ledger.link_kbps(state.links[key].bandwidth_gbps) if key in state.links else 0
         if kbps > most:
             yield f"{key}: {kbps} kbit/s allocated of {most}"
 
 
-def _own(part: PartRecord, group: str) -> int:
+def _own_chips(part: PartRecord, group: str) -> int:
     return part.chips[group] - part.borrowed.get(group, 0)
 
 
-def acknowledged(state: State, job_ids: Iterable[str]) -> Iterator[str]:
+def acknowledged_jobs_exist(state: PoolState, job_ids: Iterable[str]) -> Iterator[str]:
     """Invariant 3: every acknowledged job that was not deleted exists."""
     for job_id in job_ids:
         if job_id not in state.jobs:
             yield f"job {job_id} was acknowledged and is missing"
 
 
-def below_by_the_owners_map(state: State) -> Iterator[str]:
+def victims_have_lower_level(state: PoolState) -> Iterator[str]:
     """Invariant 4: every victim is preemptible and of a lower level than the job at that owner."""
-    for job in state.live.values():
+    for job in state.live_jobs.values():
         for one in job.victims:
             levels = state.clusters[one.cluster].cluster.priorities
             victim = state.jobs.get(one.job) if one.attempt else None
-            if victim is None or victim.victim_of != job.id:
+            if victim is None or victim.preemptor != job.id:
                 continue
             mine, theirs = (levels.rank(levels.level(each.priority)) for each in (job, victim))
             if theirs <= mine or not victim.preemptible:
                 yield f"job {job.id} preempts {victim.id}, which is not of a lower level at {one.cluster}"
 
 
-def preemptions_are_joint(state: State) -> Iterator[str]:
+def preemptions_are_joint(state: PoolState) -> Iterator[str]:
     """No victim is stopped before all sites are ready and its checkpoint is verified."""
-    for job in state.live.values():
-        if job.state == "preempting" and any(part.desired != "ready" for part in job.present()):
+    for job in state.live_jobs.values():
+        if job.state == "preempting" and any(part.desired != "ready" for part in job.current_parts()):
             yield f"job {job.id} is preempting, but a part is past `ready`"
         for one in job.victims if job.state == "preempting" else ():
             victim = state.jobs.get(one.job) if one.attempt else None
-            if victim is not None and victim.saved_step is not None and victim.victim_of == job.id:
+            if victim is not None and victim.saved_step is not None and victim.preemptor == job.id:
                 yield f"job {victim.id} was stopped before all sites of job {job.id} were ready"
-    for victim in state.live.values():
+    for victim in state.live_jobs.values():
         if victim.saved_step is None or victim.state != "stopping" or victim.rank_map is None:
             continue
-        steps = {part.protection.step if part.protection else None for part in victim.present()}
+        steps = {part.verified_checkpoint.step if part.verified_checkpoint else None for part in victim.current_parts()}
         if steps != {victim.saved_step}:
             yield f"job {victim.id} was stopped with checkpoints of steps {steps}"
 
 
-def attempts_apart(state: State) -> Iterator[str]:
+def attempts_do_not_overlap(state: PoolState) -> Iterator[str]:
     """No two attempts of a job are committed while parts of both are unreleased."""
     for job in state.jobs.values():
-        alive = {part.attempt for part in job.unreleased() if part.committed}
+        alive = {part.attempt for part in job.unreleased_parts() if part.committed}
         if len(alive) > 1:
             yield f"job {job.id}: attempts {sorted(alive)} overlap"
 
 
-def books_balance(state: State) -> Iterator[str]:
+def records_are_consistent(state: PoolState) -> Iterator[str]:
     """The clusters list exactly the unreleased parts of the jobs, and an ended job runs nothing."""
-    by_job = {
-        (part.cluster, part.job, part.attempt) for job in state.jobs.values() for part in job.unreleased()
-    }
+    by_job = {(part.cluster, part.job, part.attempt) for job in state.jobs.values() for part in job.unreleased_parts()}
     by_cluster = {
-        (name, part.job, part.attempt)
-        for name, record in state.clusters.items()
-        for part in record.parts.values()
+        (name, part.job, part.attempt) for name, record in state.clusters.items() for part in record.parts.values()
     }
     for cluster, job_id, attempt in sorted(by_job ^ by_cluster):
         yield f"part {job_id}/{attempt} is in only one of job and cluster {cluster}"
     for job in state.jobs.values():
-        yield from _lists_agree(state, job)
+        yield from _job_maps_agree(state, job)
 
 
-def _lists_agree(state: State, job: JobRecord) -> Iterator[str]:
-    if (job.state in ENDED) == (job.id in state.live):
+def _job_maps_agree(state: PoolState, job: JobRecord) -> Iterator[str]:
+    if (job.state in TERMINAL_STATES) == (job.id in state.live_jobs):
         yield f"job {job.id} is {job.state}, which contradicts `live`"
-    if job.state in ENDED and any(part.committed for part in job.unreleased()):
+    if job.state in TERMINAL_STATES and any(part.committed for part in job.unreleased_parts()):
         yield f"job {job.id} is {job.state}, but a part of it may run"
-    if job.packed.key and state.keys.get((job.user, job.packed.key)) != job.id:
+    if job.packed.key and state.ids_by_key.get((job.user, job.packed.key)) != job.id:
         yield f"job {job.id}: its key maps to another job"
-    if job.victim_of is not None and job.victim_of not in state.jobs:
+    if job.preemptor is not None and job.preemptor not in state.jobs:
         yield f"job {job.id} is the victim of a missing job"
 
 
-def violations(state: State, now_s: float, *, grace_s: float = 0.0, job_ids: Iterable[str] = ()) -> list[str]:
+def violations(state: PoolState, now_s: float, *, grace_s: float = 0.0, job_ids: Iterable[str] = ()) -> list[str]:
     """Return every violation of every invariant; empty if all hold."""
     return [
         *all_or_none(state, now_s, grace_s),
         *within_capacity(state),
-        *acknowledged(state, job_ids),
-        *below_by_the_owners_map(state),
+        *acknowledged_jobs_exist(state, job_ids),
+        *victims_have_lower_level(state),
         *preemptions_are_joint(state),
-        *attempts_apart(state),
-        *books_balance(state),
-        *indexes_agree(state),
+        *attempts_do_not_overlap(state),
+        *records_are_consistent(state),
+        *index_violations(state),
     ]

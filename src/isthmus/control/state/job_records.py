@@ -1,4 +1,4 @@
-"""Records of jobs, and the complete state of the coordinator (`State`). Plain mutable data.
+"""Records of jobs, and the complete state of the coordinator (`PoolState`). Plain mutable data.
 
 A part counts against its cluster from its allocation (`ledger`) until its site reports `released`.
 """
@@ -9,29 +9,29 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from isthmus.control.algorithms.global_order import Objective, Request
+from isthmus.control.algorithms.global_order import Objective, WaitingJob
+from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.indexes import Indexes
-from isthmus.control.state.packed_submission import Packed
-from isthmus.control.state.rules import Rules
+from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.job import Job
-from isthmus.core.messages.agent_messages import Fault, RankMap
+from isthmus.core.messages.agent_messages import FailureCause, RankMap
 from isthmus.core.messages.api_views import JobState, Submission
-from isthmus.core.plan import Part, Plan, PlanSet
+from isthmus.core.plan import Plan, PlanPart, PlanSet
 from isthmus.core.pool import Link
 from isthmus.core.priority import Priority
 
-Ending = Literal["waiting", "failed", "succeeded", "cancelled"]
+StateAfterStop = Literal["waiting", "failed", "succeeded", "cancelled"]
 """The state that follows `stopping`."""
 
 FreeChips = dict[str, dict[str, int]]
 """Free chips by cluster and node group; only connected clusters appear."""
 
-ENDED: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
-WAITING: frozenset[JobState] = frozenset({"waiting", "blocked"})
+TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
+WAITING_STATES: frozenset[JobState] = frozenset({"waiting", "blocked"})
 """States in which a job waits in the queue, with or without a plan."""
 
-STORY_LENGTH = 64
+HISTORY_LENGTH = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,26 +42,26 @@ class JobRecord:
     # Submission number, from 1.
     number: int
     user: str
-    packed: Packed
+    packed: PackedSubmission
     submitted_s: float
     # When the job entered its current state.
     changed_s: float
     priority: Priority
     preemptible: bool
-    # The coordinator chooses the plan (policy `auto`); otherwise the user does.
-    auto: bool
+    # The coordinator chooses the plan (policy `auto_plan`); otherwise the user does.
+    auto_plan: bool
     # Link bandwidth is allocated to the job (`placement.network`).
-    network: bool
+    reserves_network: bool
     max_restarts: int
     # The user's deadline.
-    due_s: float | None
+    user_deadline_s: float | None
     state: JobState = "planning"
     # Why the job is in this state.
     reason: str = ""
     # Why the job last restarted.
-    setback: str = ""
+    last_restart_reason: str = ""
     # Origin of the failure of the current attempt, as far as known.
-    fault: Fault | None = None
+    fault: FailureCause | None = None
     attempt: int = 0
     restarts: int = 0
     # Refusals in a row; they set the back-off.
@@ -69,13 +69,13 @@ class JobRecord:
     # Number of planner requests.
     round: int = 0
     # Input of the open planner request; None: no request is open.
-    asked: Asked | None = None
+    planner_input: PlannerInput | None = None
     # The planner request is about all chips of the pool, not the free ones.
-    whole: bool = False
+    for_whole_pool: bool = False
     # Free chips at the last planning on free chips.
-    tried_on: FreeChips | None = None
+    last_planned_free: FreeChips | None = None
     # Chips of the pool at the last planning on the whole pool.
-    tried_whole: FreeChips | None = None
+    last_planned_total: FreeChips | None = None
     # Candidate plans.
     plans: PlanSet | None = None
     # The plan that the job waits for or trains under.
@@ -83,91 +83,91 @@ class JobRecord:
     # Amounts that the plan needs, by resource key (`ledger`).
     needs: dict[str, int] | None = None
     # The plan's parts by cluster.
-    cuts: tuple[Part, ...] = ()
+    plan_parts: tuple[PlanPart, ...] = ()
     # The plan must not change: the user chose it, or the job has trained under it.
-    pinned: bool = False
+    plan_fixed: bool = False
     # The job has trained under its plan.
-    ran: bool = False
+    has_run: bool = False
     # Its parts are in the queues of its sites.
-    enqueued: bool = False
+    in_site_queues: bool = False
     # By (attempt, cluster): the current attempt, and unreleased parts of earlier ones.
     parts: dict[tuple[int, str], PartRecord] = field(default_factory=dict)
     # Allocated link bandwidth in kbit/s, by `FROM>TO`.
-    on_links: dict[str, int] = field(default_factory=dict)
+    allocated_kbps: dict[str, int] = field(default_factory=dict)
     rank_map: RankMap | None = None
     # Clusters of the last training, which have the job's files.
-    trained_at: tuple[str, ...] = ()
+    file_clusters: tuple[str, ...] = ()
     # When the job entered `running`.
-    began_s: float = 0.0
+    started_s: float = 0.0
     # The state that follows `stopping`.
-    ending: Ending = "waiting"
+    state_after_stop: StateAfterStop = "waiting"
     # When the current state times out.
-    deadline_s: float | None = None
+    state_deadline_s: float | None = None
     # Jobs whose chips this job takes.
-    victims: tuple[VictimAt, ...] = ()
+    victims: tuple[ClusterVictim, ...] = ()
     # Id of the job that takes this job's chips.
-    victim_of: str | None = None
+    preemptor: str | None = None
     # Step of the verified checkpoint with which the job was preempted.
     saved_step: int | None = None
     # The last state changes.
-    story: deque[str] | None = None
+    history: deque[str] | None = None
     # Predicted duration of the plan in seconds; 0: unknown.
-    run_s: float = 0.0
+    predicted_run_s: float = 0.0
     # When the running job should end.
-    ends_s: float | None = None
+    expected_end_s: float | None = None
     # The job is in `Indexes.order`.
-    ordered: bool = False
+    in_queue: bool = False
     # Cached input of `global_order` for the current plan.
-    request: Request | None = field(default=None, compare=False, repr=False)
-    # Latest `Indexes.inventory` for which the pool was found to hold the plan.
-    holdable_in: int = field(default=-1, compare=False, repr=False)
+    waiting_job: WaitingJob | None = field(default=None, compare=False, repr=False)
+    # Latest `Indexes.inventory_version` for which the pool was found to hold the plan.
+    fits_inventory_version: int = field(default=-1, compare=False, repr=False)
 
     @classmethod
-    def of(cls, job_id: str, number: int, user: str, submission: Submission, now_s: float) -> JobRecord:
+    def create(cls, job_id: str, number: int, user: str, submission: Submission, now_s: float) -> JobRecord:
         """Return the record of a newly submitted job."""
         job = submission.job
         return cls(
             id=job_id,
             number=number,
             user=user,
-            packed=Packed.of(submission),
+            packed=PackedSubmission.pack(submission),
             submitted_s=now_s,
             changed_s=now_s,
             priority=job.priority,
             preemptible=job.preemptible,
-            auto=job.policy == "auto",
-            network=job.placement.network,
+            auto_plan=job.policy == "auto",
+            reserves_network=job.placement.network,
             max_restarts=job.max_restarts,
-            due_s=now_s + job.deadline_s if job.deadline_s else None,
+            user_deadline_s=now_s + job.deadline_s if job.deadline_s else None,
         )
 
     @property
     def submission(self) -> Submission:
         """The submission: the job spec with the dimensions of its model."""
-        return self.packed.submission()
+        return self.packed.unpack()
 
     @property
-    def wanted(self) -> Job:
+    def spec(self) -> Job:
         """The job spec."""
-        return self.packed.wanted()
+        return self.packed.unpack_job()
 
-    def tell(self, line: str) -> None:
+    def add_history(self, line: str) -> None:
         """Add a line to the job's history."""
-        if self.story is None:
-            self.story = deque(maxlen=STORY_LENGTH)
-        self.story.append(line)
+        if self.history is None:
+            self.history = deque(maxlen=HISTORY_LENGTH)
+        self.history.append(line)
 
-    def present(self) -> list[PartRecord]:
+    def current_parts(self) -> list[PartRecord]:
         """Return the parts of the current attempt, in the plan's order."""
         return [part for part in self.parts.values() if part.attempt == self.attempt]
 
-    def unreleased(self) -> list[PartRecord]:
+    def unreleased_parts(self) -> list[PartRecord]:
         """Return the parts of all attempts whose site has not reported `released`."""
         return [part for part in self.parts.values() if part.state != "released"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlannerInput:
     """The free resources that an open planner request is based on."""
 
     free_chips: FreeChips
@@ -175,12 +175,12 @@ class Asked:
     free_storage_bytes: dict[str, int]
     # By link, `FROM>TO`.
     free_gbps: dict[str, float]
-    # `Indexes.growths` at the time of the request.
-    growths: int
+    # `Indexes.freed_count` at the time of the request.
+    freed_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class VictimAt:
+class ClusterVictim:
     """A victim at a cluster: a job of the pool, or (`attempt` 0) a local job of the site."""
 
     cluster: str
@@ -189,32 +189,32 @@ class VictimAt:
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class PoolState:
     """The complete state of the coordinator."""
 
-    rules: Rules
+    config: CoordinatorConfig
     # All jobs by id, in the order of submission.
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     # The jobs that have not ended.
-    live: dict[str, JobRecord] = field(default_factory=dict)
+    live_jobs: dict[str, JobRecord] = field(default_factory=dict)
     # Job id by (user, submission key).
-    keys: dict[tuple[str, str], str] = field(default_factory=dict)
+    ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict)
     # Number of servers that have been leader.
     epoch: int = 0
     # Number of jobs ever submitted.
-    submitted: int = 0
+    num_submitted: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
     # The operator's links by `FROM>TO`.
     links: dict[str, Link] = field(default_factory=dict)
     # Allocated bandwidth of each link, in kbit/s.
-    on_links: dict[str, int] = field(default_factory=dict)
+    allocated_kbps: dict[str, int] = field(default_factory=dict)
     # See the event `PoolSet`.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
     # Ids of the jobs whose view the current event has changed.
-    touched: set[str] = field(default_factory=set)
+    changed_jobs: set[str] = field(default_factory=set)
     indexes: Indexes = field(default_factory=Indexes, compare=False)
 
-    def free(self) -> FreeChips:
+    def free_chips(self) -> FreeChips:
         """Return the chips that can be allocated now at every connected cluster."""
-        return {name: record.free() for name, record in self.clusters.items() if record.connected}
+        return {name: record.free_by_group() for name, record in self.clusters.items() if record.connected}

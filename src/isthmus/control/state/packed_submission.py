@@ -1,4 +1,4 @@
-"""`Packed`: a compact submission; a million of them fit into memory."""
+"""`PackedSubmission`: a compact submission; a million of them fit into memory."""
 
 from __future__ import annotations
 
@@ -10,42 +10,44 @@ from isthmus.core.job import Job
 from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 
-_OPEN = 4096
+_CACHE_SIZE = 4096
 """Number of unpacked jobs and models in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedSubmission:
     """A submission as JSON; jobs of the same model share its string."""
 
-    job: bytes
-    model: str
+    job_json: bytes
+    model_json: str
     key: str
 
     @classmethod
-    def of(cls, submission: Submission) -> Packed:
+    def pack(cls, submission: Submission) -> PackedSubmission:
         """Return the packed form of a submission."""
         job = submission.job.model_dump_json(exclude_defaults=True, by_alias=True).encode()
         return cls(job, sys.intern(submission.model.model_dump_json(by_alias=True)), submission.key)
 
-    def __reduce__(self) -> tuple[type[Packed], tuple[bytes, str, str]]:
+    def __reduce__(self) -> tuple[type[PackedSubmission], tuple[bytes, str, str]]:
         """Pickle only the field values; a snapshot contains very many."""
-        return Packed, (self.job, self.model, self.key)
+        return PackedSubmission, (self.job_json, self.model_json, self.key)
 
-    def wanted(self) -> Job:
+    def unpack_job(self) -> Job:
         """Return the unpacked job."""
-        return _job(self.job)
+        return _parse_job(self.job_json)
 
-    def submission(self) -> Submission:
+    def unpack(self) -> Submission:
         """Return the unpacked submission."""
-        return Submission.model_construct(job=_job(self.job), model=_model(self.model), key=self.key)
+        return Submission.model_construct(
+            job=_parse_job(self.job_json), model=_parse_model(self.model_json), key=self.key
+        )
 
 
-@lru_cache(_OPEN)
-def _job(text: bytes) -> Job:
+@lru_cache(_CACHE_SIZE)
+def _parse_job(text: bytes) -> Job:
     return Job.model_validate_json(text)
 
 
-@lru_cache(_OPEN)
-def _model(text: str) -> Model:
+@lru_cache(_CACHE_SIZE)
+def _parse_model(text: str) -> Model:
     return Model.model_validate_json(text)

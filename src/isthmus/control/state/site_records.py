@@ -6,20 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from isthmus.core.messages.agent_messages import (
-    Desired,
-    Fault,
-    LocalJobSeen,
+    DesiredState,
+    FailureCause,
+    ObservedLocalJob,
     ObservedPart,
-    Protection,
     QueueEntry,
+    VerifiedCheckpoint,
     Victim,
     WorkerAddress,
 )
 from isthmus.core.pool import Cluster
 
-PartLife = Literal[
-    "ordered", "queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"
-]
+PartState = Literal["ordered", "queued", "ready", "prepared", "refused", "running", "succeeded", "failed", "released"]
 """State of a part as the coordinator knows it; `ordered` until its site first reports it."""
 
 
@@ -36,16 +34,16 @@ class PartRecord:
     chips: dict[str, int]
     storage_bytes: int = 0
     # The state that the site is ordered to reach.
-    desired: Desired = "prepared"
+    desired: DesiredState = "prepared"
     # The state that the site last reported.
-    state: PartLife = "ordered"
+    state: PartState = "ordered"
     # The site's message on a refusal or failure.
     detail: str = ""
-    fault: Fault | None = None
+    fault: FailureCause | None = None
     # The site was ordered to run the part: processes may exist until it is released.
     committed: bool = False
     # The part counts in the ledger, without its `borrowed` chips.
-    promised: bool = False
+    allocated: bool = False
     # The free chips last reported by the site already exclude this part.
     held: bool = False
     # The jobs whose chips the part takes.
@@ -53,19 +51,19 @@ class PartRecord:
     # Chips by node group that pool victims still hold.
     borrowed: dict[str, int] = field(default_factory=dict)
     # Chips by node group that local jobs of the site must release.
-    local: dict[str, int] = field(default_factory=dict)
+    local_chips: dict[str, int] = field(default_factory=dict)
     # The part must save a checkpoint and verify it.
-    protect: bool = False
+    checkpoint_requested: bool = False
     # The checkpoint that the part has verified.
-    protection: Protection | None = None
+    verified_checkpoint: VerifiedCheckpoint | None = None
     # The workers that have checked in.
     workers: tuple[WorkerAddress, ...] = ()
     # Observed state changes.
-    story: list[str] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
     # Work since the last checkpoint, in seconds, as last reported; not part of the log.
     unsaved_s: float = field(default=0.0, compare=False)
     # Cached order for the site, with the values it depends on.
-    order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
+    cached_order: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,63 +76,63 @@ class ClusterRecord:
     # By node group, as reported.
     free_chips: dict[str, int]
     # The parts as last reported, by (job, attempt).
-    reported: dict[tuple[str, int], ObservedPart] = field(default_factory=dict)
+    reported_parts: dict[tuple[str, int], ObservedPart] = field(default_factory=dict)
     # The site's queue as last reported.
-    queue: tuple[QueueEntry, ...] = ()
+    reported_queue: tuple[QueueEntry, ...] = ()
     # The site's own jobs by name, as last reported; their unsaved work is not part of the log.
-    local: dict[str, LocalJobSeen] = field(default_factory=dict)
+    local_jobs: dict[str, ObservedLocalJob] = field(default_factory=dict)
     free_storage_bytes: int | None = None
     connected: bool = True
     # When the last report arrived.
-    heard_s: float | None = None
+    last_report_s: float | None = None
     # Every agent process that ever reported.
     incarnations: set[str] = field(default_factory=set)
     # The unreleased parts, by (job, attempt).
     parts: dict[tuple[str, int], PartRecord] = field(default_factory=dict)
     # Allocated chips by node group.
-    taken: dict[str, int] = field(default_factory=dict)
+    allocated_chips: dict[str, int] = field(default_factory=dict)
     # Allocated chips by node group that the site still reports as free.
-    unheld: dict[str, int] = field(default_factory=dict)
+    unheld_chips: dict[str, int] = field(default_factory=dict)
     # Allocated storage.
-    taken_bytes: int = 0
+    allocated_bytes: int = 0
     # Allocated storage that the site still reports as free.
     unwritten_bytes: int = 0
-    # Cached result of `free`.
-    free_now: dict[str, int] | None = field(default=None, compare=False)
+    # Cached result of `free_by_group`.
+    cached_free: dict[str, int] | None = field(default=None, compare=False)
 
     def capacity(self, group: str) -> int:
         """Return the total chips of a node group; 0 for an unknown group."""
         for one in self.cluster.node_groups:
             if one.name == group:
-                return one.chips
+                return one.num_chips
         return 0
 
-    def wanted(self, group: str) -> int:
+    def active_chips(self, group: str) -> int:
         """Return the chips of a node group allocated to parts that are not being released."""
-        parts = (part for part in self.parts.values() if part.promised and part.desired != "released")
+        parts = (part for part in self.parts.values() if part.allocated and part.desired != "released")
         return sum(part.chips.get(group, 0) - part.borrowed.get(group, 0) for part in parts)
 
-    def free_of(self, group: str) -> int:
+    def free_in_group(self, group: str) -> int:
         """Return the chips of a node group that can be allocated now.
 
         The smaller of the inventory less the allocations, and the reported free chips (which exclude the
         owner's own work) less the allocations that the report does not include yet.
         """
-        left = self.capacity(group) - self.taken.get(group, 0)
-        return max(0, min(left, self.free_chips.get(group, 0) - self.unheld.get(group, 0)))
+        left = self.capacity(group) - self.allocated_chips.get(group, 0)
+        return max(0, min(left, self.free_chips.get(group, 0) - self.unheld_chips.get(group, 0)))
 
-    def free(self) -> dict[str, int]:
+    def free_by_group(self) -> dict[str, int]:
         """Return the chips by node group that can be allocated now; do not modify the result."""
-        if self.free_now is None:
-            self.free_now = {group.name: self.free_of(group.name) for group in self.cluster.node_groups}
-        return self.free_now
+        if self.cached_free is None:
+            self.cached_free = {group.name: self.free_in_group(group.name) for group in self.cluster.node_groups}
+        return self.cached_free
 
     def free_bytes(self) -> int:
         """Return the bytes of storage that can be allocated now.
 
         The storage of held parts is assumed to be part of the reported used storage.
         """
-        left = self.cluster.storage_bytes - self.taken_bytes
+        left = self.cluster.storage_bytes - self.allocated_bytes
         if self.free_storage_bytes is not None:
             left = min(left, self.free_storage_bytes - self.unwritten_bytes)
         return max(0, left)

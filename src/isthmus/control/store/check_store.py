@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.control.state.events import Event, JobCancelled
-from isthmus.control.store.store import LogMovedError, Store, StoredToken
+from isthmus.control.store.store_interface import LogMovedError, Store, StoredToken
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 
 Reopen = Callable[[Store], Store]
@@ -51,33 +51,29 @@ def _check_events(store: Store) -> None:
         "events are returned complete and in order",
     )
     _expect([number for number, _ in store.events(after=2)] == [3], "`after` is exclusive")
-    _expect(store.append([_event("d")], expected=3) == 4, "an append that expects the log's end succeeds")
+    _expect(store.append([_event("d")], expected_last=3) == 4, "an append that expects the log's end succeeds")
     for wrong in (3, 5):
         try:
-            store.append([_event("e")], expected=wrong)
+            store.append([_event("e")], expected_last=wrong)
         except LogMovedError:
             continue
         _expect(False, "an append that expects another end of the log is rejected")
     _expect([number for number, _ in store.events(after=3)] == [4], "a rejected append stores nothing")
-    with store.turn():
+    with store.exclusive_access():
         _expect([number for number, _ in store.events(after=3)] == [4], "a turn sees the complete log")
-        store.append([_event("f")], expected=4)
+        store.append([_event("f")], expected_last=4)
     _expect([number for number, _ in store.events(after=3)] == [4, 5], "events appended in a turn persist")
 
 
 def _check_threads(store: Store) -> None:
     first = store.append([]) + 1
-    batches = [
-        [_event(f"t{thread}-{turn}-{i}") for i in range(3)] for thread in range(4) for turn in range(5)
-    ]
+    batches = [[_event(f"t{thread}-{turn}-{i}") for i in range(3)] for thread in range(4) for turn in range(5)]
     with ThreadPoolExecutor(4) as pool:
         ends = sorted(pool.map(store.append, batches))
     _expect(ends == list(range(first + 2, first + 60, 3)), "appends of several threads do not interleave")
     found = [event for _, event in store.events(after=first - 1)]
     in_order = [found[i : i + 3] for i in range(0, 60, 3)]
-    _expect(
-        sorted(map(str, in_order)) == sorted(map(str, batches)), "the events of one append are contiguous"
-    )
+    _expect(sorted(map(str, in_order)) == sorted(map(str, batches)), "the events of one append are contiguous")
 
 
 def _check_metrics(store: Store) -> None:
@@ -125,8 +121,6 @@ def _check_tokens(store: Store) -> None:
 
 
 def _check_forget(store: Store) -> None:
-    store.forget("a")
-    _expect(
-        not store.metrics("a").metrics and not store.logs("a").chunks, "`forget` deletes all output of a job"
-    )
+    store.delete_job_output("a")
+    _expect(not store.metrics("a").metrics and not store.logs("a").chunks, "`forget` deletes all output of a job")
     _expect(len(store.metrics("b").metrics) == 1, "other jobs keep their metrics")

@@ -14,7 +14,7 @@ from isthmus.core.errors import UnavailableError
 Session = TypeVar("Session")
 
 
-class _Ticket(Generic[Session]):
+class _PendingWrite(Generic[Session]):
     """A queued write and, once done, its result or error."""
 
     def __init__(self, write: Callable[[Session], Any]) -> None:
@@ -27,22 +27,22 @@ class GroupCommit(Generic[Session]):
     """Commits writes of many threads in batches.
 
     `commit` runs writes in one transaction and returns their results, or raises and rolls back. An error of a
-    type in `own` concerns one write's data: the writes of that batch are then retried one by one.
+    type in `data_errors` concerns one write's data: the writes of that batch are then retried one by one.
     """
 
     def __init__(
         self,
         commit: Callable[[Sequence[Callable[[Session], Any]]], list[Any]],
-        own: tuple[type[Exception], ...],
+        data_errors: tuple[type[Exception], ...],
     ) -> None:
         self.lock = threading.Lock()
-        self.queue: list[_Ticket[Session]] = []
-        self._commit_all, self._own = commit, own
+        self.queue: list[_PendingWrite[Session]] = []
+        self._commit_batch, self._data_errors = commit, data_errors
         self._queue_lock = threading.Lock()
 
     def write(self, write: Callable[[Session], Any]) -> Any:
         """Queue `write`, wait until it is committed, and return its result or raise its error."""
-        ticket = _Ticket(write)
+        ticket = _PendingWrite(write)
         with self._queue_lock:
             self.queue.append(ticket)
         with self.lock:
@@ -55,16 +55,16 @@ class GroupCommit(Generic[Session]):
     def _commit_queue(self) -> None:
         with self._queue_lock:
             batch, self.queue = self.queue, []
-        self._commit(batch)
-        if len(batch) > 1 and isinstance(batch[0].error, self._own):
+        self._commit_writes(batch)
+        if len(batch) > 1 and isinstance(batch[0].error, self._data_errors):
             for ticket in batch:
-                self._commit([ticket])
+                self._commit_writes([ticket])
 
-    def _commit(self, batch: list[_Ticket[Session]]) -> None:
+    def _commit_writes(self, batch: list[_PendingWrite[Session]]) -> None:
         """Commit writes in one transaction; an error fails all of them."""
         outcome: Exception | None = UnavailableError("a write to the store was interrupted")
         try:
-            for ticket, result in zip(batch, self._commit_all([one.write for one in batch]), strict=True):
+            for ticket, result in zip(batch, self._commit_batch([one.write for one in batch]), strict=True):
                 ticket.result = result
             outcome = None
         except Exception as error:

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from isthmus.core.chip import catalogue
-from isthmus.core.files.validation_errors import explain
+from isthmus.core.chip import chip_catalogue
+from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.job import Job
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.plan import Plan
-from isthmus.core.policy import OwnerPolicy
 from isthmus.core.pool import Pool
 
 FileKind = Literal["pool", "job", "plan", "policy"]
@@ -42,7 +42,7 @@ def load_plan(path: str | Path) -> Plan:
     plan = _load(Path(path), Plan)
     if plan.model is None or "://" in plan.model:
         return plan
-    return plan.model_copy(update={"model": str(Path(path).resolve().parent / _at_home(plan.model))})
+    return plan.model_copy(update={"model": str(Path(path).resolve().parent / _expand_home(plan.model))})
 
 
 def load_job(path: str | Path) -> Job:
@@ -52,7 +52,7 @@ def load_job(path: str | Path) -> Job:
     base = file.resolve().parent
 
     def absolute(text: str) -> str:
-        return text if "://" in text else str(base / _at_home(text))
+        return text if "://" in text else str(base / _expand_home(text))
 
     data = job.data.model_copy(update={"paths": tuple(absolute(x) for x in job.data.paths)})
     if data.tokenizer != "bytes":
@@ -68,7 +68,7 @@ def load_job(path: str | Path) -> Job:
     )
 
 
-def _at_home(text: str) -> Path:
+def _expand_home(text: str) -> Path:
     """Return `text` as a path with a leading `~` expanded."""
     return Path(text).expanduser() if text == "~" or text.startswith("~/") else Path(text)
 
@@ -78,11 +78,11 @@ def _load(file: Path, kind: type[AnyModel]) -> AnyModel:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise explain(error, document, lines, file, kind) from error
+        raise to_file_error(error, document, lines, file, kind) from error
 
 
 def json_schema(kind: FileKind) -> dict[str, Any]:
-    """Return the JSON Schema of a file kind; a pool's includes `between` and `round_trip_ms` on links."""
+    """Return the JSON Schema of a file kind; a pool's includes `draw_uniform` and `round_trip_ms` on links."""
     schema = FILE_KINDS[kind].model_json_schema(by_alias=True)
     if kind != "pool":
         return schema
@@ -96,5 +96,5 @@ def json_schema(kind: FileKind) -> dict[str, Any]:
     link["required"] = ["bandwidth_gbps"]
     group = schema["$defs"]["NodeGroup"]
     group["required"] = [name for name in group["required"] if name != "name"]
-    group["properties"]["chip"]["examples"] = sorted(catalogue())
+    group["properties"]["chip"]["examples"] = sorted(chip_catalogue())
     return schema

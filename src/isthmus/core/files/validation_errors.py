@@ -11,50 +11,50 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from isthmus.core.base import NAME_PATTERN
+from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.errors import FileError
-from isthmus.core.files.yaml_lines import Lines, Location, dotted, value_at
+from isthmus.core.files.yaml_lines import LineNumbers, Location, format_location, value_at
 from isthmus.core.pool import UnknownNameError
 
 
-def explain(
-    error: ValidationError, document: Any, lines: Lines, file: Path, kind: type[BaseModel]
+def to_file_error(
+    error: ValidationError, document: Any, lines: LineNumbers, file: Path, model_type: type[BaseModel]
 ) -> FileError:
     """Convert the first pydantic error (misspelt fields before others) to a `FileError` with its line."""
     mistakes = error.errors()
     details = next((x for x in mistakes if x["type"] == "extra_forbidden"), mistakes[0])
-    place = _place_in_file(details["loc"], document)
+    place = _document_location(details["loc"], document)
     cause = (details.get("ctx") or {}).get("error")
     if isinstance(cause, UnknownNameError):
         place = _find_value(document, cause.value, cause.kind) or place
-        message, hint = str(cause), nearest(cause.value, cause.known)
+        message, hint = str(cause), suggest_name(cause.value, cause.known)
     else:
-        message, hint = _message(details, document, place, kind)
+        message, hint = _message_and_hint(details, document, place, model_type)
     line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
     value = value_at(document, place)
-    field = dotted(place) or None
+    field = format_location(place) or None
     return FileError(message, file=str(file), line=line, field=field, value=value, hint=hint)
 
 
-def _message(
-    details: ErrorDetails, document: Any, place: Location, kind: type[BaseModel]
+def _message_and_hint(
+    details: ErrorDetails, document: Any, place: Location, model_type: type[BaseModel]
 ) -> tuple[str, str | None]:
     if details["type"] == "extra_forbidden":
         word = str(details["loc"][-1])
-        return f"unknown field '{word}'", nearest(word, _siblings(kind, details["loc"]))
+        return f"unknown field '{word}'", suggest_name(word, _valid_fields(model_type, details["loc"]))
     if details["type"] == "missing":
         return "is missing", None
     value = value_at(document, place)
-    text = _in_words(details)
+    text = _plain_message(details)
     shown = f", not {value!r}" if isinstance(value, str | int | float | bool) else ""
     hint = None
     if details["type"] == "literal_error" and isinstance(value, str):
         expected = re.findall(r"'([^']+)'", str((details.get("ctx") or {}).get("expected", "")))
-        hint = nearest(value, expected)
+        hint = suggest_name(value, expected)
     return text + shown, hint
 
 
-def _in_words(details: ErrorDetails) -> str:
+def _plain_message(details: ErrorDetails) -> str:
     """Return a pydantic message in YAML terms (names, lists)."""
     context = details.get("ctx") or {}
     if details["type"] == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
@@ -65,29 +65,27 @@ def _in_words(details: ErrorDetails) -> str:
     return text[0].lower() + text[1:]
 
 
-def _siblings(kind: type[BaseModel], loc: Location) -> list[str]:
+def _valid_fields(model_type: type[BaseModel], loc: Location) -> list[str]:
     """Return the valid field names at location `loc`."""
-    model: type[BaseModel] | None = kind
+    model: type[BaseModel] | None = model_type
     for step in loc[:-1]:
         if isinstance(step, int) or model is None:
             continue
-        field = model.model_fields.get(step) or next(
-            (f for f in model.model_fields.values() if f.alias == step), None
-        )
-        model = None if field is None else _model_in(field.annotation)
+        field = model.model_fields.get(step) or next((f for f in model.model_fields.values() if f.alias == step), None)
+        model = None if field is None else _nested_model(field.annotation)
     if model is None:
         return []
     names = [field.alias or name for name, field in model.model_fields.items()]
     return [*names, "between", "round_trip_ms"] if "from" in names else names
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _nested_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
+    return next((found for arg in get_args(annotation) if (found := _nested_model(arg))), None)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def suggest_name(word: str, known: Iterable[str]) -> str | None:
     """Return a hint for an unknown `word`: the closest of `known`, or all if at most 24."""
     known = list(dict.fromkeys(known))
     lower = {name.lower(): name for name in known}
@@ -97,7 +95,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return "known: " + ", ".join(known) if 0 < len(known) <= 24 else None
 
 
-def _place_in_file(loc: Location, document: Any) -> Location:
+def _document_location(loc: Location, document: Any) -> Location:
     """Map pydantic's `loc` to the document; links were expanded before validation."""
     if loc[:1] == ("links",) and len(loc) > 1 and isinstance(loc[1], int):
         count = -1

@@ -10,17 +10,17 @@ import yaml
 from isthmus.core.errors import FileError
 
 Location = tuple[int | str, ...]
-Lines = dict[Location, int]
+LineNumbers = dict[Location, int]
 
 
-def read_yaml(file: Path) -> tuple[Any, Lines]:
+def read_yaml(file: Path) -> tuple[Any, LineNumbers]:
     """Return the document of a YAML (or JSON) file and the 1-based line of each value."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise FileError(f"cannot be read: {reason}", file=str(file), hint="check the path") from error
-    lines: Lines = {}
+    lines: LineNumbers = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None:
@@ -43,14 +43,14 @@ def read_yaml(file: Path) -> tuple[Any, Lines]:
     return document, lines
 
 
-def _collect_lines(node: yaml.Node, at: Location, lines: Lines, file: Path) -> None:
+def _collect_lines(node: yaml.Node, at: Location, lines: LineNumbers, file: Path) -> None:
     lines.setdefault(at, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.value in seen:
-                raise FileError("appears twice", file=str(file), line=line, field=dotted((*at, key.value)))
+                raise FileError("appears twice", file=str(file), line=line, field=format_location((*at, key.value)))
             seen.add(key.value)
             lines[(*at, key.value)] = line
             _collect_lines(value, (*at, key.value), lines, file)
@@ -69,6 +69,6 @@ def value_at(document: Any, place: Location) -> Any:
     return document
 
 
-def dotted(place: Location) -> str:
+def format_location(place: Location) -> str:
     """Format a location: `clusters[0].node_groups[1].chip`."""
     return "".join(f"[{x}]" if isinstance(x, int) else f".{x}" for x in place).lstrip(".")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Cluster
@@ -30,60 +30,60 @@ PartState = Literal["queued", "ready", "prepared", "refused", "running", "succee
 of evictable victims, are reserved under a lease and no victim is evicted yet; `prepared`: devices are held
 under a lease; `refused`: devices were not available; `released`: the site has no process or device of it."""
 
-Desired = Literal["queued", "ready", "prepared", "running", "released"]
+DesiredState = Literal["queued", "ready", "prepared", "running", "released"]
 """State that the server wants for a part. From `prepared` on, the victims in its order are evicted."""
 
 
-Fault = Literal["peer", "evicted", "own", "permanent"]
+FailureCause = Literal["peer", "evicted", "own", "permanent"]
 """Cause of a part's failure. `peer`: a rank lost a peer, so the cause is elsewhere; `evicted`: a local job of
 a higher level took the devices (after a checkpoint if time allowed), and the part becomes `released` without
 an order; `own`: an error at this site; `permanent`: an error here that a restart would repeat."""
 
-_BY_WEIGHT: tuple[Fault | None, ...] = (None, "peer", "evicted", "own", "permanent")
+_CAUSES_BY_PRECEDENCE: tuple[FailureCause | None, ...] = (None, "peer", "evicted", "own", "permanent")
 
 
-def explains_more(one: Fault | None, other: Fault | None) -> bool:
+def is_closer_to_root_cause(one: FailureCause | None, other: FailureCause | None) -> bool:
     """Return whether fault `one` is closer to the root cause than `other`."""
-    return _BY_WEIGHT.index(one) > _BY_WEIGHT.index(other)
+    return _CAUSES_BY_PRECEDENCE.index(one) > _CAUSES_BY_PRECEDENCE.index(other)
 
 
-class WorkerAddress(Frozen):
+class WorkerAddress(FrozenModel):
     """The address where a rank listens inside its cluster."""
 
-    rank: Index
+    rank: NonNegativeInt
     cluster: Name
     host: str
-    port: Count
+    port: PositiveInt
 
 
-class RankMap(Frozen):
+class RankMap(FrozenModel):
     """The address of every rank of a run; complete once all have checked in."""
 
     workers: tuple[WorkerAddress, ...]
 
 
-class Protection(Frozen):
+class VerifiedCheckpoint(FrozenModel):
     """A checkpoint that was written, read back and verified, and survives the part."""
 
-    step: Index
-    num_bytes: Index
+    step: NonNegativeInt
+    num_bytes: NonNegativeInt
 
 
-class Victim(Frozen):
+class Victim(FrozenModel):
     """A preemption victim: a part of another pool job, or (`attempt` 0) a local job."""
 
     job: Name
-    attempt: Index = 0
+    attempt: NonNegativeInt = 0
 
 
-class QueueEntry(Frozen):
+class QueueEntry(FrozenModel):
     """A waiting job in a site's queue: a part of a pool job, or (`attempt` 0) a local job."""
 
     job: Name
-    attempt: Index = 0
+    attempt: NonNegativeInt = 0
 
 
-class LocalJobSeen(Frozen):
+class ObservedLocalJob(FrozenModel):
     """A local job of the site, as reported to the pool. `level` is one of the site's own.
 
     `preemptible`: the owner's policy lets pool jobs of a higher level preempt it; `unsaved_s`: the work in
@@ -91,14 +91,14 @@ class LocalJobSeen(Frozen):
     """
 
     name: Name
-    chips: dict[Name, Count]
+    chips: dict[Name, PositiveInt]
     level: Name
     running: bool
     preemptible: bool = False
-    unsaved_s: NotNegative = 0.0
+    unsaved_s: NonNegativeFloat = 0.0
 
 
-class ObservedPart(Frozen):
+class ObservedPart(FrozenModel):
     """The observed state of one part. After a failure `fault` classifies the cause and `detail` describes it.
 
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
@@ -106,16 +106,16 @@ class ObservedPart(Frozen):
     """
 
     job: Name
-    attempt: Count
+    attempt: PositiveInt
     state: PartState
     detail: str = ""
-    fault: Fault | None = None
+    fault: FailureCause | None = None
     workers: tuple[WorkerAddress, ...] = ()
-    unsaved_s: NotNegative = 0.0
-    protection: Protection | None = None
+    unsaved_s: NonNegativeFloat = 0.0
+    protection: VerifiedCheckpoint | None = None
 
 
-class PartOrder(Frozen):
+class PartOrder(FrozenModel):
     """The desired state of one part. `lease_s` limits how long `ready` and `prepared` hold devices.
 
     `user` submitted the job. `protect` requests a verified checkpoint of a running part before its release.
@@ -124,9 +124,9 @@ class PartOrder(Frozen):
     """
 
     job: Name
-    attempt: Count
-    desired: Desired
-    lease_s: NotNegative = 30.0
+    attempt: PositiveInt
+    desired: DesiredState
+    lease_s: NonNegativeFloat = 30.0
     user: str = ""
     priority: Priority = "middle"
     protect: bool = False
@@ -137,25 +137,25 @@ class PartOrder(Frozen):
     rank_map: RankMap | None = None
 
 
-class AgentReport(Frozen):
+class AgentReport(FrozenModel):
     """The request of a sync: the state of one site. `incarnation` is a new id at each start of the agent.
 
     `queue` is the site's queue in start order; `local_jobs` are the jobs of the site's own users.
     """
 
-    protocol: Count = PROTOCOL_VERSION
+    protocol: PositiveInt = PROTOCOL_VERSION
     cluster: Cluster
     incarnation: str
-    free_chips: dict[Name, Index]
+    free_chips: dict[Name, NonNegativeInt]
     parts: tuple[ObservedPart, ...] = ()
     queue: tuple[QueueEntry, ...] = ()
-    local_jobs: tuple[LocalJobSeen, ...] = ()
-    free_storage_bytes: Index | None = None
+    local_jobs: tuple[ObservedLocalJob, ...] = ()
+    free_storage_bytes: NonNegativeInt | None = None
     metrics: tuple[StepMetrics, ...] = ()
     logs: tuple[LogChunk, ...] = ()
 
 
-class AgentOrders(Frozen):
+class AgentOrders(FrozenModel):
     """The response of a sync: every part that should exist at the site, and when to sync again.
 
     A response also acknowledges that the metrics and logs of the report are durable at the server. `fence` is
@@ -163,25 +163,25 @@ class AgentOrders(Frozen):
     seen. `queue` is the desired order of pool jobs in the site's queue.
     """
 
-    protocol: Count = PROTOCOL_VERSION
-    fence: Index = 0
+    protocol: PositiveInt = PROTOCOL_VERSION
+    fence: NonNegativeInt = 0
     parts: tuple[PartOrder, ...] = ()
     queue: tuple[Name, ...] = ()
-    poll_after_s: NotNegative = 0.2
+    poll_after_s: NonNegativeFloat = 0.2
 
 
-class StepMetrics(Frozen):
+class StepMetrics(FrozenModel):
     """The metrics of one rank and step. Only the last stage sets the loss; WAN bytes are bytes sent."""
 
     job: Name
-    attempt: Count
-    rank: Index
-    step: Index
+    attempt: PositiveInt
+    rank: NonNegativeInt
+    step: NonNegativeInt
     values: dict[str, float | None]
     spans: tuple[Span, ...] = ()
 
 
-class Span(Frozen):
+class Span(FrozenModel):
     """An activity of a rank in a step, for the timeline; times in seconds since the epoch."""
 
     kind: str
@@ -190,17 +190,17 @@ class Span(Frozen):
     end_s: float
 
 
-class LogChunk(Frozen):
+class LogChunk(FrozenModel):
     """Text of a worker's log, starting at byte `offset`."""
 
     job: Name
-    attempt: Count
-    rank: Index
-    offset: Index
+    attempt: PositiveInt
+    rank: NonNegativeInt
+    offset: NonNegativeInt
     text: str
 
 
-def parse_protocol(message: dict[str, Any]) -> int:
+def protocol_version_of(message: dict[str, Any]) -> int:
     """Return the protocol version of a message, 0 if absent."""
     version = message.get("protocol")
     return version if isinstance(version, int) else 0

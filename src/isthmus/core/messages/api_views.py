@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from isthmus.core.base import Count, Frozen, Index, Name, NotNegative
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, NonNegativeInt, PositiveInt
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
 from isthmus.core.model import Model
@@ -27,7 +27,7 @@ JobState = Literal[
 ]
 
 
-class Submission(Frozen):
+class Submission(FrozenModel):
     """A job and its model's dimensions, which the client reads. `key` is the idempotency key of retries."""
 
     job: Job
@@ -35,18 +35,18 @@ class Submission(Frozen):
     key: str = ""
 
 
-class PartView(Frozen):
+class PartView(FrozenModel):
     """One part of the current attempt: its desired state and the state last reported by its site."""
 
     cluster: Name
     owner: Name
-    ranks: tuple[Index, ...]
+    ranks: tuple[NonNegativeInt, ...]
     desired: str
     observed: str
     detail: str = ""
 
 
-class VictimView(Frozen):
+class VictimView(FrozenModel):
     """A preemption victim: a pool job, or (`attempt` 0) a local job of the site.
 
     `chips` counts the chips that it would release, by node group; `unsaved_s` is its work since the last
@@ -56,12 +56,12 @@ class VictimView(Frozen):
     cluster: Name
     owner: Name
     job: Name
-    attempt: Index = 0
-    chips: dict[Name, Index]
-    unsaved_s: NotNegative = 0.0
+    attempt: NonNegativeInt = 0
+    chips: dict[Name, NonNegativeInt]
+    unsaved_s: NonNegativeFloat = 0.0
 
 
-class JobView(Frozen):
+class JobView(FrozenModel):
     """A job as shown to its user. `reason` says why it waits or how it ended.
 
     `place` is its queue position, from 1; `offer` lists the jobs that it could preempt now if its user
@@ -73,20 +73,20 @@ class JobView(Frozen):
     user: Name
     state: JobState
     reason: str = ""
-    attempt: Index = 0
-    restarts: Index = 0
+    attempt: NonNegativeInt = 0
+    restarts: NonNegativeInt = 0
     submitted_s: float
     changed_s: float
     job: Job
     plan: Plan | None = None
     plans: PlanSet | None = None
     parts: tuple[PartView, ...] = ()
-    place: Count | None = None
+    place: PositiveInt | None = None
     offer: tuple[VictimView, ...] = ()
     victims: tuple[VictimView, ...] = ()
 
 
-class ClusterView(Frozen):
+class ClusterView(FrozenModel):
     """The pool's view of a cluster; `connected` while its agent reports regularly.
 
     `queue` is the desired order of pool jobs in its queue, `misplaced` the number of them out of order in the
@@ -95,42 +95,42 @@ class ClusterView(Frozen):
 
     cluster: Cluster
     connected: bool
-    free_chips: dict[Name, Index]
-    free_storage_bytes: Index | None = None
+    free_chips: dict[Name, NonNegativeInt]
+    free_storage_bytes: NonNegativeInt | None = None
     queue: tuple[Name, ...] = ()
-    misplaced: Index = 0
+    misplaced: NonNegativeInt = 0
     last_report_s: float | None = None
 
 
-class PoolView(Frozen):
+class PoolView(FrozenModel):
     """The current state of the pool."""
 
     clusters: tuple[ClusterView, ...]
     links: tuple[Link, ...]
 
 
-class MetricsPage(Frozen):
+class MetricsPage(FrozenModel):
     """Step metrics after a cursor; request the next page with `after=next`."""
 
     metrics: tuple[StepMetrics, ...]
-    next: Index
+    next: NonNegativeInt
 
 
-class LogPage(Frozen):
+class LogPage(FrozenModel):
     """Log text after a cursor; request the next page with `after=next`."""
 
     chunks: tuple[LogChunk, ...]
-    next: Index
+    next: NonNegativeInt
 
 
-class TokenRequest(Frozen):
+class TokenRequest(FrozenModel):
     """Request for a token (admin only): `owner` for the owner's agents, `user` to submit jobs."""
 
     role: Literal["admin", "owner", "user"]
     name: Name
 
 
-class TokenView(Frozen):
+class TokenView(FrozenModel):
     """A new token; shown once, stored as a hash."""
 
     role: Literal["admin", "owner", "user"]
@@ -138,8 +138,8 @@ class TokenView(Frozen):
     token: str
 
 
-class Health(Frozen):
+class Health(FrozenModel):
     """Response of the unauthenticated endpoint `/v1/health`."""
 
-    protocol: Count
+    protocol: PositiveInt
     version: str

@@ -1,16 +1,16 @@
-"""`Standing`: queue position, missing resources and expected start of a job; `DryRun`."""
+"""`QueueStatus`: queue position, missing resources and expected start of a job; `DryRun`."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from isthmus.core.base import Count, Frozen, Index, Name
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt, PositiveInt
 from isthmus.core.messages.api_views import JobState, VictimView
 from isthmus.core.plan import PlanSet, Refusal
 from isthmus.core.priority import Priority
 
 
-class Ahead(Frozen):
+class JobAhead(FrozenModel):
     """A job ahead in the queue. `job` is None if it belongs to another user."""
 
     job: Name | None = None
@@ -18,7 +18,7 @@ class Ahead(Frozen):
     priority: Priority
 
 
-class Standing(Frozen):
+class QueueStatus(FrozenModel):
     """Queue status of a job that has not started.
 
     `place` is its position among the jobs that wait for chips, from 1 (None: not in the queue, see `reason`).
@@ -35,17 +35,17 @@ class Standing(Frozen):
     priority: Priority
     submitted_s: float
     reason: str = ""
-    place: Count | None = None
+    place: PositiveInt | None = None
     refused: tuple[Refusal, ...] = ()
-    needs: dict[Name, dict[Name, Index]] = Field(default_factory=dict)
-    ahead: tuple[Ahead, ...] = ()
+    needs: dict[Name, dict[Name, NonNegativeInt]] = Field(default_factory=dict)
+    ahead: tuple[JobAhead, ...] = ()
     start_s: float | None = None
     earliest_s: float | None = None
     latest_s: float | None = None
     notes: tuple[str, ...] = ()
 
 
-class DryRun(Frozen):
+class DryRun(FrozenModel):
     """Result of a dry-run submission; the pool is unchanged.
 
     If no plan fits the free chips, `plans` are those that the job would wait for. `standing` is the queue
@@ -54,5 +54,5 @@ class DryRun(Frozen):
     """
 
     plans: PlanSet
-    standing: Standing
+    standing: QueueStatus
     victims: tuple[VictimView, ...] = ()

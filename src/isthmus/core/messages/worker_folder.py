@@ -13,21 +13,28 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from isthmus.core.base import Count, Frozen, Index, Name, NotNegative, Positive
+from isthmus.core.base_model import (
+    FrozenModel,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from isthmus.core.errors import InputError, ProtocolError
 from isthmus.core.job import Job
-from isthmus.core.messages.agent_messages import Protection, RankMap, WorkerAddress
+from isthmus.core.messages.agent_messages import RankMap, VerifiedCheckpoint, WorkerAddress
 from isthmus.core.plan import Plan, Stage, StageTime
 
 WORKER_VERSION: Literal[1] = 1
-_Model = TypeVar("_Model", bound=Frozen)
+_Model = TypeVar("_Model", bound=FrozenModel)
 
 
-class WorkerSpec(Frozen):
+class WorkerSpec(FrozenModel):
     """Start configuration of one rank.
 
     `run` is the server's job id, used for metrics. The worker listens on `host`; `routes` maps another
-    cluster to the `host:port` of the HTTP CONNECT proxy that leads there. `device` `auto` uses the first GPU
+    cluster to the `host:port` of the HTTP CONNECT proxy that leads there. `device` `auto_plan` uses the first GPU
     that the agent made visible, else the CPU. `stage_time` emulates a virtual chip: each forward and backward
     is padded to that time (with `compute: virtual` the worker only waits). `trace_steps` are the steps whose
     spans are recorded. `rendezvous_timeout_s` limits the wait for the rank map. Two workers in different
@@ -38,8 +45,8 @@ class WorkerSpec(Frozen):
 
     version: Literal[1] = WORKER_VERSION
     run: Name
-    attempt: Count
-    rank: Index
+    attempt: PositiveInt
+    rank: NonNegativeInt
     job: Job
     plan: Plan
     host: str = "127.0.0.1"
@@ -47,16 +54,16 @@ class WorkerSpec(Frozen):
     backend: Name = "isthmus"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     stage_time: StageTime | None = None
-    trace_steps: tuple[Index, ...] = ()
-    threads: Count = 1
-    rendezvous_timeout_s: Positive = 120.0
-    lanes: Count = 4
+    trace_steps: tuple[NonNegativeInt, ...] = ()
+    threads: PositiveInt = 1
+    rendezvous_timeout_s: PositiveFloat = 120.0
+    lanes: PositiveInt = 4
     congestion_control: Name = "bbr"
-    heartbeat_s: Positive = 0.3
-    peer_timeout_s: Positive = 60.0
+    heartbeat_s: PositiveFloat = 0.3
+    peer_timeout_s: PositiveFloat = 60.0
 
     @model_validator(mode="after")
-    def _rank_exists(self) -> WorkerSpec:
+    def _check_rank(self) -> WorkerSpec:
         if self.rank >= len(self.plan.ranks):
             raise ValueError(f"rank {self.rank} of a plan of {len(self.plan.ranks)} ranks")
         return self
@@ -72,13 +79,13 @@ class WorkerSpec(Frozen):
         return self.stage.cluster
 
 
-class ProtectRequest(Frozen):
+class CheckpointRequest(FrozenModel):
     """Request for a durable checkpoint of a state after more than `after` steps."""
 
-    after: Index
+    after: NonNegativeInt
 
 
-EventKind = Literal[
+WorkerEventKind = Literal[
     "died",
     "restarted",
     "gave_up",
@@ -91,25 +98,25 @@ EventKind = Literal[
     "lost",
     "resumed",
 ]
-"""Kinds of worker event. From the supervisor: the process `died` or was `restarted`, or the supervisor
+"""Kinds of worker event. From the supervisor: the process `died` or was `on_restart`, or the supervisor
 `gave_up`; the rank is `frozen` (no heartbeat), `stalled` (too long in one step), then `going_on`. From the
-rank: it is `slow` (or no longer); a peer's messages stop (`cut`) and return (`mended`); a peer is `lost`;
-all ranks `resumed` after a loss."""
+rank: it is `is_slow` (or no longer); a peer's messages stop (`cut`) and return (`on_reconnected`); a peer is `lost`;
+all ranks `on_snapshot_loaded` after a loss."""
 
 
-class WorkerEvent(Frozen):
+class WorkerEvent(FrozenModel):
     """An event of `rank` at `time_s` (epoch), described by `detail`; `peer` is the other rank, if any.
 
     `seconds` is its duration, if known; `step` the step at which the rank continues.
     """
 
-    time_s: NotNegative
-    rank: Index
-    kind: EventKind
+    time_s: NonNegativeFloat
+    rank: NonNegativeInt
+    kind: WorkerEventKind
     detail: str
-    peer: Index | None = None
-    seconds: NotNegative | None = None
-    step: Index | None = None
+    peer: NonNegativeInt | None = None
+    seconds: NonNegativeFloat | None = None
+    step: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True)
@@ -119,115 +126,113 @@ class WorkerFolder:
     path: Path
 
     @property
-    def spec(self) -> Path:
+    def spec_path(self) -> Path:
         """`WorkerSpec`, written by the agent."""
         return self.path / "spec.json"
 
     @property
-    def checkin(self) -> Path:
+    def checkin_path(self) -> Path:
         """`WorkerAddress`, written by the worker once it listens."""
         return self.path / "checkin.json"
 
     @property
-    def ranks(self) -> Path:
+    def rank_map_path(self) -> Path:
         """`RankMap`, written by the agent once the server has all addresses."""
         return self.path / "ranks.json"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_path(self) -> Path:
         """`StepMetrics`, one per line, appended by the worker."""
         return self.path / "metrics.jsonl"
 
     @property
-    def events(self) -> Path:
+    def events_path(self) -> Path:
         """`WorkerEvent`, one per line, appended by the worker and its supervisor; also logged as text."""
         return self.path / "events.jsonl"
 
     @property
-    def log(self) -> Path:
+    def log_path(self) -> Path:
         """Standard output and error of the worker."""
         return self.path / "log"
 
     @property
-    def protect(self) -> Path:
-        """`ProtectRequest`, written by the agent to request a checkpoint."""
+    def checkpoint_request_path(self) -> Path:
+        """`CheckpointRequest`, written by the agent to request a checkpoint."""
         return self.path / "protect.json"
 
     @property
-    def protected(self) -> Path:
-        """`Protection`, written by the worker once it has verified its part of the requested checkpoint."""
+    def verified_checkpoint_path(self) -> Path:
+        """`VerifiedCheckpoint`, written by the worker once it has verified its part of the requested checkpoint."""
         return self.path / "protected.json"
 
     @property
-    def saved(self) -> Path:
+    def saved_path(self) -> Path:
         """Touched by the worker after each checkpoint; its mtime is the time of the last one."""
         return self.path / "saved"
 
     @property
-    def started(self) -> Path:
+    def started_path(self) -> Path:
         """Written by the agent when it starts a local job; its mtime is the start time."""
         return self.path / "started"
 
     @property
-    def exit(self) -> Path:
+    def exit_path(self) -> Path:
         """Exit status in decimal, written by the adapter's wrapper."""
         return self.path / "exit"
 
     def read_spec(self) -> WorkerSpec:
         """Return the spec; raise `InputError` if it is missing or malformed, `ProtocolError` if too new."""
-        spec = _read(self.spec, WorkerSpec)
+        spec = _read_model(self.spec_path, WorkerSpec)
         if spec is None:
-            raise InputError(
-                f"{self.spec} is missing", hint="the agent writes it before it starts the worker"
-            )
+            raise InputError(f"{self.spec_path} is missing", hint="the agent writes it before it starts the worker")
         return spec
 
     def write_spec(self, spec: WorkerSpec) -> None:
         """Create the folder and write the spec."""
-        write_atomically(self.spec, spec.model_dump_json(by_alias=True, indent=1))
+        write_atomically(self.spec_path, spec.model_dump_json(by_alias=True, indent=1))
 
     def read_checkin(self) -> WorkerAddress | None:
         """Return the worker's address, or None before check-in."""
-        return _read(self.checkin, WorkerAddress)
+        return _read_model(self.checkin_path, WorkerAddress)
 
     def write_checkin(self, address: WorkerAddress) -> None:
         """Publish the worker's address."""
-        write_atomically(self.checkin, address.model_dump_json())
+        write_atomically(self.checkin_path, address.model_dump_json())
 
-    def read_ranks(self) -> RankMap | None:
+    def read_rank_map(self) -> RankMap | None:
         """Return the rank map, or None if not written yet."""
-        return _read(self.ranks, RankMap)
+        return _read_model(self.rank_map_path, RankMap)
 
-    def write_ranks(self, ranks: RankMap) -> None:
+    def write_rank_map(self, ranks: RankMap) -> None:
         """Write the rank map for the worker."""
-        write_atomically(self.ranks, ranks.model_dump_json())
+        write_atomically(self.rank_map_path, ranks.model_dump_json())
 
-    def read_protect(self) -> ProtectRequest | None:
+    def read_checkpoint_request(self) -> CheckpointRequest | None:
         """Return the latest checkpoint request, or None."""
-        return _read(self.protect, ProtectRequest)
+        return _read_model(self.checkpoint_request_path, CheckpointRequest)
 
-    def write_protect(self, request: ProtectRequest) -> None:
+    def write_checkpoint_request(self, request: CheckpointRequest) -> None:
         """Request a durable checkpoint from the worker."""
-        write_atomically(self.protect, request.model_dump_json())
+        write_atomically(self.checkpoint_request_path, request.model_dump_json())
 
-    def read_protected(self) -> Protection | None:
+    def read_verified_checkpoint(self) -> VerifiedCheckpoint | None:
         """Return the worker's last verified checkpoint, or None."""
-        return _read(self.protected, Protection)
+        return _read_model(self.verified_checkpoint_path, VerifiedCheckpoint)
 
-    def write_protected(self, protection: Protection) -> None:
+    def write_verified_checkpoint(self, protection: VerifiedCheckpoint) -> None:
         """Publish the last verified checkpoint."""
-        write_atomically(self.protected, protection.model_dump_json())
+        write_atomically(self.verified_checkpoint_path, protection.model_dump_json())
 
     def read_exit(self) -> int | None:
         """Return the exit status, or None while the worker runs or if its wrapper died too."""
         try:
-            return int(self.exit.read_text(encoding="ascii"))
+            return int(self.exit_path.read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):
             return None
 
     def write_exit(self, status: int) -> None:
         """Write the exit status of the worker."""
-        write_atomically(self.exit, f"{status}\n")
+        write_atomically(self.exit_path, f"{status}\n")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -244,7 +249,7 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path, kind: type[_Model]) -> _Model | None:
+def _read_model(path: Path, kind: type[_Model]) -> _Model | None:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -12,7 +12,7 @@ class Flag:
     name: str
     values: tuple[str, ...] = ()
 
-    def words(self) -> tuple[str, ...]:
+    def as_words(self) -> tuple[str, ...]:
         """Return the option as separate arguments."""
         return (f"--{self.name}", *self.values)
 

@@ -9,53 +9,55 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from isthmus.core.job import Job, Training
+from isthmus.core.job import Job, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.plan.export.decoder import decoder_obstacles, decoder_of
-from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
+from isthmus.plan.export.decoder_config import decoder_config, decoder_incompatibilities
 from isthmus.plan.export.flag import Flag, flag
-from isthmus.plan.export.grid import (
-    Grid,
-    grid_obstacles,
-    grid_of,
-    interleaving_obstacles,
-    local_steps_obstacles,
-)
+from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
 from isthmus.plan.export.megatron_layout import layout_text
-from isthmus.plan.export.megatron_model import model_arguments, model_obstacles
-from isthmus.plan.export.megatron_recomputation import recomputation_arguments, recomputation_obstacles
-from isthmus.plan.export.node_launches import Launch, launches_of
-from isthmus.plan.export.obstacle import Obstacle, require_none
+from isthmus.plan.export.megatron_model import model_arguments, model_incompatibilities
+from isthmus.plan.export.megatron_recompute import recompute_arguments, recompute_incompatibilities
+from isthmus.plan.export.node_launches import NodeLaunch, node_launches
+from isthmus.plan.export.plan_export import PlanExport, model_folder, rank_map, training_config
+from isthmus.plan.export.rank_grid import (
+    RankGrid,
+    grid_incompatibilities,
+    interleaving_incompatibilities,
+    local_steps_incompatibilities,
+    rank_grid,
+)
 
 NAME = "Megatron-LM"
 _SCHEDULES = ("1f1b", "interleaved")
 
 
-def to_megatron(
-    plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None
-) -> Exported:
+def to_megatron(plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None) -> PlanExport:
     """Return the export of `plan`; `data` is the path prefix of data preprocessed by Megatron-LM.
 
     Without `data` it trains on mock data; without `job` it runs 50 iterations, enough to measure the plan.
     Raises `PlanError` with all reasons why Megatron-LM cannot run the plan.
     """
-    require_none(NAME, plan.id, decoder_obstacles(model))
-    decoder = decoder_of(model)
-    require_none(NAME, plan.id, (*model_obstacles(decoder), *plan_obstacles(plan, bool(decoder.sparse))))
-    grid = grid_of(plan)
-    training = training_of(plan, job)
+    require_compatible(NAME, plan.id, decoder_incompatibilities(model))
+    decoder = decoder_config(model)
+    require_compatible(
+        NAME,
+        plan.id,
+        (*model_incompatibilities(decoder), *megatron_incompatibilities(plan, bool(decoder.expert_blocks))),
+    )
+    grid = rank_grid(plan)
+    training = training_config(plan, job)
     flags = [
         *model_arguments(decoder, plan.sequence_length, grid.tp, grid.ep),
         *_parallel(plan, grid),
-        *recomputation_arguments(plan),
+        *recompute_arguments(plan),
         *_training(plan, training),
         *_data(model, data),
     ]
-    arguments = tuple(word for one in flags for word in one.words())
-    launches = launches_of(plan, grid, pool)
-    return Exported(
+    arguments = tuple(word for one in flags for word in one.as_words())
+    launches = node_launches(plan, grid, pool)
+    return PlanExport(
         framework=NAME,
         plan=plan.id,
         arguments=arguments,
@@ -65,51 +67,51 @@ def to_megatron(
     )
 
 
-def plan_obstacles(plan: Plan, experts: bool) -> Iterator[Obstacle]:
-    """Yield why Megatron-LM cannot run a plan; `experts` is whether the model has experts."""
-    yield from grid_obstacles(plan)
-    yield from interleaving_obstacles(plan)
-    yield from local_steps_obstacles(plan, "it reduces gradients every step")
+def megatron_incompatibilities(plan: Plan, has_experts: bool) -> Iterator[Incompatibility]:
+    """Yield why Megatron-LM cannot run a plan; `has_experts` is whether the model has experts."""
+    yield from grid_incompatibilities(plan)
+    yield from interleaving_incompatibilities(plan)
+    yield from local_steps_incompatibilities(plan, "it reduces gradients every step")
     if len(plan.pipeline()) > 1 and plan.schedule not in _SCHEDULES:
-        yield Obstacle(
+        yield Incompatibility(
             f"it has no schedule '{plan.schedule}', only {' and '.join(_SCHEDULES)}",
             "plan with --schedule 1f1b, or run the plan with the Isthmus runtime",
         )
     if plan.zero > 1:
-        yield Obstacle(
+        yield Incompatibility(
             f"ZeRO {plan.zero}: its distributed optimizer is ZeRO 1",
             "plan with ZeRO 1",
         )
     if plan.optimizer_on_host and plan.zero != 1 and plan.dp > 1:
-        yield Obstacle(
+        yield Incompatibility(
             "the optimizer on the host, unsharded: it offloads only the distributed optimizer",
             "plan with ZeRO 1",
         )
     if plan.precision not in (None, "bf16", "fp16", "fp32"):
-        yield Obstacle(f"precision {plan.precision} is not exported", "plan in bf16")
+        yield Incompatibility(f"precision {plan.precision} is not exported", "plan in bf16")
     first = plan.stages[0]
     if first.cp > 1 and plan.sequence_length % (2 * first.cp):
-        yield Obstacle(
+        yield Incompatibility(
             f"{plan.sequence_length} tokens cannot be split into 2 x {first.cp} equal parts for cp",
             f"use a multiple of {2 * first.cp} tokens",
         )
-    if experts and first.tp > 1 and not first.sp:
-        yield Obstacle("experts with tp but without sequence parallelism", "set sp in every stage")
-    if not experts and first.ep > 1:
-        yield Obstacle(f"ep {first.ep} for a model without experts", "set ep to 1")
+    if has_experts and first.tp > 1 and not first.sp:
+        yield Incompatibility("experts with tp but without sequence parallelism", "set sp in every stage")
+    if not has_experts and first.ep > 1:
+        yield Incompatibility(f"ep {first.ep} for a model without experts", "set ep to 1")
     if first.ep > plan.dp * first.cp * first.tp:
-        yield Obstacle(f"ep {first.ep} over {plan.dp * first.cp * first.tp} chips of a stage", "lower ep")
-    yield from recomputation_obstacles(plan)
+        yield Incompatibility(f"ep {first.ep} over {plan.dp * first.cp * first.tp} chips of a stage", "lower ep")
+    yield from recompute_incompatibilities(plan)
 
 
-def _parallel(plan: Plan, grid: Grid) -> list[Flag]:
+def _parallel(plan: Plan, grid: RankGrid) -> list[Flag]:
     flags = [
         flag("tensor-model-parallel-size", grid.tp),
         flag("pipeline-model-parallel-size", grid.pp),
         flag("context-parallel-size", grid.cp),
     ]
     if grid.pp > 1:
-        flags.append(flag("pipeline-model-parallel-layout", layout_text(grid.parts)))
+        flags.append(flag("pipeline-model-parallel-layout", layout_text(grid.chunk_layers)))
     if grid.sp:
         flags.append(flag("sequence-parallel"))
     if plan.zero or plan.optimizer_on_host:
@@ -121,10 +123,10 @@ def _parallel(plan: Plan, grid: Grid) -> list[Flag]:
     return flags
 
 
-def _training(plan: Plan, training: Training) -> list[Flag]:
+def _training(plan: Plan, training: TrainingConfig) -> list[Flag]:
     flags = [
         flag("micro-batch-size", plan.micro_batch_size),
-        flag("global-batch-size", plan.samples),
+        flag("global-batch-size", plan.num_samples),
         flag("train-iters", training.steps),
         flag("lr", training.learning_rate),
         flag("min-lr", training.min_learning_rate),
@@ -164,13 +166,12 @@ def _notes(plan: Plan, data: str | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _script(plan: Plan, flags: Sequence[Flag], launches: Sequence[Launch]) -> str:
+def _script(plan: Plan, flags: Sequence[Flag], launches: Sequence[NodeLaunch]) -> str:
     """Return the shell script for all nodes, each with its `NODE_RANK` and the same `MASTER_ADDR`."""
     cases = [
-        f"  {one.node_rank}) devices={','.join(map(str, one.devices))} nproc={len(one.devices)} ;;"
-        for one in launches
+        f"  {one.node_rank}) devices={','.join(map(str, one.devices))} nproc={len(one.devices)} ;;" for one in launches
     ]
-    lines = [" ".join(shlex.quote(word) for word in one.words()) for one in flags]
+    lines = [" ".join(shlex.quote(word) for word in one.as_words()) for one in flags]
     return "\n".join(
         [
             "#!/usr/bin/env bash",

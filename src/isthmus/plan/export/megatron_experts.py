@@ -5,33 +5,33 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from isthmus.plan.export.decoder import Decoder, Router
+from isthmus.plan.export.decoder_config import DecoderConfig, Router
 from isthmus.plan.export.flag import Flag, flag
-from isthmus.plan.export.obstacle import Obstacle
+from isthmus.plan.export.incompatibility import Incompatibility
 
 
-def expert_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
+def expert_incompatibilities(decoder: DecoderConfig) -> Iterator[Incompatibility]:
     """Yield the properties of a router that the options cannot express."""
     router = decoder.router
-    if not decoder.sparse:
+    if not decoder.expert_blocks:
         return
     if router.groups > 1 and not router.sigmoid:
-        yield Obstacle(
+        yield Incompatibility(
             "expert groups ranked by their best expert: it ranks them by the sum of several",
             "train it with its own code",
         )
     if router.sigmoid and not router.renormalised:
-        yield Obstacle("sigmoid router without normalised expert weights", "set norm_topk_prob")
+        yield Incompatibility("sigmoid router without normalised expert weights", "set norm_topk_prob")
 
 
-def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
+def expert_arguments(decoder: DecoderConfig, tp: int, ep: int) -> list[Flag]:
     """Return the options of a decoder with experts, sharded over `ep` ranks, or by `tp` if `ep` is 1."""
     router = decoder.router
-    experts = decoder.sparse[0]
+    experts = decoder.expert_blocks[0]
     flags = [
         flag("num-experts", experts.num_experts),
         flag("moe-router-topk", experts.experts_per_token),
-        flag("moe-ffn-hidden-size", experts.intermediate),
+        flag("moe-ffn-hidden-size", experts.intermediate_size),
         flag("moe-router-load-balancing-type", "aux_loss"),
         flag("moe-aux-loss-coeff", router.balance_weight),
         flag("moe-token-dispatcher-type", "alltoall"),
@@ -39,12 +39,12 @@ def expert_arguments(decoder: Decoder, tp: int, ep: int) -> list[Flag]:
         flag("expert-model-parallel-size", ep),
         flag("expert-tensor-parallel-size", tp if ep == 1 else 1),
     ]
-    if len(decoder.sparse) < len(decoder.blocks):
-        runs = itertools.groupby(bool(block.num_experts) for block in decoder.blocks)
+    if len(decoder.expert_blocks) < len(decoder.feed_forwards):
+        runs = itertools.groupby(bool(block.num_experts) for block in decoder.feed_forwards)
         pattern = "+".join(f"[{int(sparse)}]*{len(list(run))}" for sparse, run in runs)
         flags.append(flag("moe-layer-freq", f"({pattern})"))
-    if experts.shared:
-        flags.append(flag("moe-shared-expert-intermediate-size", experts.shared))
+    if experts.shared_size:
+        flags.append(flag("moe-shared-expert-intermediate-size", experts.shared_size))
     if experts.shared_gate:
         flags.append(flag("moe-shared-expert-gate"))
     return flags + _router_arguments(router)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def layout_text(parts: Sequence[Sequence[int]]) -> str:
-    """Return the layout of `parts[chunk][stage]` decoder layers, e.g. `Et*3|tt|t*4L`."""
-    pieces = [_layers(count) for chunk in parts for count in chunk]
+def layout_text(chunk_layers: Sequence[Sequence[int]]) -> str:
+    """Return the layout of `chunk_layers[chunk][stage]` decoder layers, e.g. `Et*3|tt|t*4L`."""
+    pieces = [_layers(count) for chunk in chunk_layers for count in chunk]
     return "E" + "|".join(pieces) + "L"
 
 

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isthmus.plan.export.decoder import Decoder
+from isthmus.plan.export.decoder_config import DecoderConfig
 from isthmus.plan.export.flag import Flag, flag
-from isthmus.plan.export.megatron_experts import expert_arguments, expert_obstacles
-from isthmus.plan.export.obstacle import Obstacle
-from isthmus.plan.profile.attention import Latent
+from isthmus.plan.export.incompatibility import Incompatibility
+from isthmus.plan.export.megatron_experts import expert_arguments, expert_incompatibilities
+from isthmus.plan.profile.attention import LatentShape
 
 
-def model_obstacles(decoder: Decoder) -> Iterator[Obstacle]:
+def model_incompatibilities(decoder: DecoderConfig) -> Iterator[Incompatibility]:
     """Yield the properties of a decoder that Megatron-LM's options cannot express."""
-    dense = [block for block in decoder.blocks if not block.num_experts]
-    biased = {decoder.attention.o_bias, *(block.bias for block in decoder.blocks)}
+    dense = [block for block in decoder.feed_forwards if not block.num_experts]
+    biased = {decoder.attention.o_bias, *(block.bias for block in decoder.feed_forwards)}
     if len(biased) > 1:
-        yield Obstacle(
+        yield Incompatibility(
             "biases in the attention output but not in the feed-forward blocks, or vice versa: "
             "--disable-bias-linear applies to both",
             "remove them from config.json, or train with the Isthmus runtime",
         )
-    if len({block.intermediate for block in dense}) > 1:
-        yield Obstacle("feed-forward blocks of several widths", "train it with the Isthmus runtime")
+    if len({block.intermediate_size for block in dense}) > 1:
+        yield Incompatibility("feed-forward blocks of several widths", "train it with the Isthmus runtime")
     rope = decoder.rope
-    if rope.kind == "yarn" and (rope.original, rope.beta_fast, rope.beta_slow) != (4096, 32.0, 1.0):
-        yield Obstacle(
-            f"YaRN from {rope.original} positions, betas {rope.beta_fast:g} and {rope.beta_slow:g}: "
+    if rope.kind == "yarn" and (rope.original_positions, rope.beta_fast, rope.beta_slow) != (4096, 32.0, 1.0):
+        yield Incompatibility(
+            f"YaRN from {rope.original_positions} positions, betas {rope.beta_fast:g} and {rope.beta_slow:g}: "
             "with latent attention it supports only 4096, 32 and 1",
             "remove rope_scaling from config.json",
         )
-    yield from expert_obstacles(decoder)
+    yield from expert_incompatibilities(decoder)
 
 
-def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) -> list[Flag]:
+def model_arguments(decoder: DecoderConfig, sequence_length: int, tp: int, ep: int) -> list[Flag]:
     """Return the options that describe the model, for sequences of `sequence_length` tokens."""
     shape = decoder.attention
     flags = [
-        flag("num-layers", len(decoder.blocks)),
+        flag("num-layers", len(decoder.feed_forwards)),
         flag("hidden-size", decoder.hidden_size),
         flag("ffn-hidden-size", decoder.dense_width),
         flag("num-attention-heads", shape.num_heads),
@@ -69,14 +69,14 @@ def model_arguments(decoder: Decoder, sequence_length: int, tp: int, ep: int) ->
             flags.append(flag("add-qkv-bias"))
     if shape.qk_norm:
         flags.append(flag("qk-layernorm"))
-    if not decoder.tied:
+    if not decoder.tied_embeddings:
         flags.append(flag("untie-embeddings-and-output-weights"))
     if shape.window is not None and shape.window < sequence_length:
         flags.append(flag("window-size", f"{shape.window - 1},0"))
-    return flags + (expert_arguments(decoder, tp, ep) if decoder.sparse else [])
+    return flags + (expert_arguments(decoder, tp, ep) if decoder.expert_blocks else [])
 
 
-def _latent_arguments(decoder: Decoder, latent: Latent) -> list[Flag]:
+def _latent_arguments(decoder: DecoderConfig, latent: LatentShape) -> list[Flag]:
     """Return the options of multi-head latent attention."""
     rope = decoder.rope
     flags = [

@@ -1,4 +1,4 @@
-"""`launches_of`: the ranks that each node launches, so that each stage runs on its planned cluster."""
+"""`node_launches`: the ranks that each node launches, so that each stage runs on its planned cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import NodeGroup, Pool
-from isthmus.plan.export.grid import Grid
-from isthmus.plan.time.loads import group_of
+from isthmus.plan.export.rank_grid import RankGrid
+from isthmus.plan.time.simulation_inputs import node_group_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class NodeLaunch:
     """One `torchrun` on one node, with consecutive ranks from `first_rank`, one per device."""
 
     node_rank: int
@@ -28,13 +28,13 @@ class Launch:
     """Stages of its ranks."""
 
     @property
-    def where(self) -> str:
+    def node_name(self) -> str:
         """The node, as text."""
         return f"{self.cluster}/{self.node_group} node {self.node}"
 
 
 @dataclass(frozen=True)
-class _Seat:
+class _DeviceSlot:
     """A device and the stage that it runs."""
 
     cluster: str
@@ -44,25 +44,25 @@ class _Seat:
     stage: int
 
 
-def launches_of(plan: Plan, grid: Grid, pool: Pool) -> tuple[Launch, ...]:
+def node_launches(plan: Plan, grid: RankGrid, pool: Pool) -> tuple[NodeLaunch, ...]:
     """Return the launches in rank order; a node with two separate ranges of ranks has two.
 
     A tensor-parallel group is on one node if it fits. Raises `InputError` for an unknown cluster or node
     group, `PlanError` if a group has too few nodes.
     """
     taken: dict[tuple[str, str], int] = {}
-    slots: list[_Seat] = []
+    slots: list[_DeviceSlot] = []
     for number in range(grid.pp):
         for replica in range(grid.dp):
             stage = plan.pipeline(replica)[number]
             for _ in range(grid.cp):
-                slots += _seat_group(stage, number, grid.tp, group_of(pool, stage), taken)
-    launches: list[Launch] = []
+                slots += _place_tensor_group(stage, number, grid.tp, node_group_of(pool, stage), taken)
+    launches: list[NodeLaunch] = []
     runs = itertools.groupby(slots, key=lambda seat: (seat.cluster, seat.node_group, seat.node))
     for (cluster, group, node), run in runs:
         members = list(run)
         launches.append(
-            Launch(
+            NodeLaunch(
                 node_rank=len(launches),
                 cluster=cluster,
                 node_group=group,
@@ -75,19 +75,19 @@ def launches_of(plan: Plan, grid: Grid, pool: Pool) -> tuple[Launch, ...]:
     return tuple(launches)
 
 
-def _seat_group(
+def _place_tensor_group(
     stage: Stage, number: int, tp: int, group: NodeGroup, taken: dict[tuple[str, str], int]
-) -> list[_Seat]:
+) -> list[_DeviceSlot]:
     """Return the next `tp` chips of a node group, on a new node if the current one has too few left."""
     place, size = (stage.cluster, stage.node_group), group.chips_per_node
     start = taken.get(place, 0)
     left = size - start % size
     if left < min(tp, size):
         start += left
-    if start + tp > group.chips:
+    if start + tp > group.num_chips:
         raise PlanError(
             f"{stage.cluster}/{stage.node_group} has too few chips: {group.nodes} nodes of {size}",
             hint="give the pool for which the plan was made",
         )
     taken[place] = start + tp
-    return [_Seat(*place, *divmod(start + i, size), number) for i in range(tp)]
+    return [_DeviceSlot(*place, *divmod(start + i, size), number) for i in range(tp)]

@@ -11,41 +11,41 @@ from collections.abc import Iterator
 from importlib import resources
 from string import Template
 
-from isthmus.core.job import Job, Training
+from isthmus.core.job import Job, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.core.pool import Pool
-from isthmus.plan.export.decoder import Decoder, decoder_obstacles, decoder_of
-from isthmus.plan.export.exported import Exported, model_folder, rank_map, training_of
-from isthmus.plan.export.grid import (
-    Grid,
-    grid_obstacles,
-    grid_of,
-    interleaving_obstacles,
-    local_steps_obstacles,
+from isthmus.plan.export.decoder_config import DecoderConfig, decoder_config, decoder_incompatibilities
+from isthmus.plan.export.incompatibility import Incompatibility, require_compatible
+from isthmus.plan.export.node_launches import node_launches
+from isthmus.plan.export.plan_export import PlanExport, model_folder, rank_map, training_config
+from isthmus.plan.export.rank_grid import (
+    RankGrid,
+    grid_incompatibilities,
+    interleaving_incompatibilities,
+    local_steps_incompatibilities,
+    rank_grid,
 )
-from isthmus.plan.export.node_launches import launches_of
-from isthmus.plan.export.obstacle import Obstacle, require_none
 
 NAME = "torchtitan"
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+TORCHTITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 """Schedules of plans and their names in torch.distributed.pipelining."""
-_MEGATRON = "export to Megatron-LM"
+_MEGATRON_REMEDY = "export to Megatron-LM"
 
 
 def to_torchtitan(
     plan: Plan, model: Model, pool: Pool, *, job: Job | None = None, data: str | None = None
-) -> Exported:
+) -> PlanExport:
     """Return the export of `plan`; `data` is a folder with the C4 data set, or one in its format.
 
     Without `data` it trains on torchtitan's test data; without `job` it runs 50 iterations. Raises
     `PlanError` with all reasons why torchtitan cannot run the plan.
     """
-    require_none(NAME, plan.id, decoder_obstacles(model))
-    decoder = decoder_of(model)
-    require_none(NAME, plan.id, (*_model_obstacles(decoder, plan), *plan_obstacles(plan)))
-    grid, training = grid_of(plan), training_of(plan, job)
-    launches = launches_of(plan, grid, pool)
+    require_compatible(NAME, plan.id, decoder_incompatibilities(model))
+    decoder = decoder_config(model)
+    require_compatible(NAME, plan.id, (*_model_incompatibilities(decoder, plan), *torchtitan_incompatibilities(plan)))
+    grid, training = rank_grid(plan), training_config(plan, job)
+    launches = node_launches(plan, grid, pool)
     fields = {
         **_model_fields(decoder),
         **_training_fields(training),
@@ -58,10 +58,10 @@ def to_torchtitan(
         "recompute": "None" if plan.stages[0].recompute == "none" else "FullAC.Config()",
         "training": _assignments(training_values(plan, training)),
         "parallelism": _assignments(parallelism_values(plan, grid)),
-        "log_rank": str(grid.ranks // grid.pp * (grid.pp - 1)),
+        "log_rank": str(grid.num_ranks // grid.pp * (grid.pp - 1)),
     }
     template = resources.files("isthmus.plan.export").joinpath("torchtitan_config.txt")
-    return Exported(
+    return PlanExport(
         framework=NAME,
         plan=plan.id,
         arguments=("--module", "FILE", "--config", "plan"),
@@ -71,71 +71,70 @@ def to_torchtitan(
     )
 
 
-def plan_obstacles(plan: Plan) -> Iterator[Obstacle]:
+def torchtitan_incompatibilities(plan: Plan) -> Iterator[Incompatibility]:
     """Yield why torchtitan cannot run a plan."""
-    yield from grid_obstacles(plan)
-    yield from interleaving_obstacles(plan)
-    yield from local_steps_obstacles(plan, "only its torchft experiment does so, which is not exported")
+    yield from grid_incompatibilities(plan)
+    yield from interleaving_incompatibilities(plan)
+    yield from local_steps_incompatibilities(plan, "only its torchft experiment does so, which is not exported")
     first, staged = plan.stages[0], len(plan.pipeline()) > 1
-    if staged and plan.schedule not in SCHEDULES:
-        yield Obstacle(
-            f"it has no schedule '{plan.schedule}', only {', '.join(SCHEDULES)}",
+    if staged and plan.schedule not in TORCHTITAN_SCHEDULES:
+        yield Incompatibility(
+            f"it has no schedule '{plan.schedule}', only {', '.join(TORCHTITAN_SCHEDULES)}",
             "plan with --schedule 1f1b, or run the plan with the Isthmus runtime",
         )
     kinds = {"none" if stage.recompute_layers == 0 else stage.recompute for stage in plan.stages}
     partly = any(0 < (stage.recompute_layers or 0) < stage.num_layers for stage in plan.stages)
     if partly or len(kinds) > 1:
-        yield Obstacle("recomputation of some layers: it recomputes all layers or none", _MEGATRON)
+        yield Incompatibility("recomputation of some layers: it recomputes all layers or none", _MEGATRON_REMEDY)
     elif not kinds <= {"none", "full"}:
-        yield Obstacle(
+        yield Incompatibility(
             f"'{kinds.pop()}' recomputation: its selective policy saves other tensors than the plan assumes",
-            f"recompute no layers or whole layers, or {_MEGATRON}",
+            f"recompute no layers or whole layers, or {_MEGATRON_REMEDY}",
         )
     if plan.zero > 1 and staged:
-        yield Obstacle(
+        yield Incompatibility(
             f"ZeRO {plan.zero} in a pipeline: it keeps full gradients until the last micro-batch",
             "plan with ZeRO 1",
         )
     if plan.optimizer_on_host:
-        yield Obstacle("the optimizer on the host: it also offloads the weights", _MEGATRON)
+        yield Incompatibility("the optimizer on the host: it also offloads the weights", _MEGATRON_REMEDY)
     if plan.dp > 1 and not staged and plan.micro_batches > 1:
-        yield Obstacle(
+        yield Incompatibility(
             "replicas without a pipeline: it reduces gradients after each of several micro-batches",
-            f"plan with one larger micro-batch, or {_MEGATRON}",
+            f"plan with one larger micro-batch, or {_MEGATRON_REMEDY}",
         )
     if plan.zero == 0 and first.cp > 1:
-        yield Obstacle("context parallelism always shards the optimizer", "plan with ZeRO 1")
+        yield Incompatibility("context parallelism always shards the optimizer", "plan with ZeRO 1")
     if first.ep > 1:
-        yield Obstacle(f"ep {first.ep}: only dense models are exported", _MEGATRON)
+        yield Incompatibility(f"ep {first.ep}: only dense models are exported", _MEGATRON_REMEDY)
     if plan.precision not in (None, "bf16", "fp32"):
-        yield Obstacle(f"precision {plan.precision} is not exported", "plan in bf16")
+        yield Incompatibility(f"precision {plan.precision} is not exported", "plan in bf16")
     pieces = (first.tp if first.sp else 1) * (2 * first.cp if first.cp > 1 else 1)
     if plan.sequence_length % pieces:
-        yield Obstacle(
+        yield Incompatibility(
             f"{plan.sequence_length} tokens cannot be split into {pieces} equal parts",
             f"use a multiple of {pieces} tokens",
         )
 
 
-def _model_obstacles(decoder: Decoder, plan: Plan) -> Iterator[Obstacle]:
+def _model_incompatibilities(decoder: DecoderConfig, plan: Plan) -> Iterator[Incompatibility]:
     shape = decoder.attention
     unsupported = {
-        "experts": bool(decoder.sparse),
+        "experts": bool(decoder.expert_blocks),
         "latent attention": shape.latent is not None,
-        "biases": shape.qkv_bias or shape.o_bias or any(block.bias for block in decoder.blocks),
-        "a window shorter than the sequence": shape.window is not None
-        and shape.window < plan.sequence_length,
+        "biases": shape.qkv_bias or shape.o_bias or any(block.bias for block in decoder.feed_forwards),
+        "a window shorter than the sequence": shape.window is not None and shape.window < plan.sequence_length,
         "partial rotary embeddings": decoder.rotary_share != 1.0,
-        "blocks of several widths": len({block.intermediate for block in decoder.blocks}) > 1,
+        "blocks of several widths": len({block.intermediate_size for block in decoder.feed_forwards}) > 1,
         "norms of query and key and scaled positions": bool(shape.qk_norm) and decoder.rope.kind == "llama3",
     }
     for text in (text for text, found in unsupported.items() if found):
-        yield Obstacle(f"the model has {text}: only dense Llama and Qwen3 models are exported", _MEGATRON)
-    if decoder.tied and len(plan.pipeline()) > 1:
-        yield Obstacle("tied embedding and head in a pipeline with several stages", _MEGATRON)
+        yield Incompatibility(f"the model has {text}: only dense Llama and Qwen3 models are exported", _MEGATRON_REMEDY)
+    if decoder.tied_embeddings and len(plan.pipeline()) > 1:
+        yield Incompatibility("tied embedding and head in a pipeline with several stages", _MEGATRON_REMEDY)
 
 
-def parallelism_values(plan: Plan, grid: Grid) -> dict[str, object]:
+def parallelism_values(plan: Plan, grid: RankGrid) -> dict[str, object]:
     """Return the fields of `ParallelismConfig`."""
     sharded = plan.zero > 0
     values: dict[str, object] = {
@@ -148,7 +147,9 @@ def parallelism_values(plan: Plan, grid: Grid) -> dict[str, object]:
         "pipeline_parallel_degree": grid.pp,
     }
     if grid.pp > 1:
-        schedule = "1F1B" if grid.chunks == 1 and plan.schedule == "interleaved" else SCHEDULES[plan.schedule]
+        schedule = (
+            "1F1B" if grid.num_chunks == 1 and plan.schedule == "interleaved" else TORCHTITAN_SCHEDULES[plan.schedule]
+        )
         values |= {
             "pipeline_parallel_schedule": schedule,
             "pipeline_parallel_microbatch_size": plan.micro_batch_size,
@@ -157,23 +158,23 @@ def parallelism_values(plan: Plan, grid: Grid) -> dict[str, object]:
     return values
 
 
-def module_names(grid: Grid) -> list[list[str]]:
+def module_names(grid: RankGrid) -> list[list[str]]:
     """Return the module names of each model chunk: the first chunk of every stage, then the second."""
     pieces: list[list[str]] = []
     layer = 0
-    for count in (count for chunk in grid.parts for count in chunk):
+    for count in (count for chunk in grid.chunk_layers for count in chunk):
         pieces.append([f"layers.{index}" for index in range(layer, layer + count)])
         layer += count
     return [["tok_embeddings", *pieces[0]], *pieces[1:-1], [*pieces[-1], "norm", "lm_head"]]
 
 
-def training_values(plan: Plan, training: Training) -> dict[str, object]:
+def training_values(plan: Plan, training: TrainingConfig) -> dict[str, object]:
     """Return the fields of `TrainingConfig`; a pipeline's local batch is all micro-batches of a replica."""
     staged = len(plan.pipeline()) > 1
     precision = plan.precision or training.precision
     values: dict[str, object] = {
         "local_batch_size": plan.micro_batch_size * (plan.micro_batches_of(0) if staged else 1),
-        "global_batch_size": plan.samples,
+        "global_batch_size": plan.num_samples,
         "seq_len": plan.sequence_length,
         "steps": training.steps,
         "max_norm": training.clip_norm,
@@ -182,7 +183,7 @@ def training_values(plan: Plan, training: Training) -> dict[str, object]:
     return values | ({"disable_cuda_graphs": True} if staged else {})
 
 
-def _model_fields(decoder: Decoder) -> dict[str, object]:
+def _model_fields(decoder: DecoderConfig) -> dict[str, object]:
     shape = decoder.attention
     qwen = bool(shape.qk_norm)
     stretched = decoder.rope.kind == "llama3"
@@ -196,20 +197,20 @@ def _model_fields(decoder: Decoder) -> dict[str, object]:
         "qk_norm": f"norm({shape.head_dim})" if qwen else None,
         "hidden_size": decoder.hidden_size,
         "vocab_size": decoder.vocab_size,
-        "num_layers": len(decoder.blocks),
+        "num_layers": len(decoder.feed_forwards),
         "num_heads": shape.num_heads,
         "num_kv_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "intermediate_size": decoder.blocks[0].intermediate,
+        "intermediate_size": decoder.feed_forwards[0].intermediate_size,
         "max_positions": max(decoder.max_positions, 131_072),
         "rope_theta": decoder.rope.theta,
         "norm_epsilon": decoder.norm_epsilon,
         "init_std": decoder.init_std,
-        "tied": decoder.tied,
+        "tied": decoder.tied_embeddings,
     }
 
 
-def _training_fields(training: Training) -> dict[str, object]:
+def _training_fields(training: TrainingConfig) -> dict[str, object]:
     return {
         "learning_rate": training.learning_rate,
         "min_lr_factor": training.min_learning_rate / training.learning_rate,

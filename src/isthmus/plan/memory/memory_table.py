@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from isthmus.core.errors import InputError
 from isthmus.core.model import Model
-from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.component import Component, Sharding, Weight
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, profile_model
 
 Accounting = Literal["default", "report"]
-Bytes = dict[str, float]
+BytesByGroup = dict[str, float]
 
 _GROUPS = {
     "qkv": ("q", "k", "v", "q_a", "q_b", "kv_a", "kv_b", "q_a_norm", "kv_a_norm", "qk_norm", "sinks"),
@@ -31,7 +31,7 @@ _BF16, _FP32 = 2, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel:
+class MeshDegrees:
     """Degrees of parallelism, parsed from `tp=4,pp=4,cp=4,ep=32`; `tp` implies sequence parallelism."""
 
     tp: int = 1
@@ -41,7 +41,7 @@ class Parallel:
     dp: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Parallel:
+    def parse(cls, text: str) -> MeshDegrees:
         """Parse `tp=4,pp=4`; raise `InputError` for a degree that is unknown, repeated or below 1."""
         known = [field.name for field in fields(cls)]
         degrees: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Parallel:
 
 def memory_table(
     model: Model,
-    parallel: Parallel,
+    parallel: MeshDegrees,
     *,
     sequence_length: int,
     inference: bool = False,
@@ -76,8 +76,8 @@ def memory_table(
         raise InputError(
             f"pp={parallel.pp} for {profile.num_layers} layers", hint="each stage needs at least one layer"
         )
-    degrees = Degrees(tp=parallel.tp, cp=parallel.cp, ep=parallel.ep, dp=parallel.dp, sp=parallel.tp > 1)
-    weights = _weights(profile, parallel, degrees, report=accounting == "report", inference=inference)
+    degrees = StageDegrees(tp=parallel.tp, cp=parallel.cp, ep=parallel.ep, dp=parallel.dp, sp=parallel.tp > 1)
+    weights = _weight_bytes(profile, parallel, degrees, report=accounting == "report", inference=inference)
     if inference:
         gradients = optimizer = 0.0
     elif accounting == "report":
@@ -104,9 +104,9 @@ def memory_table(
     }
 
 
-def _weights(
-    profile: ModelProfile, parallel: Parallel, degrees: Degrees, *, report: bool, inference: bool
-) -> Bytes:
+def _weight_bytes(
+    profile: ModelProfile, parallel: MeshDegrees, degrees: StageDegrees, *, report: bool, inference: bool
+) -> BytesByGroup:
     """Return the bf16 weight bytes by group on a chip of the first, largest stage."""
     layers = profile.layers[: -(-profile.num_layers // parallel.pp)]
     shard = degrees.sharding(layers[0])
@@ -114,7 +114,7 @@ def _weights(
     for layer in layers:
         for part in layer.components:
             for weight in part.weights:
-                sums[_group(part, weight)] += _BF16 * weight.on_chip(shard)
+                sums[_weight_group(part, weight)] += _BF16 * weight.on_chip(shard)
     if parallel.pp == 1:
         sums["norm"] += _BF16 * profile.final_norm.on_chip(shard)
     ends = [_BF16 * profile.embedding.on_chip(shard), _BF16 * profile.head.on_chip(shard)]
@@ -122,23 +122,23 @@ def _weights(
     if report:  # the report never counts norms, and embedding, head and router only in inference
         uncounted = ("norm",) if inference else ("norm", "embedding_lm_head", "gate")
         sums |= dict.fromkeys(uncounted, 0.0)
-        sums["qkv"] = _BF16 * sum(_matrices(layer.attention, shard) for layer in layers)
+        sums["qkv"] = _BF16 * sum(_qkv_elements(layer.attention, shard) for layer in layers)
     return {**sums, "total": sum(sums.values())}
 
 
-def _matrices(attention: Component, shard: Sharding) -> float:
+def _qkv_elements(attention: Component, shard: Sharding) -> float:
     """Return the elements of the query, key and value projections on one chip, without their norms."""
-    named = (w for w in attention.weights if w.name in _GROUPS["qkv"] and w.matrix)
+    named = (w for w in attention.weights if w.name in _GROUPS["qkv"] and w.matrix_elements)
     return float(sum(weight.on_chip(shard) for weight in named))
 
 
-def _group(part: Component, weight: Weight) -> str:
+def _weight_group(part: Component, weight: Weight) -> str:
     if part.kind == "norm":
         return "norm"
     return next((group for group, names in _GROUPS.items() if weight.name in names), "moe")
 
 
-def _report_layer(layer: LayerProfile, degrees: Degrees, sequence_length: int) -> dict[str, Any]:
+def _report_layer(layer: LayerProfile, degrees: StageDegrees, sequence_length: int) -> dict[str, Any]:
     """Return the bytes of one layer's activations as Table 3.1 counts them: every output once, in bf16."""
     whole = sequence_length / degrees.cp * _BF16
     tokens = whole / degrees.tp
@@ -146,7 +146,7 @@ def _report_layer(layer: LayerProfile, degrees: Degrees, sequence_length: int) -
     saved = {one.name: one for one in layer.attention.saved}
 
     def cut(*names: str) -> float:
-        return sum(saved[name].width / min(degrees.tp, saved[name].pieces) for name in names if name in saved)
+        return sum(saved[name].width / min(degrees.tp, saved[name].max_pieces) for name in names if name in saved)
 
     attention = {
         "qkvo": whole * cut("q", "k", "v") + tokens * hidden,
@@ -156,14 +156,14 @@ def _report_layer(layer: LayerProfile, degrees: Degrees, sequence_length: int) -
     }
     result: dict[str, Any] = {"attention": {**attention, "total": sum(attention.values())}}
     moe: dict[str, float] = {}
-    parts: dict[str, Bytes] = {}
+    parts: dict[str, BytesByGroup] = {}
     for name, imbalance in (("balanced", 0.0), ("worst", 1.0)):
         parts[name] = _report_moe(layer, tokens, degrees.sharding(layer, imbalance).routed_per_token or 1.0)
         moe[name] = sum(parts[name].values())
     return {**result, "moe": moe, "moe_parts": parts}
 
 
-def _report_moe(layer: LayerProfile, tokens: float, routed: float) -> Bytes:
+def _report_moe(layer: LayerProfile, tokens: float, routed: float) -> BytesByGroup:
     inner = next(one.width for one in layer.feed_forward.saved if one.name == "first.output")
     return {
         "dispatch": tokens * routed * layer.hidden_size,
@@ -174,16 +174,14 @@ def _report_moe(layer: LayerProfile, tokens: float, routed: float) -> Bytes:
     }
 
 
-def _default_layer(layer: LayerProfile, degrees: Degrees, sequence_length: int) -> dict[str, Any]:
+def _default_layer(layer: LayerProfile, degrees: StageDegrees, sequence_length: int) -> dict[str, Any]:
     """Return one layer's activation bytes as autograd saves them; each block has half of the norms."""
     tokens = sequence_length / degrees.cp
     shard = degrees.sharding(layer)
 
     def kept(part: Component, names: Iterable[str] | None, cut: Sharding) -> float:
         chosen = [one for one in part.saved if names is None or one.name in names]
-        kind = Component(
-            name=part.name, kind=part.kind, saved=tuple(chosen), experts_per_token=part.experts_per_token
-        )
+        kind = Component(name=part.name, kind=part.kind, saved=tuple(chosen), experts_per_token=part.experts_per_token)
         return kind.activation_bytes(tokens, sequence_length, _BF16, shard=cut)
 
     norm = kept(layer.norms, None, shard) / 2

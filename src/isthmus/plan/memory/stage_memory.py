@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from isthmus.core.errors import PlanError
-from isthmus.plan.memory.peak import HeldLayer, Load, held_layer, working_bytes
+from isthmus.plan.memory.backward_peak import LayerMemory, MicroBatchLoad, layer_memory, working_bytes
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recompute, Sharding
 
-Precision = Literal["bf16", "fp32"]
+TrainingPrecision = Literal["bf16", "fp32"]
 
 _COMPUTE_BYTES = {"bf16": 2, "fp32": 4}
 _OPTIMIZER_BYTES = {"bf16": 12, "fp32": 8}
 _GRADIENT_BYTES = 4
-OUTER_BYTES = 8
+OUTER_OPTIMIZER_BYTES = 8
 """Bytes per parameter of an outer optimizer: the last averaged parameters and a momentum, in fp32."""
 
 
@@ -61,7 +61,7 @@ class StageMemory:
         return self.allocated_bytes + self.reserve_bytes
 
 
-def beside(one: StageMemory, other: StageMemory) -> StageMemory:
+def combine_copies(one: StageMemory, other: StageMemory) -> StageMemory:
     """Return the memory of a chip that holds two parts of the model and computes with one at a time.
 
     All micro-batches in flight count as those of the part with more activations.
@@ -77,7 +77,7 @@ def beside(one: StageMemory, other: StageMemory) -> StageMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Degrees:
+class StageDegrees:
     """The degrees of parallelism of one stage.
 
     Tensor parallelism shards experts only without expert parallelism (`ep` 1).
@@ -105,7 +105,7 @@ class Degrees:
         """Number of chips that hold the same experts."""
         return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
 
-    def dealt(self, stage: int, *, expert: bool = False) -> int:
+    def zero_shards(self, stage: int, *, expert: bool = False) -> int:
         """Return over how many chips ZeRO `stage` shards its state: optimizer 1, gradients 2, weights 3."""
         if self.zero < stage:
             return 1
@@ -134,7 +134,7 @@ def stage_memory(
     micro_batch_size: int,
     sequence_length: int,
     in_flight: int,
-    precision: Precision = "bf16",
+    precision: TrainingPrecision = "bf16",
     tp: int = 1,
     cp: int = 1,
     ep: int = 1,
@@ -157,41 +157,39 @@ def stage_memory(
     of layers, or a degree below 1.
     """
     # Step 1: the memory of each layer and the static memory of the stage.
-    degrees = Degrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
+    degrees = StageDegrees(tp=tp, cp=cp, ep=ep, dp=dp, sp=sp, zero=zero)
     each = _COMPUTE_BYTES[precision]
-    load = Load(
+    load = MicroBatchLoad(
         tokens=micro_batch_size * sequence_length / cp, sequence_length=sequence_length, precision_bytes=each
     )
-    modes = _modes(profile, layers, recompute, recompute_layers)
-    held = _held(profile, modes, layers, degrees, imbalance, load)
+    modes = _layer_recompute(profile, layers, recompute, recompute_layers)
+    held = _layer_memories(profile, modes, layers, degrees, imbalance, load)
     shard = Sharding(tp=tp, sp=sp, ep=ep, etp=degrees.etp)
-    static = _static(profile, held, degrees, shard, is_first, is_last, precision, outer_optimizer)
+    static = _static_bytes(profile, held, degrees, shard, is_first, is_last, precision, outer_optimizer)
     if optimizer_on_host:
-        static = replace(static, optimizer=0.0)
+        static = replace(static, optimizer_bytes=0.0)
     # Step 2: activations, and the peak of the backward pass above them.
-    kept = in_flight * _kept(profile, held, load, shard, is_first=is_first, is_last=is_last)
+    kept = in_flight * _activation_bytes(profile, held, load, shard, is_first=is_first, is_last=is_last)
     buffers = working_bytes(profile, held, load, shard, is_first=is_first, is_last=is_last)
     # Step 3: buffers of the update, of messages and of gathered weights (ZeRO 3).
-    if (
-        not optimizer_on_host
-    ):  # the update holds two tensors of the largest gradient's size, and no activations
-        largest = max(one.largest_gradient for one in held) / degrees.dealt(1)
+    if not optimizer_on_host:  # the update holds two tensors of the largest gradient's size, and no activations
+        largest = max(one.largest_gradient_elements for one in held) / degrees.zero_shards(1)
         buffers = max(buffers, 2 * _GRADIENT_BYTES * largest - kept)
     if not (is_first and is_last):
         buffers += 2 * profile.boundary_bytes(load.tokens, each)
     if zero == 3:
         buffers += max(one.dense_parameters + one.expert_parameters for one in held) * each
     return StageMemory(
-        weights_bytes=static.weights,
-        gradients_bytes=static.gradients,
-        optimizer_bytes=static.optimizer,
+        weights_bytes=static.weights_bytes,
+        gradients_bytes=static.gradients_bytes,
+        optimizer_bytes=static.optimizer_bytes,
         activations_bytes=kept,
         buffers_bytes=buffers,
-        reserve_bytes=reserve_fraction * (static.total + kept + buffers),
+        reserve_bytes=reserve_fraction * (static.total_bytes + kept + buffers),
     )
 
 
-def _modes(
+def _layer_recompute(
     profile: ModelProfile, layers: tuple[int, int], recompute: Recompute, recompute_layers: int | None
 ) -> list[Recompute]:
     first, last = layers
@@ -204,46 +202,46 @@ def _modes(
     return [recompute if index < recomputed else "none" for index in range(last - first)]
 
 
-def _held(
+def _layer_memories(
     profile: ModelProfile,
     modes: Sequence[Recompute],
     layers: tuple[int, int],
-    degrees: Degrees,
+    degrees: StageDegrees,
     imbalance: float,
-    load: Load,
-) -> list[HeldLayer]:
+    load: MicroBatchLoad,
+) -> list[LayerMemory]:
     """Return the memory of each layer of the stage; equal layers are computed once."""
-    known: dict[tuple[int, Recompute], HeldLayer] = {}
+    known: dict[tuple[int, Recompute], LayerMemory] = {}
     held = []
     for layer, mode in zip(profile.layers[slice(*layers)], modes, strict=True):
         key = (id(layer), mode)
         if key not in known:
-            known[key] = held_layer(layer, mode, degrees.sharding(layer, imbalance), load)
+            known[key] = layer_memory(layer, mode, degrees.sharding(layer, imbalance), load)
         held.append(known[key])
     return held
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Static:
-    weights: float
-    gradients: float
-    optimizer: float
+class _StaticBytes:
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
 
     @property
-    def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer
+    def total_bytes(self) -> float:
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
-def _static(
+def _static_bytes(
     profile: ModelProfile,
-    held: Sequence[HeldLayer],
-    degrees: Degrees,
+    held: Sequence[LayerMemory],
+    degrees: StageDegrees,
     shard: Sharding,
     is_first: bool,
     is_last: bool,
-    precision: Precision,
+    precision: TrainingPrecision,
     outer: bool,
-) -> _Static:
+) -> _StaticBytes:
     """Return the bytes held throughout the iteration, sharded by ZeRO over the replicas of each tensor."""
     ends = [profile.embedding] if is_first else []
     ends += [profile.final_norm, profile.head] if is_last else []
@@ -253,19 +251,19 @@ def _static(
     experts = sum(one.expert_parameters for one in held)
 
     def dealt(bytes_each: int, stage: int) -> float:
-        return bytes_each * (dense / degrees.dealt(stage) + experts / degrees.dealt(stage, expert=True))
+        return bytes_each * (dense / degrees.zero_shards(stage) + experts / degrees.zero_shards(stage, expert=True))
 
-    return _Static(
-        weights=dealt(_COMPUTE_BYTES[precision], 3),
-        gradients=dealt(_GRADIENT_BYTES, 2),
-        optimizer=dealt(_OPTIMIZER_BYTES[precision] + OUTER_BYTES * outer, 1),
+    return _StaticBytes(
+        weights_bytes=dealt(_COMPUTE_BYTES[precision], 3),
+        gradients_bytes=dealt(_GRADIENT_BYTES, 2),
+        optimizer_bytes=dealt(_OPTIMIZER_BYTES[precision] + OUTER_OPTIMIZER_BYTES * outer, 1),
     )
 
 
-def _kept(
+def _activation_bytes(
     profile: ModelProfile,
-    held: Sequence[HeldLayer],
-    load: Load,
+    held: Sequence[LayerMemory],
+    load: MicroBatchLoad,
     shard: Sharding,
     *,
     is_first: bool,
@@ -273,7 +271,7 @@ def _kept(
 ) -> float:
     """Return the bytes of a micro-batch's activations: layers, rotary tables, ends and boundary tensors."""
     sizes = (load.tokens, load.sequence_length, load.precision_bytes)
-    kept = sum(one.kept_bytes for one in held)
+    kept = sum(one.activation_bytes for one in held)
     positions = load.tokens if load.tokens < load.sequence_length else load.sequence_length
     kept += profile.position_width * load.precision_bytes * positions
     ends = [profile.embedding] if is_first else []

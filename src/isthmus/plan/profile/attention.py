@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from isthmus.plan.profile.component import AttentionCore, Component, Saved, Weight
-from isthmus.plan.profile.norms import NormKind, norm_parameters, norm_saved
+from isthmus.plan.profile.component import AttentionCore, Component, SavedTensor, Weight
+from isthmus.plan.profile.norms import NormKind, norm_parameters, norm_saved_tensors
 
-Kernel = Literal["fused", "eager"]
+AttentionKernel = Literal["fused", "eager"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
+class LatentShape:
     """Dimensions of multi-head latent attention (DeepSeek)."""
 
     query_rank: int | None
@@ -34,7 +34,7 @@ class Latent:
 class AttentionShape:
     """Dimensions of an attention block."""
 
-    hidden: int
+    hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -53,33 +53,33 @@ class AttentionShape:
     """Whether only a part of each head is rotated."""
     capped: bool = False
     """Whether scores pass through a tanh."""
-    kernel: Kernel = "fused"
-    latent: Latent | None = None
+    kernel: AttentionKernel = "fused"
+    latent: LatentShape | None = None
 
     @property
-    def query(self) -> int:
+    def query_width(self) -> int:
         """Elements of a token's query, over all heads."""
         return self.num_heads * self.head_dim
 
     @property
-    def result(self) -> int:
+    def result_width(self) -> int:
         """Elements of a token's result, over all heads."""
         return self.num_heads * self.value_dim
 
 
-def attention(shape: AttentionShape) -> Component:
+def attention_component(shape: AttentionShape) -> Component:
     """Return the attention block: projections, optional norms of query and key, and the core."""
-    weights, saved, kv_width = _latent(shape, shape.latent) if shape.latent else _grouped(shape)
+    weights, saved, kv_width = _latent_attention(shape, shape.latent) if shape.latent else _grouped_attention(shape)
     if shape.o_bias:
-        weights.append(Weight(name="o_bias", vector=shape.hidden))
+        weights.append(Weight(name="o_bias", vector_elements=shape.hidden_size))
     if shape.sinks:
-        weights.append(Weight(name="sinks", vector=shape.num_heads, cut=shape.num_heads))
+        weights.append(Weight(name="sinks", vector_elements=shape.num_heads, max_pieces=shape.num_heads))
     return Component(
         name="attention",
         kind="attention",
         weights=tuple(weights),
-        saved=(Saved(name="projection.input", width=shape.hidden, cheap=True), *saved),
-        steps=(_gradients(shape),),
+        saved=(SavedTensor(name="projection.input", width=shape.hidden_size, recomputable=True), *saved),
+        backward_steps=(_backward_tensors(shape),),
         core=AttentionCore(
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
@@ -91,113 +91,132 @@ def attention(shape: AttentionShape) -> Component:
     )
 
 
-def _grouped(shape: AttentionShape) -> tuple[list[Weight], list[Saved], int]:
+def _grouped_attention(shape: AttentionShape) -> tuple[list[Weight], list[SavedTensor], int]:
     """Return weights, saved tensors and cache width of multi-head or grouped-query attention."""
-    hidden, heads, kv_heads = shape.hidden, shape.num_heads, shape.num_kv_heads
-    query, key, value = shape.query, kv_heads * shape.head_dim, kv_heads * shape.value_dim
+    hidden, heads, kv_heads = shape.hidden_size, shape.num_heads, shape.num_kv_heads
+    query, key, value = shape.query_width, kv_heads * shape.head_dim, kv_heads * shape.value_dim
     weights = [
-        Weight(name="q", matrix=hidden * query, vector=query * shape.qkv_bias, cut=heads),
-        Weight(name="k", matrix=hidden * key, vector=key * shape.qkv_bias, cut=kv_heads),
-        Weight(name="v", matrix=hidden * value, vector=value * shape.qkv_bias, cut=kv_heads),
-        Weight(name="o", matrix=shape.result * hidden, cut=heads),
+        Weight(name="q", matrix_elements=hidden * query, vector_elements=query * shape.qkv_bias, max_pieces=heads),
+        Weight(name="k", matrix_elements=hidden * key, vector_elements=key * shape.qkv_bias, max_pieces=kv_heads),
+        Weight(
+            name="v",
+            matrix_elements=hidden * value,
+            vector_elements=value * shape.qkv_bias,
+            max_pieces=kv_heads,
+        ),
+        Weight(name="o", matrix_elements=shape.result_width * hidden, max_pieces=heads),
     ]
     value_held = query + key + value if shape.fused_qkv else value
     saved = _core_saved(shape, kv_heads=kv_heads, value_held=value_held)
     if shape.qk_norm:
-        weights.append(Weight(name="qk_norm", vector=2 * norm_parameters(shape.qk_norm, shape.head_dim)))
-        saved += norm_saved("q_norm", shape.qk_norm, query, cut="tp", groups=heads)
-        saved += norm_saved("k_norm", shape.qk_norm, key, cut="tp", groups=kv_heads)
+        weights.append(Weight(name="qk_norm", vector_elements=2 * norm_parameters(shape.qk_norm, shape.head_dim)))
+        saved += norm_saved_tensors("q_norm", shape.qk_norm, query, cut="tp", groups=heads)
+        saved += norm_saved_tensors("k_norm", shape.qk_norm, key, cut="tp", groups=kv_heads)
     return weights, saved, key + value
 
 
-def _latent(shape: AttentionShape, latent: Latent) -> tuple[list[Weight], list[Saved], int]:
+def _latent_attention(shape: AttentionShape, latent: LatentShape) -> tuple[list[Weight], list[SavedTensor], int]:
     """Return weights, saved tensors and cache width of latent attention, which caches the latent."""
-    hidden, heads, query = shape.hidden, shape.num_heads, shape.query
+    hidden, heads, query = shape.hidden_size, shape.num_heads, shape.query_width
     up, down = heads * (latent.nope_dim + shape.value_dim), latent.kv_rank + latent.rope_dim
     weights = [
-        Weight(name="kv_a", matrix=hidden * down, vector=down * shape.qkv_bias),
-        Weight(name="kv_a_norm", vector=latent.kv_rank),
-        Weight(name="kv_b", matrix=latent.kv_rank * up, cut=heads),
-        Weight(name="o", matrix=shape.result * hidden, cut=heads),
+        Weight(name="kv_a", matrix_elements=hidden * down, vector_elements=down * shape.qkv_bias),
+        Weight(name="kv_a_norm", vector_elements=latent.kv_rank),
+        Weight(name="kv_b", matrix_elements=latent.kv_rank * up, max_pieces=heads),
+        Weight(name="o", matrix_elements=shape.result_width * hidden, max_pieces=heads),
     ]
     saved = [
         *_core_saved(shape, kv_heads=heads, value_held=up),
-        *norm_saved("kv_a_norm", "rms", latent.kv_rank),
-        Saved(name="kv_b.input", width=latent.kv_rank, cheap=True),
+        *norm_saved_tensors("kv_a_norm", "rms", latent.kv_rank),
+        SavedTensor(name="kv_b.input", width=latent.kv_rank, recomputable=True),
     ]
     if latent.query_rank is None:
-        return [Weight(name="q", matrix=hidden * query, cut=heads), *weights], saved, down
+        return [Weight(name="q", matrix_elements=hidden * query, max_pieces=heads), *weights], saved, down
     rank = latent.query_rank
     weights = [
-        Weight(name="q_a", matrix=hidden * rank, vector=rank * shape.qkv_bias),
-        Weight(name="q_a_norm", vector=rank),
-        Weight(name="q_b", matrix=rank * query, cut=heads),
+        Weight(name="q_a", matrix_elements=hidden * rank, vector_elements=rank * shape.qkv_bias),
+        Weight(name="q_a_norm", vector_elements=rank),
+        Weight(name="q_b", matrix_elements=rank * query, max_pieces=heads),
         *weights,
     ]
-    saved += [*norm_saved("q_a_norm", "rms", rank), Saved(name="q_b.input", width=rank, cheap=True)]
+    saved += [
+        *norm_saved_tensors("q_a_norm", "rms", rank),
+        SavedTensor(name="q_b.input", width=rank, recomputable=True),
+    ]
     return weights, saved, down
 
 
-def _gradients(shape: AttentionShape) -> tuple[Saved, ...]:
+def _backward_tensors(shape: AttentionShape) -> tuple[SavedTensor, ...]:
     """Return the live tensors of the core's backward: gradients of its inputs and result, or of scores."""
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
-    hidden = Saved(name="hidden.gradients", width=2 * shape.hidden)
+    hidden = SavedTensor(name="hidden.gradients", width=2 * shape.hidden_size)
     if shape.kernel == "eager":
-        return (hidden, Saved(name="scores.gradients", width=2 * heads, per_key=True, bytes_each=4, cut="tp"))
+        return (
+            hidden,
+            SavedTensor(name="scores.gradients", width=2 * heads, per_key=True, element_bytes=4, cut="tp"),
+        )
     return (
         hidden,
-        Saved(name="query.gradients", width=shape.query + shape.result, cut="tp", pieces=heads),
-        Saved(
+        SavedTensor(name="query.gradients", width=shape.query_width + shape.result_width, cut="tp", max_pieces=heads),
+        SavedTensor(
             name="key.gradients",
             width=kv_heads * (shape.head_dim + shape.value_dim),
             cut="tp",
-            pieces=kv_heads,
+            max_pieces=kv_heads,
         ),
     )
 
 
-def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> list[Saved]:
+def _core_saved(shape: AttentionShape, *, kv_heads: int, value_held: int) -> list[SavedTensor]:
     """Return the tensors that the core saves; the value is a view of a tensor of width `value_held`."""
     heads = shape.num_heads
-    query = Saved(name="q", width=shape.query, cut="tp", pieces=heads)
-    result = Saved(name="core.output", width=shape.result, cut="tp", pieces=heads)
+    query = SavedTensor(name="q", width=shape.query_width, cut="tp", max_pieces=heads)
+    result = SavedTensor(name="core.output", width=shape.result_width, cut="tp", max_pieces=heads)
     if shape.kernel == "eager":
         return [query, *_eager_saved(shape), result]
     saved = [
         query,
-        Saved(name="k", width=kv_heads * shape.head_dim, cut="tp", pieces=kv_heads),
-        Saved(name="v", width=value_held, cut="tp", pieces=kv_heads),
-        Saved(name="core.logsumexp", width=heads, bytes_each=4, cut="tp", pieces=heads),
+        SavedTensor(name="k", width=kv_heads * shape.head_dim, cut="tp", max_pieces=kv_heads),
+        SavedTensor(name="v", width=value_held, cut="tp", max_pieces=kv_heads),
+        SavedTensor(name="core.logsumexp", width=heads, element_bytes=4, cut="tp", max_pieces=heads),
         result,
     ]
     if shape.fused_qkv or shape.partial_rotary:  # the result is not contiguous, and is copied
-        saved.append(Saved(name="o.input", width=shape.result, cut="tp", pieces=heads))
+        saved.append(SavedTensor(name="o.input", width=shape.result_width, cut="tp", max_pieces=heads))
     if shape.window is not None:  # a window needs a mask, with which the kernel does not support grouped keys
         copied_heads = heads - kv_heads if kv_heads > 1 else 0  # a single head is repeated without a copy
         repeated = copied_heads * (shape.head_dim + shape.value_dim)
         saved += [
-            Saved(name="window.mask", width=1, per_key=True, beyond=shape.window, cut="none"),
-            Saved(name="window.repeated", width=repeated, beyond=shape.window, cut="tp", pieces=heads),
+            SavedTensor(name="window.mask", width=1, per_key=True, longer_than=shape.window, cut="none"),
+            SavedTensor(name="window.repeated", width=repeated, longer_than=shape.window, cut="tp", max_pieces=heads),
         ]
     return saved
 
 
-def _eager_saved(shape: AttentionShape) -> list[Saved]:
+def _eager_saved(shape: AttentionShape) -> list[SavedTensor]:
     """Return the tensors that eager attention saves: repeated keys and values, and scores."""
     heads = shape.num_heads
 
-    def rows(name: str, bytes_each: int | None, narrow: bool = False) -> Saved:
-        return Saved(
-            name=name, width=heads, per_key=True, bytes_each=bytes_each, cut="tp", narrow=narrow, cheap=True
+    def rows(name: str, bytes_each: int | None, narrow: bool = False) -> SavedTensor:
+        return SavedTensor(
+            name=name,
+            width=heads,
+            per_key=True,
+            element_bytes=bytes_each,
+            cut="tp",
+            below_fp32=narrow,
+            recomputable=True,
         )
 
     saved = [
-        Saved(name="k", width=heads * shape.head_dim, cut="tp", pieces=heads),
-        Saved(name="v", width=shape.result, cut="tp", pieces=heads),
+        SavedTensor(name="k", width=heads * shape.head_dim, cut="tp", max_pieces=heads),
+        SavedTensor(name="v", width=shape.result_width, cut="tp", max_pieces=heads),
     ]
     if shape.capped:
         saved.append(rows("scores.capped", None))
     if shape.sinks:
-        largest = Saved(name="scores.largest", width=heads, bytes_each=8, cut="tp", pieces=heads, cheap=True)
+        largest = SavedTensor(
+            name="scores.largest", width=heads, element_bytes=8, cut="tp", max_pieces=heads, recomputable=True
+        )
         return [*saved, rows("scores.softmax", None), largest]
     return [*saved, rows("scores.softmax", 4), rows("scores.probabilities", None, narrow=True)]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from isthmus.core.errors import ModelError
-from isthmus.core.model import LARGEST
+from isthmus.core.model import MAX_DIMENSION
 
-_LEAST: Mapping[str, int] = {
+_MIN_VALUES: Mapping[str, int] = {
     "head_dim": 1,
     "num_key_value_heads": 1,
     "q_lora_rank": 1,
@@ -25,42 +25,42 @@ _LEAST: Mapping[str, int] = {
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raise `ModelError` for an invalid field of `config`, which includes its family's defaults."""
-    for name, least in _LEAST.items():
+    for name, least in _MIN_VALUES.items():
         value = config.get(name)
-        if value is not None and not is_whole(value, least):
-            raise _wrong(name, value, f"it must be an integer from {least} to {LARGEST:,}")
+        if value is not None and not is_integer_from(value, least):
+            raise _config_error(name, value, f"it must be an integer from {least} to {MAX_DIMENSION:,}")
     factor = config.get("partial_rotary_factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
-        raise _wrong("partial_rotary_factor", factor, "it must be a number above 0 and at most 1")
+        raise _config_error("partial_rotary_factor", factor, "it must be a number above 0 and at most 1")
     _check_lists(config)
     _check_heads(config)
 
 
-def is_whole(value: Any, least: int) -> TypeGuard[int]:
-    """Return whether `value` is an integer (not a bool) from `least` to `LARGEST`."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
+def is_integer_from(value: Any, minimum: int) -> TypeGuard[int]:
+    """Return whether `value` is an integer (not a bool) from `minimum` to `MAX_DIMENSION`."""
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_DIMENSION
 
 
 def _check_lists(config: Mapping[str, Any]) -> None:
     kinds, num_layers = config.get("layer_types"), config.get("num_hidden_layers", 0)
     if kinds is not None and not (isinstance(kinds, list) and len(kinds) >= num_layers):
-        raise _wrong("layer_types", kinds, f"it must be a list of the types of {num_layers} layers")
+        raise _config_error("layer_types", kinds, f"it must be a list of the types of {num_layers} layers")
     dense = config.get("mlp_only_layers")
     if dense is not None and not isinstance(dense, list):
-        raise _wrong("mlp_only_layers", dense, "it must be a list of layers")
+        raise _config_error("mlp_only_layers", dense, "it must be a list of layers")
 
 
 def _check_heads(config: Mapping[str, Any]) -> None:
     """Raise unless key-value heads divide query heads, and a head has at least one dimension."""
     heads = config.get("num_attention_heads")
-    if not is_whole(heads, 1):
-        raise _wrong("num_attention_heads", heads, "it must be an integer of at least 1")
+    if not is_integer_from(heads, 1):
+        raise _config_error("num_attention_heads", heads, "it must be an integer of at least 1")
     kv_heads = config.get("num_key_value_heads")
     if kv_heads is not None and heads % kv_heads:
-        raise _wrong("num_key_value_heads", kv_heads, f"it must divide num_attention_heads, {heads}")
+        raise _config_error("num_key_value_heads", kv_heads, f"it must divide num_attention_heads, {heads}")
     if config.get("head_dim") is None and config.get("hidden_size", heads) < heads:
-        raise _wrong("num_attention_heads", heads, f"it must be at most hidden_size, {config['hidden_size']}")
+        raise _config_error("num_attention_heads", heads, f"it must be at most hidden_size, {config['hidden_size']}")
 
 
-def _wrong(name: str, value: Any, hint: str) -> ModelError:
+def _config_error(name: str, value: Any, hint: str) -> ModelError:
     return ModelError(f"config.json: {name} is {value!r:.80}", hint=hint)

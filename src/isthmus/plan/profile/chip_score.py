@@ -2,7 +2,7 @@
 
 Peak FLOP/s alone mislead, because memory bounds many layers. Each dimension is a ratio to the best chip of
 the comparison; the score is their geometric mean, weighted by the user or by the layers of a model
-(`weights_of`).
+(`model_weights`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def evaluate_chips(
     total = w.compute + w.memory + w.communication
 
     def memory(chip: Chip) -> float:
-        return float(
-            chip.memory_bytes**capacity_share * chip.memory_bandwidth_bytes_per_s ** (1 - capacity_share)
-        )
+        return float(chip.memory_bytes**capacity_share * chip.memory_bandwidth_bytes_per_s ** (1 - capacity_share))
 
     best_compute = max(chip.flop_per_s(precision) for chip in chips)
     best_memory = max(memory(chip) for chip in chips)
@@ -71,11 +69,7 @@ def evaluate_chips(
     for chip in chips:
         compute, memory_ratio = chip.flop_per_s(precision) / best_compute, memory(chip) / best_memory
         link = chip.in_node_link.bandwidth_bytes_per_s / best_link
-        logs = (
-            w.compute * math.log(compute)
-            + w.memory * math.log(memory_ratio)
-            + w.communication * math.log(link)
-        )
+        logs = w.compute * math.log(compute) + w.memory * math.log(memory_ratio) + w.communication * math.log(link)
         scores.append(
             ChipScore(
                 chip=chip.name,
@@ -88,7 +82,7 @@ def evaluate_chips(
     return tuple(sorted(scores, key=lambda one: (-one.score, one.chip)))
 
 
-def weights_of(
+def model_weights(
     rows: Sequence[LayerCost], chip: Chip, *, precision: Precision = "bf16", crossings: int = 1
 ) -> DimensionWeights:
     """Return weights for a model: the seconds that its forward pass spends on each dimension on `chip`.

@@ -1,4 +1,4 @@
-"""`Component`, a part of a model: lists of `Weight` (parameters) and `Saved` (saved activations).
+"""`Component`, a part of a model: lists of `Weight` (parameters) and `SavedTensor` (saved activations).
 
 From these lists follow the parameter counts, operations, bytes, and the memory of a chip under each kind of
 parallelism. Numbers of tokens are those of one micro-batch before sharding.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["embedding", "attention", "dense", "experts", "norm", "head"]
+ComponentKind = Literal["embedding", "attention", "dense", "experts", "norm", "head"]
 Recompute = Literal["none", "selective", "full", "moe"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full", "moe")
 
@@ -20,14 +20,14 @@ class Weight:
     """One parameter tensor, or `copies` equal ones (experts)."""
 
     name: str
-    matrix: int = 0
+    matrix_elements: int = 0
     """Elements that multiply each token."""
-    vector: int = 0
+    vector_elements: int = 0
     """Elements that are added, scaled by or looked up."""
     copies: int = 1
-    active: int = 1
+    active_copies: int = 1
     """Number of copies that each token uses."""
-    cut: int = 1
+    max_pieces: int = 1
     """Largest number of tensor-parallel shards (1: replicated)."""
     expert: bool = False
     """Whether expert parallelism shards the copies."""
@@ -35,18 +35,18 @@ class Weight:
     @property
     def parameters(self) -> int:
         """Elements in all copies."""
-        return self.copies * (self.matrix + self.vector)
+        return self.copies * (self.matrix_elements + self.vector_elements)
 
     @property
     def active_parameters(self) -> int:
         """Elements that one token uses (0 for a tied head, which uses the embedding's)."""
-        return min(self.active, self.copies) * (self.matrix + self.vector)
+        return min(self.active_copies, self.copies) * (self.matrix_elements + self.vector_elements)
 
     def on_chip(self, shard: Sharding) -> int:
         """Return the elements on one chip: copies divided by `ep`, each divided by `tp` (experts: `etp`)."""
         copies = -(-self.copies // shard.ep) if self.expert else self.copies
-        pieces = min(shard.etp if self.expert else shard.tp, self.cut)
-        return copies * -(-(self.matrix + self.vector) // pieces)
+        pieces = min(shard.etp if self.expert else shard.tp, self.max_pieces)
+        return copies * -(-(self.matrix_elements + self.vector_elements) // pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ class Sharding:
     """Mean number of routed copies per token that arrive at the chip; None: balanced routing."""
 
 
-WHOLE = Sharding()
+UNSHARDED = Sharding()
 """No sharding: one chip holds all tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedTensor:
     """A tensor that the forward saves for the backward pass."""
 
     name: str
@@ -80,30 +80,30 @@ class Saved:
     """Whether each token counts once per expert that it is routed to."""
     per_key: bool = False
     """Whether each token counts once per token of its sequence."""
-    bytes_each: int | None = None
+    element_bytes: int | None = None
     """Bytes per element, None for those of the compute precision."""
     cut: Literal["tp", "sp", "none"] = "sp"
-    """Sharding: `tp` always shards the width, `sp` the tokens with sequence parallelism, `none` nothing."""
-    pieces: int = 1 << 30
+    """Sharding: `tp` always shards the width, `sp` the tokens with sequence parallelism, `empty_section` nothing."""
+    max_pieces: int = 1 << 30
     """Largest number of shards of the width."""
-    cheap: bool = False
+    recomputable: bool = False
     """Whether selective recomputation drops it; element-wise work or saved query and key restore it."""
-    beyond: int | None = None
+    longer_than: int | None = None
     """Saved only for sequences longer than this."""
-    narrow: bool = False
+    below_fp32: bool = False
     """Saved only if the compute precision is narrower than fp32."""
 
     def num_bytes(
-        self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = WHOLE
+        self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = UNSHARDED
     ) -> float:
         """Return the bytes on one chip for `tokens` tokens (routed copies if `routed`)."""
-        short = self.beyond is not None and sequence_length <= self.beyond
-        if short or (self.narrow and precision_bytes == 4):
+        short = self.longer_than is not None and sequence_length <= self.longer_than
+        if short or (self.below_fp32 and precision_bytes == 4):
             return 0.0
-        each = self.bytes_each or precision_bytes
+        each = self.element_bytes or precision_bytes
         width = self.width * (sequence_length if self.per_key else 1)
         tp = shard.etp if self.routed else shard.tp
-        pieces = {"tp": min(tp, self.pieces), "sp": tp if shard.sp else 1, "none": 1}[self.cut]
+        pieces = {"tp": min(tp, self.max_pieces), "sp": tp if shard.sp else 1, "none": 1}[self.cut]
         return tokens * width * each / pieces
 
 
@@ -133,10 +133,10 @@ class Component:
     """A part of a layer, or an end of the model: its weights and saved activations."""
 
     name: str
-    kind: Kind
+    kind: ComponentKind
     weights: tuple[Weight, ...] = ()
-    saved: tuple[Saved, ...] = ()
-    steps: tuple[tuple[Saved, ...], ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
+    backward_steps: tuple[tuple[SavedTensor, ...], ...] = ()
     """For each step of the backward pass that may be the peak, the live tensors besides the saved ones; a
     negative width is freed by then."""
     core: AttentionCore | None = None
@@ -159,7 +159,7 @@ class Component:
     @property
     def matrix_parameters(self) -> int:
         """Parameters that multiply each token, with two operations each in the forward pass."""
-        return sum(weight.active * weight.matrix for weight in self.weights)
+        return sum(weight.active_copies * weight.matrix_elements for weight in self.weights)
 
     def forward_flops(self, sequence_length: int, num_tokens: float) -> float:
         """Return the operations of the forward pass: 2 per matrix parameter and token, plus attention core.
@@ -178,7 +178,7 @@ class Component:
         forward = self.forward_flops(sequence_length, num_tokens)
         recomputed = {"none": 0.0, "selective": 0.0, "full": forward, "moe": 0.0}[recompute]
         if recompute == "moe":
-            inner = sum(w.active * w.matrix for w in self.weights if w.expert and w.name != "down")
+            inner = sum(w.active_copies * w.matrix_elements for w in self.weights if w.expert and w.name != "down")
             recomputed = 2.0 * inner * num_tokens
         return 2 * forward + recomputed
 
@@ -192,7 +192,7 @@ class Component:
         for weight in self.weights:
             share = 1.0
             if weight.expert:
-                share = 1 - (1 - weight.active / weight.copies) ** num_tokens
+                share = 1 - (1 - weight.active_copies / weight.copies) ** num_tokens
             parameters += share * weight.parameters
         return parameters * precision_bytes
 
@@ -202,11 +202,11 @@ class Component:
         sequence_length: int,
         precision_bytes: int,
         recompute: Recompute = "none",
-        shard: Sharding = WHOLE,
+        shard: Sharding = UNSHARDED,
     ) -> float:
         """Return the bytes saved for the backward pass on one chip.
 
-        Recomputation `full` saves none (the layer saves its input), `selective` drops `cheap` tensors, `moe`
+        Recomputation `full` saves none (the layer saves its input), `selective` drops `recomputable` tensors, `moe`
         routed ones.
         """
         if recompute == "full":
@@ -214,20 +214,20 @@ class Component:
         kept = [
             saved
             for saved in self.saved
-            if not (recompute == "selective" and saved.cheap) and not (recompute == "moe" and saved.routed)
+            if not (recompute == "selective" and saved.recomputable) and not (recompute == "moe" and saved.routed)
         ]
-        return self._sum(kept, tokens, sequence_length, precision_bytes, shard)
+        return self._sum_bytes(kept, tokens, sequence_length, precision_bytes, shard)
 
     def working_bytes(
-        self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = WHOLE
+        self, tokens: float, sequence_length: int, precision_bytes: int, shard: Sharding = UNSHARDED
     ) -> float:
         """Return the peak bytes of the backward pass besides the saved tensors."""
-        each = (self._sum(step, tokens, sequence_length, precision_bytes, shard) for step in self.steps)
+        each = (self._sum_bytes(step, tokens, sequence_length, precision_bytes, shard) for step in self.backward_steps)
         return max(each, default=0.0)
 
-    def _sum(
+    def _sum_bytes(
         self,
-        tensors: Iterable[Saved],
+        tensors: Iterable[SavedTensor],
         tokens: float,
         sequence_length: int,
         precision_bytes: int,
@@ -238,8 +238,7 @@ class Component:
         token_shards = shard.tp // shard.etp if shard.sp else 1
         arrived = tokens * routed / token_shards
         return sum(
-            one.num_bytes(arrived if one.routed else tokens, sequence_length, precision_bytes, shard)
-            for one in tensors
+            one.num_bytes(arrived if one.routed else tokens, sequence_length, precision_bytes, shard) for one in tensors
         )
 
     def bytes_moved(self, sequence_length: int, num_tokens: float, precision_bytes: int) -> float:

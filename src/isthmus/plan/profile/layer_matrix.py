@@ -75,7 +75,7 @@ def communication_matrix(
     return tuple(tuple(sent if j == i + 1 else 0.0 for j in range(size)) for i in range(size))
 
 
-def merge_small(costs_s: Sequence[float], smallest_s: float) -> tuple[tuple[int, int], ...]:
+def merge_small_layers(costs_s: Sequence[float], smallest_s: float) -> tuple[tuple[int, int], ...]:
     """Merge neighbouring layers until each group costs at least `smallest_s`; return ranges [first, last).
 
     `costs_s`, (num_layers,), are seconds. Fewer groups make the split faster and avoid poor boundaries. A

@@ -9,21 +9,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.core.model import Model
-from isthmus.plan.profile.attention import Kernel, attention
+from isthmus.plan.profile.attention import AttentionKernel, attention_component
 from isthmus.plan.profile.component import (
     RECOMPUTE,
-    WHOLE,
+    UNSHARDED,
     AttentionCore,
     Component,
     Recompute,
-    Saved,
+    SavedTensor,
     Sharding,
     Weight,
 )
-from isthmus.plan.profile.decoder_layer import LayerShape, feed_forward, norms
-from isthmus.plan.profile.dimensions import layer_shape, position_width, with_defaults
-from isthmus.plan.profile.families import Config, Family, family_of
-from isthmus.plan.profile.norms import norm_parameters, norm_saved
+from isthmus.plan.profile.decoder_layer import LayerShape, feed_forward_component, norms_component
+from isthmus.plan.profile.layer_dimensions import config_with_defaults, layer_shape, position_width
+from isthmus.plan.profile.model_families import Config, ModelFamily, model_family
+from isthmus.plan.profile.norms import norm_parameters, norm_saved_tensors
 
 __all__ = [
     "RECOMPUTE",
@@ -32,7 +32,7 @@ __all__ = [
     "LayerProfile",
     "ModelProfile",
     "Recompute",
-    "Saved",
+    "SavedTensor",
     "Sharding",
     "Weight",
     "profile_model",
@@ -91,7 +91,7 @@ class LayerProfile:
         sequence_length: int,
         precision_bytes: int,
         recompute: Recompute = "none",
-        shard: Sharding = WHOLE,
+        shard: Sharding = UNSHARDED,
     ) -> float:
         """Return the bytes saved per micro-batch of `tokens` tokens; `full` saves only the layer's input."""
         if recompute == "full":
@@ -104,7 +104,7 @@ class LayerProfile:
     def kv_cache_bytes_per_token(self, precision_bytes: int, *, tp: int = 1) -> float:
         """Return the KV-cache bytes of one token (MLA: of the latent, replicated on every chip)."""
         core = self.attention.core
-        kv_heads = max((w.cut for w in self.attention.weights if w.name == "k"), default=1)
+        kv_heads = max((w.max_pieces for w in self.attention.weights if w.name == "k"), default=1)
         return self.attention.kv_width * precision_bytes / min(tp, kv_heads) if core else 0.0
 
 
@@ -164,24 +164,24 @@ class ModelProfile:
         return (self.embedding, *self.layers, self.final_norm, self.head)
 
 
-def profile_model(model: Model, *, kernel: Kernel | None = None) -> ModelProfile:
+def profile_model(model: Model, *, kernel: AttentionKernel | None = None) -> ModelProfile:
     """Return the profile of `model`, from its `config.json` alone.
 
     `kernel` is the attention kernel: `fused` (scaled_dot_product_attention, flash attention) or `eager`
     (scores in memory); the default is that of transformers (eager for Gemma 2 and GPT-OSS, else fused).
     Raises `ModelError` for an unknown architecture or a missing or invalid dimension.
     """
-    family = family_of(model.architecture)
-    config = with_defaults(family, model.config)
+    family = model_family(model.architecture)
+    config = config_with_defaults(family, model.config)
     shapes = tuple(layer_shape(family, config, index, kernel) for index in range(model.num_layers))
     known: dict[LayerShape, LayerProfile] = {}
     for shape in shapes:
         if shape not in known:
             known[shape] = LayerProfile(
                 hidden_size=model.hidden_size,
-                attention=attention(shape.attention),
-                feed_forward=feed_forward(shape.feed_forward),
-                norms=norms(shape),
+                attention=attention_component(shape.attention),
+                feed_forward=feed_forward_component(shape.feed_forward),
+                norms=norms_component(shape),
             )
     tied = bool(config.get("tie_word_embeddings", False))
     return ModelProfile(
@@ -198,33 +198,33 @@ def profile_model(model: Model, *, kernel: Kernel | None = None) -> ModelProfile
 
 
 def _embedding(model: Model) -> Component:
-    table = Weight(name="embedding", vector=model.vocab_size * model.hidden_size, cut=model.vocab_size)
-    ids = Saved(name="token_ids", width=1, bytes_each=8, cut="none")
+    table = Weight(name="embedding", vector_elements=model.vocab_size * model.hidden_size, max_pieces=model.vocab_size)
+    ids = SavedTensor(name="token_ids", width=1, element_bytes=8, cut="none")
     return Component(name="embedding", kind="embedding", weights=(table,), saved=(ids,))
 
 
-def _final_norm(family: Family, hidden: int) -> Component:
-    gain = Weight(name="final_norm", vector=norm_parameters(family.norm, hidden))
+def _final_norm(family: ModelFamily, hidden: int) -> Component:
+    gain = Weight(name="final_norm", vector_elements=norm_parameters(family.norm, hidden))
     return Component(
         name="final_norm",
         kind="norm",
         weights=(gain,),
-        saved=norm_saved("final_norm", family.norm, hidden),
-        steps=((Saved(name="final_norm.gradients", width=6 * hidden, bytes_each=4),),),
+        saved=norm_saved_tensors("final_norm", family.norm, hidden),
+        backward_steps=((SavedTensor(name="final_norm.gradients", width=6 * hidden, element_bytes=4),),),
     )
 
 
-def _head(family: Family, model: Model, config: Config) -> Component:
+def _head(family: ModelFamily, model: Model, config: Config) -> Component:
     hidden, vocab = model.hidden_size, model.vocab_size
     copies = 0 if config.get("tie_word_embeddings") else 1
-    weights = [Weight(name="head", matrix=vocab * hidden, copies=copies, cut=vocab)]
+    weights = [Weight(name="head", matrix_elements=vocab * hidden, copies=copies, max_pieces=vocab)]
     if family.head_bias:
-        weights.append(Weight(name="head_bias", vector=vocab, cut=vocab))
+        weights.append(Weight(name="head_bias", vector_elements=vocab, max_pieces=vocab))
     saved = [
-        Saved(name="head.input", width=hidden),
-        Saved(name="log_probabilities", width=vocab, bytes_each=4, cut="tp"),
-        Saved(name="labels", width=1, bytes_each=8, cut="none"),
+        SavedTensor(name="head.input", width=hidden),
+        SavedTensor(name="log_probabilities", width=vocab, element_bytes=4, cut="tp"),
+        SavedTensor(name="labels", width=1, element_bytes=8, cut="none"),
     ]
     if config.get("final_logit_softcapping") is not None:
-        saved.append(Saved(name="logits.capped", width=vocab, cut="tp"))
+        saved.append(SavedTensor(name="logits.capped", width=vocab, cut="tp"))
     return Component(name="head", kind="head", weights=tuple(weights), saved=tuple(saved))

@@ -47,13 +47,13 @@ def balance_blocks(block_costs: Sequence[float], num_cores: int, cost_per_core: 
         raise InputError("negative cost", hint="costs must be at least 0")
     plans = []
     for count in range(fewest, most + 1):
-        cores = _deal(block_costs, count)
+        cores = _assign_blocks(block_costs, count)
         slowest = max(sum(block_costs[j] for j in core) for core in cores)
         plans.append(BlockPlan(cores=cores, slowest_cost=slowest, total_cost=slowest + cost_per_core * count))
     return min(plans, key=lambda plan: plan.total_cost)
 
 
-def _deal(block_costs: Sequence[float], count: int) -> tuple[tuple[int, ...], ...]:
+def _assign_blocks(block_costs: Sequence[float], count: int) -> tuple[tuple[int, ...], ...]:
     """Fill core after core up to an equal share of the remaining cost; half a block may exceed it."""
     cores: list[tuple[int, ...]] = []
     left, block = math.fsum(block_costs), 0

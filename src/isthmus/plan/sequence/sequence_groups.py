@@ -29,11 +29,9 @@ def group_sequences(lengths: Sequence[int], num_ranks: int) -> tuple[SequenceGro
     idle.
     """
     if num_ranks < 1 or not lengths or min(lengths) < 1:
-        raise InputError(
-            f"sequences of {list(lengths)} tokens on {num_ranks} ranks", hint="give at least 1 of each"
-        )
-    limit = _least_limit(lengths, num_ranks)
-    packed = _pack(lengths, limit)
+        raise InputError(f"sequences of {list(lengths)} tokens on {num_ranks} ranks", hint="give at least 1 of each")
+    limit = _min_tokens_per_rank(lengths, num_ranks)
+    packed = _pack_groups(lengths, limit)
     groups, rank = [], 0
     for width, sequences in packed:
         groups.append(SequenceGroup(ranks=tuple(range(rank, rank + width)), sequences=sequences))
@@ -41,19 +39,19 @@ def group_sequences(lengths: Sequence[int], num_ranks: int) -> tuple[SequenceGro
     return tuple(groups)
 
 
-def _least_limit(lengths: Sequence[int], num_ranks: int) -> int:
+def _min_tokens_per_rank(lengths: Sequence[int], num_ranks: int) -> int:
     """Return the smallest limit of tokens per rank, found by bisection, for which all sequences fit."""
     low, high = max(1, -(-sum(lengths) // num_ranks)), sum(lengths)
     while low < high:
         middle = (low + high) // 2
-        if sum(width for width, _ in _pack(lengths, middle)) <= num_ranks:
+        if sum(width for width, _ in _pack_groups(lengths, middle)) <= num_ranks:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _pack(lengths: Sequence[int], limit: int) -> list[tuple[int, tuple[int, ...]]]:
+def _pack_groups(lengths: Sequence[int], limit: int) -> list[tuple[int, tuple[int, ...]]]:
     """Return (number of ranks, sequences) of each group if a rank holds at most `limit` tokens.
 
     Longest first: a sequence above the limit gets its own ranks, any other the first rank where it fits.

@@ -15,21 +15,21 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from isthmus.core.base import Frozen, Name, NotNegative, Positive
+from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, PositiveFloat
 from isthmus.core.errors import FileError, InputError
-from isthmus.core.files.validation_errors import explain
+from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
-from isthmus.plan.time.parameters import PARAMETERS
+from isthmus.plan.time.time_model_parameters import PARAMETERS
 
 
-class Parameter(Frozen):
+class FittedParameter(FrozenModel):
     """A fitted value and its relative uncertainty, the standard deviation of its logarithm."""
 
-    value: Positive
-    relative: NotNegative
+    value: PositiveFloat
+    relative: NonNegativeFloat
 
 
-class Calibration(Frozen):
+class Calibration(FrozenModel):
     """Parameters by name, or by `CHIP/name` and `FROM>TO/name` for a single chip or link.
 
     `fitted_on` names the runs or micro-benchmarks of the fit; `residual` is its remaining relative error
@@ -40,29 +40,29 @@ class Calibration(Frozen):
     name: Name
     source: str
     fitted_on: tuple[str, ...] = ()
-    parameters: dict[str, Parameter] = Field(default_factory=dict)
-    residual: NotNegative = 0.1
+    parameters: dict[str, FittedParameter] = Field(default_factory=dict)
+    residual: NonNegativeFloat = 0.1
 
     @model_validator(mode="after")
-    def _known(self) -> Calibration:
+    def _check_names(self) -> Calibration:
         for key in self.parameters:
             if key.rpartition("/")[2] not in PARAMETERS:
                 raise ValueError(f"unknown parameter '{key}'; known: {', '.join(PARAMETERS)}")
         return self
 
-    def key(self, name: str, scope: str = "") -> str:
+    def scoped_key(self, name: str, scope: str = "") -> str:
         """Return the key of parameter `name` for a chip or link: its own if present, else the general one."""
         own = f"{scope}/{name}"
         return own if scope and own in self.parameters else name
 
     def value(self, name: str, scope: str = "") -> float:
         """Return a parameter's value for a chip or link (`scope`), or its default."""
-        found = self.parameters.get(self.key(name, scope))
-        return found.value if found else PARAMETERS[name].value
+        found = self.parameters.get(self.scoped_key(name, scope))
+        return found.value if found else PARAMETERS[name].default
 
-    def relative(self, name: str, scope: str = "") -> float:
+    def relative_uncertainty(self, name: str, scope: str = "") -> float:
         """Return a parameter's relative uncertainty for a chip or link, or its default's."""
-        found = self.parameters.get(self.key(name, scope))
+        found = self.parameters.get(self.scoped_key(name, scope))
         return found.relative if found else PARAMETERS[name].relative
 
     def with_values(self, values: Mapping[str, float]) -> Calibration:
@@ -70,7 +70,7 @@ class Calibration(Frozen):
         parameters = dict(self.parameters)
         for key, value in values.items():
             scope, _, name = key.rpartition("/")
-            parameters[key] = Parameter(value=value, relative=self.relative(name, scope))
+            parameters[key] = FittedParameter(value=value, relative=self.relative_uncertainty(name, scope))
         return self.model_copy(update={"parameters": parameters})
 
     def require_unseen(self, run: str) -> None:
@@ -87,7 +87,7 @@ DATA_SHEET = Calibration(name="data-sheet", source="data sheets and the defaults
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class ChipRates:
     """The values of the parameters in `PARAMETERS` for one chip."""
 
     matmul_share: float
@@ -104,7 +104,7 @@ class Rates:
     update_time: float
 
     @classmethod
-    def of(cls, calibration: Calibration, chip: str) -> Rates:
+    def of(cls, calibration: Calibration, chip: str) -> ChipRates:
         """Return the parameters of `calibration` for `chip`."""
         return cls(**{name: calibration.value(name, chip) for name in cls.__dataclass_fields__})
 
@@ -116,7 +116,7 @@ def load_calibration(path: str | Path) -> Calibration:
     try:
         return Calibration.model_validate(document)
     except ValidationError as error:
-        raise explain(error, document, lines, file, Calibration) from error
+        raise to_file_error(error, document, lines, file, Calibration) from error
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:

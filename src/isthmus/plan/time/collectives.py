@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-HOP_S = 4e-6
+NODE_HOP_S = 4e-6
 """Seconds of one step of a collective inside a node, without its start-up latency."""
 
 NETWORK_HOP_S = 8e-6
@@ -47,17 +47,17 @@ def tree_all_reduce_s(num_bytes: float, size: int, bytes_per_s: float, hop_s: fl
 
 def all_reduce_s(topology: Topology, num_bytes: float, size: int, stride: int = 1) -> float:
     """Return the seconds of an all-reduce of `num_bytes` on each of `size` chips."""
-    return sum(_all_reduce(topology, num_bytes, size, stride))
+    return sum(_all_reduce_parts_s(topology, num_bytes, size, stride))
 
 
-def _all_reduce(topology: Topology, num_bytes: float, size: int, stride: int) -> tuple[float, float]:
+def _all_reduce_parts_s(topology: Topology, num_bytes: float, size: int, stride: int) -> tuple[float, float]:
     """Return the seconds inside nodes and between them."""
     if size < 2:
         return 0.0, 0.0
     inside, nodes = topology.tiers(size, stride)
     local_s = between_s = 0.0
     if inside > 1:
-        args = (num_bytes, inside, topology.link_bytes_per_s, HOP_S)
+        args = (num_bytes, inside, topology.link_bytes_per_s, NODE_HOP_S)
         local_s = topology.link_latency_s + min(ring_all_reduce_s(*args), tree_all_reduce_s(*args))
     if nodes > 1:
         args = (num_bytes / inside, nodes, topology.network_bytes_per_s, NETWORK_HOP_S)
@@ -75,7 +75,7 @@ def all_gather_s(topology: Topology, num_bytes: float, size: int, stride: int = 
     inside, nodes = topology.tiers(size, stride)
     seconds = 0.0
     if inside > 1:
-        seconds += topology.link_latency_s + (inside - 1) * HOP_S
+        seconds += topology.link_latency_s + (inside - 1) * NODE_HOP_S
         seconds += (inside - 1) / inside * num_bytes / topology.link_bytes_per_s
     if nodes > 1:
         seconds += topology.network_latency_s + (nodes - 1) * NETWORK_HOP_S

@@ -7,18 +7,18 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from isthmus.core.base import Frozen, Positive
+from isthmus.core.base_model import FrozenModel, PositiveFloat
 from isthmus.core.files.user_files import load_plan, load_pool
-from isthmus.core.files.validation_errors import explain
+from isthmus.core.files.validation_errors import to_file_error
 from isthmus.core.files.yaml_lines import read_yaml
 from isthmus.core.model import load_model
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.fit import Observation
+from isthmus.plan.time.fit_calibration import Observation
 from isthmus.plan.time.predict import simulate_plan
 
 
-class MeasuredRun(Frozen):
+class MeasuredRun(FrozenModel):
     """One measured run: its name, the files of its plan and pool, and the seconds of an iteration.
 
     The plan names its model. Relative paths are relative to the folder of the table.
@@ -27,10 +27,10 @@ class MeasuredRun(Frozen):
     name: str
     plan: str
     pool: str
-    iteration_s: Positive
+    iteration_s: PositiveFloat
 
 
-class RunTable(Frozen):
+class RunTable(FrozenModel):
     """Measured runs and their source."""
 
     version: Literal[1] = 1
@@ -50,12 +50,9 @@ def load_runs(path: Path) -> RunTable:
     try:
         table = RunTable.model_validate(document)
     except ValidationError as error:
-        raise explain(error, document, lines, path, RunTable) from error
+        raise to_file_error(error, document, lines, path, RunTable) from error
     base = path.resolve().parent
-    runs = (
-        run.model_copy(update={"plan": str(base / run.plan), "pool": str(base / run.pool)})
-        for run in table.runs
-    )
+    runs = (run.model_copy(update={"plan": str(base / run.plan), "pool": str(base / run.pool)}) for run in table.runs)
     return table.model_copy(update={"runs": tuple(runs)})
 
 
@@ -71,4 +68,4 @@ def _observation(run: MeasuredRun, model: str | None) -> Observation:
     def iteration_s(calibration: Calibration) -> float:
         return simulate_plan(plan, pool, profile, calibration)[0].iteration_s
 
-    return Observation(name=run.name, measured_s=run.iteration_s, model=iteration_s)
+    return Observation(name=run.name, measured_s=run.iteration_s, predict_s=iteration_s)

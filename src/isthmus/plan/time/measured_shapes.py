@@ -1,4 +1,4 @@
-"""`with_shapes`: adds measured times of a model's parts, at one micro-batch size, to a calibration.
+"""`calibrate_shapes`: adds measured times of a model's parts, at one micro-batch size, to a calibration.
 
 Each factor (layer, embedding, head, update) is the measured time over the roofline's time under the given
 calibration. `step_s` is replaced.
@@ -12,16 +12,24 @@ from dataclasses import dataclass
 
 from isthmus.core.chip import Chip, Precision
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.model_profile import ModelProfile
-from isthmus.plan.time.calibration import Calibration, Parameter
-from isthmus.plan.time.micro_benchmarks import LEAST_RELATIVE, LEAST_S, ShapeTiming
-from isthmus.plan.time.parameters import shape_scope, vocabulary_scope
-from isthmus.plan.time.stage_time import Batch, Host, PassTime, embedding_pass, head_pass, pass_time, update_s
+from isthmus.plan.time.calibration import Calibration, FittedParameter
+from isthmus.plan.time.micro_benchmarks import MIN_MESSAGE_S, MIN_RELATIVE_UNCERTAINTY, ShapeTiming
+from isthmus.plan.time.stage_time import (
+    ChipModel,
+    MicroBatchShape,
+    PassTime,
+    embedding_pass_time,
+    head_pass_time,
+    pass_time,
+    update_s,
+)
 from isthmus.plan.time.stage_work import layer_work
+from isthmus.plan.time.time_model_parameters import shape_scope, vocabulary_scope
 
 
-def with_shapes(
+def calibrate_shapes(
     calibration: Calibration,
     chip: Chip,
     profile: ModelProfile,
@@ -30,27 +38,29 @@ def with_shapes(
 ) -> Calibration:
     """Return `calibration` with the factors of `profile` from `measured` (concurrent copies of one shape)."""
     first = measured[0]
-    batch = Batch(
+    batch = MicroBatchShape(
         micro_batch_size=first.micro_batch_size, sequence_length=first.sequence_length, precision=precision
     )
-    host, share = _plain_host(calibration, chip), batch.share(Degrees())
+    host, share = _uncorrected_chip_model(calibration, chip), batch.per_chip(StageDegrees())
     size = profile.hidden_size, share.tokens
     ends = vocabulary_scope(chip.name, *size, profile.vocab_size)
-    step = _Usual.of(measured, lambda one: one.step_s)
-    update = _Usual.of(measured, lambda one: one.update_s)
-    moved = _Usual(max(update.seconds - step.seconds, LEAST_S), update.relative)
+    step = _MedianTime.of(measured, lambda one: one.step_s)
+    update = _MedianTime.of(measured, lambda one: one.update_s)
+    moved = _MedianTime(max(update.median_s - step.median_s, MIN_MESSAGE_S), update.relative)
     layer = pass_time(host, layer_work(profile.layers[1], share), precision)
-    embedding = embedding_pass(profile, host, share, precision)
-    head = head_pass(profile, host, share, precision)
+    embedding = embedding_pass_time(profile, host, share, precision)
+    head = head_pass_time(profile, host, share, precision)
     update_each_s = update_s(host, first.update_parameters, batch.precision_bytes)
     fitted = {
-        f"{shape_scope(chip.name, *size, 1)}/shape_time": _Usual.of(measured, lambda one: one.layer_s).over(
-            _both(layer)
+        f"{shape_scope(chip.name, *size, 1)}/shape_time": _MedianTime.of(measured, lambda one: one.layer_s).relative_to(
+            _forward_backward_s(layer)
         ),
-        f"{ends}/embedding_time": _Usual.of(measured, lambda one: one.embedding_s).over(_both(embedding)),
-        f"{ends}/head_time": _Usual.of(measured, lambda one: one.head_s).over(_both(head)),
-        f"{chip.name}/update_time": moved.over(update_each_s),
-        f"{chip.name}/step_s": step.over(1.0),
+        f"{ends}/embedding_time": _MedianTime.of(measured, lambda one: one.embedding_s).relative_to(
+            _forward_backward_s(embedding)
+        ),
+        f"{ends}/head_time": _MedianTime.of(measured, lambda one: one.head_s).relative_to(_forward_backward_s(head)),
+        f"{chip.name}/update_time": moved.relative_to(update_each_s),
+        f"{chip.name}/step_s": step.relative_to(1.0),
     }
     return calibration.model_copy(
         update={
@@ -60,32 +70,32 @@ def with_shapes(
     )
 
 
-def _plain_host(calibration: Calibration, chip: Chip) -> Host:
+def _uncorrected_chip_model(calibration: Calibration, chip: Chip) -> ChipModel:
     """Return the chip model without an earlier `update_time`, as the pure roofline."""
     group = NodeGroup(name="measured", chip=chip.name, nodes=1, chips_per_node=1)
     kept = {key: one for key, one in calibration.parameters.items() if not key.endswith("update_time")}
-    return Host.of(group, chip, calibration.model_copy(update={"parameters": kept}))
+    return ChipModel.of(group, chip, calibration.model_copy(update={"parameters": kept}))
 
 
 @dataclass(frozen=True)
-class _Usual:
+class _MedianTime:
     """A median time in seconds, and its relative spread: half of the interquartile range."""
 
-    seconds: float
+    median_s: float
     relative: float
 
     @classmethod
-    def of(cls, measured: Sequence[ShapeTiming], read: Callable[[ShapeTiming], tuple[float, ...]]) -> _Usual:
+    def of(cls, measured: Sequence[ShapeTiming], read: Callable[[ShapeTiming], tuple[float, ...]]) -> _MedianTime:
         """Return the median over all repetitions and copies, since a training step is typical."""
         taken = [seconds for one in measured for seconds in read(one)]
         middle = statistics.median(taken)
         low, _, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else (middle, middle, middle)
         return cls(middle, (high - low) / 2 / middle)
 
-    def over(self, expected_s: float) -> Parameter:
+    def relative_to(self, expected_s: float) -> FittedParameter:
         """Return the time as a factor on `expected_s`."""
-        return Parameter(value=self.seconds / expected_s, relative=max(LEAST_RELATIVE, self.relative))
+        return FittedParameter(value=self.median_s / expected_s, relative=max(MIN_RELATIVE_UNCERTAINTY, self.relative))
 
 
-def _both(time: PassTime) -> float:
+def _forward_backward_s(time: PassTime) -> float:
     return time.forward_s + time.backward_s

@@ -13,26 +13,26 @@ from typing import Literal
 
 from pydantic import Field
 
-from isthmus.core.base import Count, Frozen, Positive
+from isthmus.core.base_model import FrozenModel, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, Precision
-from isthmus.plan.time.calibration import Calibration, Parameter
-from isthmus.plan.time.parameters import PARAMETERS
+from isthmus.plan.time.calibration import Calibration, FittedParameter
+from isthmus.plan.time.time_model_parameters import PARAMETERS
 
-LEAST_RELATIVE = 0.03
+MIN_RELATIVE_UNCERTAINTY = 0.03
 """Least relative uncertainty of a micro-benchmark, as training differs from it."""
 
-LEAST_S = 1e-6
+MIN_MESSAGE_S = 1e-6
 """Least time of a message without its delay; smaller values are below the clock's resolution."""
 
 
-class Timing(Frozen):
+class Timing(FrozenModel):
     """One micro-benchmark: operations done, bytes moved, and the seconds of each repetition."""
 
     name: str
     flops: float = 0.0
     num_bytes: float = 0.0
-    count: Count = 1
-    seconds: tuple[Positive, ...] = Field(min_length=1)
+    count: PositiveInt = 1
+    seconds: tuple[PositiveFloat, ...] = Field(min_length=1)
 
     @property
     def best_s(self) -> float:
@@ -40,7 +40,7 @@ class Timing(Frozen):
         return min(self.seconds)
 
 
-class Measurement(Frozen):
+class Measurement(FrozenModel):
     """All micro-benchmarks of one device."""
 
     version: Literal[1] = 1
@@ -53,7 +53,7 @@ class Measurement(Frozen):
     shape: ShapeTiming | None = None
 
 
-class ShapeTiming(Frozen):
+class ShapeTiming(FrozenModel):
     """The seconds of each repetition of a model's parts, timed separately.
 
     Layer, embedding and head (final norm, head and loss) are timed forward and backward together, for one
@@ -61,16 +61,16 @@ class ShapeTiming(Frozen):
     same number of tensors with one element each.
     """
 
-    hidden_size: Count
-    vocab_size: Count
-    micro_batch_size: Count
-    sequence_length: Count
-    layer_s: tuple[Positive, ...] = Field(min_length=1)
-    embedding_s: tuple[Positive, ...] = Field(min_length=1)
-    head_s: tuple[Positive, ...] = Field(min_length=1)
-    update_s: tuple[Positive, ...] = Field(min_length=1)
-    update_parameters: Count
-    step_s: tuple[Positive, ...] = Field(min_length=1)
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    micro_batch_size: PositiveInt
+    sequence_length: PositiveInt
+    layer_s: tuple[PositiveFloat, ...] = Field(min_length=1)
+    embedding_s: tuple[PositiveFloat, ...] = Field(min_length=1)
+    head_s: tuple[PositiveFloat, ...] = Field(min_length=1)
+    update_s: tuple[PositiveFloat, ...] = Field(min_length=1)
+    update_parameters: PositiveInt
+    step_s: tuple[PositiveFloat, ...] = Field(min_length=1)
 
 
 def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibration:
@@ -91,13 +91,11 @@ def calibrate_chip(chip: Chip, measured: Measurement, *, name: str) -> Calibrati
         name=name,
         source=f"micro-benchmarks of {measured.device} as {chip.name}, {measured.precision}",
         fitted_on=tuple(timing.name for timing in kinds),
-        parameters={
-            f"{chip.name}/{key}": _parameter(key, values) for key, values in shares.items() if values
-        },
+        parameters={f"{chip.name}/{key}": _fitted_parameter(key, values) for key, values in shares.items() if values},
     )
 
 
-def with_links(
+def calibrate_links(
     calibration: Calibration,
     shares: Mapping[str, Sequence[float]],
     messages_s: Mapping[str, Sequence[float]] | None = None,
@@ -106,9 +104,9 @@ def with_links(
 
     `messages_s` holds the times of single messages without delay and transfer.
     """
-    fitted = {f"{ends}/wan_share": _parameter("wan_share", values) for ends, values in shares.items()}
+    fitted = {f"{ends}/wan_share": _fitted_parameter("wan_share", values) for ends, values in shares.items()}
     fitted |= {
-        f"{ends}/message_s": _parameter("message_s", [max(one, LEAST_S) for one in values])
+        f"{ends}/message_s": _fitted_parameter("message_s", [max(one, MIN_MESSAGE_S) for one in values])
         for ends, values in (messages_s or {}).items()
     }
     return calibration.model_copy(
@@ -119,9 +117,9 @@ def with_links(
     )
 
 
-def _parameter(key: str, values: Sequence[float]) -> Parameter:
+def _fitted_parameter(key: str, values: Sequence[float]) -> FittedParameter:
     value = statistics.median(values)
     scatter = PARAMETERS[key].relative / 2
     if len(values) > 1:
         scatter = statistics.stdev(math.log(x) for x in values) / math.sqrt(len(values))
-    return Parameter(value=value, relative=max(LEAST_RELATIVE, scatter))
+    return FittedParameter(value=value, relative=max(MIN_RELATIVE_UNCERTAINTY, scatter))

@@ -12,27 +12,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.model import Model
-from isthmus.core.plan import Part, Plan, StageTime
+from isthmus.core.plan import Plan, PlanPart, StageTime
 from isthmus.core.pool import Pool
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
-from isthmus.plan.time.calibration import DATA_SHEET, Calibration, Rates
+from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
 from isthmus.plan.time.collectives import all_reduce_s
-from isthmus.plan.time.estimate import iteration_estimate_s
-from isthmus.plan.time.loads import StageCost, distinct_replicas, schedule_of, stage_costs, wires_of
+from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
+from isthmus.plan.time.simulation_inputs import (
+    StageCost,
+    first_equal_replicas,
+    replica_schedule,
+    simulated_links,
+    stage_costs,
+)
 from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
-from isthmus.sim import Interference, Replica, Training, TrainingRun, Wire, simulate
+from isthmus.sim import (
+    Interference,
+    Replica,
+    SimulatedLink,
+    SimulatedTraining,
+    SimulationResult,
+    simulate_training,
+)
 
-NINETY_PERCENT = 1.645
+Z_90_PERCENT = 1.645
 """Standard deviations around the mean that contain 90 % of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class PlanForecast:
     """The predicted time and memory of a plan."""
 
     plan: str
     """Id of the plan."""
-    run: TrainingRun
+    result: SimulationResult
     """The simulation."""
     tokens: int
     """Tokens per iteration."""
@@ -53,7 +66,7 @@ class Forecast:
     @property
     def iteration_s(self) -> float:
         """Seconds of one iteration."""
-        return self.run.iteration_s
+        return self.result.iteration_s
 
     @property
     def tgs_tokens_per_card_s(self) -> float:
@@ -74,8 +87,8 @@ class Forecast:
             "iteration_high_s": self.high_s,
             "tgs_tokens_per_card_s": self.tgs_tokens_per_card_s,
             "samples_per_s": self.samples_per_s,
-            "stages": [stage.as_dict() for stage in self.run.stages],
-            "links": [link.as_dict() for link in self.run.links if link.num_bytes],
+            "stages": [stage.as_dict() for stage in self.result.stages],
+            "links": [link.as_dict() for link in self.result.links if link.num_bytes],
             "calibration": self.calibration,
             "assumptions": list(self.assumptions),
         }
@@ -91,7 +104,7 @@ def predict(
     seed: int = 0,
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
-) -> Forecast:
+) -> PlanForecast:
     """Return the prediction of `plan` on `pool`; `details` adds spans for a trace or a page.
 
     `interference` adds cross traffic to directions between clusters. Raises `InputError` for clusters or node
@@ -108,13 +121,13 @@ def predict(
         interference=interference,
         details=details,
     )
-    spread = NINETY_PERCENT * uncertainty(plan, pool, profile, calibration)
-    return Forecast(
+    spread = Z_90_PERCENT * relative_uncertainty(plan, pool, profile, calibration)
+    return PlanForecast(
         plan=plan.id,
-        run=run,
-        tokens=plan.samples * plan.sequence_length,
-        samples=plan.samples,
-        cards=_cards(plan, pool),
+        result=run,
+        tokens=plan.num_samples * plan.sequence_length,
+        samples=plan.num_samples,
+        cards=_num_cards(plan, pool),
         low_s=run.iteration_s * math.exp(-spread),
         high_s=run.iteration_s * math.exp(spread),
         calibration=calibration.name,
@@ -133,31 +146,31 @@ def simulate_plan(
     seed: int = 0,
     interference: Mapping[tuple[str, str], Interference] | None = None,
     details: bool = False,
-) -> tuple[TrainingRun, tuple[StageCost, ...]]:
+) -> tuple[SimulationResult, tuple[StageCost, ...]]:
     """Return only the simulation and the costs of the first replica's stages; otherwise as `predict`."""
-    wires = wires_of(plan, pool, calibration, dict(interference or {}))
+    wires = simulated_links(plan, pool, calibration, dict(interference or {}))
     replica_of: dict[int, Replica] = {}
     first: tuple[StageCost, ...] = ()
-    first_equal = distinct_replicas(plan)
+    first_equal = first_equal_replicas(plan)
     for replica in dict.fromkeys(first_equal):
         costs = stage_costs(plan, pool, profile, calibration, replica)
         first = first or costs
-        schedule = schedule_of(plan, costs, wires, replica)
+        schedule = replica_schedule(plan, costs, wires, replica)
         replica_of[replica] = Replica(stages=tuple(cost.load for cost in costs), schedule=schedule)
     replicas = [replica_of[replica] for replica in first_equal]
-    training = Training(
-        replicas=tuple(replicas), wires=wires, transport=plan.transport, iterations=iterations, seed=seed,
+    training = SimulatedTraining(
+        replicas=tuple(replicas), links=wires, transport=plan.transport, iterations=iterations, seed=seed,
         local_steps=plan.local_steps,
     )  # fmt: skip
-    return simulate(training, details=details), first
+    return simulate_training(training, details=details), first
 
 
-def _cards(plan: Plan, pool: Pool) -> float:
+def _num_cards(plan: Plan, pool: Pool) -> float:
     chips = ((stage.num_chips, pool.cluster(stage.cluster).group(stage.node_group)) for stage in plan.stages)
     return sum(count / pool.chip(group).chips_per_card for count, group in chips)
 
 
-def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: TrainingRun) -> tuple[str, ...]:
+def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: SimulationResult) -> tuple[str, ...]:
     fitted = f"{len(calibration.parameters) or 'no'} parameters fitted"
     notes = [f"calibration '{calibration.name}': {fitted}, from {calibration.source}"]
     notes.append("balanced experts; gradients are reduced after the last backward")
@@ -174,8 +187,8 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Training
                 f"{chip.memory_bytes / 1e9:.1f} GB of {chip.name}"
             )
     for cluster in dict.fromkeys(stage.cluster for stage in stages):
-        for group, taken in Part.of(plan, cluster).chips.items():
-            available = pool.cluster(cluster).group(group).chips
+        for group, taken in PlanPart.from_plan(plan, cluster).chips.items():
+            available = pool.cluster(cluster).group(group).num_chips
             if taken > available:
                 notes.append(f"the plan uses {taken:,} chips of {cluster}/{group}, which has {available:,}")
     return tuple(notes)
@@ -198,57 +211,53 @@ def local_steps_note(plan: Plan) -> str:
     )
 
 
-def estimate_s(
-    plan: Plan, pool: Pool, model: Model | ModelProfile, calibration: Calibration = DATA_SHEET
-) -> float:
+def estimate_s(plan: Plan, pool: Pool, model: Model | ModelProfile, calibration: Calibration = DATA_SHEET) -> float:
     """Return an estimate of the iteration time in seconds, without simulation.
 
     The slowest stage or round trip sets a pipeline's pace; replicas wait for the slowest, then reduce
     gradients. All schedules are estimated as 1F1B.
     """
     profile = profile_model(model) if isinstance(model, Model) else model
-    wires = wires_of(plan, pool, calibration)
+    wires = simulated_links(plan, pool, calibration)
     slowest_s = 0.0
-    for replica in dict.fromkeys(distinct_replicas(plan)):
+    for replica in dict.fromkeys(first_equal_replicas(plan)):
         costs = stage_costs(plan, pool, profile, calibration, replica)
         slowest_s = max(slowest_s, _replica_s(costs, wires, plan.micro_batches_of(replica)))
     return slowest_s
 
 
-def _replica_s(
-    costs: Sequence[StageCost], wires: Mapping[tuple[str, str], Wire], micro_batches: int
-) -> float:
+def _replica_s(costs: Sequence[StageCost], links: Mapping[tuple[str, str], SimulatedLink], micro_batches: int) -> float:
     times = [StageTime(forward_s=c.load.forward_s, backward_s=c.load.backward_s) for c in costs]
-    hops = [_hop_s(a, b, wires) for a, b in itertools.pairwise(costs)]
+    hops = [_hop_s(a, b, links) for a, b in itertools.pairwise(costs)]
     pipeline_s = iteration_estimate_s(times, hops, micro_batches)
     last_s = max(cost.load.update_s + _reduce_s(cost) for cost in costs)
     return pipeline_s + last_s
 
 
-def _hop_s(a: StageCost, b: StageCost, wires: Mapping[tuple[str, str], Wire]) -> float:
+def _hop_s(a: StageCost, b: StageCost, links: Mapping[tuple[str, str], SimulatedLink]) -> float:
     if a.load.cluster == b.load.cluster:
         return a.load.hop_s
-    wire = wires[a.load.cluster, b.load.cluster]
+    wire = links[a.load.cluster, b.load.cluster]
     return wire.delay_s + a.load.boundary_bytes / wire.bytes_per_s
 
 
 def _reduce_s(cost: StageCost) -> float:
-    if cost.reducing < 2:
+    if cost.num_reducing < 2:
         return 0.0
     chips = cost.stage.num_chips
-    return all_reduce_s(cost.host.topology, cost.load.gradient_bytes / chips, cost.reducing, chips)
+    return all_reduce_s(cost.chip_model.topology, cost.load.gradient_bytes / chips, cost.num_reducing, chips)
 
 
-def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> float:
+def relative_uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Calibration) -> float:
     """Return the relative uncertainty of the iteration time, from the parameters and the model's residual.
 
     Parameters count as independent; each is varied by its standard deviation.
     """
     base_s = estimate_s(plan, pool, profile, calibration)
     total = calibration.residual**2
-    for key in used_keys(plan, pool, calibration):
+    for key in used_parameter_keys(plan, pool, calibration):
         scope, _, name = key.rpartition("/")
-        relative = calibration.relative(name, scope)
+        relative = calibration.relative_uncertainty(name, scope)
         if not relative:
             continue
         varied = calibration.with_values({key: calibration.value(name, scope) * math.exp(relative)})
@@ -256,15 +265,15 @@ def uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibration: Cali
     return math.sqrt(total)
 
 
-def used_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
+def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
     """Return the distinct keys of the parameters that a prediction of `plan` uses."""
     chips = {pool.chip(pool.cluster(s.cluster).group(s.node_group)).name for s in plan.stages}
-    keys = [calibration.key(name, chip) for chip in sorted(chips) for name in Rates.__dataclass_fields__]
+    keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in ChipRates.__dataclass_fields__]
     keys += _shape_keys(plan, chips, calibration)
     for replica in range(plan.dp):
         for a, b in plan.hops(replica):
             ends = [(name, f"{x}>{y}") for x, y in ((a, b), (b, a)) for name in ("wan_share", "message_s")]
-            keys += [calibration.key(name, scope) for name, scope in ends]
+            keys += [calibration.scoped_key(name, scope) for name, scope in ends]
     return tuple(dict.fromkeys(keys))
 
 

@@ -13,21 +13,21 @@ from functools import lru_cache
 
 from isthmus.core.chip import Chip, Precision
 from isthmus.core.pool import NodeGroup
-from isthmus.plan.memory.stage_memory import Degrees
+from isthmus.plan.memory.stage_memory import StageDegrees
 from isthmus.plan.profile.component import Recompute
 from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile
-from isthmus.plan.time.calibration import Calibration, Rates, smooth_max
+from isthmus.plan.time.calibration import Calibration, ChipRates, smooth_max
 from isthmus.plan.time.collectives import Topology, all_gather_s, all_reduce_s, all_to_all_s
-from isthmus.plan.time.parameters import shape_scope, vocabulary_scope
 from isthmus.plan.time.stage_work import (
     LOGIT_BYTES,
-    Exchange,
-    Share,
-    Work,
+    ChipMicroBatch,
+    ChipWork,
+    CollectiveCall,
     embedding_work,
     head_work,
     layer_work,
 )
+from isthmus.plan.time.time_model_parameters import shape_scope, vocabulary_scope
 
 BACKWARD_LAUNCHES = 1.5
 """Kernel launches of a backward pass over those of the forward pass."""
@@ -53,30 +53,30 @@ _EIGHT_BIT: frozenset[Precision] = frozenset(("fp8", "int8"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class ChipModel:
     """The model of a stage's chips: chip, achieved rates, topology and calibration."""
 
     chip: Chip
-    rates: Rates
+    rates: ChipRates
     topology: Topology
     calibration: Calibration
 
-    def shape_time(self, layer: LayerProfile, share: Share) -> float:
+    def shape_factor(self, layer: LayerProfile, micro_batch: ChipMicroBatch) -> float:
         """Return the factor on the time of a layer of this shape, 1 if it was not measured."""
-        scope = shape_scope(self.chip.name, layer.hidden_size, share.tokens, share.degrees.tp)
+        scope = shape_scope(self.chip.name, layer.hidden_size, micro_batch.tokens, micro_batch.degrees.tp)
         return self.calibration.value("shape_time", scope)
 
-    def end_time(self, name: str, profile: ModelProfile, share: Share) -> float:
+    def end_factor(self, name: str, profile: ModelProfile, micro_batch: ChipMicroBatch) -> float:
         """Return the factor `embedding_time` or `head_time`, 1 if not measured or with tensor parallelism."""
-        if share.degrees.tp > 1:
+        if micro_batch.degrees.tp > 1:
             return 1.0
-        scope = vocabulary_scope(self.chip.name, profile.hidden_size, share.tokens, profile.vocab_size)
+        scope = vocabulary_scope(self.chip.name, profile.hidden_size, micro_batch.tokens, profile.vocab_size)
         return self.calibration.value(name, scope)
 
     @classmethod
-    def of(cls, group: NodeGroup, chip: Chip, calibration: Calibration) -> Host:
+    def of(cls, group: NodeGroup, chip: Chip, calibration: Calibration) -> ChipModel:
         """Return the model of a node group's chips under a calibration; the network rate is per chip."""
-        rates = Rates.of(calibration, chip.name)
+        rates = ChipRates.of(calibration, chip.name)
         return cls(
             chip=chip,
             rates=rates,
@@ -92,7 +92,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class MicroBatchShape:
     """Shape of a micro-batch and precision of its matrix products; with 8 bits, attention uses 16."""
 
     micro_batch_size: int
@@ -104,9 +104,9 @@ class Batch:
         """Bytes of an activation element; 8-bit products output 16 bits."""
         return 4 if self.precision in ("fp32", "tf32") else 8 if self.precision == "fp64" else 2
 
-    def share(self, degrees: Degrees) -> Share:
+    def per_chip(self, degrees: StageDegrees) -> ChipMicroBatch:
         """Return the part of the micro-batch that one chip processes."""
-        return Share(
+        return ChipMicroBatch(
             tokens=self.micro_batch_size * self.sequence_length / degrees.cp,
             sequence_length=self.sequence_length,
             precision_bytes=self.precision_bytes,
@@ -125,7 +125,7 @@ class PassTime:
     memory_s: float = 0.0
     exchange_s: float = 0.0
 
-    def times(self, count: float) -> PassTime:
+    def scaled(self, count: float) -> PassTime:
         """Return the time of `count` such passes."""
         return PassTime(**{name: getattr(self, name) * count for name in self.__dataclass_fields__})
 
@@ -134,54 +134,54 @@ class PassTime:
         return PassTime(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-def exchange_s(topology: Topology, one: Exchange) -> float:
+def collective_call_s(topology: Topology, call: CollectiveCall) -> float:
     """Return the seconds of all calls of a collective."""
-    return one.times * _COLLECTIVES[one.kind](topology, one.num_bytes, one.size, one.stride)
+    return call.num_calls * _COLLECTIVES[call.kind](topology, call.num_bytes, call.size, call.stride)
 
 
 def pass_time(
-    host: Host,
-    work: Work,
+    chip_model: ChipModel,
+    work: ChipWork,
     precision: Precision,
     recompute: Recompute = "none",
     *,
-    experts_hidden: bool = False,
+    overlap_experts: bool = False,
     backward_bytes: float | None = None,
 ) -> PassTime:
     """Return the times of the forward and the backward pass of `work`.
 
-    `experts_hidden` overlaps the all-to-all of experts with the computation of another micro-batch, as
+    `overlap_experts` overlaps the all-to-all of experts with the computation of another micro-batch, as
     DualPipe does. `backward_bytes` is the memory traffic of the backward pass (default: twice the forward's).
     """
     # Step 1: compute time by the roofline.
-    rates, peak = host.rates, host.chip.flop_per_s(precision)
+    rates, peak = chip_model.rates, chip_model.chip.flop_per_s(precision)
     wide: Precision = "bf16" if precision in _EIGHT_BIT else precision
-    memory = host.chip.memory_bandwidth_bytes_per_s * rates.memory_share
+    memory = chip_model.chip.memory_bandwidth_bytes_per_s * rates.memory_share
     matmul_s = work.matmul_flops / (peak * rates.matmul_share) + work.matmul_bytes / memory
-    core_s = work.core_flops / (host.chip.flop_per_s(wide) * rates.attention_share)
+    core_s = work.attention_flops / (chip_model.chip.flop_per_s(wide) * rates.attention_share)
     moved_s = work.moved_bytes / memory
     moved_back_s = 2 * moved_s if backward_bytes is None else backward_bytes / memory
     # Step 2: collectives: overlapped with another micro-batch, with weight gradients (backward), or exposed.
     exposed_s = overlapping_s = hidden_s = 0.0
-    for one in work.exchanges:
-        seconds = exchange_s(host.topology, one)
-        if one.kind == "all_to_all" and experts_hidden:
+    for one in work.collectives:
+        seconds = collective_call_s(chip_model.topology, one)
+        if one.kind == "all_to_all" and overlap_experts:
             hidden_s += seconds
-        elif one.hides:
+        elif one.overlaps:
             overlapping_s += seconds
         else:
             exposed_s += seconds
     # Step 3: host launches, and the forward pass.
-    launch_s = work.launches * rates.launch_s
-    launch_s += sum(one.times * (one.size - 1) for one in work.exchanges) * rates.skew_s
+    launch_s = work.num_launches * rates.launch_s
+    launch_s += sum(one.num_calls * (one.size - 1) for one in work.collectives) * rates.skew_s
     compute_s = matmul_s + core_s + moved_s
     forward_s = compute_s + exposed_s + overlapping_s
     forward_s = smooth_max(max(forward_s, hidden_s), launch_s)
     # Step 4: the backward pass, with recomputation.
-    weight_s = rates.backward_overlap * work.first_flops / (peak * rates.matmul_share)
-    back_s = 2 * matmul_s + work.core_backward * core_s + moved_back_s
+    weight_s = rates.backward_overlap * work.overlapping_flops / (peak * rates.matmul_share)
+    back_s = 2 * matmul_s + work.attention_backward_ratio * core_s + moved_back_s
     exchanged_s = exposed_s + max(0.0, overlapping_s - weight_s)
-    recompute_s, recompute_launch_s = _again(
+    recompute_s, recompute_launch_s = _recompute_s(
         recompute, compute_s, core_s, moved_s, exposed_s + overlapping_s, launch_s
     )
     backward_s = smooth_max(
@@ -192,13 +192,13 @@ def pass_time(
         forward_s=forward_s,
         backward_s=backward_s,
         matmul_s=(3 + whole) * matmul_s,
-        attention_s=(1 + work.core_backward + whole) * core_s,
+        attention_s=(1 + work.attention_backward_ratio + whole) * core_s,
         memory_s=(1 + whole) * moved_s + moved_back_s,
         exchange_s=(1 + whole) * (exposed_s + overlapping_s) + exchanged_s,
     )
 
 
-def _again(
+def _recompute_s(
     recompute: Recompute, compute_s: float, core_s: float, moved_s: float, exchanged_s: float, launch_s: float
 ) -> tuple[float, float]:
     """Return the seconds that recomputation adds to a backward pass, and the seconds of its launches."""
@@ -212,72 +212,76 @@ def _again(
 
 
 @lru_cache(maxsize=4096)
-def _layer_work(layer: LayerProfile, share: Share) -> Work:
-    return layer_work(layer, share)
+def _cached_layer_work(layer: LayerProfile, micro_batch: ChipMicroBatch) -> ChipWork:
+    return layer_work(layer, micro_batch)
 
 
-def stage_pass(
+def stage_pass_time(
     profile: ModelProfile,
     layers: tuple[int, int],
-    host: Host,
-    batch: Batch,
-    degrees: Degrees,
+    chip_model: ChipModel,
+    micro_batch: MicroBatchShape,
+    degrees: StageDegrees,
     *,
     recompute: Recompute = "none",
     recompute_layers: int | None = None,
-    experts_hidden: bool = False,
+    overlap_experts: bool = False,
 ) -> PassTime:
     """Return the times of one micro-batch on the stage of decoder layers `[first, last)`.
 
     The first stage holds the embedding, the last one the head. `recompute_layers` of the layers (default all)
     are recomputed.
     """
-    share, (first, last) = batch.share(degrees), layers
+    share, (first, last) = micro_batch.per_chip(degrees), layers
     recomputed = last - first if recompute_layers is None else recompute_layers
     total = PassTime()
-    for layer, mode, count in _runs(profile.layers[first:last], recompute, recomputed):
-        work = _layer_work(layer, share)
-        one = pass_time(host, work, batch.precision, mode, experts_hidden=experts_hidden)
-        total = total + one.times(count * host.shape_time(layer, share))
-    wide: Precision = "bf16" if batch.precision in _EIGHT_BIT else batch.precision
+    for layer, mode, count in _group_equal_layers(profile.layers[first:last], recompute, recomputed):
+        work = _cached_layer_work(layer, share)
+        one = pass_time(chip_model, work, micro_batch.precision, mode, overlap_experts=overlap_experts)
+        total = total + one.scaled(count * chip_model.shape_factor(layer, share))
+    wide: Precision = "bf16" if micro_batch.precision in _EIGHT_BIT else micro_batch.precision
     if first == 0:
-        time = embedding_pass(profile, host, share, wide)
-        total = total + time.times(host.end_time("embedding_time", profile, share))
+        time = embedding_pass_time(profile, chip_model, share, wide)
+        total = total + time.scaled(chip_model.end_factor("embedding_time", profile, share))
     if last == profile.num_layers:
-        total = total + head_pass(profile, host, share, wide).times(
-            host.end_time("head_time", profile, share)
+        total = total + head_pass_time(profile, chip_model, share, wide).scaled(
+            chip_model.end_factor("head_time", profile, share)
         )
     return total
 
 
-def embedding_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
+def embedding_pass_time(
+    profile: ModelProfile, chip_model: ChipModel, micro_batch: ChipMicroBatch, precision: Precision
+) -> PassTime:
     """Return the times of one micro-batch in the embedding, by the roofline."""
-    return pass_time(host, embedding_work(profile, share), precision)
+    return pass_time(chip_model, embedding_work(profile, micro_batch), precision)
 
 
-def head_pass(profile: ModelProfile, host: Host, share: Share, precision: Precision) -> PassTime:
+def head_pass_time(
+    profile: ModelProfile, chip_model: ChipModel, micro_batch: ChipMicroBatch, precision: Precision
+) -> PassTime:
     """Return the times of one micro-batch in final norm, head and loss, by the roofline."""
-    work = head_work(profile, share)
+    work = head_work(profile, micro_batch)
     backward_bytes = work.moved_bytes * LOGIT_BYTES[1] / LOGIT_BYTES[0]
-    return pass_time(host, work, precision, backward_bytes=backward_bytes)
+    return pass_time(chip_model, work, precision, backward_bytes=backward_bytes)
 
 
-def _runs(
-    layers: Sequence[LayerProfile], recompute: Recompute, again: int
+def _group_equal_layers(
+    layers: Sequence[LayerProfile], recompute: Recompute, num_recomputed: int
 ) -> list[tuple[LayerProfile, Recompute, int]]:
     """Return (layer, recompute mode, count) of equal layers; equal layers are one object."""
     counted: dict[tuple[int, Recompute], tuple[LayerProfile, int]] = {}
     for index, layer in enumerate(layers):
-        key = id(layer), recompute if index < again else "none"
+        key = id(layer), recompute if index < num_recomputed else "none"
         counted[key] = layer, counted.get(key, (layer, 0))[1] + 1
     return [(layer, mode, count) for (_, mode), (layer, count) in counted.items()]
 
 
-def update_s(host: Host, parameters: float, precision_bytes: int) -> float:
+def update_s(chip_model: ChipModel, parameters: float, precision_bytes: int) -> float:
     """Return the seconds of an optimizer step over `parameters` elements on one chip."""
     moved = parameters * UPDATE_BYTES.get(precision_bytes, 28)
-    rate = host.chip.memory_bandwidth_bytes_per_s * host.rates.memory_share
-    return moved / rate * host.rates.update_time
+    rate = chip_model.chip.memory_bandwidth_bytes_per_s * chip_model.rates.memory_share
+    return moved / rate * chip_model.rates.update_time
 
 
 def host_update_s(parameters: float, precision_bytes: int) -> float:

@@ -31,7 +31,7 @@ def zero_bubble_s(num_stages: int, forward_s: float, backward_s: float, weight_s
 
     Source: P. Qi et al., ICLR 2024, table 2: (p - 1) (T_F + T_B - T_W), where T_B excludes T_W.
     """
-    _require_short(forward_s, backward_s, weight_s)
+    _require_short_weight(forward_s, backward_s, weight_s)
     return (num_stages - 1) * (forward_s + backward_s - 2 * weight_s)
 
 
@@ -41,7 +41,7 @@ def dualpipe_bubble_s(num_stages: int, forward_s: float, backward_s: float, weig
     The DeepSeek-V3 report (table 2) gives (S / 2 - 1) (F&B + B - 3 W), where F&B is an overlapped forward and
     backward; here they run one after the other, and the output of the first leaves before the second ends.
     """
-    _require_short(forward_s, backward_s, weight_s)
+    _require_short_weight(forward_s, backward_s, weight_s)
     slack_s = 1e-9 * backward_s
     if not backward_s - weight_s - slack_s <= forward_s <= backward_s + slack_s:
         raise InputError(
@@ -62,7 +62,7 @@ def mixed_chips_bubble_s(forward_s: float, speed_ratio: float, backward_ratio: f
     return forward_s * (speed_ratio - 1) * (backward_ratio + 1)
 
 
-def _require_short(forward_s: float, backward_s: float, weight_s: float) -> None:
+def _require_short_weight(forward_s: float, backward_s: float, weight_s: float) -> None:
     if weight_s > min(forward_s, backward_s - weight_s) + 1e-9 * backward_s:
         raise InputError(
             f"weight gradients of {weight_s} s, forward {forward_s} s, backward {backward_s} s",

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from isthmus.core.plan import StageTime
 from isthmus.schedule import Operation, Schedule
 from isthmus.sim.kernel import Kernel
-from isthmus.sim.links.link_queue import CARRIERS, Carrier, Sharing
-from isthmus.sim.links.wire import Wire
-from isthmus.sim.pipeline.pipeline_processes import Path, Pipeline, Transport
-from isthmus.sim.pipeline.read_program import read_program
+from isthmus.sim.links.link_queue import LINK_QUEUES, LinkQueue, Sharing
+from isthmus.sim.links.simulated_link import SimulatedLink
+from isthmus.sim.pipeline.compile_schedule import compile_schedule
+from isthmus.sim.pipeline.pipeline_processes import MessagePath, Pipeline, SendMode
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineRun:
+class PipelineResult:
     """The times of one step, and the bytes sent over each link."""
 
     step_s: float
@@ -30,68 +30,68 @@ class PipelineRun:
     """Compute time of each stage."""
     waiting_s: tuple[float, ...]
     """Waiting time of each stage."""
-    wire_bytes: dict[str, float]
+    link_bytes: dict[str, float]
 
 
 def run_pipeline(
     schedule: Schedule,
     stage_times: Sequence[StageTime],
-    wires: Mapping[tuple[int, int], Wire],
+    links: Mapping[tuple[int, int], SimulatedLink],
     message_bytes: float,
     *,
-    transport: Transport = "buffered",
+    transport: SendMode = "buffered",
     sharing: Sharing = "fifo",
     seed: int = 0,
-) -> PipelineRun:
+) -> PipelineResult:
     """Return the times of one step of `schedule`.
 
-    `stage_times` has one entry per stage (seconds per micro-batch). `wires` maps (sending stage, receiving
+    `stage_times` has one entry per stage (seconds per micro-batch). `links` maps (sending stage, receiving
     stage) to the link between them; messages of missing pairs take no time. Each message has `message_bytes`.
     A split backward spends half its time in each part. Raises `RuntimeError` for a schedule that deadlocks,
     which `check_schedule` would have rejected.
     """
     kernel = Kernel()
-    queues = make_carriers(kernel, [(link.name, link) for link in wires.values()], sharing, seed)
+    queues = make_link_queues(kernel, [(link.name, link) for link in links.values()], sharing, seed)
 
-    def path(sender: int, receiver: int) -> Path:
-        link = wires.get((sender, receiver))
+    def path(sender: int, receiver: int) -> MessagePath:
+        link = links.get((sender, receiver))
         return (None if link is None else queues[link.name]), 0.0
 
     pipeline = Pipeline(
         kernel=kernel,
-        program=read_program(schedule),
-        duration_s=durations(schedule, stage_times),
-        bytes_of=lambda _: message_bytes,
+        compiled=compile_schedule(schedule),
+        duration_s=operation_durations(schedule, stage_times),
+        boundary_bytes=lambda _: message_bytes,
         path=path,
         transport=transport,
     )
     pipeline.start()
     kernel.run()
-    if stuck := pipeline.stuck():
+    if stuck := pipeline.blocked_stages():
         raise RuntimeError(f"schedule {schedule.name} deadlocks: {'; '.join(stuck)}")
     logs = pipeline.logs
     finish_s = [float(end.value) for end in pipeline.ends]
-    return PipelineRun(
+    return PipelineResult(
         step_s=max(finish_s),
         finish_s=tuple(finish_s),
         busy_s=tuple(sum(e[1] - e[0] for e in log if e[4] is None) for log in logs),
         waiting_s=tuple(sum(e[1] - e[0] for e in log if e[4] is not None) for log in logs),
-        wire_bytes={name: queue.carried_bytes for name, queue in queues.items() if queue.carried_bytes},
+        link_bytes={name: queue.sent_bytes for name, queue in queues.items() if queue.sent_bytes},
     )
 
 
-def make_carriers(
-    kernel: Kernel, wires: Sequence[tuple[str, Wire]], sharing: Sharing, seed: int
-) -> dict[str, Carrier]:
+def make_link_queues(
+    kernel: Kernel, links: Sequence[tuple[str, SimulatedLink]], sharing: Sharing, seed: int
+) -> dict[str, LinkQueue]:
     """Return a link queue for each name; its random delays depend on `seed` and its position in the list."""
-    queues: dict[str, Carrier] = {}
-    for name, link in wires:
+    queues: dict[str, LinkQueue] = {}
+    for name, link in links:
         if name not in queues:
-            queues[name] = CARRIERS[sharing](kernel, link, f"{seed}/{len(queues)}")
+            queues[name] = LINK_QUEUES[sharing](kernel, link, f"{seed}/{len(queues)}")
     return queues
 
 
-def durations(
+def operation_durations(
     schedule: Schedule,
     stage_times: Sequence[StageTime],
     weight_share: Sequence[float] | None = None,

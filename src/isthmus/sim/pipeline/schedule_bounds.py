@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.schedule import Operation, Schedule
-from isthmus.sim.pipeline.read_program import COMPUTING
+from isthmus.sim.pipeline.compile_schedule import COMPUTE_OPERATIONS
 
-Duration = Callable[[int, Operation], float]
+DurationFunction = Callable[[int, Operation], float]
 """Function from stage and compute operation (or update) to seconds."""
 
-Hop = Callable[[int, int], float]
+HopFunction = Callable[[int, int], float]
 """Function from sending and receiving stage to seconds of a message on an idle link: transfer and delay."""
 
 
-def critical_path_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
+def critical_path_s(schedule: Schedule, duration_s: DurationFunction, hop_s: HopFunction) -> float:
     """Return the length of the longest chain of dependent operations, in seconds.
 
     Stages execute in order, every message has its own link, and no stage waits for its sends. Raises
@@ -28,11 +28,11 @@ def critical_path_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> flo
         for stage, operations in enumerate(schedule.stages):
             while places[stage] < len(operations):
                 one = operations[places[stage]]
-                key = _message(schedule, stage, one)
+                key = _message_key(schedule, stage, one)
                 if key is None:
                     clocks[stage] += duration_s(stage, one)
                 elif one.kind.startswith("send_"):
-                    arrivals[key] = clocks[stage] + hop_s(stage, schedule.peer(stage, one))
+                    arrivals[key] = clocks[stage] + hop_s(stage, schedule.peer_stage(stage, one))
                 elif one.kind.startswith("wait_receive_"):
                     if key not in arrivals:
                         break
@@ -44,22 +44,22 @@ def critical_path_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> flo
     return max(clocks)
 
 
-def serial_sum_s(schedule: Schedule, duration_s: Duration, hop_s: Hop) -> float:
+def serial_sum_s(schedule: Schedule, duration_s: DurationFunction, hop_s: HopFunction) -> float:
     """Return the seconds of all computations and messages, executed one after another."""
     total_s = 0.0
     for stage, one in schedule:
-        if one.kind in COMPUTING or one.kind == "update":
+        if one.kind in COMPUTE_OPERATIONS or one.kind == "update":
             total_s += duration_s(stage, one)
         elif one.kind.startswith("send_"):
-            total_s += hop_s(stage, schedule.peer(stage, one))
+            total_s += hop_s(stage, schedule.peer_stage(stage, one))
     return total_s
 
 
-def _message(schedule: Schedule, stage: int, one: Operation) -> tuple[bool, int, int] | None:
+def _message_key(schedule: Schedule, stage: int, one: Operation) -> tuple[bool, int, int] | None:
     """Return the key of a transfer, equal at both ends: (is forward, micro-batch, sender's virtual stage)."""
     kind = one.kind.removeprefix("wait_")
     if not kind.startswith(("send_", "receive_")):
         return None
     forward = kind.endswith("_forward")
     step = 0 if kind.startswith("send_") else -1 if forward else 1
-    return forward, one.micro_batch, schedule.virtual(stage, one) + step
+    return forward, one.micro_batch, schedule.virtual_stage(stage, one) + step

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from isthmus.core.errors import PlanError
 from isthmus.core.plan import StageTime
 from isthmus.schedule import overlapped, warm_up_counts
-from isthmus.sim.links.wire import Wire
+from isthmus.sim.links.simulated_link import SimulatedLink
 from isthmus.sim.pipeline.run_pipeline import run_pipeline
 
 
 def best_warm_up(
     stage_times: Sequence[StageTime],
-    wires: Mapping[tuple[int, int], Wire],
+    links: Mapping[tuple[int, int], SimulatedLink],
     message_bytes: float,
     num_micro_batches: int,
     max_in_flight: Sequence[int],
@@ -29,7 +29,7 @@ def best_warm_up(
         raise PlanError(f"max_in_flight is {list(max_in_flight)}", hint="one per stage, at least 1")
     count = len(stage_times)
     pass_s = [time.forward_s + time.backward_s for time in stage_times]
-    hop_s = [_hop_s(wires, stage, message_bytes) for stage in range(count - 1)]
+    hop_s = [_hop_s(links, stage, message_bytes) for stage in range(count - 1)]
     best: tuple[tuple[int, ...], float] | None = None
     tried = set()
     for bound in range(1, num_micro_batches + 1):
@@ -40,7 +40,7 @@ def best_warm_up(
         if warm_up in tried:
             continue
         tried.add(warm_up)
-        run = run_pipeline(overlapped(count, num_micro_batches, warm_up), stage_times, wires, message_bytes)
+        run = run_pipeline(overlapped(count, num_micro_batches, warm_up), stage_times, links, message_bytes)
         if best is None or run.step_s < best[1] * (1 - 1e-12):
             best = warm_up, run.step_s
     if best is None:
@@ -48,7 +48,7 @@ def best_warm_up(
     return best
 
 
-def _hop_s(wires: Mapping[tuple[int, int], Wire], stage: int, message_bytes: float) -> float:
+def _hop_s(links: Mapping[tuple[int, int], SimulatedLink], stage: int, message_bytes: float) -> float:
     """Return the mean seconds of a message to the next stage and back."""
-    pair = [wires[ends] for ends in ((stage, stage + 1), (stage + 1, stage)) if ends in wires]
+    pair = [links[ends] for ends in ((stage, stage + 1), (stage + 1, stage)) if ends in links]
     return sum(link.delay_s + message_bytes / link.bytes_per_s for link in pair) / 2

@@ -33,36 +33,36 @@ def claim(
     wanted: Mapping[str, int],
     free: Mapping[str, int],
     victims: Sequence[DeviceSource[VictimKey]],
-    room: Mapping[str, int],
+    headroom: Mapping[str, int],
 ) -> Claim[VictimKey] | None:
     """Return the devices to take, or None if too few are available.
 
-    `wanted` and `free` are numbers of devices by node group. `room` limits the devices of a group that are
+    `wanted` and `free` are numbers of devices by node group. `headroom` limits the devices of a group that are
     taken without being `counted`; groups missing in it are unlimited. Free devices are taken first, then
     those of `victims` in order. The set of victims is minimal: each is dropped if possible, last first.
     """
     chosen = list(victims)
-    taken = _take(wanted, free, chosen, room)
+    taken = _take_devices(wanted, free, chosen, headroom)
     if taken is None:
         return None
     for victim in reversed(victims):
         fewer = [other for other in chosen if other is not victim]
-        enough = _take(wanted, free, fewer, room)
+        enough = _take_devices(wanted, free, fewer, headroom)
         if enough is not None:
             chosen, taken = fewer, enough
     return taken
 
 
-def _take(
+def _take_devices(
     wanted: Mapping[str, int],
     free: Mapping[str, int],
     victims: Iterable[DeviceSource[VictimKey]],
-    room: Mapping[str, int],
+    headroom: Mapping[str, int],
 ) -> Claim[VictimKey] | None:
     from_free: dict[str, int] = {}
     from_victims: dict[VictimKey, dict[str, int]] = {}
     for group, num in wanted.items():
-        left = max(0, room.get(group, num))
+        left = max(0, headroom.get(group, num))
         taken = from_free[group] = min(num, left, max(0, free.get(group, 0)))
         left -= taken
         for victim in victims:

@@ -24,87 +24,90 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from isthmus.core.base import Count, Frozen, Index
+from isthmus.core.base_model import FrozenModel, NonNegativeInt, PositiveInt
 from isthmus.core.errors import ProtocolError, UnavailableError
 from isthmus.train.checkpoint import dcp_layout
-from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.dcp_layout import TensorShard
 
 CHECKPOINT_VERSION: Literal[2] = 2
-MANIFEST = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 
 
-def place_name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """Return the folder name of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
-class CheckpointFile(Frozen):
+class CheckpointFile(FrozenModel):
     """One file of a checkpoint."""
 
     name: str
-    num_bytes: Index
+    num_bytes: NonNegativeInt
     sha256: str
 
 
-class Manifest(Frozen):
+class Manifest(FrozenModel):
     """Contents of a checkpoint: the state after `step` steps and `samples` samples."""
 
     version: Literal[2] = CHECKPOINT_VERSION
-    step: Count
+    step: PositiveInt
     # Training samples consumed so far.
-    samples: Count
+    samples: PositiveInt
     # Ranks that wrote it; a run with a different number can still load it.
-    num_ranks: Count
+    num_ranks: PositiveInt
     # One file per rank, by rank, then `.metadata`.
     files: tuple[CheckpointFile, ...]
 
 
-def manifests(folder: Path) -> Iterator[Manifest]:
+def read_manifests(folder: Path) -> Iterator[Manifest]:
     """Yield the manifests of complete checkpoints, newest first; skip unreadable ones.
 
     Raises `ProtocolError` if a manifest has another layout version.
     """
     for place in sorted(complete_folders(folder), reverse=True):
         with suppress(OSError, ValidationError):
-            text = (place / MANIFEST).read_bytes()
+            text = (place / MANIFEST_FILE).read_bytes()
             _check_version(place, text)
             yield Manifest.model_validate_json(text)
 
 
-def is_whole(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> bool:
+def files_are_valid(folder: Path, manifest: Manifest, files: Sequence[CheckpointFile]) -> bool:
     """Return whether `files` of the checkpoint still match their sizes and checksums."""
-    place = folder / place_name(manifest.step)
+    place = folder / checkpoint_name(manifest.step)
     try:
-        return all(described(place / one.name) == one for one in files)
+        return all(describe_file(place / one.name) == one for one in files)
     except OSError:
         return False
 
 
-def newest(folder: Path) -> Manifest | None:
+def newest_valid(folder: Path) -> Manifest | None:
     """Return the newest checkpoint whose checksums match; None if there is none."""
-    return next((one for one in manifests(folder) if is_whole(folder, one, one.files)), None)
+    return next((one for one in read_manifests(folder) if files_are_valid(folder, one, one.files)), None)
 
 
-def load(folder: Path, step: int, pieces: Sequence[Piece]) -> None:
-    """Fill the tensors of `pieces` from the checkpoint after `step` steps.
+def load_shards(folder: Path, step: int, shards: Sequence[TensorShard]) -> None:
+    """Fill the tensors of `shards` from the checkpoint after `step` steps.
 
     Raises `UnavailableError` if a tensor is missing or has another shape (a checkpoint of another model).
     """
-    dcp_layout.read_into(folder / place_name(step), pieces)
+    dcp_layout.read_shards(folder / checkpoint_name(step), shards)
 
 
-def read_back(folder: Path, step: int, rank: int) -> int:
+def verify_rank_file(folder: Path, step: int, rank: int) -> int:
     """Verify this rank's file of the checkpoint after `step` steps from disk; return its size in bytes.
 
     Rank 0 also verifies `.metadata`. Raises `UnavailableError` if a file is missing or its checksum differs.
     """
-    place = folder / place_name(step)
-    files = [place / dcp_layout.file_name(rank), *([place / dcp_layout.METADATA] if rank == 0 else [])]
+    place = folder / checkpoint_name(step)
+    files = [
+        place / dcp_layout.rank_file_name(rank),
+        *([place / dcp_layout.METADATA_FILE] if rank == 0 else []),
+    ]
     try:
-        manifest = Manifest.model_validate_json((place / MANIFEST).read_bytes())
+        manifest = Manifest.model_validate_json((place / MANIFEST_FILE).read_bytes())
         for file in files:
-            _forget_cached(file)
-        found = [described(file) for file in files]
+            _drop_page_cache(file)
+        found = [describe_file(file) for file in files]
     except (OSError, ValidationError) as error:
         raise UnavailableError(f"cannot read checkpoint {place}: {error}") from error
     for file, one in zip(files, found, strict=True):
@@ -132,14 +135,14 @@ def _check_version(place: Path, text: bytes) -> None:
             )
 
 
-def _forget_cached(file: Path) -> None:
+def _drop_page_cache(file: Path) -> None:
     """Drop `file` from the page cache where the system supports it, so that it is read from disk."""
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def described(file: Path) -> CheckpointFile:
+def describe_file(file: Path) -> CheckpointFile:
     """Return the manifest entry of `file` as it is on disk now."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -38,11 +38,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from isthmus.core.errors import UnavailableError
 
-METADATA = ".metadata"
+METADATA_FILE = ".metadata"
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorShard:
     """A rectangular shard of a full-model tensor."""
 
     # Name of the full tensor.
@@ -54,7 +54,7 @@ class Piece:
     tensor: torch.Tensor
 
     @classmethod
-    def whole(cls, name: str, tensor: torch.Tensor) -> Piece:
+    def full(cls, name: str, tensor: torch.Tensor) -> TensorShard:
         """Return the shard that covers all of `tensor`."""
         return cls(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
 
@@ -69,17 +69,17 @@ class Piece:
         return MetadataIndex(self.name, self.offsets)
 
 
-def file_name(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     """Return the name of a rank's file."""
     return f"__{rank}_0.distcp"
 
 
-def write_part(folder: Path, rank: int, pieces: Iterable[Piece]) -> str:
+def write_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> str:
     """Write a rank's shards (in host memory) to its file; return their layout for `write_metadata`.
 
     The file is flushed to disk. Raises `OSError` if it cannot be written.
     """
-    planner = _SavePieces(pieces)
+    planner = _ShardSavePlanner(shards)
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     plan = writer.prepare_global_plan([SavePlan([])] * rank + [planner.create_local_plan()])[rank]
     try:
@@ -91,12 +91,12 @@ def write_part(folder: Path, rank: int, pieces: Iterable[Piece]) -> str:
     return base64.b85encode(pickle.dumps((plan, results))).decode()
 
 
-def write_metadata(folder: Path, parts: Sequence[str]) -> None:
-    """Write `.metadata` from what `write_part` returned on each rank, in rank order.
+def write_metadata(folder: Path, layouts: Sequence[str]) -> None:
+    """Write `.metadata` from what `write_shards` returned on each rank, in rank order.
 
     Raises `UnavailableError` if the shards leave a gap in a tensor or overlap.
     """
-    decoded = [pickle.loads(base64.b85decode(part)) for part in parts]  # noqa: S301 - as `.metadata` itself is
+    decoded = [pickle.loads(base64.b85decode(part)) for part in layouts]  # noqa: S301 - as `.metadata` itself is
     try:
         plans = [plan for plan, _ in decoded]
         _, metadata = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(plans)
@@ -105,25 +105,25 @@ def write_metadata(folder: Path, parts: Sequence[str]) -> None:
     FileSystemWriter(folder).finish(metadata, [results for _, results in decoded])
 
 
-def read_into(folder: Path, pieces: Sequence[Piece]) -> None:
-    """Fill the tensors of `pieces`, however the model was sharded when it was written.
+def read_shards(folder: Path, shards: Sequence[TensorShard]) -> None:
+    """Fill the tensors of `shards`, however the model was sharded when it was written.
 
     Raises `UnavailableError` if a tensor is missing, incomplete or of another shape.
     """
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()
-    planner = _FillPieces(pieces, metadata, folder)
+    planner = _ShardLoadPlanner(shards, metadata, folder)
     reader.set_up_storage_reader(metadata, False)
     with torch.no_grad():
         reader.read_data(planner.create_local_plan(), planner).wait()
 
 
-class _SavePieces(DefaultSavePlanner):
+class _ShardSavePlanner(DefaultSavePlanner):
     """Plans which shards a rank writes."""
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
+    def __init__(self, shards: Iterable[TensorShard]) -> None:
         super().__init__(flatten_state_dict=False)
-        self._pieces = {one.index: one for one in pieces}
+        self._shards = {one.index: one for one in shards}
 
     def create_local_plan(self) -> SavePlan:
         return SavePlan(
@@ -137,45 +137,43 @@ class _SavePieces(DefaultSavePlanner):
                         size=torch.Size(one.shape),
                     ),
                 )
-                for index, one in self._pieces.items()
+                for index, one in self._shards.items()
             ]
         )
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
-        return self._pieces[write_item.index].tensor.contiguous()
+        return self._shards[write_item.index].tensor.contiguous()
 
 
-class _FillPieces(DefaultLoadPlanner):
+class _ShardLoadPlanner(DefaultLoadPlanner):
     """Plans which parts of the stored shards fill the requested ones."""
 
-    def __init__(self, pieces: Sequence[Piece], metadata: Metadata, folder: Path) -> None:
+    def __init__(self, shards: Sequence[TensorShard], metadata: Metadata, folder: Path) -> None:
         super().__init__(flatten_state_dict=False)
-        self._pieces = {one.index: one for one in pieces}
+        self._shards = {one.index: one for one in shards}
         self._metadata, self._folder = metadata, folder
 
     def create_local_plan(self) -> LoadPlan:
-        return LoadPlan([item for one in self._pieces.values() for item in self._items(one)])
+        return LoadPlan([item for one in self._shards.values() for item in self._read_items(one)])
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        part = self._pieces[read_item.dest_index].tensor
+        part = self._shards[read_item.dest_index].tensor
         for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             part = part.narrow(dim, start, length)
         return part
 
-    def _items(self, piece: Piece) -> list[ReadItem]:
-        stored = self._metadata.state_dict_metadata.get(piece.name)
+    def _read_items(self, shard: TensorShard) -> list[ReadItem]:
+        stored = self._metadata.state_dict_metadata.get(shard.name)
         if not isinstance(stored, TensorStorageMetadata):
-            raise self._foreign(f"has no tensor '{piece.name}'")
-        if tuple(stored.size) != piece.shape:
-            raise self._foreign(
-                f"holds '{piece.name}' as {list(stored.size)}, the model as {list(piece.shape)}"
-            )
-        items: list[ReadItem] = create_read_items_for_chunk_list(piece.name, stored, [piece.chunk])
-        if sum(math.prod(one.lengths) for one in items) != piece.tensor.numel():
-            raise self._foreign(f"holds only a part of '{piece.name}'")
+            raise self._mismatch(f"has no tensor '{shard.name}'")
+        if tuple(stored.size) != shard.shape:
+            raise self._mismatch(f"holds '{shard.name}' as {list(stored.size)}, the model as {list(shard.shape)}")
+        items: list[ReadItem] = create_read_items_for_chunk_list(shard.name, stored, [shard.chunk])
+        if sum(math.prod(one.lengths) for one in items) != shard.tensor.numel():
+            raise self._mismatch(f"holds only a part of '{shard.name}'")
         return items
 
-    def _foreign(self, what: str) -> UnavailableError:
+    def _mismatch(self, what: str) -> UnavailableError:
         return UnavailableError(
             f"checkpoint {self._folder} {what}",
             hint="it belongs to another model; use another checkpoint folder",

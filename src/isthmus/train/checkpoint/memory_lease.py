@@ -1,7 +1,7 @@
 """`MemoryLease`: owns a rank's snapshots in shared memory and removes them when it ends.
 
 Snapshots outlive the process that made them, so the lease holder must remove them. If another rank is lost
-for good, they stay for the run's next attempt, which must begin within `KEPT_S`. The next lease on the
+for good, they stay for the run's next attempt, which must begin within `ORPHAN_LIFETIME_S`. The next lease on the
 machine removes snapshots that are orphaned for longer. An exclusive `flock` on `isthmus-RUN/lease` marks a
 held lease.
 """
@@ -20,12 +20,12 @@ from types import TracebackType
 from uuid import uuid4
 
 from isthmus.core.messages.worker_folder import WorkerSpec
-from isthmus.train.checkpoint.memory_checkpoint import default_folder
+from isthmus.train.checkpoint.memory_checkpoint import shared_memory_folder
 
-KEPT_S = 600.0
+ORPHAN_LIFETIME_S = 600.0
 """How long orphaned snapshots stay for the next attempt."""
 
-_LOCK = "lease"
+_LOCK_FILE = "lease"
 
 
 class MemoryLease:
@@ -35,62 +35,60 @@ class MemoryLease:
     """
 
     def __init__(self, spec: WorkerSpec, folder: Path | None = None) -> None:
-        self._folder = folder or default_folder()
+        self._folder = folder or shared_memory_folder()
         self.run = f"{spec.run}-{spec.attempt}-{spec.rank}-{uuid4().hex[:12]}"
-        self._told = told_of(spec)
+        self._digest = compatibility_digest(spec)
         self._lock: int | None = None
-        self._left = False
+        self._is_kept = False
 
-    def leave(self) -> None:
+    def keep_for_next_attempt(self) -> None:
         """Keep the snapshots for the next attempt when the lease ends."""
-        self._left = True
+        self._is_kept = True
 
     def __enter__(self) -> MemoryLease:
         with suppress(OSError):
-            _remove_forgotten(self._folder)
+            _remove_expired(self._folder)
             place = self._folder / f"isthmus-{self.run}"
             place.mkdir(mode=0o700)
-            self._lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(place / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.write(self._lock, self._told.encode())
+            os.write(self._lock, self._digest.encode())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._left:
+        if not self._is_kept:
             shutil.rmtree(self._folder / f"isthmus-{self.run}", ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
 
 
-def told_of(spec: WorkerSpec) -> str:
+def compatibility_digest(spec: WorkerSpec) -> str:
     """Return a digest of run, checkpoint folder and state layout; equal digests can share snapshots."""
-    layout = spec.plan.model_dump_json(
-        include={"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host"}
-    )
+    layout = spec.plan.model_dump_json(include={"stages", "dp", "chunks", "schedule", "zero", "optimizer_on_host"})
     where = Path(spec.job.checkpoints.folder).absolute()
     return hashlib.sha256(f"{spec.run} {where} {layout}".encode()).hexdigest()
 
 
-def left_behind(told: str, folder: Path | None = None) -> Iterator[str]:
+def orphaned_runs(digest: str, folder: Path | None = None) -> Iterator[str]:
     """Yield the `run` of each lease that has this digest and no holder."""
-    for lock in (folder or default_folder()).glob(f"isthmus-*/{_LOCK}"):
+    for lock in (folder or shared_memory_folder()).glob(f"isthmus-*/{_LOCK_FILE}"):
         with suppress(OSError):
-            if not _is_held(lock) and lock.read_text(encoding="utf-8") == told:
+            if not _is_held(lock) and lock.read_text(encoding="utf-8") == digest:
                 yield lock.parent.name.removeprefix("isthmus-")
 
 
-def remove_left_behind(run: str, folder: Path | None = None) -> None:
+def remove_orphan(run: str, folder: Path | None = None) -> None:
     """Remove the snapshots of a lease without a holder."""
-    shutil.rmtree((folder or default_folder()) / f"isthmus-{run}", ignore_errors=True)
+    shutil.rmtree((folder or shared_memory_folder()) / f"isthmus-{run}", ignore_errors=True)
 
 
-def _remove_forgotten(folder: Path) -> None:
-    """Remove snapshots that have had no holder and no write for `KEPT_S`."""
-    for lock in folder.glob(f"isthmus-*/{_LOCK}"):
+def _remove_expired(folder: Path) -> None:
+    """Remove snapshots that have had no holder and no write for `ORPHAN_LIFETIME_S`."""
+    for lock in folder.glob(f"isthmus-*/{_LOCK_FILE}"):
         with suppress(OSError):
-            if time.time() - _last_use_s(lock) > KEPT_S and not _is_held(lock):
+            if time.time() - _last_use_s(lock) > ORPHAN_LIFETIME_S and not _is_held(lock):
                 shutil.rmtree(lock.parent, ignore_errors=True)
 
 

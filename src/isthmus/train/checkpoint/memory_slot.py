@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from pydantic import ValidationError
 
-from isthmus.core.base import Frozen, Index
+from isthmus.core.base_model import FrozenModel, NonNegativeInt
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
 
@@ -29,13 +29,13 @@ SLOT_VERSION: Literal[1] = 1
 _ALIGN_BYTES = 64
 
 
-class StoredTensor(Frozen):
+class SlotTensor(FrozenModel):
     """Location of a tensor in a slot; `dtype` is torch's name (`float32`)."""
 
     name: str
     dtype: str
-    shape: tuple[Index, ...]
-    offset_bytes: Index
+    shape: tuple[NonNegativeInt, ...]
+    offset_bytes: NonNegativeInt
 
     @property
     def num_bytes(self) -> int:
@@ -43,23 +43,23 @@ class StoredTensor(Frozen):
         return prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
-class SlotIndex(Frozen):
+class SlotIndex(FrozenModel):
     """Contents of a slot: the state after `step` steps and `samples` samples."""
 
     version: Literal[1] = SLOT_VERSION
-    step: Index
-    samples: Index
+    step: NonNegativeInt
+    samples: NonNegativeInt
     # Size of the data with padding.
-    num_bytes: Index
-    tensors: tuple[StoredTensor, ...]
+    num_bytes: NonNegativeInt
+    tensors: tuple[SlotTensor, ...]
 
     @classmethod
-    def of(cls, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> SlotIndex:
+    def from_tensors(cls, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> SlotIndex:
         """Return the index of `tensors` laid out consecutively."""
         stored, end = [], 0
         for name, tensor in tensors.items():
             dtype = str(tensor.dtype).removeprefix("torch.")
-            stored.append(StoredTensor(name=name, dtype=dtype, shape=tuple(tensor.shape), offset_bytes=end))
+            stored.append(SlotTensor(name=name, dtype=dtype, shape=tuple(tensor.shape), offset_bytes=end))
             end += -(-tensor.nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         return cls(step=step, samples=samples, num_bytes=end, tensors=tuple(stored))
 
@@ -88,7 +88,7 @@ class MemorySlot:
         except OSError:
             return 0
 
-    def begin(self, num_bytes: int) -> torch.Tensor:
+    def open_for_write(self, num_bytes: int) -> torch.Tensor:
         """Invalidate the slot; return its writable memory, uint8 [n] with n >= `num_bytes`.
 
         Raises `UnavailableError` if the memory cannot be allocated.
@@ -96,9 +96,9 @@ class MemorySlot:
         size = max(num_bytes, mmap.PAGESIZE)
         try:
             self._data.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.forget()
+            self.invalidate()
             if self._memory is None or len(self._memory) != size or self.allocated_bytes != size:
-                self._memory = _mapped(self._data, size)
+                self._memory = _map_for_write(self._data, size)
         except OSError as error:
             raise UnavailableError(
                 f"cannot keep {size} bytes in {self._data.parent}: {error.strerror or error}",
@@ -117,7 +117,7 @@ class MemorySlot:
         self._write_index(f"{_checksum(self._memory, body):08x}\n{body}")
         return _snapshot(index, self._memory)
 
-    def adopt(self, label: str) -> int | None:
+    def seal_raw(self, label: str) -> int | None:
         """Mark the slot valid as a copy of the slot with index text `label`; return its step.
 
         Returns None if the checksum does not match the memory.
@@ -128,11 +128,11 @@ class MemorySlot:
         self._write_index(label)
         return SlotIndex.model_validate_json(body).step
 
-    def copy(self) -> tuple[str, torch.Tensor] | None:
-        """Return index text and memory, uint8 [bytes], for `adopt` elsewhere; None if the slot is invalid."""
+    def read_raw(self) -> tuple[str, torch.Tensor] | None:
+        """Return index text and memory, uint8 [bytes], for `seal_raw` elsewhere; None if the slot is invalid."""
         try:
             label = self._index.read_text(encoding="utf-8")
-            return label, torch.frombuffer(self._opened(), dtype=torch.uint8)
+            return label, torch.frombuffer(self._map_for_read(), dtype=torch.uint8)
         except (OSError, ValueError):
             return None
 
@@ -141,13 +141,13 @@ class MemorySlot:
         try:
             checksum, _, body = self._index.read_text(encoding="utf-8").partition("\n")
             index = SlotIndex.model_validate_json(body)
-            memory = self._opened()
+            memory = self._map_for_read()
         except (OSError, ValueError, ValidationError):
             return None
         valid = len(memory) >= index.num_bytes and f"{_checksum(memory, body):08x}" == checksum
         return _snapshot(index, memory) if valid else None
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Mark the slot invalid."""
         self._index.unlink(missing_ok=True)
 
@@ -158,7 +158,7 @@ class MemorySlot:
             with suppress(OSError):
                 file.unlink()
 
-    def _opened(self) -> mmap.mmap:
+    def _map_for_read(self) -> mmap.mmap:
         """Map the data copy-on-write."""
         with self._data.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -170,7 +170,7 @@ class MemorySlot:
             raise UnavailableError(f"cannot write {self._index}: {error}") from error
 
 
-def view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
+def view_tensor(memory: torch.Tensor, stored: SlotTensor) -> torch.Tensor:
     """Return `stored` as a view of `memory`, uint8 [bytes]."""
     part = memory[stored.offset_bytes : stored.offset_bytes + stored.num_bytes]
     return part.view(getattr(torch, stored.dtype)).view(stored.shape)
@@ -178,26 +178,26 @@ def view(memory: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
 
 def _snapshot(index: SlotIndex, memory: mmap.mmap) -> Snapshot:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
-    return Snapshot(index.step, index.samples, {one.name: view(whole, one) for one in index.tensors})
+    return Snapshot(index.step, index.samples, {one.name: view_tensor(whole, one) for one in index.tensors})
 
 
 def _checksum(memory: mmap.mmap, body: str) -> int:
     return zlib.crc32(body.encode(), zlib.crc32(memory))
 
 
-def _mapped(file: Path, size: int) -> mmap.mmap:
-    """Map `file` with `size` bytes allocated up front: running out of shared memory later raises SIGBUS.
+def _map_for_write(file: Path, num_bytes: int) -> mmap.mmap:
+    """Map `file` with `num_bytes` bytes allocated up front: running out of shared memory later raises SIGBUS.
 
     A file of another size is replaced rather than truncated, so that existing readers keep their mapping.
     """
-    if file.exists() and file.stat().st_size != size:
+    if file.exists() and file.stat().st_size != num_bytes:
         file.unlink()
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, num_bytes)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
-        return mmap.mmap(descriptor, size)
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        return mmap.mmap(descriptor, num_bytes)
     except OSError:
         with suppress(OSError):
             os.ftruncate(descriptor, 0)

@@ -7,58 +7,58 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from isthmus.core.base import Frozen
+from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
-from isthmus.core.state_folder import sync_path
+from isthmus.core.state_folder_lock import fsync_path
 from isthmus.train.checkpoint import dcp_layout
 from isthmus.train.checkpoint.checkpoint_folder import (
-    MANIFEST,
+    MANIFEST_FILE,
     CheckpointFile,
     Manifest,
+    checkpoint_name,
     complete_folders,
-    described,
-    place_name,
+    describe_file,
 )
-from isthmus.train.checkpoint.dcp_layout import Piece
+from isthmus.train.checkpoint.dcp_layout import TensorShard
 
 
-class _Part(Frozen):
-    """Contents of a `.part` file: a rank's file and the layout of its shards (`dcp_layout.write_part`)."""
+class _RankPart(FrozenModel):
+    """Contents of a `.part` file: a rank's file and the layout of its shards (`dcp_layout.write_shards`)."""
 
     file: CheckpointFile
     layout: str
 
 
-def make_folder(folder: Path) -> None:
+def make_checkpoint_folder(folder: Path) -> None:
     """Create the checkpoint folder before training starts; raises `UnavailableError` if it cannot."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
 
 
-def write_part(folder: Path, pieces: Iterable[Piece], *, step: int, rank: int, writing: str) -> None:
-    """Write this rank's part of the checkpoint after `step` steps; `writing` is the id of this write.
+def write_rank_part(folder: Path, shards: Iterable[TensorShard], *, step: int, rank: int, write_id: str) -> None:
+    """Write this rank's part of the checkpoint after `step` steps; `write_id` is the id of this write.
 
     Raises `UnavailableError` if the folder is not writable or its disk is full, and removes this rank's file;
     older checkpoints are untouched.
     """
-    work = _work(folder, step, writing)
-    file = work / dcp_layout.file_name(rank)
+    work = _work_folder(folder, step, write_id)
+    file = work / dcp_layout.rank_file_name(rank)
     try:
         work.mkdir(parents=True, exist_ok=True)
-        layout = dcp_layout.write_part(work, rank, pieces)
-        part = _Part(file=described(file), layout=layout)
-        sync_path(work)
+        layout = dcp_layout.write_shards(work, rank, shards)
+        part = _RankPart(file=describe_file(file), layout=layout)
+        fsync_path(work)
         write_atomically(work / f"{rank}.part", part.model_dump_json())  # rank 0 may publish from now on
     except OSError as error:
         with suppress(OSError):
             file.unlink(missing_ok=True)
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
 
 
-def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: str, keep: int) -> bool:
+def publish(folder: Path, *, step: int, samples: int, num_ranks: int, write_id: str, keep: int) -> bool:
     """Publish the checkpoint after `step` steps if all parts are written; return whether they are.
 
     Removes older checkpoints except the newest `keep`, and earlier unfinished ones. Checkpoints of later
@@ -66,51 +66,53 @@ def publish(folder: Path, *, step: int, samples: int, num_ranks: int, writing: s
     `UnavailableError` if the folder cannot be written.
     """
     # Step 1: check that all parts exist.
-    work = _work(folder, step, writing)
+    work = _work_folder(folder, step, write_id)
     names = [f"{rank}.part" for rank in range(num_ranks)]
     if not all((work / name).is_file() for name in names):
         return False
     try:
         # Step 2: write `.metadata` and the manifest.
-        parts = [_Part.model_validate_json((work / name).read_bytes()) for name in names]
+        parts = [_RankPart.model_validate_json((work / name).read_bytes()) for name in names]
         dcp_layout.write_metadata(work, [part.layout for part in parts])
-        files = (*(part.file for part in parts), described(work / dcp_layout.METADATA))
+        files = (*(part.file for part in parts), describe_file(work / dcp_layout.METADATA_FILE))
         manifest = Manifest(step=step, samples=samples, num_ranks=num_ranks, files=files)
-        write_atomically(work / MANIFEST, manifest.model_dump_json(indent=1))
+        write_atomically(work / MANIFEST_FILE, manifest.model_dump_json(indent=1))
         # Step 3: remove the parts and rename the folder.
         for name in names:
             (work / name).unlink()
-        sync_path(work)
-        place = folder / place_name(step)
-        _put_in_place(work, place)
+        fsync_path(work)
+        place = folder / checkpoint_name(step)
+        _move_into_place(work, place)
         # Step 4: remove old checkpoints and unfinished folders.
         for old in sorted(one for one in complete_folders(folder) if one.name <= place.name)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
         for left in folder.glob("step-*.tmp"):
-            if _place(left) <= place:
+            if _final_folder(left) <= place:
                 shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
     return True
 
 
-def tell_failure(folder: Path, *, step: int, rank: int, writing: str, why: str) -> None:
+def report_failure(folder: Path, *, step: int, rank: int, write_id: str, reason: str) -> None:
     """Report to the other ranks, through the folder, that this rank's part failed; best effort."""
     with suppress(OSError):
-        write_atomically(_work(folder, step, writing) / f"{rank}.failed", why)
+        write_atomically(_work_folder(folder, step, write_id) / f"{rank}.failed", reason)
 
 
-def failure(folder: Path, step: int, writing: str) -> str | None:
+def find_failure(folder: Path, step: int, write_id: str) -> str | None:
     """Return the reported failure of a rank's part; None without one."""
     with suppress(OSError):  # rank 0 may rename the folder meanwhile
-        for report in sorted(_work(folder, step, writing).glob("*.failed")):
+        for report in sorted(_work_folder(folder, step, write_id).glob("*.failed")):
             return f"rank {report.stem}: {report.read_text(encoding='utf-8')}"
     return None
 
 
-def is_published(folder: Path, step: int, writing: str) -> bool:
+def is_published(folder: Path, step: int, write_id: str) -> bool:
     """Return whether the checkpoint of this write id is published; valid once this rank's part is written."""
-    return (folder / place_name(step) / MANIFEST).is_file() and not _work(folder, step, writing).exists()
+    return (folder / checkpoint_name(step) / MANIFEST_FILE).is_file() and not _work_folder(
+        folder, step, write_id
+    ).exists()
 
 
 def clear_unfinished(folder: Path) -> None:
@@ -119,34 +121,34 @@ def clear_unfinished(folder: Path) -> None:
     A complete one that was not yet renamed is published; if that fails, it stays for the next call.
     """
     for left in folder.glob("step-*.tmp"):
-        place = _place(left)
-        if (left / MANIFEST).is_file() and not (place / MANIFEST).is_file():
+        place = _final_folder(left)
+        if (left / MANIFEST_FILE).is_file() and not (place / MANIFEST_FILE).is_file():
             with suppress(OSError):
-                _put_in_place(left, place)
+                _move_into_place(left, place)
         else:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _put_in_place(work: Path, place: Path) -> None:
+def _move_into_place(work: Path, place: Path) -> None:
     """Rename the complete `work` to `place`; remove an existing `place` before, its manifest first."""
     if place.exists():
-        (place / MANIFEST).unlink(missing_ok=True)
-        sync_path(place)
+        (place / MANIFEST_FILE).unlink(missing_ok=True)
+        fsync_path(place)
         shutil.rmtree(place)
     work.rename(place)
-    sync_path(place.parent)
+    fsync_path(place.parent)
 
 
-def _work(folder: Path, step: int, writing: str) -> Path:
-    return folder / (place_name(step) + f".{writing}.tmp")
+def _work_folder(folder: Path, step: int, write_id: str) -> Path:
+    return folder / (checkpoint_name(step) + f".{write_id}.tmp")
 
 
-def _place(work: Path) -> Path:
+def _final_folder(work: Path) -> Path:
     """Return the final folder of the checkpoint written in `work`."""
     return work.with_name(work.name.partition(".")[0])
 
 
-def _unwritable(folder: Path, error: Exception) -> UnavailableError:
+def _write_error(folder: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
         f"cannot write a checkpoint to {folder}: {error}", hint="free disk space or use another folder"
     )

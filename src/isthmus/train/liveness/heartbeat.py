@@ -1,4 +1,4 @@
-"""`Pulse`: a worker's heartbeat and progress, in memory shared with its supervisor.
+"""`Heartbeat`: a worker's heartbeat and progress, in memory shared with its supervisor.
 
 Each value is one aligned machine word, so that a killed process leaves no torn value. Times are on the
 machine's monotonic clock, which all processes share.
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from statistics import median
 from types import FrameType
 
-BEAT_S = 0.2
+HEARTBEAT_INTERVAL_S = 0.2
 """Interval between heartbeats."""
 
-_KEPT_STEPS = 15
-_NAMES = ("incarnation", "last_beat_s", "step", "busy_since_s", "median_step_s", "is_finished")
-_WAITING_IN = (
+_MEDIAN_STEPS = 15
+_FIELDS = ("incarnation", "last_beat_s", "step", "busy_since_s", "median_step_s", "is_finished")
+_WAITING_PATHS = (
     "/isthmus/comm/",
     "/torch/distributed/",
     "/isthmus/train/messages/exchange.py",
@@ -30,72 +30,72 @@ _WAITING_IN = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class HeartbeatReading:
     """The values of a heartbeat at one moment; times are monotonic seconds."""
 
     # Incarnation of the group that the rank is in or joins, -1 before the first.
     incarnation: int
     # Time of the last heartbeat.
-    beat_s: float
+    last_beat_s: float
     # Current training step, -1 outside steps.
     step: int
     # Since when the rank has worked in this step without waiting for a peer.
     busy_since_s: float
     # Median duration of this process's last steps, 0 before the first.
-    usual_step_s: float
+    median_step_s: float
     # Whether the rank has completed all work of the run.
-    finished: bool
+    is_finished: bool
 
 
-class Pulse:
-    """Shared memory with the values of `Reading`; a forked worker inherits it from its supervisor."""
+class Heartbeat:
+    """Shared memory with the values of `HeartbeatReading`; a forked worker inherits it from its supervisor."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8 * len(_NAMES))
+        self._memory = mmap.mmap(-1, 8 * len(_FIELDS))
         self._words = memoryview(self._memory).cast("d")
-        self._durations: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._durations_s: deque[float] = deque(maxlen=_MEDIAN_STEPS)
         self._began_s = 0.0
         self._set("incarnation", -1)
-        self.rest()
+        self.clear_step()
 
-    def read(self) -> Reading:
+    def read(self) -> HeartbeatReading:
         """Return the current values."""
         incarnation, beat_s, step, busy_since_s, usual_step_s, finished = self._words
-        return Reading(int(incarnation), beat_s, int(step), busy_since_s, usual_step_s, bool(finished))
+        return HeartbeatReading(int(incarnation), beat_s, int(step), busy_since_s, usual_step_s, bool(finished))
 
     @property
     def incarnation(self) -> int:
         """Incarnation of the group that the rank is in or joins, -1 before the first."""
         return self.read().incarnation
 
-    def starts(self) -> None:
+    def start_process(self) -> None:
         """Record the start of a worker process."""
-        self._durations.clear()
+        self._durations_s.clear()
         self._set("median_step_s", 0)
-        self.rest()
+        self.clear_step()
         self.beat(waiting=False)
 
-    def joins(self, incarnation: int) -> None:
+    def set_incarnation(self, incarnation: int) -> None:
         """Record the incarnation that the rank joins."""
         self._set("incarnation", incarnation)
 
-    def begins(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Record the start of a training step."""
         self._began_s = time.monotonic()
         self._set("busy_since_s", self._began_s)
         self._set("step", step)
 
-    def ends(self) -> None:
+    def end_step(self) -> None:
         """Record the end of the step."""
-        self._durations.append(time.monotonic() - self._began_s)
-        self._set("median_step_s", median(self._durations))
-        self.rest()
+        self._durations_s.append(time.monotonic() - self._began_s)
+        self._set("median_step_s", median(self._durations_s))
+        self.clear_step()
 
-    def rest(self) -> None:
+    def clear_step(self) -> None:
         """Record that the rank is outside a step."""
         self._set("step", -1)
 
-    def finishes(self) -> None:
+    def set_finished(self) -> None:
         """Record that the rank has completed the run; other ranks may still need it for a recovery."""
         self._set("is_finished", 1)
 
@@ -107,26 +107,26 @@ class Pulse:
         self._set("last_beat_s", now_s)
 
     def _set(self, name: str, value: float) -> None:
-        self._words[_NAMES.index(name)] = value
+        self._words[_FIELDS.index(name)] = value
 
 
-def start_beating(pulse: Pulse) -> None:
+def start_heartbeat(heartbeat: Heartbeat) -> None:
     """Start a thread that records heartbeats for the calling thread, which trains."""
     training_thread = threading.get_ident()
     stop = threading.Event()
 
     def beat() -> None:
-        while not stop.wait(BEAT_S):
-            pulse.beat(_waits(sys._current_frames().get(training_thread)))
+        while not stop.wait(HEARTBEAT_INTERVAL_S):
+            heartbeat.beat(_is_waiting(sys._current_frames().get(training_thread)))
 
-    pulse.beat(waiting=False)
+    heartbeat.beat(waiting=False)
     threading.Thread(target=beat, name="isthmus-pulse", daemon=True).start()
 
 
-def _waits(frame: FrameType | None) -> bool:
+def _is_waiting(frame: FrameType | None) -> bool:
     """Return whether a thread's stack is inside communication code."""
     while frame is not None:
-        if any(place in frame.f_code.co_filename for place in _WAITING_IN):
+        if any(place in frame.f_code.co_filename for place in _WAITING_PATHS):
             return True
         frame = frame.f_back
     return False

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 
-from isthmus.core.messages.worker_folder import EventKind, WorkerEvent, WorkerFolder
+from isthmus.core.messages.worker_folder import WorkerEvent, WorkerEventKind, WorkerFolder
 
 
 class EventLog:
@@ -15,9 +15,9 @@ class EventLog:
     def __init__(self, folder: WorkerFolder, rank: int) -> None:
         self._folder, self._rank = folder, rank
 
-    def tell(
+    def record(
         self,
-        kind: EventKind,
+        kind: WorkerEventKind,
         detail: str,
         *,
         peer: int | None = None,
@@ -36,7 +36,7 @@ class EventLog:
         )
         print(f"rank {self._rank} {kind.replace('_', ' ')}: {detail}", flush=True)
         with suppress(OSError):
-            file = os.open(self._folder.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            file = os.open(self._folder.events_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
                 os.write(file, event.model_dump_json().encode() + b"\n")
             finally:
@@ -45,7 +45,7 @@ class EventLog:
 
 def read_events(folder: WorkerFolder) -> list[WorkerEvent]:
     """Return all events of a worker, oldest first."""
-    if not folder.events.exists():
+    if not folder.events_path.exists():
         return []
-    lines = folder.events.read_text(encoding="utf-8").splitlines()
+    lines = folder.events_path.read_text(encoding="utf-8").splitlines()
     return [WorkerEvent.model_validate_json(line) for line in lines]

@@ -2,7 +2,7 @@
 
 Measures matrix products of transformer shapes, attention, memory copies and kernel launches, to which
 `isthmus calibrate --measure` fits the parameters of the chip. With `--model` it also measures the parts of
-that model (`isthmus.train.measure.measure_shapes`).
+that model (`isthmus.train.measure.measure_model_parts`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from isthmus.core.chip import Precision
 from isthmus.plan.time.micro_benchmarks import Measurement, Timing
-from isthmus.train.measure.measure_shapes import measure_shape
-from isthmus.train.measure.repeats import Clock, interleaved
+from isthmus.train.measure.measure_model_parts import measure_model_parts
+from isthmus.train.measure.operation_timer import OperationTimer, time_interleaved
 
-_TYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LAUNCHES = 28
+_DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LAUNCHES_PER_LAYER = 28
 """Approximate number of kernel launches in the forward pass of a decoder layer."""
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     """Benchmark one device and print a `Measurement` as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--precision", choices=sorted(_TYPES), default=None)
+    parser.add_argument("--precision", choices=sorted(_DTYPES), default=None)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--seconds", type=float, default=0.1, help="time per benchmark, in seconds")
     parser.add_argument("--core", type=int, default=None, help="CPU core to pin the process to")
@@ -44,8 +44,8 @@ def main() -> None:
     precision: Precision = args.precision or ("bf16" if args.device == "cuda" else "fp32")
     shape = None
     if args.model is not None:
-        shape = measure_shape(args.model, args.micro_batch, args.sequence, seconds=5 * args.seconds)
-    found = measure(args.device, precision, args.seconds)
+        shape = measure_model_parts(args.model, args.micro_batch, args.sequence, seconds=5 * args.seconds)
+    found = measure_chip(args.device, precision, args.seconds)
     print(found.model_copy(update={"shape": shape}).model_dump_json())
 
 
@@ -62,12 +62,12 @@ class _Benchmark:
     num_bytes: float = 0.0
 
 
-def measure(device: str, precision: Precision, seconds: float) -> Measurement:
+def measure_chip(device: str, precision: Precision, seconds: float) -> Measurement:
     """Run all micro-benchmarks on `device` (`cpu` or `cuda`), interleaved, each for about `seconds`."""
-    clock, large = Clock(device), device == "cuda"
-    benchmarks = list(_benchmarks(_Tensors(device, _TYPES[precision]), large))
+    clock, large = OperationTimer(device), device == "cuda"
+    benchmarks = list(_benchmarks(_TensorFactory(device, _DTYPES[precision]), large))
     with torch.no_grad():
-        taken = interleaved([partial(clock.seconds, one.operation) for one in benchmarks], seconds)
+        taken = time_interleaved([partial(clock.time_s, one.operation) for one in benchmarks], seconds)
     found: dict[str, tuple[Timing, ...]] = {}
     for one, each_s in zip(benchmarks, taken, strict=True):
         timing = Timing(name=one.name, flops=one.flops, num_bytes=one.num_bytes, seconds=each_s)
@@ -83,38 +83,38 @@ def measure(device: str, precision: Precision, seconds: float) -> Measurement:
 
 
 @dataclass(frozen=True)
-class _Tensors:
+class _TensorFactory:
     """Makes random tensors of one dtype on one device."""
 
     device: str
-    kind: torch.dtype
+    dtype: torch.dtype
 
     def random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, dtype=self.kind, device=self.device)
+        return torch.randn(*shape, dtype=self.dtype, device=self.device)
 
 
-def _benchmarks(tensors: _Tensors, large: bool) -> Iterator[_Benchmark]:
-    for shape in _shapes(large):
+def _benchmarks(tensors: _TensorFactory, is_gpu: bool) -> Iterator[_Benchmark]:
+    for shape in _matmul_shapes(is_gpu):
         yield _matmul(tensors, *shape)
-    for length in (2048, 8192) if large else (256, 512):
+    for length in (2048, 8192) if is_gpu else (256, 512):
         yield _attention(tensors, length)
-    for num_bytes in (1 << 27, 1 << 28) if large else (1 << 26, 1 << 27):
+    for num_bytes in (1 << 27, 1 << 28) if is_gpu else (1 << 26, 1 << 27):
         yield _copy(tensors, num_bytes)
     yield _launches(tensors)
 
 
-def _shapes(large: bool) -> list[tuple[int, int, int]]:
+def _matmul_shapes(is_gpu: bool) -> list[tuple[int, int, int]]:
     """Return (rows, inner, columns) of the matrix products of transformer layers."""
-    rows, sizes = (8192, (4096, 8192)) if large else (512, (512, 1024))
+    rows, sizes = (8192, (4096, 8192)) if is_gpu else (512, (512, 1024))
     return [shape for h in sizes for shape in ((rows, h, h), (rows, h, 4 * h), (rows, 4 * h, h))]
 
 
-def _matmul(tensors: _Tensors, m: int, k: int, n: int) -> _Benchmark:
+def _matmul(tensors: _TensorFactory, m: int, k: int, n: int) -> _Benchmark:
     a, b = tensors.random(m, k), tensors.random(k, n)
     return _Benchmark("matmul", f"matmul-{m}x{k}x{n}", lambda: a @ b, flops=2.0 * m * k * n)
 
 
-def _attention(tensors: _Tensors, length: int) -> _Benchmark:
+def _attention(tensors: _TensorFactory, length: int) -> _Benchmark:
     """Return causal attention; counts half of the FLOPs, because fused kernels skip the masked half."""
     heads, dim = 16, 128
     q, k, v = (tensors.random(1, heads, length, dim) for _ in range(3))
@@ -125,18 +125,18 @@ def _attention(tensors: _Tensors, length: int) -> _Benchmark:
     return _Benchmark("attention", f"attention-{length}", core, flops=2.0 * heads * length * length * dim)
 
 
-def _copy(tensors: _Tensors, num_bytes: int) -> _Benchmark:
-    source = tensors.random(num_bytes // tensors.kind.itemsize)
+def _copy(tensors: _TensorFactory, num_bytes: int) -> _Benchmark:
+    source = tensors.random(num_bytes // tensors.dtype.itemsize)
     target = torch.empty_like(source)
     return _Benchmark("memory", f"copy-{num_bytes}", lambda: target.copy_(source), num_bytes=2.0 * num_bytes)
 
 
-def _launches(tensors: _Tensors) -> _Benchmark:
+def _launches(tensors: _TensorFactory) -> _Benchmark:
     """Return operations so small that their time is host launch overhead."""
-    one = torch.zeros(8, dtype=tensors.kind, device=tensors.device)
+    one = torch.zeros(8, dtype=tensors.dtype, device=tensors.device)
 
     def layer() -> None:
-        for _ in range(LAUNCHES):
+        for _ in range(LAUNCHES_PER_LAYER):
             one.add_(1)
 
     return _Benchmark("launch", "launches", layer)

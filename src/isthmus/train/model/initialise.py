@@ -15,7 +15,7 @@ _SLICE_ELEMENTS = 1 << 24
 """Elements drawn at a time (64 MiB in fp32), which bounds temporary memory."""
 
 
-def initialise(
+def initialise_parameter(
     name: str, parameter: torch.Tensor, *, seed: int, std: float, zero_row: int | None = None
 ) -> None:
     """Fill `parameter`, named `name` in the full model, in place.

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from isthmus.core.errors import ModelError
 from isthmus.core.model import config_path, load_model
-from isthmus.train.model.tensor_names import Piece, alternatives
+from isthmus.train.model.huggingface_layout import PublishedTensor, stored_layouts
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -23,7 +23,7 @@ _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class TensorHeader:
     """Header entry of a tensor in a safetensors file; `dtype` is the format's name (`BF16`)."""
 
     shape: tuple[int, ...]
@@ -40,21 +40,21 @@ def load_weights(parameters: Iterable[tuple[str, torch.Tensor]], model: str | Pa
     """
     described = load_model(model)
     with ExitStack() as files:
-        source = _Source(config_path(model).parent, files)
+        source = _WeightFiles(config_path(model).parent, files)
         for name, parameter in parameters:
-            layouts = alternatives(
+            layouts = stored_layouts(
                 described.architecture, name, tuple(parameter.shape), tied=described.tied_embeddings
             )
             layout = next((one for one in layouts if one[0].name in source.file_of), layouts[0])
             for stored in layout:
-                stored.part_of(parameter.detach()).copy_(source.tensor(stored))
+                stored.view_of(parameter.detach()).copy_(source.read(stored))
 
 
-def weight_files(folder: Path) -> dict[str, Path]:
+def tensor_files(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor in `folder`; raises `ModelError` if it has no safetensors weights."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.is_file():
-        with _open(single) as file:
+        with _open_safetensors(single) as file:
             return dict.fromkeys(file.keys(), single)
     if not index.is_file():
         raise ModelError(
@@ -68,50 +68,49 @@ def weight_files(folder: Path) -> dict[str, Path]:
         raise ModelError(f"{index} is not a valid index of safetensors files: {error!r}") from error
 
 
-def shard_tensors(file: Path) -> dict[str, StoredTensor]:
+def read_tensor_headers(file: Path) -> dict[str, TensorHeader]:
     """Return the header entries of a safetensors file by tensor name."""
-    with _open(file) as opened:
-        return {name: _stored(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    with _open_safetensors(file) as opened:
+        return {name: _tensor_header(opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118 (no mapping)
 
 
-def _stored(header: Any) -> StoredTensor:
+def _tensor_header(header: Any) -> TensorHeader:
     shape, dtype = tuple(header.get_shape()), header.get_dtype()
-    return StoredTensor(shape=shape, dtype=dtype, num_bytes=prod(shape) * _DTYPE_BYTES[dtype])
+    return TensorHeader(shape=shape, dtype=dtype, num_bytes=prod(shape) * _DTYPE_BYTES[dtype])
 
 
-class _Source:
+class _WeightFiles:
     """The weight files of a folder, opened on first use and closed by the exit stack `files`."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         self.folder = folder
-        self._files = files
-        self.file_of = weight_files(folder)
-        self._open: dict[Path, Any] = {}
+        self._exit_stack = files
+        self.file_of = tensor_files(folder)
+        self._opened: dict[Path, Any] = {}
 
-    def tensor(self, piece: Piece) -> torch.Tensor:
-        """Return the stored tensor `piece` on the CPU, its shape checked."""
-        if piece.name not in self.file_of:
+    def read(self, stored: PublishedTensor) -> torch.Tensor:
+        """Return the stored tensor `stored` on the CPU, its shape checked."""
+        if stored.name not in self.file_of:
             raise ModelError(
-                f"{self.folder} has no tensor '{piece.name}' (it has {len(self.file_of)} tensors)",
+                f"{self.folder} has no tensor '{stored.name}' (it has {len(self.file_of)} tensors)",
                 hint="check that config.json and the weights are of the same model and all files are there",
             )
-        file = self.file_of[piece.name]
-        if file not in self._open:
-            self._open[file] = self._files.enter_context(_open(file))
+        file = self.file_of[stored.name]
+        if file not in self._opened:
+            self._opened[file] = self._exit_stack.enter_context(_open_safetensors(file))
         try:
-            tensor: torch.Tensor = self._open[file].get_tensor(piece.name)
+            tensor: torch.Tensor = self._opened[file].get_tensor(stored.name)
         except SafetensorError as error:
-            raise ModelError(f"{file}: tensor '{piece.name}' cannot be read: {error}") from error
-        if tuple(tensor.shape) != piece.shape:
+            raise ModelError(f"{file}: tensor '{stored.name}' cannot be read: {error}") from error
+        if tuple(tensor.shape) != stored.shape:
             raise ModelError(
-                f"{file}: tensor '{piece.name}' has shape {list(tensor.shape)}, "
-                f"config.json says {list(piece.shape)}",
+                f"{file}: tensor '{stored.name}' has shape {list(tensor.shape)}, config.json says {list(stored.shape)}",
                 hint="check that config.json and the weights are of the same model",
             )
         return tensor
 
 
-def _open(file: Path) -> Any:
+def _open_safetensors(file: Path) -> Any:
     """Return `file` opened for reading tensors, as a context manager."""
     try:
         return safe_open(file, framework="pt", device="cpu")

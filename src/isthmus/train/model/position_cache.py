@@ -1,4 +1,4 @@
-"""`PlacesCache`: cache of position-dependent layer inputs: positions, rotary embedding, masks."""
+"""`PositionCache`: cache of position-dependent layer inputs: positions, rotary embedding, masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MASKS = {False: create_causal_mask, True: create_sliding_window_causal_mask}
 
 
 @dataclass(frozen=True)
-class Places:
+class PositionInputs:
     """Position-dependent inputs of decoder layers."""
 
     # [1, S]
@@ -25,8 +25,8 @@ class Places:
     masks: dict[bool, torch.Tensor | None] = field(default_factory=dict)
 
 
-class PlacesCache(nn.Module):
-    """Caches `Places` of the latest shape; `windows` are the kinds of mask needed (True: sliding window).
+class PositionCache(nn.Module):
+    """Caches `PositionInputs` of the latest shape; `windows` are the kinds of mask needed (True: sliding window).
 
     It is a module so that `rotary` moves with the model.
     """
@@ -34,9 +34,9 @@ class PlacesCache(nn.Module):
     def __init__(self, config: PretrainedConfig, rotary: nn.Module, windows: Iterable[bool]) -> None:
         super().__init__()
         self._config, self.rotary, self._windows = config, rotary, tuple(windows)
-        self._last: tuple[object, Places] = (None, Places())
+        self._last: tuple[object, PositionInputs] = (None, PositionInputs())
 
-    def of(self, hidden: torch.Tensor) -> Places:
+    def get(self, hidden: torch.Tensor) -> PositionInputs:
         """Return the inputs for `hidden` `[B, S, *]`; recomputed if shape or dtype changes."""
         key = hidden.shape[:2], hidden.dtype
         if self._last[0] != key:
@@ -49,5 +49,5 @@ class PlacesCache(nn.Module):
                     )
                     for window in self._windows
                 }
-                self._last = key, Places(positions, rotation, masks)
+                self._last = key, PositionInputs(positions, rotation, masks)
         return self._last[1]

@@ -2,7 +2,7 @@
 
 | kind | saved | recomputed in the layer's backward |
 |---|---|---|
-| `none` | all activations | nothing |
+| `empty_section` | all activations | nothing |
 | `selective` | layer input, results of matrix products and of fused attention | element-wise operations |
 | `moe` | all except activations inside the experts | the experts |
 | `full` | layer input | the layer |
@@ -23,13 +23,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-Kind = Literal["none", "selective", "full", "moe"]
+RecomputeKind = Literal["none", "selective", "full", "moe"]
 
-Run = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+LayerFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 """A layer: hidden states [B, S, H] -> (hidden states [B, S, H], balance loss or None)."""
 
-_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
-_CORES = frozenset(
+_MATMUL_OPS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+_FUSED_OPS = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
     for name in (
         "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
@@ -38,52 +38,56 @@ _CORES = frozenset(
 
 
 @dataclass(frozen=True)
-class Recomputation:
+class RecomputePolicy:
     """Recomputation `kind` of the first `num_layers` layers of a stage (None: all)."""
 
-    kind: Kind = "none"
+    kind: RecomputeKind = "none"
     num_layers: int | None = None
 
-    def of(self, place: int) -> Kind:
-        """Return the kind of layer `place` (from 0) of the stage."""
-        return self.kind if self.num_layers is None or place < self.num_layers else "none"
+    def kind_of(self, layer: int) -> RecomputeKind:
+        """Return the kind of layer `layer` (from 0) of the stage."""
+        return self.kind if self.num_layers is None or layer < self.num_layers else "none"
 
 
-KEEP_ALL = Recomputation()
+NO_RECOMPUTE = RecomputePolicy()
 
 
-def run_layer(kind: Kind, layer: nn.Module, run: Run, hidden: torch.Tensor) -> Any:
-    """Return `run(hidden)`, the output of `layer`; its backward recomputes as `kind` says.
+def run_layer(kind: RecomputeKind, layer: nn.Module, forward: LayerFunction, hidden: torch.Tensor) -> Any:
+    """Return `forward(hidden)`, the output of `layer`; its backward recomputes as `kind` says.
 
-    `hidden` is [B, S, H]. Results are bit-identical to those of `none`.
+    `hidden` is [B, S, H]. Results are bit-identical to those of `empty_section`.
     """
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if kind == "full":
-        return again(run, hidden)
+        return again(forward, hidden)
     if kind == "selective":
-        contexts = partial(create_selective_checkpoint_contexts, partial(_policy, _last_weight(layer)))
-        return again(run, hidden, context_fn=contexts)
+        contexts = partial(
+            create_selective_checkpoint_contexts, partial(_selective_policy, _last_weight_address(layer))
+        )
+        return again(forward, hidden, context_fn=contexts)
     experts = getattr(layer.mlp, "experts", None)
     if kind == "moe" and experts is not None:
-        with _replaced(experts, partial(again, experts.forward)):
-            return run(hidden)
-    return run(hidden)
+        with _forward_replaced(experts, partial(again, experts.forward)):
+            return forward(hidden)
+    return forward(hidden)
 
 
-def _policy(unneeded: int, _: object, op: object, *args: torch.Tensor, **__: object) -> CheckpointPolicy:
-    """Save results of matrix products and attention, except of the weight at address `unneeded`."""
-    kept = op in _CORES or (op in _PRODUCTS and args[-1].data_ptr() != unneeded)
+def _selective_policy(
+    unneeded_address: int, _: object, op: object, *args: torch.Tensor, **__: object
+) -> CheckpointPolicy:
+    """Save results of matrix products and attention, except of the weight at address `unneeded_address`."""
+    kept = op in _FUSED_OPS or (op in _MATMUL_OPS and args[-1].data_ptr() != unneeded_address)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _last_weight(layer: nn.Module) -> int:
+def _last_weight_address(layer: nn.Module) -> int:
     """Return the address of a dense layer's last weight: backward does not need its product."""
     last = getattr(layer.mlp, "down_proj", None)
     return int(last.weight.data_ptr()) if isinstance(last, nn.Linear) else 0
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+def _forward_replaced(module: nn.Module, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Replace the `forward` of `module` in this context."""
     before = module.__dict__.get("forward")
     module.forward = forward

@@ -18,25 +18,25 @@ from safetensors.torch import save_file
 from isthmus.core.errors import ModelError, UnavailableError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import config_path, read_config
-from isthmus.core.state_folder import sync_path
-from isthmus.train.model.architecture import meta_model, model_class
-from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, StoredTensor, shard_tensors
-from isthmus.train.model.stage_model import EMBEDDING, StageModel
-from isthmus.train.model.stage_pieces import StagePieces
-from isthmus.train.model.tensor_names import published_pieces
-from isthmus.train.model.whole_parameters import whole_parameters
+from isthmus.core.state_folder_lock import fsync_path
+from isthmus.train.model.gather_full_parameters import gather_full_parameters
+from isthmus.train.model.huggingface_layout import published_tensors
+from isthmus.train.model.load_weights import INDEX_FILE, SINGLE_FILE, TensorHeader, read_tensor_headers
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.stage_model import EMBEDDING_WEIGHT, StageModel
+from isthmus.train.model.transformers_model import build_meta_model, model_class
 
-_PENDING = ".export"
+_PENDING_FOLDER = ".export"
 _SHARD_BYTES = 4 << 30
-_KEPT_FILES = (
+_COPIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
-_DTYPE_WORDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+_DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
 def export_shard(
-    stage: StageModel | StagePieces,
+    stage: StageModel | ModelChunks,
     output: Path,
     rank: int,
     dtype: torch.dtype | None = None,
@@ -49,11 +49,11 @@ def export_shard(
     embedding only the first stage's copy is written. All tensor-parallel ranks of a stage call this; the
     first writes. Raises `UnavailableError` if the disk is full or the folder is not writable.
     """
-    if stage.group.index > 0:
-        for _ in whole_parameters(stage):
+    if stage.group.tp_rank > 0:
+        for _ in gather_full_parameters(stage):
             continue
         return
-    folder = output / _PENDING
+    folder = output / _PENDING_FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(_pending_name(rank, "*")):
@@ -61,17 +61,17 @@ def export_shard(
         for part, tensors in enumerate(_shards(stage, dtype, shard_bytes)):
             file = folder / _pending_name(rank, f"{part:05d}")
             save_file(tensors, file, metadata={"format": "pt"})
-            sync_path(file)
+            fsync_path(file)
     except (OSError, SafetensorError) as error:
-        raise _unwritable(output, error) from error
+        raise _write_error(output, error) from error
 
 
-def make_output(output: Path) -> None:
+def make_output_folder(output: Path) -> None:
     """Create the output folder before training starts; raises `UnavailableError` if it cannot."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise _write_error(output, error) from error
 
 
 def check_output(output: Path, model: str | Path) -> None:
@@ -86,9 +86,7 @@ def check_output(output: Path, model: str | Path) -> None:
         )
 
 
-def finish_export(
-    output: Path, model: str | Path, num_ranks: int, *, tokenizer_folder: Path | None = None
-) -> None:
+def finish_export(output: Path, model: str | Path, num_ranks: int, *, tokenizer_folder: Path | None = None) -> None:
     """Turn the shards of ranks 0 to `num_ranks - 1` below `output` into a Hugging Face folder of `model`.
 
     One rank calls this after all have returned from `export_shard`. The configuration is that of `model` with
@@ -99,7 +97,7 @@ def finish_export(
     # Step 1: check that the shards form the complete model.
     check_output(output, model)
     pending = _pending_files(output, num_ranks)
-    stored = {file: shard_tensors(file) for file in pending}
+    stored = {file: read_tensor_headers(file) for file in pending}
     dtype = _check_complete(stored, model)
     names = {file: f"model-{i:05d}-of-{len(pending):05d}.safetensors" for i, file in enumerate(pending, 1)}
     # Step 2: replace the old model by the shards; the index comes last.
@@ -109,16 +107,16 @@ def finish_export(
         for file, name in names.items():
             file.replace(output / name)
         for folder in filter(None, (config_path(model).parent, tokenizer_folder)):
-            _copy_kept(folder, output)
+            _copy_files(folder, output)
         write_atomically(output / "config.json", _json(_config(model, dtype)))
         write_atomically(output / INDEX_FILE, _json(_index(stored, names)))
-        shutil.rmtree(output / _PENDING)
+        shutil.rmtree(output / _PENDING_FOLDER)
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise _write_error(output, error) from error
 
 
 def _shards(
-    stage: StageModel | StagePieces, dtype: torch.dtype | None, shard_bytes: int
+    stage: StageModel | ModelChunks, dtype: torch.dtype | None, shard_bytes: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the stage's published tensors by name, copied to the CPU, in groups of about `shard_bytes`."""
     group: dict[str, torch.Tensor] = {}
@@ -133,12 +131,12 @@ def _shards(
         yield group
 
 
-def _published_tensors(stage: StageModel | StagePieces) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, whole in whole_parameters(stage):
-        if name == EMBEDDING and not stage.is_first:
+def _published_tensors(stage: StageModel | ModelChunks) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, whole in gather_full_parameters(stage):
+        if name == EMBEDDING_WEIGHT and not stage.is_first:
             continue
-        for piece in published_pieces(stage.architecture, name, tuple(whole.shape)):
-            yield piece.name, piece.part_of(whole)
+        for piece in published_tensors(stage.architecture, name, tuple(whole.shape)):
+            yield piece.name, piece.view_of(whole)
 
 
 def _pending_name(rank: int, part: str) -> str:
@@ -146,7 +144,7 @@ def _pending_name(rank: int, part: str) -> str:
 
 
 def _pending_files(output: Path, num_ranks: int) -> list[Path]:
-    files = [sorted((output / _PENDING).glob(_pending_name(rank, "*"))) for rank in range(num_ranks)]
+    files = [sorted((output / _PENDING_FOLDER).glob(_pending_name(rank, "*"))) for rank in range(num_ranks)]
     missing = [rank for rank, of_rank in enumerate(files) if not of_rank]
     if missing:
         raise UnavailableError(
@@ -156,15 +154,15 @@ def _pending_files(output: Path, num_ranks: int) -> list[Path]:
     return [file for of_rank in files for file in of_rank]
 
 
-def _check_complete(stored: dict[Path, dict[str, StoredTensor]], model: str | Path) -> str:
+def _check_complete(stored: dict[Path, dict[str, TensorHeader]], model: str | Path) -> str:
     """Check that the shards hold each tensor of `model` once and in one dtype; return the dtype's name."""
     architecture = model_class(model).__name__
     expected = {
         piece.name: piece.shape
-        for name, parameter in meta_model(model).named_parameters()
-        for piece in published_pieces(architecture, name, tuple(parameter.shape))
+        for name, parameter in build_meta_model(model).named_parameters()
+        for piece in published_tensors(architecture, name, tuple(parameter.shape))
     }
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, TensorHeader] = {}
     for file, tensors in stored.items():
         duplicates = sorted(found.keys() & tensors.keys())
         if duplicates:
@@ -176,16 +174,14 @@ def _check_complete(stored: dict[Path, dict[str, StoredTensor]], model: str | Pa
     wrong = sorted(name for name in expected | found if _shape(found, name) != expected.get(name))
     dtypes = {tensor.dtype for tensor in found.values()}
     if wrong or len(dtypes) != 1:
-        what = (
-            f"tensor '{wrong[0]}' and {len(wrong) - 1} more differ" if wrong else f"dtypes differ: {dtypes}"
-        )
+        what = f"tensor '{wrong[0]}' and {len(wrong) - 1} more differ" if wrong else f"dtypes differ: {dtypes}"
         raise ModelError(
             f"the shards do not match {model}: {what}", hint="check that the plan's stages cover the model"
         )
-    return _DTYPE_WORDS[dtypes.pop()]
+    return _DTYPE_NAMES[dtypes.pop()]
 
 
-def _shape(found: dict[str, StoredTensor], name: str) -> tuple[int, ...] | None:
+def _shape(found: dict[str, TensorHeader], name: str) -> tuple[int, ...] | None:
     return found[name].shape if name in found else None
 
 
@@ -197,16 +193,16 @@ def _config(model: str | Path, dtype: str) -> dict[str, object]:
     )
 
 
-def _index(stored: dict[Path, dict[str, StoredTensor]], names: dict[Path, str]) -> dict[str, object]:
+def _index(stored: dict[Path, dict[str, TensorHeader]], names: dict[Path, str]) -> dict[str, object]:
     total = sum(tensor.num_bytes for tensors in stored.values() for tensor in tensors.values())
     weight_map = {name: names[file] for file, tensors in stored.items() for name in tensors}
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
 
 
-def _copy_kept(source: Path, output: Path) -> None:
+def _copy_files(source: Path, output: Path) -> None:
     if source.resolve() == output.resolve():
         return
-    for name in _KEPT_FILES:
+    for name in _COPIED_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, output / name)
 
@@ -215,7 +211,7 @@ def _json(value: dict[str, object]) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _unwritable(output: Path, error: Exception) -> UnavailableError:
+def _write_error(output: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
         f"cannot write the model to {output}: {error}", hint="free disk space or use another folder"
     )

@@ -17,21 +17,35 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from isthmus.core.errors import PlanError
-from isthmus.train.model.architecture import choose_kernels, meta_model, rotary_embedding, sliding_layers
-from isthmus.train.model.balance import balance_coefficient, router_of, watched
-from isthmus.train.model.initialise import initialise
+from isthmus.train.model.balance_loss import balance_coefficient, capture_balance_losses, find_router
+from isthmus.train.model.initialise import initialise_parameter
 from isthmus.train.model.load_weights import load_weights
-from isthmus.train.model.position_cache import Places, PlacesCache
-from isthmus.train.model.recompute import KEEP_ALL, Recomputation, run_layer
-from isthmus.train.tensor_parallel.cut_layers import SharedEmbedding, connect, cut_parameters
-from isthmus.train.tensor_parallel.tensor_group import TensorGroup, begun, ended, entered
-from isthmus.train.tensor_parallel.vocab_loss import shared_token_loss
+from isthmus.train.model.position_cache import PositionCache, PositionInputs
+from isthmus.train.model.recompute import NO_RECOMPUTE, RecomputePolicy, run_layer
+from isthmus.train.model.transformers_model import (
+    build_meta_model,
+    choose_expert_kernels,
+    rotary_embedding,
+    sliding_window_layers,
+)
+from isthmus.train.tensor_parallel.shard_layers import (
+    VocabParallelEmbedding,
+    register_collectives,
+    shard_parameters,
+)
+from isthmus.train.tensor_parallel.tensor_parallel_group import (
+    TensorParallelGroup,
+    enter_parallel_region,
+    gather_sequence,
+    split_sequence,
+)
+from isthmus.train.tensor_parallel.vocab_parallel_loss import vocab_parallel_loss
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """Label of positions that the loss ignores."""
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+EMBEDDING_WEIGHT = "model.embed_tokens.weight"
+HEAD_WEIGHT = "lm_head.weight"
 
 
 class StageModel(nn.Module):
@@ -50,7 +64,7 @@ class StageModel(nn.Module):
         full: PreTrainedModel,
         layers: tuple[int, int],
         device: torch.device | str,
-        group: TensorGroup,
+        group: TensorParallelGroup,
     ) -> None:
         super().__init__()
         self.config = full.config
@@ -73,17 +87,17 @@ class StageModel(nn.Module):
                 self.lm_head.weight = self.model.embed_tokens.weight
         self.group = group
         self.slices = {
-            EMBEDDING if self.tied and name == HEAD else name: held
-            for name, held in cut_parameters(self, group).items()
+            EMBEDDING_WEIGHT if self.tied and name == HEAD_WEIGHT else name: held
+            for name, held in shard_parameters(self, group).items()
         }
         if self.is_first and group.size > 1:
-            first, embedding = self._first_token(EMBEDDING), self.model.embed_tokens
-            self.model.embed_tokens = SharedEmbedding(embedding.weight, first, embedding.padding_idx, group)
+            first, embedding = self._first_token_id(EMBEDDING_WEIGHT), self.model.embed_tokens
+            self.model.embed_tokens = VocabParallelEmbedding(embedding.weight, first, embedding.padding_idx, group)
         self.balance_coefficient = balance_coefficient(full.config)
-        self._num_routers = sum(router_of(layer) is not None for layer in full.model.layers)
-        self._sliding = sliding_layers(full.config)
-        windows = frozenset(i in self._sliding for i in range(*layers))
-        self.places = PlacesCache(full.config, rotary_embedding(full, device), windows)
+        self._num_routers = sum(find_router(layer) is not None for layer in full.model.layers)
+        self._sliding_layers = sliding_window_layers(full.config)
+        windows = frozenset(i in self._sliding_layers for i in range(*layers))
+        self.position_cache = PositionCache(full.config, rotary_embedding(full, device), windows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the stage on `x`: token ids `[B, S]` (int64) on the first stage, else `[B, S, H]`.
@@ -93,52 +107,52 @@ class StageModel(nn.Module):
         return self.compute(x)[0]
 
     def compute(
-        self, x: torch.Tensor, again: Recomputation = KEEP_ALL
+        self, x: torch.Tensor, recompute: RecomputePolicy = NO_RECOMPUTE
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the result of `forward`, and this stage's part of the model's balance loss.
 
         That part is an fp32 scalar, not yet multiplied by `balance_coefficient`; None if the coefficient is
-        0, no layer of the stage has experts, or gradients are disabled. `again` is the activation
+        0, no layer of the stage has experts, or gradients are disabled. `recompute` is the activation
         recomputation policy.
         """
-        hidden = self.model.embed_tokens(x) if self.is_first else begun(x, self.group)
-        positions = self.places.of(hidden.new_empty((*x.shape[:2], 0)))
+        hidden = self.model.embed_tokens(x) if self.is_first else split_sequence(x, self.group)
+        positions = self.position_cache.get(hidden.new_empty((*x.shape[:2], 0)))
         training, balances = torch.is_grad_enabled(), []
         for number, (index, layer) in enumerate(self.model.layers.items()):
-            run = partial(self._layer, layer, positions, int(index) in self._sliding)
-            hidden, balance = run_layer(again.of(number) if training else "none", layer, run, hidden)
+            run = partial(self._run_decoder_layer, layer, positions, int(index) in self._sliding_layers)
+            hidden, balance = run_layer(recompute.kind_of(number) if training else "none", layer, run, hidden)
             if balance is not None:
                 balances.append(balance)
         total = torch.stack(balances).sum() / self._num_routers if balances else None
         if not self.is_last:
-            return ended(hidden, self.group), total
-        return self.lm_head(entered(self.model.norm(hidden), self.group)), total
+            return gather_sequence(hidden, self.group), total
+        return self.lm_head(enter_parallel_region(self.model.norm(hidden), self.group)), total
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return `token_loss` of `logits` [B, S, V / tp] (this rank's vocabulary) and `labels` [B, S]."""
         if self.group.size == 1:
             return token_loss(logits, labels)
-        first = self._first_token(EMBEDDING if self.tied else HEAD)
-        return shared_token_loss(logits, labels, first, self.group, IGNORED)
+        first = self._first_token_id(EMBEDDING_WEIGHT if self.tied else HEAD_WEIGHT)
+        return vocab_parallel_loss(logits, labels, first, self.group, IGNORED_LABEL)
 
-    def _first_token(self, name: str) -> int:
+    def _first_token_id(self, name: str) -> int:
         return self.slices[name].ranges[0][0]
 
-    def _layer(
-        self, layer: nn.Module, places: Places, sliding: bool, hidden: torch.Tensor
+    def _run_decoder_layer(
+        self, layer: nn.Module, positions: PositionInputs, sliding: bool, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         run = partial(
             layer,
             hidden,
-            attention_mask=places.masks[sliding],
-            position_ids=places.positions,
-            position_embeddings=places.rotation,
+            attention_mask=positions.masks[sliding],
+            position_ids=positions.positions,
+            position_embeddings=positions.rotation,
             use_cache=False,
         )
-        router = router_of(layer)
+        router = find_router(layer)
         if router is None or self.balance_coefficient == 0 or not torch.is_grad_enabled():
             return run(), None
-        with watched(router) as balances:
+        with capture_balance_losses(router) as balances:
             return run(), balances[0]
 
     def global_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -147,7 +161,7 @@ class StageModel(nn.Module):
         The last stage yields a tied head as `model.embed_tokens.weight`.
         """
         for name, parameter in self.named_parameters():
-            yield (EMBEDDING if self.tied and name == HEAD else name), parameter
+            yield (EMBEDDING_WEIGHT if self.tied and name == HEAD_WEIGHT else name), parameter
 
 
 def build_stage(
@@ -158,7 +172,7 @@ def build_stage(
     device: torch.device | str,
     seed: int,
     weights: Literal["random", "load"],
-    group: TensorGroup | None = None,
+    group: TensorParallelGroup | None = None,
 ) -> StageModel:
     """Build layers `layers` (first, last exclusive) of `model`, a Hugging Face folder or `config.json`.
 
@@ -169,40 +183,40 @@ def build_stage(
     layer range outside the model.
     """
     # Step 1: split the stage from the full model on the meta device.
-    full = meta_model(model)
+    full = build_meta_model(model)
     _check_range(layers, full.config.num_hidden_layers, model)
-    group = group or TensorGroup()
-    choose_kernels(full.config, device, group.size)
+    group = group or TensorParallelGroup()
+    choose_expert_kernels(full.config, device, group.size)
     stage = StageModel(full, layers, device, group)
     del full
     # Step 2: allocate its parameters and add the tensor-parallel collectives.
     _materialise(stage, dtype, device)
     if stage.group.size > 1:
         for layer in stage.model.layers.values():
-            connect(layer, stage.group)
-        if stage.is_last and stage.group.cuts_sequence:
-            stage.model.norm.weight.register_hook(stage.group.sum)
+            register_collectives(layer, stage.group)
+        if stage.is_last and stage.group.sequence_parallel:
+            stage.model.norm.weight.register_hook(stage.group.all_reduce_sum)
     # Step 3: fill the parameters.
     if weights == "load":
-        load_weights(_whole_parameters(stage), model)
+        load_weights(_full_parameters(stage), model)
         return stage
     std, padding = stage.config.initializer_range or 0.02, stage.config.pad_token_id
-    for name, parameter in _whole_parameters(stage):
-        zero_row = padding if name == EMBEDDING else None
-        initialise(name, parameter, seed=seed, std=std, zero_row=zero_row)
+    for name, parameter in _full_parameters(stage):
+        zero_row = padding if name == EMBEDDING_WEIGHT else None
+        initialise_parameter(name, parameter, seed=seed, std=std, zero_row=zero_row)
     return stage
 
 
-def _whole_parameters(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _full_parameters(stage: StageModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each full parameter for the caller to fill; then copy this rank's slice of it."""
     for name, parameter in stage.global_named_parameters():
         held = stage.slices[name]
-        if held.is_whole:
+        if held.is_full:
             yield name, parameter
             continue
         whole = torch.empty(held.shape, dtype=parameter.dtype)
         yield name, whole
-        parameter.detach().copy_(held.take(whole))
+        parameter.detach().copy_(held.take_from(whole))
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -211,7 +225,7 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     `logits` is `[B, S, V]`; `labels[b, t]` of `labels` `[B, S]` is the token after position t.
     """
     flat = logits.reshape(-1, logits.shape[-1]).float()
-    return nn.functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED, reduction="sum")
+    return nn.functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def _check_range(layers: tuple[int, int], num_layers: int, model: str | Path) -> None:

@@ -28,17 +28,17 @@ class MicroBatches:
     loss_scale: float = 1.0
 
     @classmethod
-    def cut(
-        cls, size: int, micro_batch_size: int, sequence_length: int,
+    def split(
+        cls, num_samples: int, micro_batch_size: int, sequence_length: int,
         input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None,
         rows: tuple[int, int] | None = None,
     ) -> MicroBatches:  # fmt: skip
-        """Split the samples `rows` (first, end; default all) of a step of `size` samples.
+        """Split the samples `rows` (first, end; default all) of a step of `num_samples` samples.
 
         `input_ids` and `labels` [size, S] are those of the whole step, if the stage needs them. The last
         micro-batch may be smaller.
         """
-        first, end = rows or (0, size)
+        first, end = rows or (0, num_samples)
         sizes = [micro_batch_size] * ((end - first) // micro_batch_size)
         if (end - first) % micro_batch_size:
             sizes.append((end - first) % micro_batch_size)
@@ -46,7 +46,7 @@ class MicroBatches:
         return cls(
             sizes=tuple(sizes),
             sequence_length=sequence_length,
-            num_samples=size,
+            num_samples=num_samples,
             inputs=() if input_ids is None else torch.split(input_ids[first:end], micro_batch_size),
             labels=() if labels is None else torch.split(labels[first:end], micro_batch_size),
             loss_scale=1.0 / counted,

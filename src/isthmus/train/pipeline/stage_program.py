@@ -1,4 +1,4 @@
-"""`make_program`: a schedule compiled for one stage, so that steps look nothing up between kernels."""
+"""`make_stage_program`: a schedule compiled for one stage, so that steps look nothing up between kernels."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, get_args
 
-from isthmus.schedule import Kind, Operation, Schedule, is_last_use
+from isthmus.schedule import Operation, OperationKind, Schedule, is_last_use
 
-_STARTS = frozenset(kind for kind in get_args(Kind) if kind.startswith(("send_", "receive_")))
+_MESSAGE_KINDS = frozenset(kind for kind in get_args(OperationKind) if kind.startswith(("send_", "receive_")))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """One operation of a stage."""
 
-    kind: Kind
+    kind: OperationKind
     # (micro-batch, chunk).
     key: tuple[int, int]
     # Whether it starts a send or receive.
-    starts: bool
+    is_message_start: bool
     # The other stage of a message or of the wait for one.
     peer: int | None
     # Encodes micro-batch, sender and direction; equal on both sides and at the wait.
     tag: int
     # Whether it is the last use of the tensors received under `key`.
-    frees: bool
+    frees_buffers: bool
 
 
-Program: TypeAlias = tuple[tuple[Step, ...], ...]
+StageProgram: TypeAlias = tuple[tuple[ProgramStep, ...], ...]
 """Groups in order of execution: adjacent message starts form one group, each other step its own."""
 
 
-def make_program(schedule: Schedule, stage: int) -> Program:
+def make_stage_program(schedule: Schedule, stage: int) -> StageProgram:
     """Return the program of `stage`."""
     steps = [_step(schedule, stage, operation) for operation in schedule.stages[stage]]
-    groups = list[tuple[Step, ...]]()
-    for starts, adjacent in groupby(steps, lambda step: step.starts):
+    groups = list[tuple[ProgramStep, ...]]()
+    for starts, adjacent in groupby(steps, lambda step: step.is_message_start):
         group = tuple(adjacent)
         groups += [group] if starts else [(step,) for step in group]
     return tuple(groups)
 
 
-def _step(schedule: Schedule, stage: int, operation: Operation) -> Step:
-    is_message = operation.kind.removeprefix("wait_") in _STARTS
-    return Step(
+def _step(schedule: Schedule, stage: int, operation: Operation) -> ProgramStep:
+    is_message = operation.kind.removeprefix("wait_") in _MESSAGE_KINDS
+    return ProgramStep(
         kind=operation.kind,
         key=(operation.micro_batch, operation.chunk),
-        starts=operation.kind in _STARTS,
-        peer=schedule.peer(stage, operation) if is_message else None,
+        is_message_start=operation.kind in _MESSAGE_KINDS,
+        peer=schedule.peer_stage(stage, operation) if is_message else None,
         tag=_tag(schedule, stage, operation) if is_message else 0,
-        frees=is_last_use(operation, schedule.trains),
+        frees_buffers=is_last_use(operation, schedule.trains),
     )
 
 
 def _tag(schedule: Schedule, stage: int, exchange: Operation) -> int:
     """Return the tag of a message: positive, unique per micro-batch, sending virtual stage and direction."""
     kind = exchange.kind.removeprefix("wait_")
-    sender = schedule.virtual(stage, exchange)
+    sender = schedule.virtual_stage(stage, exchange)
     forward = kind.endswith("forward")
     if kind.startswith("receive_"):
         sender += -1 if forward else 1

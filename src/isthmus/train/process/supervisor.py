@@ -22,10 +22,16 @@ from isthmus.core.errors import InputError, IsthmusError, PeerError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.units import format_seconds
 from isthmus.train.checkpoint.memory_lease import MemoryLease
-from isthmus.train.liveness.heartbeat import Pulse
-from isthmus.train.liveness.stall import stall_of
+from isthmus.train.liveness.heartbeat import Heartbeat
+from isthmus.train.liveness.stall import detect_stall
 from isthmus.train.liveness.worker_events import EventLog
-from isthmus.train.process.worker import BROKEN, TERMINATED, Kept, main_in, one_line
+from isthmus.train.process.worker import (
+    TERMINATED,
+    UNEXPECTED_ERROR,
+    RankResources,
+    error_line,
+    run_in_process,
+)
 
 MAX_RESTARTS = 5
 """Restarts allowed within `WINDOW_S`."""
@@ -33,8 +39,8 @@ MAX_RESTARTS = 5
 WINDOW_S = 600.0
 
 _POLL_S = 0.1
-_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-_HANDLED = _ENDING | {signal.SIGCHLD}
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_HANDLED_SIGNALS = _STOP_SIGNALS | {signal.SIGCHLD}
 _GRACE_S = 2.0
 
 
@@ -45,20 +51,20 @@ def supervise(folder: WorkerFolder) -> int:
     error before any step would recur.
     """
     spec = folder.read_spec()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     with listen(spec.host) as listener, MemoryLease(spec) as lease:
-        status = _Supervisor(folder, spec, Kept(listener, lease.run, Pulse(), is_supervised=True)).run()
+        status = _Supervisor(folder, spec, RankResources(listener, lease.run, Heartbeat(), is_supervised=True)).run()
         if status == PeerError.exit_code:
-            lease.leave()
+            lease.keep_for_next_attempt()
         return status
 
 
 class _Supervisor:
     """Forks, watches and restarts the worker process of one rank."""
 
-    def __init__(self, folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
-        self._folder, self._spec, self._kept = folder, spec, kept
-        self._pulse, self._events = kept.pulse, EventLog(folder, spec.rank)
+    def __init__(self, folder: WorkerFolder, spec: WorkerSpec, resources: RankResources) -> None:
+        self._folder, self._spec, self._resources = folder, spec, resources
+        self._heartbeat, self._events = resources.heartbeat, EventLog(folder, spec.rank)
         self._restarts: deque[float] = deque()
         self._stalled = False
 
@@ -67,15 +73,15 @@ class _Supervisor:
         gc.collect()
         gc.freeze()
         while True:
-            status = self._watch(*self._start())
-            if status >= 0 and (status != BROKEN or self._pulse.read().usual_step_s == 0):
+            status = self._wait_for_exit(*self._fork_worker())
+            if status >= 0 and (status != UNEXPECTED_ERROR or self._heartbeat.read().median_step_s == 0):
                 return status
             cause = f"ended by {signal.Signals(-status).name}" if status < 0 else "ended by an error"
-            self._events.tell("died", f"worker process {cause}")
+            self._events.record("died", f"worker process {cause}")
             if not self._may_restart(cause):
-                finished = self._pulse.read().finished
+                finished = self._heartbeat.read().is_finished
                 return 0 if finished else 128 - status if status < 0 else status
-            self._events.tell("restarted", f"restart {len(self._restarts)} of {MAX_RESTARTS}")
+            self._events.record("restarted", f"restart {len(self._restarts)} of {MAX_RESTARTS}")
 
     def _may_restart(self, cause: str) -> bool:
         if self._spec.backend != BACKEND or self._spec.job.compute != "real":
@@ -87,56 +93,56 @@ class _Supervisor:
             self._restarts.append(now_s)
             return True
         times = f"{MAX_RESTARTS + 1} times within {format_seconds(WINDOW_S)}"
-        self._events.tell("gave_up", f"error: worker process ended {times}, last {cause}")
+        self._events.record("gave_up", f"error: worker process ended {times}, last {cause}")
         return False
 
-    def _start(self) -> tuple[int, int]:
+    def _fork_worker(self) -> tuple[int, int]:
         """Fork the worker; return its process id, and the file descriptor whose closing makes it exit."""
         sys.stdout.flush()
         sys.stderr.flush()
         reader, writer = os.pipe()
-        self._pulse.starts()
+        self._heartbeat.start_process()
         child = os.fork()
         if child:
             os.close(reader)
             return child, writer
         os.close(writer)
-        status = BROKEN
+        status = UNEXPECTED_ERROR
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-            _end_with(reader)
-            status = main_in(self._folder, self._spec, self._kept)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
+            _exit_with_supervisor(reader)
+            status = run_in_process(self._folder, self._spec, self._resources)
             sys.stdout.flush()
         finally:
             os._exit(status)
 
-    def _watch(self, child: int, lifeline: int) -> int:
+    def _wait_for_exit(self, child: int, lifeline: int) -> int:
         """Wait for the worker; return its exit status, negative for a signal. A stop signal ends it."""
         try:
             while True:
-                received = signal.sigtimedwait(_HANDLED, _POLL_S)
+                received = signal.sigtimedwait(_HANDLED_SIGNALS, _POLL_S)
                 ended, status = os.waitpid(child, os.WNOHANG)
                 if ended:
                     return os.waitstatus_to_exitcode(status)
-                if received is not None and received.si_signo in _ENDING:
-                    return _end(child)
-                self._look(child)
+                if received is not None and received.si_signo in _STOP_SIGNALS:
+                    return _stop_worker(child)
+                self._check_stall(child)
         finally:
             os.close(lifeline)
 
-    def _look(self, child: int) -> None:
+    def _check_stall(self, child: int) -> None:
         """Record the begin and end of a stall; kill a worker that stalls for too long."""
-        stall = stall_of(self._pulse.read(), time.monotonic())
+        stall = detect_stall(self._heartbeat.read(), time.monotonic())
         if stall is not None and not self._stalled:
-            self._events.tell(stall.kind, stall.in_words(), seconds=stall.lasted_s)
+            self._events.record(stall.kind, stall.describe(), seconds=stall.lasted_s)
         elif stall is None and self._stalled:
-            self._events.tell("going_on", "progress resumed")
+            self._events.record("going_on", "progress resumed")
         self._stalled = stall is not None
-        if stall is not None and stall.hopeless:
+        if stall is not None and stall.needs_restart:
             os.kill(child, signal.SIGKILL)
 
 
-def _end(child: int) -> int:
+def _stop_worker(child: int) -> int:
     """Stop the worker with SIGTERM, then SIGKILL after `_GRACE_S`; return `TERMINATED`."""
     os.kill(child, signal.SIGTERM)
     deadline_s = time.monotonic() + _GRACE_S
@@ -147,7 +153,7 @@ def _end(child: int) -> int:
     return TERMINATED
 
 
-def _end_with(lifeline: int) -> None:
+def _exit_with_supervisor(lifeline: int) -> None:
     """Exit as soon as the other end of `lifeline` closes, which the supervisor holds."""
 
     def watch() -> None:
@@ -161,12 +167,10 @@ def main(arguments: list[str]) -> int:
     """Supervise the worker of the given folder; return its exit status."""
     try:
         if len(arguments) != 1:
-            raise InputError(
-                "one argument is needed", hint="python -m isthmus.train.process.supervisor FOLDER"
-            )
+            raise InputError("one argument is needed", hint="python -m isthmus.train.process.supervisor FOLDER")
         return supervise(WorkerFolder(Path(arguments[0])))
     except IsthmusError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
 
 

@@ -6,16 +6,20 @@ from pathlib import Path
 
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.schedule import Schedule
-from isthmus.train.messages.device import device_name
-from isthmus.train.messages.metrics import MetricsLog
-from isthmus.train.process.export_model import export
-from isthmus.train.process.prepare import Prepared, describe
-from isthmus.train.process.training_run import Run
-from isthmus.train.recovery.recover import Recovery
+from isthmus.train.communication.step_metrics import MetricsLog
+from isthmus.train.communication.torch_device import device_name
+from isthmus.train.process.export_model import export_model
+from isthmus.train.process.prepare_stage import PreparedStage, describe_rank
+from isthmus.train.process.trainer import Trainer
+from isthmus.train.recovery.rank_recovery import RankRecovery
 
 
 def train(
-    spec: WorkerSpec, schedule: Schedule, prepared: Prepared, folder: WorkerFolder, recovery: Recovery
+    spec: WorkerSpec,
+    schedule: Schedule,
+    prepared: PreparedStage,
+    folder: WorkerFolder,
+    recovery: RankRecovery,
 ) -> None:
     """Train from the newest state that all ranks have to the last step, then export the model.
 
@@ -23,54 +27,59 @@ def train(
     continues from the newest common state. Raises `PeerError` if the rank is not replaced, `UnavailableError`
     if a folder cannot be written.
     """
-    print(describe(spec, device_name(prepared.pieces.device)), flush=True)
-    trainers: list[Run] = []
+    print(describe_rank(spec, device_name(prepared.model_chunks.device)), flush=True)
+    trainers: list[Trainer] = []
 
     def attempt() -> None:
         if trainers:
-            trainers[0].begin_again()
+            trainers[0].reset()
         else:
-            trainers.append(Run(spec, schedule, prepared, folder, recovery))
-        _train(trainers[0])
+            trainers.append(Trainer(spec, schedule, prepared, folder, recovery))
+        _train_once(trainers[0])
 
     def drain() -> None:
         for trainer in trainers:
-            trainer.exchange.drain()
+            trainer.communicator.drain()
 
-    recovery.persist(attempt, drain)
+    recovery.run_with_recovery(attempt, drain)
 
 
-def _train(run: Run) -> None:
+def _train_once(trainer: Trainer) -> None:
     """Restore the newest common state and train to the end; raises `PeerError` if a rank is lost."""
-    spec, recovery = run.spec, run.recovery
+    spec, recovery = trainer.spec, trainer.recovery
     # Step 1: agree with all ranks on the state to start from.
-    run.saver.meet()
-    run.copies.meet(run.saver)
-    first = recovery.agree(run.exchange, run.restore, run.resume, run.saver.newest_step())
+    trainer.checkpoint_manager.reset()
+    trainer.peer_snapshots.connect(trainer.checkpoint_manager)
+    first = recovery.restore_common_state(
+        trainer.communicator,
+        trainer.restore_snapshot,
+        trainer.load_checkpoint,
+        trainer.checkpoint_manager.newest_step(),
+    )
     training, num_steps = spec.job.training, spec.job.training.steps
-    run.keep(first)
+    trainer.take_snapshot(first)
     # Step 2: train, evaluate and save.
-    tensorboard = Path(spec.job.checkpoints.folder) / "tensorboard" if run.tells_loss else None
-    with MetricsLog(run.folder.metrics, spec, tensorboard, first) as log:
+    tensorboard = Path(spec.job.checkpoints.folder) / "tensorboard" if trainer.reports_loss else None
+    with MetricsLog(trainer.folder.metrics_path, spec, tensorboard, first) as log:
         for step in range(first, num_steps):
-            recovery.begins(step)
-            values, timer = run.step(step)
-            values |= recovery.ends(timer.compute_s)
-            if training.evaluate_every and _due(step + 1, training.evaluate_every, num_steps):
-                values |= run.evaluate()
-            if run.exchange.wished or _due(step + 1, spec.job.checkpoints.every_steps, num_steps):
-                values |= run.save(step + 1)
-            if run.exchange.wished:
-                values |= run.protect(step + 1)
+            recovery.begin_step(step)
+            values, timer = trainer.step(step)
+            values |= recovery.end_step(timer.compute_s)
+            if training.evaluate_every and _is_due(step + 1, training.evaluate_every, num_steps):
+                values |= trainer.evaluate()
+            if trainer.communicator.any_requested or _is_due(step + 1, spec.job.checkpoints.every_steps, num_steps):
+                values |= trainer.save_checkpoint(step + 1)
+            if trainer.communicator.any_requested:
+                values |= trainer.verify_checkpoint(step + 1)
             log.write(step, values, tuple(timer.spans))
             if "loss" in values:
                 print(f"step {step + 1} of {num_steps}: loss {values['loss']:.4f}", flush=True)
-            run.stop_if_lost(step)
-            run.keep(step + 1)
+            trainer.raise_if_diverged(step)
+            trainer.take_snapshot(step + 1)
     # Step 3: write the model.
-    export(spec.job, run.place, run.prepared.pieces, run.exchange)
+    export_model(spec.job, trainer.position, trainer.prepared.model_chunks, trainer.communicator)
 
 
-def _due(done: int, every: int, num_steps: int) -> bool:
-    """Return whether a task that runs `every` n steps (0: only at the end) is due after `done` steps."""
-    return done == num_steps or (every > 0 and done % every == 0)
+def _is_due(steps_done: int, every: int, num_steps: int) -> bool:
+    """Return whether a task that runs `every` n steps (0: only at the end) is due after `steps_done` steps."""
+    return steps_done == num_steps or (every > 0 and steps_done % every == 0)

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.job import Job
-from isthmus.data import Batch, open_dataset
+from isthmus.data import TokenBatch, open_dataset
 
 
-def held_out_loss(model: torch.nn.Module, batch: Batch) -> float:
+def held_out_loss(model: torch.nn.Module, batch: TokenBatch) -> float:
     """Return the mean cross entropy (nats) of `batch`: input_ids, labels [n, S], -100 where not counted."""
     total, counted = 0.0, 0
     with torch.no_grad():

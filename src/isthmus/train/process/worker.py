@@ -22,79 +22,81 @@ from isthmus.core.messages.agent_messages import RankMap, WorkerAddress
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
 from isthmus.train.checkpoint.memory_lease import MemoryLease
-from isthmus.train.liveness.heartbeat import Pulse, start_beating
+from isthmus.train.communication.torch_device import configure_torch
+from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
 from isthmus.train.liveness.worker_events import EventLog
-from isthmus.train.messages.device import set_up
-from isthmus.train.pipeline.rehearsal import rehearse
-from isthmus.train.process.check_executable import check_executable
-from isthmus.train.process.prepare import Prepared, device_of, prepare
+from isthmus.train.pipeline.virtual_training import run_virtual_training
+from isthmus.train.process.check_plan_supported import check_plan_supported
+from isthmus.train.process.prepare_stage import PreparedStage, prepare_stage, worker_device
 from isthmus.train.process.training_loop import train
-from isthmus.train.recovery.recover import Recovery
-from isthmus.train.recovery.rejoin import Membership, listen
+from isthmus.train.recovery.group_membership import GroupMembership, listen
+from isthmus.train.recovery.rank_recovery import RankRecovery
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM."""
 
-FAREWELL_S = 5.0
+FINAL_JOIN_TIMEOUT_S = 5.0
 """How long a restarted rank whose run had finished waits for other ranks to join."""
 
-BROKEN = 1
+UNEXPECTED_ERROR = 1
 """Exit status after an unexpected error: a bug or a device failure."""
 
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Kept:
+class RankResources:
     """Resources of a rank that outlive its worker process."""
 
     # The rank's listening socket.
     listener: socket.socket
     # Name of the rank's snapshots in shared memory.
-    memory: str
-    pulse: Pulse
+    memory_name: str
+    heartbeat: Heartbeat
     # Whether a supervisor restarts the worker after unexpected errors.
     is_supervised: bool = False
 
 
-def run(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> None:
+def run_worker(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources) -> None:
     """Check, prepare, join and train; raises `IsthmusError` on expected failures.
 
     A restarted worker joins before it prepares, because the other ranks wait for it.
     """
     # Step 1: check the plan and configure the device.
-    schedule = check_executable(spec)
-    device = device_of(spec)
-    set_up(device, spec.threads)
+    schedule = check_plan_supported(spec)
+    device = worker_device(spec)
+    configure_torch(device, spec.threads)
     events = EventLog(folder, spec.rank)
     # Step 2: check in and join the process group.
-    is_restart = kept.pulse.incarnation >= 0
-    folder.write_checkin(_address(spec, kept.listener))
-    prepared = None if is_restart else _prepared(spec)
-    membership = Membership(spec, wait_for_ranks(folder, spec), kept.listener, device, kept.pulse, events)
-    if not _join(membership, kept.pulse.read().finished):
+    is_restart = resources.heartbeat.incarnation >= 0
+    folder.write_checkin(_address(spec, resources.listener))
+    prepared = None if is_restart else _prepare_if_real(spec)
+    membership = GroupMembership(
+        spec, wait_for_rank_map(folder, spec), resources.listener, device, resources.heartbeat, events
+    )
+    if not _join_group(membership, resources.heartbeat.read().is_finished):
         return
     # Step 3: train.
-    memory = MemoryCheckpoint(kept.memory, spec.rank)
+    memory = MemoryCheckpoint(resources.memory_name, spec.rank)
     try:
         if spec.job.compute == "virtual":
-            rehearse(spec, schedule, folder)
+            run_virtual_training(spec, schedule, folder)
             membership.leave()
         else:
-            recovery = Recovery(spec, membership, memory, kept.pulse, events)
-            train(spec, schedule, prepared or prepare(spec), folder, recovery)
+            recovery = RankRecovery(spec, membership, memory, resources.heartbeat, events)
+            train(spec, schedule, prepared or prepare_stage(spec), folder, recovery)
     except BaseException as error:
-        if kept.is_supervised and not isinstance(error, IsthmusError):
-            membership.vanish()
+        if resources.is_supervised and not isinstance(error, IsthmusError):
+            membership.abandon()
         else:
-            membership.leave(error.message if isinstance(error, IsthmusError) else one_line(error))
+            membership.leave(error.message if isinstance(error, IsthmusError) else error_line(error))
         raise
 
 
-def _join(membership: Membership, finished: bool) -> bool:
+def _join_group(membership: GroupMembership, finished: bool) -> bool:
     """Join the group; return False if the run had `finished` and the other ranks have left."""
     try:
-        membership.join(FAREWELL_S if finished else None)
+        membership.join(FINAL_JOIN_TIMEOUT_S if finished else None)
     except PeerError:
         if finished:
             return False
@@ -102,18 +104,18 @@ def _join(membership: Membership, finished: bool) -> bool:
     return True
 
 
-def _prepared(spec: WorkerSpec) -> Prepared | None:
+def _prepare_if_real(spec: WorkerSpec) -> PreparedStage | None:
     """Build the stage and open the data set, except in virtual training."""
-    return prepare(spec) if spec.job.compute == "real" else None
+    return prepare_stage(spec) if spec.job.compute == "real" else None
 
 
-def wait_for_ranks(folder: WorkerFolder, spec: WorkerSpec) -> RankMap:
+def wait_for_rank_map(folder: WorkerFolder, spec: WorkerSpec) -> RankMap:
     """Return the rank map once the agent has written it; raises `PeerError` after the rendezvous timeout."""
     deadline_s = time.monotonic() + spec.rendezvous_timeout_s
-    while (ranks := folder.read_ranks()) is None:
+    while (ranks := folder.read_rank_map()) is None:
         if time.monotonic() > deadline_s:
             raise PeerError(
-                f"no {folder.ranks} within {spec.rendezvous_timeout_s:g} s: not every rank has checked in",
+                f"no {folder.rank_map_path} within {spec.rendezvous_timeout_s:g} s: not every rank has checked in",
                 hint="check the job on its other sites",
             )
         time.sleep(_POLL_S)
@@ -128,24 +130,24 @@ def main(arguments: list[str]) -> int:
         folder = WorkerFolder(Path(arguments[0]))
         spec = folder.read_spec()
         with listen(spec.host) as listener, MemoryLease(spec) as lease:
-            return main_in(folder, spec, Kept(listener, lease.run, Pulse()))
+            return run_in_process(folder, spec, RankResources(listener, lease.run, Heartbeat()))
     except IsthmusError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
 
 
-def main_in(folder: WorkerFolder, spec: WorkerSpec, kept: Kept) -> int:
+def run_in_process(folder: WorkerFolder, spec: WorkerSpec, resources: RankResources) -> int:
     """Run the worker of `folder` in this process; return its exit status."""
-    _end_on_sigterm()
-    start_beating(kept.pulse)
+    _exit_on_sigterm()
+    start_heartbeat(resources.heartbeat)
     try:
-        run(folder, spec, kept)
+        run_worker(folder, spec, resources)
     except IsthmusError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {error_line(error)}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception:
         traceback.print_exc()
-        return BROKEN
+        return UNEXPECTED_ERROR
     return 0
 
 
@@ -154,12 +156,12 @@ def _address(spec: WorkerSpec, listener: socket.socket) -> WorkerAddress:
     return WorkerAddress(rank=spec.rank, cluster=spec.cluster, host=host, port=port)
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the type and message of `error` as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _end_on_sigterm() -> None:
+def _exit_on_sigterm() -> None:
     """Exit at once on SIGTERM, even while the main thread blocks in a library and runs no handlers."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -1,4 +1,4 @@
-"""`inherit`: restores the snapshots that the previous attempt left in shared memory.
+"""`restore_from_memory`: restores the snapshots that the previous attempt left in shared memory.
 
 A machine may still hold snapshots of its own ranks and copies of those of others. The newest step with a
 snapshot of every rank is selected; a rank that moved to another machine receives its copy from the holder.
@@ -13,63 +13,69 @@ from isthmus.comm.transport.transport import Transport
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.checkpoint.memory_checkpoint import MemoryCheckpoint
-from isthmus.train.checkpoint.memory_lease import left_behind, remove_left_behind, told_of
+from isthmus.train.checkpoint.memory_lease import compatibility_digest, orphaned_runs, remove_orphan
 from isthmus.train.checkpoint.memory_slot import MemorySlot
-from isthmus.train.checkpoint.peer_copy import receive_slot, send_slot
-from isthmus.train.messages.exchange import Exchange
+from isthmus.train.checkpoint.snapshot_replicator import receive_slot, send_slot
+from isthmus.train.communication.communicator import Communicator
 
-Places = Mapping[int, Sequence[int]]
+SnapshotSteps = Mapping[int, Sequence[int]]
 """Steps of the snapshots on one machine, by rank."""
 
 
-def givers_of(told: Sequence[Places], after: int, *, may_send: bool) -> tuple[int, list[int]] | None:
+def choose_senders(
+    steps_on: Sequence[SnapshotSteps], after_step: int, *, can_transfer: bool
+) -> tuple[int, list[int]] | None:
     """Return the newest step with a snapshot of every rank, and the rank that holds each rank's snapshot.
 
-    `told[r]` has the snapshots on the machine of rank `r`. Returns None if there is no such step above
-    `after`. If not `may_send`, every rank must hold its own snapshot. Own snapshots are preferred.
+    `steps_on[r]` has the snapshots on the machine of rank `r`. Returns None if there is no such step above
+    `after_step`. If not `can_transfer`, every rank must hold its own snapshot. Own snapshots are preferred.
     """
-    num_ranks = len(told)
+    num_ranks = len(steps_on)
     holders: list[dict[int, int]] = []  # by rank: step to holder
     for rank in range(num_ranks):
-        order = [rank, *(other for other in range(num_ranks) if other != rank)] if may_send else [rank]
-        holders.append({step: holder for holder in reversed(order) for step in told[holder].get(rank, ())})
+        order = [rank, *(other for other in range(num_ranks) if other != rank)] if can_transfer else [rank]
+        holders.append({step: holder for holder in reversed(order) for step in steps_on[holder].get(rank, ())})
     common = set.intersection(*map(set, holders))
-    step = max((one for one in common if one > after), default=None)
+    step = max((one for one in common if one > after_step), default=None)
     return None if step is None else (step, [by_step[step] for by_step in holders])
 
 
-def inherit(
-    spec: WorkerSpec, memory: MemoryCheckpoint, exchange: Exchange, transport: Transport | None, after: int
+def restore_from_memory(
+    spec: WorkerSpec,
+    memory: MemoryCheckpoint,
+    communicator: Communicator,
+    transport: Transport | None,
+    after_step: int,
 ) -> None:
-    """Restore to each rank's `memory` the newest step above `after` with a snapshot of every rank.
+    """Restore to each rank's `memory` the newest step above `after_step` with a snapshot of every rank.
 
     All ranks call this. It removes the previous attempt's snapshots from this machine. A rank without room
-    for its snapshot skips it; `Recovery.agree` then finds no common step.
+    for its snapshot skips it; `RankRecovery.restore_common_state` then finds no common step.
     """
     # Step 1: collect the snapshots of all machines.
-    runs = list(left_behind(told_of(spec)))
-    slots = _slots_in(runs, len(spec.plan.ranks))
+    runs = list(orphaned_runs(compatibility_digest(spec)))
+    slots = _find_slots(runs, len(spec.plan.ranks))
     local = {rank: sorted(by_step) for rank, by_step in slots.items()}
-    steps_on = [_read(one) for one in exchange.tell_all(json.dumps(local).encode())]
+    steps_on = [_parse_steps(one) for one in communicator.all_gather_bytes(json.dumps(local).encode())]
     # Step 2: copy or send the snapshots of the newest common step.
-    found = givers_of(steps_on, after, may_send=transport is not None)
+    found = choose_senders(steps_on, after_step, can_transfer=transport is not None)
     if found is not None:
         step, holders = found
         for rank, holder in enumerate(holders):
             if rank == holder == spec.rank:
-                _copy(slots[rank][step], memory)
+                _adopt_slot(slots[rank][step], memory)
             elif transport is not None and holder == spec.rank:
-                send_slot(transport, rank, slots[rank][step], back=True)
+                send_slot(transport, rank, slots[rank][step], returning=True)
             elif transport is not None and rank == spec.rank:
-                receive_slot(transport, holder, memory, back=True)
+                receive_slot(transport, holder, memory, returning=True)
         print(f"rank {spec.rank}: the last attempt left the state after step {step} in memory", flush=True)
     # Step 3: remove the previous attempt's memory, once every rank is done.
-    exchange.meet()
+    communicator.barrier()
     for run in runs:
-        remove_left_behind(run)
+        remove_orphan(run)
 
 
-def _slots_in(runs: Sequence[str], num_ranks: int) -> dict[int, dict[int, MemorySlot]]:
+def _find_slots(runs: Sequence[str], num_ranks: int) -> dict[int, dict[int, MemorySlot]]:
     """Return the valid snapshots of the leases `runs`, by rank and step."""
     found: dict[int, dict[int, MemorySlot]] = {}
     for run in runs:
@@ -82,22 +88,22 @@ def _slots_in(runs: Sequence[str], num_ranks: int) -> dict[int, dict[int, Memory
     return found
 
 
-def _read(told: bytes) -> dict[int, list[int]]:
+def _parse_steps(data: bytes) -> dict[int, list[int]]:
     """Return the snapshot steps of a JSON message, by rank."""
-    return {int(rank): steps for rank, steps in json.loads(told).items()}
+    return {int(rank): steps for rank, steps in json.loads(data).items()}
 
 
-def _copy(source: MemorySlot, memory: MemoryCheckpoint) -> None:
+def _adopt_slot(source: MemorySlot, memory: MemoryCheckpoint) -> None:
     """Copy the snapshot of `source` over the older one of `memory`, if there is room."""
-    found = source.copy()
+    found = source.read_raw()
     if found is None:
         return
     label, data = found
-    slot = memory.spare_slot()
+    slot = memory.reserve_slot()
     try:
-        buffer = slot.begin(data.numel())
+        buffer = slot.open_for_write(data.numel())
     except UnavailableError as error:
         print(f"warning: the snapshot of the last attempt is not restored: {error}", flush=True)
         return
     buffer[: data.numel()].copy_(data)
-    memory.put(slot, slot.adopt(label))
+    memory.commit_slot(slot, slot.seal_raw(label))

@@ -1,25 +1,25 @@
-"""`meet_sharers`: create the process group of the tensor-parallel ranks of each stage."""
+"""`join_tp_group`: create the process group of the tensor-parallel ranks of each stage."""
 
 from __future__ import annotations
 
 import torch.distributed as dist
 
+from isthmus.comm.group.gloo_group import join_gloo_group
 from isthmus.comm.group.isthmus_group import IsthmusGroup
-from isthmus.comm.group.local_gloo import local_group
 from isthmus.core.plan import Plan
-from isthmus.train.messages.device import HOST_BACKENDS
-from isthmus.train.messages.vendor_group import GROUP_TIMEOUT
-from isthmus.train.tensor_parallel.tensor_group import TensorGroup
+from isthmus.train.communication.torch_device import HOST_BACKENDS
+from isthmus.train.communication.torch_process_group import GROUP_TIMEOUT
+from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 
 
-def sharers_of(plan: Plan, rank: int) -> TensorGroup:
+def make_tp_group(plan: Plan, rank: int) -> TensorParallelGroup:
     """Return the tensor-parallel group of the stage of `rank`, not joined yet."""
     mine = plan.ranks[rank]
     size = len(plan.ranks_of(mine.stage))
-    return TensorGroup(mine.tp, size, cuts_sequence=size > 1 and plan.stages[mine.stage].sp)
+    return TensorParallelGroup(mine.tp, size, sequence_parallel=size > 1 and plan.stages[mine.stage].sp)
 
 
-def meet_sharers(plan: Plan, rank: int, group: TensorGroup, *, backend: str, host: str) -> None:
+def join_tp_group(plan: Plan, rank: int, group: TensorParallelGroup, *, backend: str, host: str) -> None:
     """Join `group`, the tensor-parallel group of the stage of `rank`; all ranks of the run call this.
 
     The Isthmus backend cannot be split, so with it the ranks of a stage use gloo; `host` is this rank's
@@ -28,7 +28,7 @@ def meet_sharers(plan: Plan, rank: int, group: TensorGroup, *, backend: str, hos
     world = dist.group.WORLD
     if isinstance(world, IsthmusGroup):
         stages = [str(one.stage) for one in plan.ranks]
-        made = local_group(world.transport, stages, host, GROUP_TIMEOUT)
+        made = join_gloo_group(world.transport, stages, host, GROUP_TIMEOUT)
         if made is not None:
             group.join(made)
         return

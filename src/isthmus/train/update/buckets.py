@@ -1,6 +1,6 @@
-"""`deal_buckets`: split the parameters of all ranks into segments with owners, and group them into buckets.
+"""`make_buckets`: split the parameters of all ranks into segments with owners, and group them into buckets.
 
-Each rank states the rows that it holds of each full-model parameter (`Held`). Parameters are split at the
+Each rank states the rows that it holds of each full-model parameter (`HeldRows`). Parameters are split at the
 ends of all these ranges, so that each owner of a segment holds all of it even if replicas have different
 stages or tp degrees. Segments with equal owners fill buckets, the unit of communication. The result depends
 only on the held rows, so all ranks compute the same buckets.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 BUCKET_ELEMENTS = 1 << 20
 """Elements per bucket: 4 MiB of fp32."""
 
-ALIGNED_ELEMENTS = 16
+SEGMENT_ALIGNMENT = 16
 """Alignment of segment starts, in elements: vectorised updates are then bit-identical to unsharded ones.
 
 A segment with another start (a short bias split over several ranks) is updated equally up to rounding.
@@ -24,7 +24,7 @@ A segment with another start (a short bias split over several ranks) is updated 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldRows:
     """Rows of a parameter that a rank holds; ranks exchange it as JSON."""
 
     # Full-model name of the parameter.
@@ -42,13 +42,13 @@ class Held:
     adds: bool = True
 
     @classmethod
-    def whole(cls, name: str, shape: Sequence[int]) -> Held:
+    def full(cls, name: str, shape: Sequence[int]) -> HeldRows:
         """Return all rows of a parameter of `shape`."""
         return cls(name=name, start=0, stop=shape[0], row_elements=math.prod(shape[1:]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class ParameterSegment:
     """Rows `[start, stop)` along `dim` of full-model parameter `name`."""
 
     name: str
@@ -59,14 +59,14 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
+class GradientBucket:
     """Segments with the same owners, reduced in one message."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[ParameterSegment, ...]
     # Ranks that hold the segments, grouped by cluster, in rank order.
     owners: tuple[tuple[int, ...], ...]
     # Owners whose gradients are summed.
-    adders: frozenset[int]
+    contributors: frozenset[int]
     # One owner per cluster, which reduces there; in the order of `owners`.
     leaders: tuple[int, ...]
 
@@ -81,9 +81,9 @@ class Bucket:
         return len(self.owners) > 1 or len(self.owners[0]) > 1
 
 
-def deal_buckets(
-    held: Sequence[Sequence[Held]], clusters: Sequence[str], bucket_elements: int = BUCKET_ELEMENTS
-) -> tuple[Bucket, ...]:
+def make_buckets(
+    held: Sequence[Sequence[HeldRows]], clusters: Sequence[str], bucket_elements: int = BUCKET_ELEMENTS
+) -> tuple[GradientBucket, ...]:
     """Return all buckets of a run; `held` and `clusters` are by rank.
 
     A bucket has at most `bucket_elements` elements, or a single segment of the minimum aligned size. The last
@@ -92,15 +92,15 @@ def deal_buckets(
     """
     led = [0] * len(held)
     found = []
-    for (owners, adders), segments in _grouped(held, bucket_elements):
+    for (owners, adders), segments in _group_segments(held, bucket_elements):
         by_cluster: dict[str, list[int]] = {}
         for rank in owners:
             by_cluster.setdefault(clusters[rank], []).append(rank)
         leaders = tuple(min(local, key=lambda rank: (led[rank], rank)) for local in by_cluster.values())
-        bucket = Bucket(
+        bucket = GradientBucket(
             segments=tuple(segments),
             owners=tuple(map(tuple, by_cluster.values())),
-            adders=frozenset(adders),
+            contributors=frozenset(adders),
             leaders=leaders,
         )
         for rank in leaders:
@@ -109,30 +109,32 @@ def deal_buckets(
     return tuple(found)
 
 
-Sharers = tuple[tuple[int, ...], tuple[int, ...]]
+SegmentRanks = tuple[tuple[int, ...], tuple[int, ...]]
 """(owners, contributors) of a segment, in rank order."""
 
 
-def _grouped(held: Sequence[Sequence[Held]], bucket_elements: int) -> Iterator[tuple[Sharers, list[Segment]]]:
+def _group_segments(
+    held: Sequence[Sequence[HeldRows]], bucket_elements: int
+) -> Iterator[tuple[SegmentRanks, list[ParameterSegment]]]:
     """Yield groups of consecutive segments with equal ranks, each at most one bucket."""
-    group: list[Segment] = []
-    of_group: Sharers = ((), ())
-    for sharers, dim, start, stop, row, name in _spans(held):
-        for first, last in _cut(start, stop, row, bucket_elements):
+    group: list[ParameterSegment] = []
+    of_group: SegmentRanks = ((), ())
+    for sharers, dim, start, stop, row, name in _split_rows(held):
+        for first, last in _split_aligned(start, stop, row, bucket_elements):
             size = (last - first) * row
             full = sum(one.num_elements for one in group) + size > bucket_elements
             if group and (full or sharers != of_group):
                 yield of_group, group
                 group = []
             of_group = sharers
-            group.append(Segment(name=name, dim=dim, start=first, stop=last, num_elements=size))
+            group.append(ParameterSegment(name=name, dim=dim, start=first, stop=last, num_elements=size))
     if group:
         yield of_group, group
 
 
-def _spans(held: Sequence[Sequence[Held]]) -> Iterator[tuple[Sharers, int, int, int, int, str]]:
+def _split_rows(held: Sequence[Sequence[HeldRows]]) -> Iterator[tuple[SegmentRanks, int, int, int, int, str]]:
     """Yield (ranks, dim, start, stop, row elements, name) of the rows between adjacent range ends."""
-    by_name: dict[str, list[tuple[int, Held]]] = {}
+    by_name: dict[str, list[tuple[int, HeldRows]]] = {}
     for rank, of_rank in enumerate(held):
         for one in of_rank:
             by_name.setdefault(one.name, []).append((rank, one))
@@ -146,9 +148,9 @@ def _spans(held: Sequence[Sequence[Held]]) -> Iterator[tuple[Sharers, int, int, 
                 yield (owners, adders), here[0][1].dim, start, stop, here[0][1].row_elements, name
 
 
-def _cut(start: int, stop: int, row_elements: int, bucket_elements: int) -> Iterator[tuple[int, int]]:
+def _split_aligned(start: int, stop: int, row_elements: int, bucket_elements: int) -> Iterator[tuple[int, int]]:
     """Yield aligned (start, stop) of at most `bucket_elements` elements, or the fewest aligned rows."""
-    aligned = ALIGNED_ELEMENTS // math.gcd(ALIGNED_ELEMENTS, row_elements)
+    aligned = SEGMENT_ALIGNMENT // math.gcd(SEGMENT_ALIGNMENT, row_elements)
     step = max(bucket_elements // row_elements // aligned, 1) * aligned
     for first in range(start, stop, step):
         yield first, min(first + step, stop)

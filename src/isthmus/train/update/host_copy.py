@@ -14,19 +14,19 @@ import torch
 BOUNCE_BYTES = 64 * 2**20
 """Size of the pinned bounce buffer."""
 
-Ready: TypeAlias = "torch.cuda.Event | None"
+ReadyEvent: TypeAlias = "torch.cuda.Event | None"
 """Device event that a copy must wait for; None for tensors in host memory."""
 
 
-def copy_ready(tensors: Iterable[torch.Tensor]) -> Ready:
+def record_ready_event(tensors: Iterable[torch.Tensor]) -> ReadyEvent:
     """Record the event that a copy of `tensors` must wait for; call it on the thread that computes them."""
     if not any(tensor.is_cuda for tensor in tensors):
         return None
-    event: Ready = torch.cuda.current_stream().record_event()
+    event: ReadyEvent = torch.cuda.current_stream().record_event()
     return event
 
 
-def copy_to_host(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ready: Ready) -> None:
+def copy_to_host(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], ready: ReadyEvent) -> None:
     """Copy each (source, contiguous host target of equal shape and dtype); wait for all."""
     with torch.no_grad():
         if ready is None:

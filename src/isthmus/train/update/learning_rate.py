@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from isthmus.core.job import Training
+from isthmus.core.job import TrainingConfig
 
 
-def learning_rate(training: Training, step: int) -> float:
+def learning_rate(training: TrainingConfig, step: int) -> float:
     """Return the rate of `step` (from 0): linear warm-up, then cosine decay to `min_learning_rate`."""
     peak, floor, warm_up = training.learning_rate, training.min_learning_rate, training.warmup_steps
     if step < warm_up:

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from isthmus.core.job import Training
-from isthmus.train.messages.pinned_memory import host_copies, host_room
-from isthmus.train.update.buckets import Segment
-from isthmus.train.update.gradients import Gradients
+from isthmus.core.job import TrainingConfig
+from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
+from isthmus.train.update.buckets import ParameterSegment
+from isthmus.train.update.gradient_accumulator import GradientAccumulator
+from isthmus.train.update.gradient_reducer import GradientReducer
 from isthmus.train.update.learning_rate import learning_rate
-from isthmus.train.update.optimizer_state import OptimizerState, Tensors
+from isthmus.train.update.optimizer_state import NamedTensors, OptimizerState
 from isthmus.train.update.ownership import Ownership
-from isthmus.train.update.reduce import Reducer
-from isthmus.train.update.weight_share import WeightShare, make_shares, rows_of
+from isthmus.train.update.weight_shard import WeightShard, make_weight_shards, view_rows
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateResult:
     """Result of one optimizer step.
 
     If the gradient norm is not finite (overflow, NaN loss) all stages skip the update: weights, moments and
@@ -56,117 +56,115 @@ class Optimizer:
     def __init__(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
-        training: Training,
+        training: TrainingConfig,
         *,
         sum_over_all: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
         ownership: Ownership | None = None,
-        reducer: Reducer | None = None,
+        reducer: GradientReducer | None = None,
         on_host: bool = False,
     ) -> None:
         self._training, self._sum_over_all, self._reducer = training, sum_over_all, reducer
-        self._working, self._on_host = dict(parameters), on_host
-        shapes = {name: parameter.shape for name, parameter in self._working.items()}
-        self._ownership = ownership or Ownership.alone(shapes)
+        self._working_weights, self._on_host = dict(parameters), on_host
+        shapes = {name: parameter.shape for name, parameter in self._working_weights.items()}
+        self._ownership = ownership or Ownership.single_rank(shapes)
         keeps_fp32 = training.precision == "fp32"
-        self._gradients = Gradients(self._working, self._ownership, lowers=not keeps_fp32)
-        self._shares: list[WeightShare] = []
-        for name, parameter in self._working.items():
-            self._shares += make_shares(
-                name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host
-            )
+        self._gradients = GradientAccumulator(self._working_weights, self._ownership, uses_bf16=not keeps_fp32)
+        self._shards: list[WeightShard] = []
+        for name, parameter in self._working_weights.items():
+            self._shards += make_weight_shards(name, parameter, self._ownership, keeps_fp32=keeps_fp32, on_host=on_host)
             if not keeps_fp32:
-                self._gradients.lower(name)
-        self._adam = _adam(self._shares, training)
-        self._state = OptimizerState(self._working, self._shares, self._ownership, self._adam)
+                self._gradients.lower_to_bf16(name)
+        self._adam = _make_adamw(self._shards, training)
+        self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self._adam)
 
     def gradient(self, name: str) -> torch.Tensor | None:
         """Return the accumulated fp32 gradient of a parameter; None if it has none."""
         return self._gradients.get(name)
 
-    def apply(self, step: int, loss: float = 0.0) -> Update:
+    def apply(self, step: int, loss: float = 0.0) -> UpdateResult:
         """Update the weights with the gradients accumulated since the last call; `step` counts from 0.
 
         `loss` is this rank's part of the loss.
         """
         # Step 1: reduce the gradients over all owners.
         if self._reducer is not None:
-            self._gradients.fill_shared()
-            self._reducer.reduce(self._gradients.of, everywhere=not self._ownership.shard)
+            self._gradients.zero_missing_shared()
+            self._reducer.reduce(self._gradients.segment_view, to_all_owners=not self._ownership.shard_updates)
         # Step 2: sum gradient norm and loss over all ranks.
         mine = torch.tensor([self._gradients.sum_of_squares(), loss], dtype=torch.float64)
         squares, total_loss = self._sum_over_all(mine).tolist()
         norm, rate = math.sqrt(squares), learning_rate(self._training, step)
         # Step 3: clip, update the master weights, refresh the working weights.
         if math.isfinite(norm):
-            self._clip(norm)
+            self._clip_gradients(norm)
             for group in self._adam.param_groups:
                 group["lr"] = rate
             self._adam.step()
-            self._refresh()
-        self.drop_gradients()
-        return Update(norm, rate, skipped=not math.isfinite(norm), loss=total_loss)
+            self._refresh_working_weights()
+        self.clear_gradients()
+        return UpdateResult(norm, rate, skipped=not math.isfinite(norm), loss=total_loss)
 
-    def state(self) -> Tensors:
-        """Return the tensors that a checkpoint stores of this rank (`OptimizerState.told`)."""
-        return self._state.told()
+    def checkpoint_state(self) -> NamedTensors:
+        """Return the tensors that a checkpoint stores of this rank (`OptimizerState.checkpoint_state`)."""
+        return self._state.checkpoint_state()
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the checkpoint state of all parameters of the stage (`OptimizerState.take_over`).
+    def load_checkpoint_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load the checkpoint state of all parameters of the stage (`OptimizerState.load_checkpoint_state`).
 
         Raises `UnavailableError` if a tensor has another shape.
         """
-        self._state.take_over(tensors)
+        self._state.load_checkpoint_state(tensors)
 
-    def own_state(self) -> Tensors:
+    def local_state(self) -> NamedTensors:
         """Return the complete state of this rank, for a snapshot."""
-        return self._state.own()
+        return self._state.local_state()
 
-    def load_own(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore a result of `own_state`, of this or an earlier process."""
-        self._state.go_back(tensors)
+    def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore a result of `local_state`, of this or an earlier process."""
+        self._state.load_local_state(tensors)
 
-    def drop_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Discard the accumulated gradients."""
-        self._gradients.drop()
-        for one in self._shares:
+        self._gradients.clear()
+        for one in self._shards:
             one.weight.grad = None
 
-    def _refresh(self) -> None:
+    def _refresh_working_weights(self) -> None:
         """Copy the new master weights to the working weights, including those that other ranks updated."""
-        for one in self._shares:
-            if one.is_in(self._working[one.name]):
+        for one in self._shards:
+            if one.is_view_of(self._working_weights[one.name]):
                 continue
-            working = one.of(self._working[one.name].detach())
+            working = one.view_in(self._working_weights[one.name].detach())
             new = one.weight.detach()
             if working.is_cuda and not new.is_cuda:  # convert before the transfer
-                new = host_room(working).copy_(new)
+                new = empty_host_tensor(working).copy_(new)
             working.copy_(new)
-        if self._reducer is not None and self._ownership.shard:
-            self._reducer.spread(self._working_of)
+        if self._reducer is not None and self._ownership.shard_updates:
+            self._reducer.broadcast_in_cluster(self._working_view)
 
-    def _working_of(self, segment: Segment) -> torch.Tensor:
-        return rows_of(self._working[segment.name].detach(), self._ownership.place(segment))
+    def _working_view(self, segment: ParameterSegment) -> torch.Tensor:
+        return view_rows(self._working_weights[segment.name].detach(), self._ownership.locate(segment))
 
-    def _clip(self, norm: float) -> None:
+    def _clip_gradients(self, norm: float) -> None:
         """Assign each master weight its gradient, clipped to a norm of `clip_norm` (0: no limit)."""
         weights, parts = [], []
-        for one in self._shares:
+        for one in self._shards:
             gradient = self.gradient(one.name)
-            if gradient is not None and one.weight is not self._working[one.name]:
+            if gradient is not None and one.weight is not self._working_weights[one.name]:
                 weights.append(one.weight)
-                parts.append(one.of(gradient))
-        parts = host_copies(parts) if self._on_host else [part.contiguous() for part in parts]
+                parts.append(one.view_in(gradient))
+        parts = copy_tensors_to_host(parts) if self._on_host else [part.contiguous() for part in parts]
         for weight, part in zip(weights, parts, strict=True):
             weight.grad = part
         limit = self._training.clip_norm
-        gradients = [one.weight.grad for one in self._shares if one.weight.grad is not None]
+        gradients = [one.weight.grad for one in self._shards if one.weight.grad is not None]
         if gradients and 0 < limit < norm:
             torch._foreach_mul_(gradients, limit / norm)
 
 
-def _adam(shares: Iterable[WeightShare], training: Training) -> torch.optim.AdamW:
-    """Return AdamW for the weights of `shares`; weight decay applies to matrices only."""
-    weights = [one.weight for one in shares]
+def _make_adamw(shards: Iterable[WeightShard], training: TrainingConfig) -> torch.optim.AdamW:
+    """Return AdamW for the weights of `shards`; weight decay applies to matrices only."""
+    weights = [one.weight for one in shards]
     decay = training.weight_decay
     groups: list[dict[str, object]] = [
         {"params": [one for one in weights if one.dim() > 1], "weight_decay": decay},

@@ -8,42 +8,42 @@ import torch
 from torch import nn
 
 from isthmus.core.errors import UnavailableError
-from isthmus.train.update.ownership import Ownership, Rows
-from isthmus.train.update.weight_share import WeightShare
+from isthmus.train.update.ownership import LocalRows, Ownership
+from isthmus.train.update.weight_shard import WeightShard
 
-Tensors = dict[str, torch.Tensor]
+NamedTensors = dict[str, torch.Tensor]
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OptimizerState:
-    """The state of `adam`, which updates `shares` of the stage's `working` weights (by full-model name)."""
+    """The state of `adam`, which updates `shards` of the stage's `working` weights (by full-model name)."""
 
     def __init__(
         self,
         working: Mapping[str, nn.Parameter],
-        shares: Sequence[WeightShare],
+        shards: Sequence[WeightShard],
         ownership: Ownership,
         adam: torch.optim.AdamW,
     ) -> None:
-        self._working, self._shares, self._ownership, self._adam = working, shares, ownership, adam
+        self._working, self._shards, self._ownership, self._adam = working, shards, ownership, adam
 
-    def told(self) -> Tensors:
+    def checkpoint_state(self) -> NamedTensors:
         """Return weights, moments and update counts as `KIND/PARAMETER`, for a checkpoint.
 
         Tensors have the rows that this rank updates, concatenated.
         """
-        tensors: Tensors = {}
-        for name, rows in self._ownership.updated.items():
-            shares = [one for one in self._shares if one.name == name]
-            states = [self._of(one) for one in shares]
+        tensors: NamedTensors = {}
+        for name, rows in self._ownership.updated_rows.items():
+            shares = [one for one in self._shards if one.name == name]
+            states = [self._adam_state(one) for one in shares]
             tensors[f"step/{name}"] = states[0]["step"]
-            tensors[f"weight/{name}"] = _behind_each_other([one.weight.detach() for one in shares], rows)
+            tensors[f"weight/{name}"] = _concatenate_rows([one.weight.detach() for one in shares], rows)
             for moment in _MOMENTS:
-                tensors[f"{moment}/{name}"] = _behind_each_other([one[moment] for one in states], rows)
+                tensors[f"{moment}/{name}"] = _concatenate_rows([one[moment] for one in states], rows)
         return tensors
 
-    def take_over(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the state of all parameters of the stage; names as in `told`, tensors with all local rows.
+    def load_checkpoint_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load the state of all parameters of the stage; names as in `checkpoint_state`, tensors with all local rows.
 
         Raises `UnavailableError` if a tensor has another shape.
         """
@@ -55,46 +55,45 @@ class OptimizerState:
                     hint="it belongs to another model; use another checkpoint folder",
                 )
             working.detach().copy_(tensors[f"weight/{name}"])
-        for one in self._shares:
-            one.weight.detach().copy_(one.of(tensors[f"weight/{one.name}"]))
+        for one in self._shards:
+            one.weight.detach().copy_(one.view_in(tensors[f"weight/{one.name}"]))
             self._adam.state[one.weight] = {
                 "step": tensors[f"step/{one.name}"].to(one.weight.device, copy=True),
                 **{
-                    moment: one.of(tensors[f"{moment}/{one.name}"]).to(one.weight.device).clone()
+                    moment: one.view_in(tensors[f"{moment}/{one.name}"]).to(one.weight.device).clone()
                     for moment in _MOMENTS
                 },
             }
 
-    def own(self) -> Tensors:
+    def local_state(self) -> NamedTensors:
         """Return the complete state of this rank: working weights, master weights, moments and counts."""
         tensors = {f"working/{name}": one.detach() for name, one in self._working.items()}
-        for number, one in enumerate(self._shares):
-            state = self._of(one)
+        for number, one in enumerate(self._shards):
+            state = self._adam_state(one)
             tensors |= {f"{kind}/{number}": state[kind] for kind in ("step", *_MOMENTS)}
-            if not one.is_in(self._working[one.name]):
+            if not one.is_view_of(self._working[one.name]):
                 tensors[f"weight/{number}"] = one.weight.detach()
         return tensors
 
-    def go_back(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore a result of `own`, of this or an earlier process."""
+    def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore a result of `local_state`, of this or an earlier process."""
         for name, working in self._working.items():
             working.detach().copy_(tensors[f"working/{name}"])
-        for number, one in enumerate(self._shares):
-            if not one.is_in(self._working[one.name]):
+        for number, one in enumerate(self._shards):
+            if not one.is_view_of(self._working[one.name]):
                 one.weight.detach().copy_(tensors[f"weight/{number}"])
             self._adam.state[one.weight] = {
-                kind: tensors[f"{kind}/{number}"].to(one.weight.device, copy=True)
-                for kind in ("step", *_MOMENTS)
+                kind: tensors[f"{kind}/{number}"].to(one.weight.device, copy=True) for kind in ("step", *_MOMENTS)
             }
 
-    def _of(self, share: WeightShare) -> Tensors:
+    def _adam_state(self, shard: WeightShard) -> NamedTensors:
         """Return update count and moments of a weight; zeros before its first update."""
-        state: Tensors = self._adam.state.get(share.weight) or {
-            "step": torch.zeros((), device=share.weight.device),
-            **{moment: torch.zeros_like(share.weight) for moment in _MOMENTS},
+        state: NamedTensors = self._adam.state.get(shard.weight) or {
+            "step": torch.zeros((), device=shard.weight.device),
+            **{moment: torch.zeros_like(shard.weight) for moment in _MOMENTS},
         }
         return state
 
 
-def _behind_each_other(parts: list[torch.Tensor], rows: tuple[Rows, ...]) -> torch.Tensor:
+def _concatenate_rows(parts: list[torch.Tensor], rows: tuple[LocalRows, ...]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, rows[0].dim)

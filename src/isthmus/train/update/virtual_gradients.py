@@ -1,7 +1,7 @@
 """`VirtualGradients`: dummy gradients that virtual training reduces between clusters, of the real sizes.
 
 If several clusters hold a layer (replicas, or the two copies of a bidirectional schedule), the runtime's
-`Reducer` sums its fp32 gradient between them; likewise a tied embedding between the ends of a pipeline.
+`GradientReducer` sums its fp32 gradient between them; likewise a tied embedding between the ends of a pipeline.
 Reductions inside a cluster are part of the predicted compute time. All segments share one buffer of the size
 of a bucket.
 """
@@ -16,65 +16,70 @@ import torch
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
 from isthmus.plan.profile.model_profile import ModelProfile, profile_model
-from isthmus.train.messages.exchange import Exchange
-from isthmus.train.update.buckets import BUCKET_ELEMENTS, Held, Segment, deal_buckets
-from isthmus.train.update.reduce import Reducer
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.update.buckets import BUCKET_ELEMENTS, HeldRows, ParameterSegment, make_buckets
+from isthmus.train.update.gradient_reducer import GradientReducer
 
 EMBEDDING, HEAD = "embedding", "head"
 
 
 class VirtualGradients:
-    """One rank's part in the reductions between clusters; `parameters` counts a name of `held_by`."""
+    """One rank's part in the reductions between clusters; `count_parameters` counts a name of `virtual_held_rows`."""
 
     def __init__(
-        self, plan: Plan, parameters: Callable[[str], int], tied: bool, rank: int, exchange: Exchange
+        self,
+        plan: Plan,
+        count_parameters: Callable[[str], int],
+        tied: bool,
+        rank: int,
+        communicator: Communicator,
     ) -> None:
-        held = held_by(plan, parameters, tied)
-        self._reducer = Reducer(deal_buckets(held, plan.rank_clusters), rank, exchange)
+        held = virtual_held_rows(plan, count_parameters, tied)
+        self._reducer = GradientReducer(make_buckets(held, plan.rank_clusters), rank, communicator)
         self._memory = torch.zeros(BUCKET_ELEMENTS if held[rank] else 0)
 
     def reduce(self) -> None:
         """Reduce the shared gradients; raises `PeerError` if a peer is lost."""
-        self._reducer.reduce(self._view, everywhere=True)
+        self._reducer.reduce(self._view, to_all_owners=True)
 
-    def _view(self, segment: Segment) -> torch.Tensor:
+    def _view(self, segment: ParameterSegment) -> torch.Tensor:
         return self._memory[: segment.num_elements]
 
 
-def held_by(plan: Plan, parameters: Callable[[str], int], tied: bool) -> list[list[Held]]:
+def virtual_held_rows(plan: Plan, count_parameters: Callable[[str], int], tied: bool) -> list[list[HeldRows]]:
     """Return, by rank, the held rows of a virtual plan; names are layer numbers, `EMBEDDING` and `HEAD`.
 
     Only parameters of several clusters count, and one rank per cluster represents all of its cluster. First
-    and last stage hold a tied embedding. `parameters` is called only for shared names.
+    and last stage hold a tied embedding. `count_parameters` is called only for shared names.
     """
     places: dict[str, dict[tuple[str, bool], int]] = {}
     for replica in range(plan.dp):
         indices = [i for i, stage in enumerate(plan.stages) if stage.replica == replica]
-        for index, pieces in zip(indices, plan.pieces(replica), strict=True):
+        for index, pieces in zip(indices, plan.chunk_layers(replica), strict=True):
             rank, cluster = plan.ranks_of(index)[0], plan.stages[index].cluster
-            for name, at_end in _names(pieces, plan.num_layers, tied):
+            for name, at_end in _gradient_names(pieces, plan.num_layers, tied):
                 places.setdefault(name, {}).setdefault((cluster, at_end), rank)
-    held: list[list[Held]] = [[] for _ in plan.ranks]
+    held: list[list[HeldRows]] = [[] for _ in plan.ranks]
     for name, ranks in places.items():
         if len(owners := sorted(set(ranks.values()))) > 1:
-            size = parameters(name)
+            size = count_parameters(name)
             for rank in owners:
-                held[rank].append(Held(name=name, start=0, stop=size, row_elements=1))
+                held[rank].append(HeldRows(name=name, start=0, stop=size, row_elements=1))
     return held
 
 
-def _names(pieces: Sequence[tuple[int, int]], num_layers: int, tied: bool) -> list[tuple[str, bool]]:
+def _gradient_names(layer_ranges: Sequence[tuple[int, int]], num_layers: int, tied: bool) -> list[tuple[str, bool]]:
     """Return (name, whether it is the tied embedding of the last stage) of a stage's gradients."""
-    found = [(str(layer), False) for first, last in pieces for layer in range(first, last)]
-    if any(first == 0 for first, _ in pieces):
+    found = [(str(layer), False) for first, last in layer_ranges for layer in range(first, last)]
+    if any(first == 0 for first, _ in layer_ranges):
         found.append((EMBEDDING, False))
-    if any(last == num_layers for _, last in pieces):
+    if any(last == num_layers for _, last in layer_ranges):
         found += [(EMBEDDING, True)] if tied else [(HEAD, False)]
     return found
 
 
-def parameters_of(model: Model) -> Callable[[str], int]:
-    """Return a function that counts the parameters of a name of `held_by`; it profiles `model` on first use.
+def parameter_counter(model: Model) -> Callable[[str], int]:
+    """Return a function that counts the parameters of a name of `virtual_held_rows`; it profiles `model` on first use.
 
     The function raises `ModelError` for a model family without a profile.
     """

@@ -1,7 +1,7 @@
 """`run_chaos`: one seeded run with injected faults, and checks of its invariants.
 
     1. Three to five owners with one site each; their users submit 70 jobs.
-    2. For the first 90 s all kinds of faults are injected (`RATES`), nodes fail, owners take devices back,
+    2. For the first 90 s all kinds of faults are injected (`FAULT_RATES`), nodes fail, owners take devices back,
        and users cancel and preempt jobs.
     3. Without further faults, every job must then end.
 
@@ -17,46 +17,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from isthmus.control.coordinator.coordinator import Coordinator, Rules
-from isthmus.control.simulation.chaos.truth import Truth
+from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
+from isthmus.control.simulation.chaos.safety_monitor import SafetyMonitor
 from isthmus.control.simulation.delays import Delays
-from isthmus.control.simulation.faults.fault_rates import RATES, Faults
-from isthmus.control.simulation.simulated_server import EventLog, ListLog, SimulatedServer
-from isthmus.control.simulation.traces.trace import Trace, TraceJob
-from isthmus.control.simulation.traces.trace_pools import OWN_LEVELS, settle
-from isthmus.control.simulation.world import PoolWorld
+from isthmus.control.simulation.faults.fault_injector import FAULT_RATES, FaultInjector
+from isthmus.control.simulation.pool_simulation import PoolSimulation
+from isthmus.control.simulation.simulated_server import DurableLog, MemoryLog, SimulatedServer
+from isthmus.control.simulation.traces.job_trace import Trace, TraceJob
+from isthmus.control.simulation.traces.trace_pools import OWNER_LEVELS, assign_owners
 from isthmus.control.state.events import Event, PreemptionAgreed, VictimNamed
 from isthmus.control.state.invariants import violations
-from isthmus.control.state.job_records import ENDED
+from isthmus.control.state.job_records import TERMINAL_STATES
 from isthmus.core.errors import ConflictError, NotFoundError, UnavailableError
-from isthmus.core.policy import OwnerPolicy
+from isthmus.core.owner_policy import OwnerPolicy
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
 from isthmus.core.priority import Priority
-from isthmus.sim.kernel import Steps
+from isthmus.sim.kernel import ProcessGenerator
 from isthmus.site import LocalJob
 
 NUM_JOBS = 70
-SKEW_S = 1e6
+CLOCK_SKEW_GRACE_S = 1e6
 ARRIVALS_S, CHAOS_S, END_S = 60.0, 90.0, 900.0
-RULES = Rules(
-    reservation_s=6,
-    start_s=20,
+CONFIG = CoordinatorConfig(
+    reservation_timeout_s=6,
+    start_timeout_s=20,
     lease_s=5,
-    agent_lost_s=3,
+    agent_timeout_s=3,
     retry_s=1,
-    retry_most_s=8,
-    protect_s=5,
-    evict_s=8,
+    max_retry_s=8,
+    checkpoint_timeout_s=5,
+    eviction_timeout_s=8,
 )
 DELAYS = Delays(
     planning_s=0.05,
     check_in_s=0.5,
     stop_s=0.3,
-    peer_s=2.0,
-    checkpoint_every_s=3.0,
+    peer_timeout_s=2.0,
+    checkpoint_interval_s=3.0,
     checkpoint_s=0.5,
     restore_s=0.3,
-    beat_s=4.0,
+    heartbeat_interval_s=4.0,
 )
 POLICY = OwnerPolicy(protect_s=3.0, hold_s=30.0, grace_s=2.0)
 PRIORITIES: tuple[Priority, ...] = ("low", "middle", "middle", "high")
@@ -68,7 +68,7 @@ class ChaosRun:
 
     seed: int
     # Number of injected faults by kind.
-    struck: Counter[str]
+    fault_counts: Counter[str]
     owners: int
     jobs: int
     # Events appended to the log.
@@ -84,56 +84,56 @@ class ChaosRun:
     history: list[str] = field(default_factory=list)
 
 
-def run_chaos(seed: int, log: EventLog | None = None, rates: Mapping[str, float] = RATES) -> ChaosRun:
+def run_chaos(seed: int, log: DurableLog | None = None, rates: Mapping[str, float] = FAULT_RATES) -> ChaosRun:
     """Run the scenario of `seed` on `log` (default: in memory); `rates` may omit kinds of faults."""
     rng = random.Random(seed)
-    pool, jobs = _script(rng)
-    truth, faults, kept = Truth(), Faults(seed + 1, rates), log or ListLog()
+    pool, jobs = _make_scenario(rng)
+    truth, faults, kept = SafetyMonitor(), FaultInjector(seed + 1, rates), log or MemoryLog()
     problems: list[str] = []
 
     def check(server: SimulatedServer, now_s: float) -> None:
         fresh = (
-            world.kernel.now - server.up_s < DELAYS.tick_s
+            world.kernel.now_s - server.up_since_s < DELAYS.tick_interval_s
         )  # its clock may have jumped before a first tick
-        grace_s = SKEW_S if fresh else 2 * DELAYS.tick_s
+        grace_s = CLOCK_SKEW_GRACE_S if fresh else 2 * DELAYS.tick_interval_s
         found = violations(server.coordinator.state, now_s, grace_s=grace_s, job_ids=world.acknowledged)
-        problems.extend(f"{world.kernel.now:.2f} s: {one}" for one in found if len(problems) < 20)
+        problems.extend(f"{world.kernel.now_s:.2f} s: {one}" for one in found if len(problems) < 20)
 
-    world = PoolWorld(
+    world = PoolSimulation(
         pool,
         jobs,
-        rules=RULES,
+        rules=CONFIG,
         delays=DELAYS,
         faults=faults,
         policies={one.name: POLICY for one in pool.clusters},
         log=kept,
-        processes=truth.processes,
-        check=check,
+        on_process=truth.on_process,
+        check_invariants=check,
     )
-    truth.watch(world)
+    truth.attach(world)
     cancelled = {job.name for job in jobs if rng.random() < 0.1}
-    world.kernel.start(_misfortunes(world, faults, rng))
-    world.kernel.start(_cancels(world, sorted(cancelled), rng))
-    world.kernel.start(_agreements(world, faults, rng))
-    broken = _play(world, faults)
-    problems += [*broken, *truth.problems, *_end(world, cancelled)]
+    world.kernel.start(_strike_sites(world, faults, rng))
+    world.kernel.start(_cancel_jobs(world, sorted(cancelled), rng))
+    world.kernel.start(_agree_to_offers(world, faults, rng))
+    broken = _run_simulation(world, faults)
+    problems += [*broken, *truth.problems, *_final_problems(world, cancelled)]
     if not broken and not faults.rates.get("clock skew") and log is None:
-        problems += _fold(world, kept)
+        problems += _replay_problems(world, kept)
     return ChaosRun(
         seed=seed,
-        struck=faults.struck,
+        fault_counts=faults.counts,
         owners=len(pool.clusters),
         jobs=len(jobs),
-        events=sum(world.server.counts.values()),
+        events=sum(world.server.event_counts.values()),
         acknowledged=len(world.acknowledged),
-        preemptions=world.server.counts["preemption-agreed"],
+        preemptions=world.server.event_counts["preemption-agreed"],
         longest_leak_s=truth.longest_leak_s,
         problems=problems,
         history=[f"{at:.2f} s: {what}" for at, what in faults.history],
     )
 
 
-def _script(rng: random.Random) -> tuple[Pool, tuple[TraceJob, ...]]:
+def _make_scenario(rng: random.Random) -> tuple[Pool, tuple[TraceJob, ...]]:
     """Return the pool of the owners' sites and the jobs of their users."""
     names = [f"owner-{number}" for number in range(rng.randint(3, 5))]
     clusters = tuple(
@@ -144,9 +144,7 @@ def _script(rng: random.Random) -> tuple[Pool, tuple[TraceJob, ...]]:
         )
         for name in names
     )
-    links = tuple(
-        Link(source=a, target=b, bandwidth_gbps=100, delay_ms=5) for a in names for b in names if a != b
-    )
+    links = tuple(Link(source=a, target=b, bandwidth_gbps=100, delay_ms=5) for a in names for b in names if a != b)
     jobs = sorted(
         (
             TraceJob(
@@ -162,100 +160,98 @@ def _script(rng: random.Random) -> tuple[Pool, tuple[TraceJob, ...]]:
         ),
         key=lambda job: job.submit_s,
     )
-    settled, pool = settle(Trace(jobs=tuple(jobs)), Pool(clusters=clusters, links=links))
+    settled, pool = assign_owners(Trace(jobs=tuple(jobs)), Pool(clusters=clusters, links=links))
     return pool, settled
 
 
-def _misfortunes(world: PoolWorld, faults: Faults, rng: random.Random) -> Steps:
+def _strike_sites(simulation: PoolSimulation, faults: FaultInjector, rng: random.Random) -> ProcessGenerator:
     """Fail nodes and submit owners' jobs that evict parts of the pool, while faults are on."""
     number = 0
-    while faults.on:
-        yield world.kernel.now + rng.expovariate(1 / 1.5)
-        agent = rng.choice(list(world.agents.values()))
+    while faults.enabled:
+        yield simulation.kernel.now_s + rng.expovariate(1 / 1.5)
+        agent = rng.choice(list(simulation.agents.values()))
         running = [part.key for part in agent.parts.values() if part.live and not part.local]
-        if running and faults.strikes("node failure"):
-            world.fail(agent.name, rng.choice(running))
-        if faults.strikes("owner's eviction"):
+        if running and faults.should_inject("node failure"):
+            simulation.fail_part(agent.name, rng.choice(running))
+        if faults.should_inject("owner's eviction"):
             number += 1
             group = agent.cluster.node_groups[0]
-            chips = rng.randint(1, group.chips)
+            chips = rng.randint(1, group.num_chips)
             name = f"own-{number}"
-            agent.submit(
-                LocalJob(name=name, command=(), node_group=group.name, chips=chips, level=OWN_LEVELS[0])
+            agent.submit_local_job(
+                LocalJob(name=name, command=(), node_group=group.name, chips=chips, level=OWNER_LEVELS[0])
             )
-            world.kernel.start(_leave(world, agent.name, name, rng.uniform(2, 15)))
+            simulation.kernel.start(_withdraw_later(simulation, agent.name, name, rng.uniform(2, 15)))
 
 
-def _leave(world: PoolWorld, site: str, name: str, after_s: float) -> Steps:
-    yield world.kernel.now + after_s
-    world.agents[site].withdraw(name)
+def _withdraw_later(simulation: PoolSimulation, site: str, name: str, after_s: float) -> ProcessGenerator:
+    yield simulation.kernel.now_s + after_s
+    simulation.agents[site].withdraw_local_job(name)
 
 
-def _cancels(world: PoolWorld, names: list[str], rng: random.Random) -> Steps:
+def _cancel_jobs(simulation: PoolSimulation, names: list[str], rng: random.Random) -> ProcessGenerator:
     for name in names:
-        yield world.kernel.now + rng.uniform(0, 2 * CHAOS_S / max(1, len(names)))
-        if name in world.acknowledged:
-            world.cancel(name)
+        yield simulation.kernel.now_s + rng.uniform(0, 2 * CHAOS_S / max(1, len(names)))
+        if name in simulation.acknowledged:
+            simulation.cancel(name)
 
 
-def _agreements(world: PoolWorld, faults: Faults, rng: random.Random) -> Steps:
+def _agree_to_offers(simulation: PoolSimulation, faults: FaultInjector, rng: random.Random) -> ProcessGenerator:
     """Agree to preemption offers of waiting jobs, while faults are on."""
-    while faults.on:
-        yield world.kernel.now + rng.expovariate(1 / 3.0)
-        coordinator = world.server.coordinator
-        waiting = coordinator.waiting(limit=8)
-        offer = coordinator.job(rng.choice(waiting).id) if waiting else None
+    while faults.enabled:
+        yield simulation.kernel.now_s + rng.expovariate(1 / 3.0)
+        coordinator = simulation.server.coordinator
+        waiting = coordinator.list_waiting(limit=8)
+        offer = coordinator.job_view(rng.choice(waiting).id) if waiting else None
         if offer is None or not offer.offer:
             continue
-        named = tuple(
-            VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer.offer
-        )
+        named = tuple(VictimNamed(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in offer.offer)
         with contextlib.suppress(ConflictError, NotFoundError, UnavailableError):
-            world.server.tell(partial(_agreed, offer.id, named))
+            simulation.server.submit_event(partial(_preemption_agreed, offer.id, named))
 
 
-def _agreed(job_id: str, victims: tuple[VictimNamed, ...], now_s: float) -> Event:
+def _preemption_agreed(job_id: str, victims: tuple[VictimNamed, ...], now_s: float) -> Event:
     return PreemptionAgreed(now_s=now_s, job_id=job_id, victims=victims)
 
 
-def _play(world: PoolWorld, faults: Faults) -> list[str]:
+def _run_simulation(simulation: PoolSimulation, faults: FaultInjector) -> list[str]:
     try:
-        world.kernel.run(CHAOS_S)
-        faults.on = False
-        while world.kernel.now < END_S and not _over(world):
-            world.kernel.run(world.kernel.now + 5.0)
+        simulation.kernel.run(CHAOS_S)
+        faults.enabled = False
+        while simulation.kernel.now_s < END_S and not _is_finished(simulation):
+            simulation.kernel.run(simulation.kernel.now_s + 5.0)
     except Exception as error:
-        return [f"{world.kernel.now:.2f} s: {type(error).__name__}: {error}"]
+        return [f"{simulation.kernel.now_s:.2f} s: {type(error).__name__}: {error}"]
     return []
 
 
-def _over(world: PoolWorld) -> bool:
-    jobs = world.server.coordinator.state.jobs.values()
-    ended = len(jobs) == NUM_JOBS and all(job.state in ENDED and not job.unreleased() for job in jobs)
-    return ended and not world.server.down and not any(agent.parts for agent in world.agents.values())
+def _is_finished(simulation: PoolSimulation) -> bool:
+    jobs = simulation.server.coordinator.state.jobs.values()
+    ended = len(jobs) == NUM_JOBS and all(job.state in TERMINAL_STATES and not job.unreleased_parts() for job in jobs)
+    return ended and not simulation.server.is_down and not any(agent.parts for agent in simulation.agents.values())
 
 
-def _end(world: PoolWorld, cancelled: set[str]) -> list[str]:
+def _final_problems(simulation: PoolSimulation, cancelled: set[str]) -> list[str]:
     """Return what is wrong at the end, when all jobs should have ended."""
-    jobs = world.server.coordinator.state.jobs
-    found = [f"{name} was acknowledged but is lost" for name in sorted(world.acknowledged - jobs.keys())]
+    jobs = simulation.server.coordinator.state.jobs
+    found = [f"{name} was acknowledged but is lost" for name in sorted(simulation.acknowledged - jobs.keys())]
     for name, job in jobs.items():
         if job.state != "succeeded" and not (job.state == "cancelled" and name in cancelled):
-            found.append(f"{name} is {job.state} at the end: {list(job.story or ())[-6:]}")
-    for name, agent in world.agents.items():
-        installed = {group.name: group.chips for group in agent.cluster.node_groups}
+            found.append(f"{name} is {job.state} at the end: {list(job.history or ())[-6:]}")
+    for name, agent in simulation.agents.items():
+        installed = {group.name: group.num_chips for group in agent.cluster.node_groups}
         if agent.machine.free_chips() != installed:
             found.append(f"{name} has {agent.machine.free_chips()} of {installed} free at the end")
-    found += [f"{name} was never acknowledged" for name in world.fates.keys() - world.acknowledged]
+    found += [f"{name} was never acknowledged" for name in simulation.job_outcomes.keys() - simulation.acknowledged]
     return found
 
 
-def _fold(world: PoolWorld, log: EventLog) -> list[str]:
+def _replay_problems(simulation: PoolSimulation, log: DurableLog) -> list[str]:
     """Check that replaying the log gives the server's state; return the problem found."""
-    again = Coordinator.replay(log.events(), RULES)
-    for state in (again.state, world.server.coordinator.state):
+    again = Coordinator.replay(log.events(), CONFIG)
+    for state in (again.state, simulation.server.coordinator.state):
         for record in state.clusters.values():
-            record.heard_s = None
-        state.touched.clear()
-    same = again.state == world.server.coordinator.state
+            record.last_report_s = None
+        state.changed_jobs.clear()
+    same = again.state == simulation.server.coordinator.state
     return [] if same else ["replaying the log gives another state"]

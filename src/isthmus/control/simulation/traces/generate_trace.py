@@ -11,15 +11,15 @@ import math
 import random
 from collections.abc import Mapping
 
-from isthmus.control.simulation.traces.trace import Trace, TraceJob
+from isthmus.control.simulation.traces.job_trace import Trace, TraceJob
 from isthmus.core.priority import Priority
 
 DAY_S = 86_400.0
-SWING = 0.6
+DAILY_SWING = 0.6
 """Amplitude of the arrival rate's daily cycle, relative to its mean."""
 
 MEDIAN_RUN_S, RUN_SIGMA = 1_800.0, 1.2
-PRIORITIES: Mapping[Priority, float] = {"low": 0.2, "middle": 0.7, "high": 0.1}
+PRIORITY_WEIGHTS: Mapping[Priority, float] = {"low": 0.2, "middle": 0.7, "high": 0.1}
 
 
 def generate_trace(
@@ -32,13 +32,13 @@ def generate_trace(
     """
     rng = random.Random(seed)
     total = sum(chips.values())
-    sizes = _sizes(max(1, total // 2 // chips_per_worker))
+    sizes = _gang_size_weights(max(1, total // 2 // chips_per_worker))
     mean_run_s = MEDIAN_RUN_S * math.exp(RUN_SIGMA**2 / 2)
     mean_chips = chips_per_worker * sum(size * weight for size, weight in sizes.items()) / sum(sizes.values())
     rate = load * total / (mean_chips * mean_run_s)
     now_s, jobs = 0.0, []
     for number in range(num_jobs):
-        now_s += _pause_s(rng, rate, now_s)
+        now_s += _interarrival_s(rng, rate, now_s)
         jobs.append(
             TraceJob(
                 name=f"job-{number:06d}",
@@ -47,21 +47,21 @@ def generate_trace(
                 run_s=max(10.0, rng.lognormvariate(math.log(MEDIAN_RUN_S), RUN_SIGMA)),
                 workers=rng.choices(list(sizes), weights=list(sizes.values()))[0],
                 chips_per_worker=chips_per_worker,
-                priority=rng.choices(list(PRIORITIES), weights=list(PRIORITIES.values()))[0],
+                priority=rng.choices(list(PRIORITY_WEIGHTS), weights=list(PRIORITY_WEIGHTS.values()))[0],
             )
         )
     return Trace(jobs=tuple(jobs))
 
 
-def _sizes(most: int) -> dict[int, float]:
+def _gang_size_weights(max_workers: int) -> dict[int, float]:
     """Return the weight of each gang size: twice the size, half the frequency."""
-    return {2**power: 0.5**power for power in range(most.bit_length()) if 2**power <= most}
+    return {2**power: 0.5**power for power in range(max_workers.bit_length()) if 2**power <= max_workers}
 
 
-def _pause_s(rng: random.Random, rate: float, now_s: float) -> float:
+def _interarrival_s(rng: random.Random, jobs_per_s: float, now_s: float) -> float:
     """Return the seconds to the next arrival, by thinning a Poisson process of the peak rate."""
     at_s = now_s
     while True:
-        at_s += rng.expovariate(rate * (1 + SWING))
-        if rng.random() * (1 + SWING) <= 1 + SWING * math.sin(2 * math.pi * at_s / DAY_S):
+        at_s += rng.expovariate(jobs_per_s * (1 + DAILY_SWING))
+        if rng.random() * (1 + DAILY_SWING) <= 1 + DAILY_SWING * math.sin(2 * math.pi * at_s / DAY_S):
             return at_s - now_s

@@ -1,4 +1,4 @@
-"""`most_micro_batches`: a closed-form upper bound on the micro-batches a replica finishes within a time.
+"""`max_micro_batches`: a closed-form upper bound on the micro-batches a replica finishes within a time.
 
 Every split of a pipeline obeys three rules, for `L` layers, `M` micro-batches and a time `T`; stage `j` is
 followed by `k` others, takes `l` per layer, and `g = T / (L l) - 1`:
@@ -21,11 +21,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-EXACT = 1 + 1e-9
+ROUNDING_MARGIN = 1 + 1e-9
 """Rounding margin: a refutation must exceed it."""
 
 
-class Part(NamedTuple):
+class StageBlock(NamedTuple):
     """Up to `stages` stages of a pipeline at one slot."""
 
     stages: int
@@ -34,79 +34,76 @@ class Part(NamedTuple):
     # Least seconds to reduce a layer's gradients at the end.
     reduce_s: float = 0.0
     # Largest share of a pass that is forward.
-    forward_most: float = 1.0
+    max_forward_share: float = 1.0
 
 
-def most_micro_batches(
-    spots: Sequence[Sequence[Part]],
+def max_micro_batches(
+    slots: Sequence[Sequence[StageBlock]],
     num_layers: int,
     time_s: float,
-    at_most: int,
+    limit: int,
     *,
-    ahead: int | None,
-    whole: bool = True,
+    max_ahead: int | None,
+    whole_layers: bool = True,
     hops_s: float = 0.0,
 ) -> int:
-    """Return an upper bound, at most `at_most`, on the micro-batches that a replica finishes within `time_s`.
+    """Return an upper bound, at most `limit`, on the micro-batches that a replica finishes within `time_s`.
 
-    `spots` lists the choices for each slot, of which a pipeline takes one. `ahead` bounds the forwards as in
-    the module docstring; 0: unlimited, None: micro-batches need not pass the stages in turn. `whole`: all
+    `slots` lists the choices for each slot, of which a pipeline takes one. `max_ahead` bounds the forwards as in
+    the module docstring; 0: unlimited, None: micro-batches need not pass the stages in turn. `whole_layers`: all
     layers are equal, so stages hold whole numbers of them. A micro-batch spends `hops_s` between clusters,
     both ways.
     """
-    filling_s = time_s - hops_s if ahead else time_s  # any number of forwards may fill the way there and back
+    filling_s = time_s - hops_s if max_ahead else time_s  # any number of forwards may fill the way there and back
     if filling_s <= 0:
         return 0
-    free = time_s / num_layers * sum(max(one.stages / one.layer_s for one in parts) for parts in spots)
-    free -= min(one.reduce_s / one.layer_s for parts in spots for one in parts)
-    most = min(at_most, math.floor(free * EXACT))
+    free = time_s / num_layers * sum(max(one.stages / one.layer_s for one in parts) for parts in slots)
+    free -= min(one.reduce_s / one.layer_s for parts in slots for one in parts)
+    most = min(limit, math.floor(free * ROUNDING_MARGIN))
     if most < 2:
         return max(0, most)
-    blocks = _blocks(spots, num_layers, filling_s)
-    share = 1.0 if not ahead else ahead * max(one.forward_most for parts in spots for one in parts)
+    blocks = _weighted_choices(slots, num_layers, filling_s)
+    share = 1.0 if not max_ahead else max_ahead * max(one.max_forward_share for parts in slots for one in parts)
     last = min(
         min(max(0.0, filling_s / (num_layers * one.layer_s) - 1), one.reduce_s / one.layer_s)
-        for parts in spots
+        for parts in slots
         for one in parts
     )
 
     def too_many(micro_batches: int) -> bool:
-        if whole and _whole_layers(spots, time_s, micro_batches, num_layers) < num_layers:
+        if whole_layers and _whole_layers(slots, time_s, micro_batches, num_layers) < num_layers:
             return True
-        if ahead is None:
+        if max_ahead is None:
             return False
-        weight = _weight(blocks, micro_batches - 1, share) - last / (micro_batches - 1)
-        return weight * EXACT < 1
+        weight = _total_weight(blocks, micro_batches - 1, share) - last / (micro_batches - 1)
+        return weight * ROUNDING_MARGIN < 1
 
     return bisect_left(range(2, most + 1), True, key=too_many) + 1
 
 
-def _whole_layers(spots: Sequence[Sequence[Part]], time_s: float, micro_batches: int, most: int) -> int:
+def _whole_layers(slots: Sequence[Sequence[StageBlock]], time_s: float, micro_batches: int, num_layers: int) -> int:
     """Return the most layers that all stages together can hold."""
-    limit_s, layers = time_s * EXACT, 0
-    for parts in spots:
+    limit_s, layers = time_s * ROUNDING_MARGIN, 0
+    for parts in slots:
         layers += max(
-            one.stages * min(most, int(limit_s / (micro_batches * one.layer_s + one.reduce_s)))
-            for one in parts
+            one.stages * min(num_layers, int(limit_s / (micro_batches * one.layer_s + one.reduce_s))) for one in parts
         )
     return layers
 
 
-def _blocks(
-    spots: Sequence[Sequence[Part]], num_layers: int, time_s: float
+def _weighted_choices(
+    slots: Sequence[Sequence[StageBlock]], num_layers: int, time_s: float
 ) -> list[list[tuple[float, int, int]]]:
     """Return each slot's choices as (g, stages, stages at other slots that may follow)."""
-    slowest = [min(_gain(one, num_layers, time_s) for one in parts) for parts in spots]
-    stages = [max(one.stages for one in parts) for parts in spots]
+    slowest = [min(_time_gain(one, num_layers, time_s) for one in parts) for parts in slots]
+    stages = [max(one.stages for one in parts) for parts in slots]
     found = []
-    for place, parts in enumerate(spots):
+    for place, parts in enumerate(slots):
         choices = []
         for one in parts:
-            gain = _gain(one, num_layers, time_s)
+            gain = _time_gain(one, num_layers, time_s)
             after = sum(
-                n
-                for i, (least, n) in enumerate(zip(slowest, stages, strict=True))
-                if i != place and least <= gain
+                n for i, (least, n) in enumerate(zip(slowest, stages, strict=True)) if i != place and least <= gain
             )
             if gain > 0:
                 choices.append((gain, one.stages, after))
@@ -114,11 +111,11 @@ def _blocks(
     return found
 
 
-def _gain(part: Part, num_layers: int, time_s: float) -> float:
-    return time_s / (num_layers * part.layer_s) - 1
+def _time_gain(block: StageBlock, num_layers: int, time_s: float) -> float:
+    return time_s / (num_layers * block.layer_s) - 1
 
 
-def _weight(blocks: Sequence[Sequence[tuple[float, int, int]]], base: int, share: float) -> float:
+def _total_weight(blocks: Sequence[Sequence[tuple[float, int, int]]], max_fill: int, forwards_share: float) -> float:
     """Return an upper bound on the sum of all weights.
 
     1 / (base - share k) is convex in k, so its mean is at most that of its ends.
@@ -127,7 +124,7 @@ def _weight(blocks: Sequence[Sequence[tuple[float, int, int]]], base: int, share
     for choices in blocks:
         best = 0.0
         for gain, stages, after in choices:
-            near, far = base - share * after, base - share * (after + stages - 1)
+            near, far = max_fill - forwards_share * after, max_fill - forwards_share * (after + stages - 1)
             if far <= 0:
                 return math.inf
             best = max(best, gain * stages * (1 / near + 1 / far) / 2)

@@ -3,7 +3,7 @@
 Bisects over a target time. A target is refuted if every partition of every set of slots into replica groups
 falls short of the batch, with one micro-batch size for all groups or a size per group. A group is credited
 with the samples of its best relaxation: replicas x micro-batches x size. This is first bounded in closed form
-(`most_micro_batches`), then checked stage by stage (`may_end`), best relaxation first, and only where the
+(`max_micro_batches`), then checked stage by stage (`can_finish`), best relaxation first, and only where the
 partition would otherwise reach the batch. All stage and replica counts, degrees and orders are covered.
 `docs/design/planner.md` shows why each step errs on the safe side.
 """
@@ -16,132 +16,137 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from isthmus.plan.search.bound.check_relaxation import Look, may_end
-from isthmus.plan.search.bound.reduce_tail import NO_TAIL, Tail, tail_of
-from isthmus.plan.search.bound.relaxations import Chance, Chances
-from isthmus.plan.search.chains.replica_groups import may_pool
-from isthmus.plan.search.chains.space import Space
-from isthmus.plan.search.costs.slots import Spot, flat, pooled_lists
+from isthmus.plan.search.bound.check_relaxation import FeasibilityQuery, can_finish
+from isthmus.plan.search.bound.reduce_tail import NO_TAIL, ReduceTail, reduce_tail
+from isthmus.plan.search.bound.relaxations import Relaxation, Relaxations
+from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools, pooled_combinations
+from isthmus.plan.search.pipelines.replica_groups import may_pool
+from isthmus.plan.search.pipelines.search_space import SearchSpace
 from isthmus.plan.search.splits.partitions import all_partitions
 
-MOST_SPOTS = 4
+MAX_SLOTS = 4
 """Up to this many slots every partition is checked; for more, the bound is all chips at their best rate."""
 
-MET = 1e-3
+OPTIMALITY_GAP = 1e-3
 """Relative gap at which the bound counts as meeting the best plan."""
 
-CLOSE = 0.01
+BOUND_PRECISION = 0.01
 """Relative gap at which the bisection stops."""
 
-STEP = 0.03
+FIRST_STEP = 0.03
 """Relative distance of the first target below the best plan; tripled while targets are not refuted."""
 
-FILLING = 4
+PIPELINE_BOUND_EFFORT = 4
 """Effort charged for one closed-form pipeline bound, in stages."""
 
-ATTEMPTS = 6
+MAX_ATTEMPTS = 6
 """Upper limit on targets tried."""
 
 
 @dataclass(slots=True)
-class Option:
+class RelaxationOption:
     """A relaxation of a replica group for one micro-batch size, with bounds on a replica's micro-batches."""
 
-    chances: Chances
-    chance: Chance
+    relaxations: Relaxations
+    relaxation: Relaxation
     # Micro-batches that are not refuted yet.
-    most: int
+    max_micro_batches: int
     # Micro-batches that the stage check could not refute.
-    stands: int = 0
-    # Whether `most` includes the closed-form pipeline bound.
-    filled: bool = False
+    feasible_micro_batches: int = 0
+    # Whether `max_micro_batches` includes the closed-form pipeline bound.
+    pipeline_bounded: bool = False
 
     @property
-    def step(self) -> int:
+    def samples_per_micro_batch(self) -> int:
         """Samples of one micro-batch on all replicas."""
-        return self.chance.dp * self.chances.size
+        return self.relaxation.dp * self.relaxations.micro_batch_size
 
     @property
-    def value(self) -> int:
+    def max_samples(self) -> int:
         """Upper bound on the samples of all replicas."""
-        return self.step * self.most
+        return self.samples_per_micro_batch * self.max_micro_batches
 
 
 @dataclass
-class Island:
+class GroupRelaxations:
     """The relaxations of one replica group in a heap of (-value, serial number, option)."""
 
-    spots: tuple[Spot, ...]
-    tail: Tail
+    slots: tuple[ChipSlot, ...]
+    tail: ReduceTail
     # Whether it is the only replica group.
     alone: bool
     # Whether several clusters take part.
-    several: bool
-    heap: list[tuple[int, int, Option]] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
+    multi_cluster: bool
+    heap: list[tuple[int, int, RelaxationOption]] = field(default_factory=list)
+    serial_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
-    def value(self) -> int:
+    def max_samples(self) -> int:
         """Upper bound on the group's samples."""
         return -self.heap[0][0] if self.heap else 0
 
-    def item(self, option: Option) -> tuple[int, int, Option]:
+    def heap_entry(self, option: RelaxationOption) -> tuple[int, int, RelaxationOption]:
         """Return the heap entry of an option."""
-        return -option.value, next(self.numbers), option
+        return -option.max_samples, next(self.serial_numbers), option
 
 
 def prove_bound(
-    space: Space, spots: Sequence[Spot], samples: int, asked_size: int, best_s: float, effort: int
+    space: SearchSpace,
+    slots: Sequence[ChipSlot],
+    samples: int,
+    requested_size: int,
+    best_s: float,
+    effort: int,
 ) -> float:
     """Return a lower bound in seconds on every plan on these slots; `best_s` is the best known plan.
 
     Checks about `effort` stages at most. With `effort` 0 the bound assumes chips that never wait.
     """
     sizes = [
-        Chances(space, spots, size, samples // size) for size in space.micro_batch_sizes(asked_size, samples)
+        Relaxations(space, slots, size, samples // size) for size in space.micro_batch_sizes(requested_size, samples)
     ]
     # Step 1: start from chips that never wait.
-    cases = _cases(space, sizes)
-    low_s = min((_free_s(some, spots, samples) for some, _ in cases), default=math.inf)
-    if len(spots) > MOST_SPOTS or not best_s < math.inf or not effort:
+    cases = _refutation_cases(space, sizes)
+    low_s = min((_no_wait_s(some, slots, samples) for some, _ in cases), default=math.inf)
+    if len(slots) > MAX_SLOTS or not best_s < math.inf or not effort:
         return min(low_s, best_s)
     # Step 2: try targets between that and the best plan; refute each case, weakest bound first.
-    high_s, step_s = best_s, STEP * best_s
+    high_s, step_s = best_s, FIRST_STEP * best_s
     proven_s, whole = [low_s] * len(cases), effort
-    for _ in range(ATTEMPTS):
-        if high_s - low_s <= CLOSE * best_s or effort <= 0:
+    for _ in range(MAX_ATTEMPTS):
+        if high_s - low_s <= BOUND_PRECISION * best_s or effort <= 0:
             break
         time_s = max(best_s - step_s, (low_s + high_s) / 2)
         for number in sorted(range(len(cases)), key=proven_s.__getitem__):
             if proven_s[number] < time_s:
                 share = min(whole // (2 if len(cases[number][0]) > 1 else 4), effort)
-                one = Refutation(*cases[number], spots, samples, time_s, share)
+                one = Refutation(*cases[number], slots, samples, time_s, share)
                 refuted = one.holds()
                 effort -= share - one.effort
                 if not refuted:
                     break
                 proven_s[number] = time_s
         if min(proven_s) >= time_s:
-            low_s, step_s = time_s, MET * best_s if high_s == best_s else step_s
+            low_s, step_s = time_s, OPTIMALITY_GAP * best_s if high_s == best_s else step_s
         else:
-            high_s, step_s = time_s, max(3 * step_s, STEP * best_s)
-            if time_s < (1 - 2 * STEP) * best_s:
+            high_s, step_s = time_s, max(3 * step_s, FIRST_STEP * best_s)
+            if time_s < (1 - 2 * FIRST_STEP) * best_s:
                 effort //= 3  # the gap will stay large
     return low_s
 
 
-def _cases(space: Space, sizes: Sequence[Chances]) -> list[tuple[Sequence[Chances], range]]:
+def _refutation_cases(space: SearchSpace, sizes: Sequence[Relaxations]) -> list[tuple[Sequence[Relaxations], range]]:
     """Return what to refute: micro-batch sizes that may be mixed, and the numbers of groups."""
-    any_number = range(1, MOST_SPOTS + 1)
-    if space.limits.even_batches or len(sizes) < 2:
+    any_number = range(1, MAX_SLOTS + 1)
+    if space.limits.equal_micro_batches or len(sizes) < 2:
         return [([one], any_number) for one in sizes]
-    return [*(([one], range(1, 2)) for one in sizes), (sizes, range(2, MOST_SPOTS + 1))]
+    return [*(([one], range(1, 2)) for one in sizes), (sizes, range(2, MAX_SLOTS + 1))]
 
 
-def _free_s(sizes: Sequence[Chances], spots: Sequence[Spot], samples: int) -> float:
+def _no_wait_s(sizes: Sequence[Relaxations], slots: Sequence[ChipSlot], samples: int) -> float:
     """Return the seconds of all chips at their best rate over `sizes`, without any waiting."""
-    rest_s = min(one.rest_s for one in sizes)
-    rate = sum(max(samples / (one.free_s([slot]) - one.rest_s) for one in sizes) for slot in spots)
+    rest_s = min(one.optimizer_overhead_s for one in sizes)
+    rate = sum(max(samples / (one.no_wait_s([slot]) - one.optimizer_overhead_s) for one in sizes) for slot in slots)
     return rest_s + samples / rate if rate else math.inf
 
 
@@ -150,119 +155,137 @@ class Refutation:
 
     def __init__(
         self,
-        sizes: Sequence[Chances],
-        numbers: range,
-        spots: Sequence[Spot],
+        sizes: Sequence[Relaxations],
+        group_counts: range,
+        slots: Sequence[ChipSlot],
         samples: int,
         time_s: float,
         effort: int,
     ) -> None:
-        self.sizes, self.numbers, self.spots, self.samples = sizes, numbers, tuple(spots), samples
+        self.sizes, self.group_counts, self.slots, self.samples = sizes, group_counts, tuple(slots), samples
         self.time_s, self.effort = time_s, effort
-        self._pooled = list(pooled_lists(self.spots))  # `_islands` is keyed by slot ids
-        self._islands: dict[tuple[object, ...], Island] = {}
+        self._pooled_slots = list(pooled_combinations(self.slots))  # `_groups` is keyed by slot ids
+        self._groups: dict[tuple[object, ...], GroupRelaxations] = {}
 
     def holds(self) -> bool:
         """Return whether no partition of any set of slots reaches the batch within the time."""
         limits = self.sizes[0].space.limits
-        for chosen in self._sets():
+        for chosen in self._slot_sets():
             if not limits.mixed_chips and len({slot.group.chip for slot in chosen}) > 1:
                 continue
             partitions = all_partitions(len(chosen))
             for partition in sorted(partitions, key=len, reverse=True):  # cheap partitions first
-                if len(partition) not in self.numbers:
+                if len(partition) not in self.group_counts:
                     continue
-                if self._reached([tuple(chosen[place] for place in one) for one in partition]):
+                if self._reaches_batch([tuple(chosen[place] for place in one) for one in partition]):
                     return False
         return True
 
-    def _sets(self) -> Iterator[tuple[Spot, ...]]:
+    def _slot_sets(self) -> Iterator[tuple[ChipSlot, ...]]:
         """Yield the sets of slots, large ones first, then those with some slots pooled."""
-        for count in range(len(self.spots), 0, -1):
-            yield from itertools.combinations(self.spots, count)
+        for count in range(len(self.slots), 0, -1):
+            yield from itertools.combinations(self.slots, count)
         if may_pool(self.sizes[0].space):
-            for pool, *others in self._pooled:
+            for pool, *others in self._pooled_slots:
                 for count in range(len(others), -1, -1):
                     for chosen in itertools.combinations(others, count):
                         yield (pool, *chosen)
 
-    def _reached(self, parts: Sequence[tuple[Spot, ...]]) -> bool:
+    def _reaches_batch(self, replica_groups: Sequence[tuple[ChipSlot, ...]]) -> bool:
         """Return whether replica groups may reach the batch; checks their best options as far as needed."""
-        relaxations, alone = self.sizes[0], len(parts) == 1
+        relaxations, alone = self.sizes[0], len(replica_groups) == 1
         tail = NO_TAIL
-        if not alone and relaxations.space.task.local_steps == 1:
-            tail = tail_of(parts, relaxations.space.ways, relaxations.gradient_bytes)
-        several = len({slot.cluster for part in parts for slot in flat(part)}) > 1
-        relaxed = [self._island(part, tail, alone, several) for part in parts]
-        while sum(one.value for one in relaxed) >= self.samples:
+        if not alone and relaxations.space.workload.local_steps == 1:
+            tail = reduce_tail(replica_groups, relaxations.space.routes, relaxations.gradient_bytes)
+        several = len({slot.cluster for part in replica_groups for slot in flatten_pools(part)}) > 1
+        relaxed = [self._relaxations_of(part, tail, alone, several) for part in replica_groups]
+        while sum(one.max_samples for one in relaxed) >= self.samples:
             moved = False
             for one in relaxed:
-                needed = self.samples - sum(other.value for other in relaxed) + one.value
-                moved = self._lower(one, needed) or moved
+                needed = self.samples - sum(other.max_samples for other in relaxed) + one.max_samples
+                moved = self._lower_below(one, needed) or moved
             if not moved:
                 return True
         return False
 
-    def _island(self, spots: tuple[Spot, ...], tail: Tail, alone: bool, several: bool) -> Island:
-        key = (*map(id, spots), tail, alone, several)
-        if key not in self._islands:
-            replica_group = self._islands[key] = Island(spots, tail, alone, several)
+    def _relaxations_of(
+        self, slots: tuple[ChipSlot, ...], tail: ReduceTail, alone: bool, multi_cluster: bool
+    ) -> GroupRelaxations:
+        key = (*map(id, slots), tail, alone, multi_cluster)
+        if key not in self._groups:
+            replica_group = self._groups[key] = GroupRelaxations(slots, tail, alone, multi_cluster)
             for relaxations in self.sizes:
-                for relaxation in relaxations.of(spots):
-                    option = Option(relaxations, relaxation, relaxations.free(relaxation, tail, self.time_s))
-                    if option.most > 0:
-                        replica_group.heap.append(replica_group.item(option))
+                for relaxation in relaxations.for_group(slots):
+                    option = RelaxationOption(
+                        relaxations,
+                        relaxation,
+                        relaxations.no_wait_micro_batches(relaxation, tail, self.time_s),
+                    )
+                    if option.max_micro_batches > 0:
+                        replica_group.heap.append(replica_group.heap_entry(option))
             self.effort -= len(replica_group.heap)
             heapify(replica_group.heap)
-        return self._islands[key]
+        return self._groups[key]
 
-    def _lower(self, island: Island, needed: int) -> bool:
+    def _lower_below(self, group: GroupRelaxations, needed: int) -> bool:
         """Check the best option until the group's bound falls below `needed` or its best option stands."""
         moved = False
-        while island.heap and island.value >= needed and self.effort > 0:
-            option = island.heap[0][2]
-            if not option.filled:
-                most = option.chances.filled(
-                    option.chance, island.spots, island.tail, self.time_s, option.most, island.several
+        while group.heap and group.max_samples >= needed and self.effort > 0:
+            option = group.heap[0][2]
+            if not option.pipeline_bounded:
+                most = option.relaxations.pipelined_micro_batches(
+                    option.relaxation,
+                    group.slots,
+                    group.tail,
+                    self.time_s,
+                    option.max_micro_batches,
+                    group.multi_cluster,
                 )
-                self._settle(island, option, most)
-                option.filled = True
-                self.effort -= FILLING
-            elif not option.chance.decided:
-                self._expand(island, option)
-            elif option.stands == option.most:
+                self._update_best(group, option, most)
+                option.pipeline_bounded = True
+                self.effort -= PIPELINE_BOUND_EFFORT
+            elif not option.relaxation.degrees_fixed:
+                self._expand_best(group, option)
+            elif option.feasible_micro_batches == option.max_micro_batches:
                 break
             else:
-                self._look(island, option, -(-needed // option.step))
+                self._check_best(group, option, -(-needed // option.samples_per_micro_batch))
             moved = True
         return moved
 
-    def _settle(self, island: Island, option: Option, most: int) -> None:
-        option.most = most
-        if most > 0:
-            heapreplace(island.heap, island.item(option))
+    def _update_best(self, group: GroupRelaxations, option: RelaxationOption, max_micro_batches: int) -> None:
+        option.max_micro_batches = max_micro_batches
+        if max_micro_batches > 0:
+            heapreplace(group.heap, group.heap_entry(option))
         else:
-            heappop(island.heap)
+            heappop(group.heap)
 
-    def _expand(self, island: Island, option: Option) -> None:
+    def _expand_best(self, group: GroupRelaxations, option: RelaxationOption) -> None:
         """Replace the best option by one per combination of degrees."""
-        heappop(island.heap)
-        for relaxation in option.chance.decide():
-            most = min(option.most, option.chances.free(relaxation, island.tail, self.time_s))
+        heappop(group.heap)
+        for relaxation in option.relaxation.fix_degrees():
+            most = min(
+                option.max_micro_batches,
+                option.relaxations.no_wait_micro_batches(relaxation, group.tail, self.time_s),
+            )
             self.effort -= 1
             if most > 0:
-                heappush(island.heap, island.item(Option(option.chances, relaxation, most)))
+                heappush(group.heap, group.heap_entry(RelaxationOption(option.relaxations, relaxation, most)))
 
-    def _look(self, island: Island, option: Option, needed: int) -> None:
+    def _check_best(self, group: GroupRelaxations, option: RelaxationOption, needed: int) -> None:
         """Check stage by stage whether a replica may finish `needed` micro-batches, then more."""
-        asked = needed if option.stands < needed else (option.stands + option.most + 1) // 2
-        relaxations, in_step = option.chances, 1
-        if island.alone:  # these replicas take one micro-batch more
-            in_step = max(1, relaxations.total - option.chance.dp * (asked - 1))
-        look = Look(asked, self.time_s, in_step, relaxations.ahead(island.several))
-        found, spent = may_end(relaxations, option.chance, island.spots, island.tail, look)
+        asked = (
+            needed
+            if option.feasible_micro_batches < needed
+            else (option.feasible_micro_batches + option.max_micro_batches + 1) // 2
+        )
+        relaxations, in_step = option.relaxations, 1
+        if group.alone:  # these replicas take one micro-batch more
+            in_step = max(1, relaxations.num_micro_batches - option.relaxation.dp * (asked - 1))
+        look = FeasibilityQuery(asked, self.time_s, in_step, relaxations.max_ahead(group.multi_cluster))
+        found, spent = can_finish(relaxations, option.relaxation, group.slots, group.tail, look)
         self.effort -= spent
         if found:
-            option.stands = asked
+            option.feasible_micro_batches = asked
         else:
-            self._settle(island, option, asked - 1)
+            self._update_best(group, option, asked - 1)

@@ -1,25 +1,25 @@
-"""`island_options`: the bounded pipelines of a replica group that trains beside others."""
+"""`group_options`: the bounded pipelines of a replica group that trains beside others."""
 
 from __future__ import annotations
 
 import math
 
-from isthmus.plan.search.chains.chain_shape import Cost
-from isthmus.plan.search.chains.enumerate_chains import Chains
-from isthmus.plan.search.compose.compose import Option, Options
+from isthmus.plan.search.compose.compose_groups import PipelineOption, PipelineOptions
+from isthmus.plan.search.pipelines.enumerate_pipelines import PipelineEnumerator
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost
 
-OPEN = 32
+NUM_OPEN = 32
 """Options of a group that are compared at once with those of other groups."""
 
 
-def island_options(chains: Chains, schedule: str, time_s: float) -> Options:
+def group_options(pipelines: PipelineEnumerator, schedule: str, time_s: float) -> PipelineOptions:
     """Return the pipelines of a group as options, those that finish most micro-batches within `time_s` first.
 
     Infinite `time_s` stands for the least time in which one pipeline alone finishes all of them.
     """
     if time_s == math.inf:
-        total = chains.micro_batches
-        alone = chains.ranked(lambda dp, first_s, interval_s: first_s + total / dp * interval_s)
+        total = pipelines.micro_batches
+        alone = pipelines.ranked_by(lambda dp, first_s, interval_s: first_s + total / dp * interval_s)
         time_s, _ = next(alone, (0.0, None))
 
     def worth(dp: int, first_s: float, interval_s: float) -> float:
@@ -29,7 +29,11 @@ def island_options(chains: Chains, schedule: str, time_s: float) -> Options:
         whole = math.floor(more + 1e-9)
         return -(dp * (1 + whole) + (more - whole) / 2)
 
-    ranked = chains.ranked(worth)
-    return Options(
-        (Option(one.made(schedule), Cost(one.first_s, one.pace_s), chains.island) for _, one in ranked), OPEN
+    ranked = pipelines.ranked_by(worth)
+    return PipelineOptions(
+        (
+            PipelineOption(one.make(schedule), PipelineCost(one.first_s, one.interval_s), pipelines.replica_group)
+            for _, one in ranked
+        ),
+        NUM_OPEN,
     )

@@ -12,24 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from isthmus.core.plan import group_by_cluster
-from isthmus.plan.search.costs.slots import Spot
+from isthmus.core.plan import group_replicas_by_cluster
+from isthmus.plan.search.costs.slots import ChipSlot
 
-Islands = Sequence[Sequence[Spot]]
+ReplicaGroups = Sequence[Sequence[ChipSlot]]
 
 
 def local_ring_s(
-    islands: Islands,
+    replica_groups: ReplicaGroups,
     local_steps: int,
-    reduce_s: Callable[[Islands], float],
-    average_s: Callable[[Islands], float],
+    reduce_s: Callable[[ReplicaGroups], float],
+    average_s: Callable[[ReplicaGroups], float],
 ) -> float:
     """Return the mean seconds per step of the rings between clusters; infinite if all groups are connected.
 
     `reduce_s(islands)` is the ring that reduces gradients, `average_s` the one that averages parameters.
     """
-    groups = group_by_cluster([{slot.cluster for slot in replica_group} for replica_group in islands])
+    groups = group_replicas_by_cluster([{slot.cluster for slot in replica_group} for replica_group in replica_groups])
     if len(set(groups)) < 2:
         return math.inf
-    parts = [[one for one, group in zip(islands, groups, strict=True) if group == n] for n in set(groups)]
-    return max(map(reduce_s, parts)) + average_s(islands) / local_steps
+    parts = [[one for one, group in zip(replica_groups, groups, strict=True) if group == n] for n in set(groups)]
+    return max(map(reduce_s, parts)) + average_s(replica_groups) / local_steps

@@ -1,4 +1,4 @@
-"""`Ways`: message times between clusters."""
+"""`Routes`: message times between clusters."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from isthmus.core.link_physics import effective_bytes_per_s
+from isthmus.core.link_throughput import effective_bytes_per_s
 from isthmus.core.pool import Pool
 from isthmus.plan.time.calibration import Calibration
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """One direction between two clusters."""
 
     delay_s: float
     # Rate that the transport reaches.
     bytes_per_s: float
     # Whether the link has no jitter.
-    steady: bool = True
+    jitter_free: bool = True
 
 
 @dataclass(frozen=True)
-class Along:
+class PathCosts:
     """Message costs along a path of clusters. An exchange is the mean of both directions."""
 
     # Sum of the delays of all exchanges.
@@ -37,13 +37,13 @@ class Along:
     slowest_s_per_byte: float = 0.0
 
 
-class Ways:
-    """The links of a pool by their ends, at the rates of `isthmus.plan.time.loads.wires_of`."""
+class Routes:
+    """The links of a pool by their ends, at the rates of `isthmus.plan.time.simulation_inputs.simulated_links`."""
 
     def __init__(self, pool: Pool, calibration: Calibration) -> None:
         links = {(link.source, link.target): link for link in pool.links}
-        self._ways = {
-            ends: Way(
+        self._routes = {
+            ends: Route(
                 link.delay_s,
                 effective_bytes_per_s(link, links.get(ends[::-1]))
                 * min(calibration.value("wan_share", f"{link.source}>{link.target}"), 1.0),
@@ -52,29 +52,29 @@ class Ways:
             for ends, link in links.items()
         }
 
-    def way(self, source: str, target: str) -> Way | None:
+    def route(self, source: str, target: str) -> Route | None:
         """Return the route from one cluster to another, None without a link."""
-        return self._ways.get((source, target))
+        return self._routes.get((source, target))
 
-    def along(self, clusters: tuple[str, ...]) -> Along:
+    def path_costs(self, clusters: tuple[str, ...]) -> PathCosts:
         """Return the message costs along a path of linked clusters."""
-        if clusters not in self._known_along:
-            self._known_along[clusters] = self._pass_along(clusters)
-        return self._known_along[clusters]
+        if clusters not in self._path_cost_cache:
+            self._path_cost_cache[clusters] = self._compute_path_costs(clusters)
+        return self._path_cost_cache[clusters]
 
     @cached_property
-    def _known_along(self) -> dict[tuple[str, ...], Along]:
+    def _path_cost_cache(self) -> dict[tuple[str, ...], PathCosts]:
         return {}
 
-    def _pass_along(self, clusters: tuple[str, ...]) -> Along:
+    def _compute_path_costs(self, clusters: tuple[str, ...]) -> PathCosts:
         pairs = [(a, b) for a, b in itertools.pairwise(clusters) if a != b]
         loads = Counter(ends for a, b in pairs for ends in ((a, b), (b, a)))
         delay_s = sum(self.exchange_s(*ends, 0.0) for ends in pairs)
-        return Along(
+        return PathCosts(
             delay_s=delay_s,
             s_per_byte=sum(self.exchange_s(*ends, 1.0) for ends in pairs) - delay_s,
             slowest_s_per_byte=max(
-                (count / route.bytes_per_s for ends, count in loads.items() if (route := self.way(*ends))),
+                (count / route.bytes_per_s for ends, count in loads.items() if (route := self.route(*ends))),
                 default=0.0,
             ),
         )
@@ -83,26 +83,26 @@ class Ways:
         """Return the seconds of a ring all-reduce over clusters in this order (infinite: not linked)."""
         steps, slowest_s, delay_s = 2 * (len(clusters) - 1), 0.0, 0.0
         for a, b in itertools.pairwise([*clusters, clusters[0]] if steps else []):
-            route = self.way(a, b)
+            route = self.route(a, b)
             if route is None:
                 return math.inf
             slowest_s = max(slowest_s, steps / len(clusters) * num_bytes / route.bytes_per_s)
             delay_s = max(delay_s, route.delay_s)
         return slowest_s + steps * delay_s
 
-    def missing(self, a: str, b: str) -> tuple[str, str] | None:
+    def missing_link(self, a: str, b: str) -> tuple[str, str] | None:
         """Return a direction between two clusters that lacks a link, None if both have one."""
         for ends in ((a, b), (b, a)):
-            if a != b and ends not in self._ways:
+            if a != b and ends not in self._routes:
                 return ends
         return None
 
-    def rate(self, a: str, b: str) -> float:
+    def bytes_per_s(self, a: str, b: str) -> float:
         """Return the bytes per second of the slower direction between two clusters, 0 without links."""
-        there, back = self.way(a, b), self.way(b, a)
+        there, back = self.route(a, b), self.route(b, a)
         return min(there.bytes_per_s, back.bytes_per_s) if there and back else 0.0
 
     def exchange_s(self, a: str, b: str, num_bytes: float) -> float:
         """Return the seconds of one message between linked clusters, mean of both directions."""
-        both = [route for route in (self.way(a, b), self.way(b, a)) if route]
+        both = [route for route in (self.route(a, b), self.route(b, a)) if route]
         return sum(route.delay_s + num_bytes / route.bytes_per_s for route in both) / 2

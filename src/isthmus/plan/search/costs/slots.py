@@ -1,7 +1,7 @@
-"""`Spot`: a node group with its free chips; `spots_of` applies the job's placement.
+"""`ChipSlot`: a node group with its free chips; `cluster_slots` applies the job's placement.
 
 Slots of one kind may be **pooled**: they are filled one after the other as a single slot, so that a stage may
-have replicas in several clusters. `pooled_lists` enumerates the pools.
+have replicas in several clusters. `pooled_combinations` enumerates the pools.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.core.chip import Chip
-from isthmus.core.job import Placement
+from isthmus.core.job import PlacementConstraints
 from isthmus.core.pool import Cluster, NodeGroup, Pool
 
 FreeChips = Mapping[str, Mapping[str, int]]
@@ -19,7 +19,7 @@ FreeChips = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spot:
+class ChipSlot:
     """`chips` free chips of one node group, or a pool of slots."""
 
     cluster: str
@@ -30,16 +30,16 @@ class Spot:
     # Whether its stages may be first or last of a pipeline.
     reads_data: bool = True
     # Slots of a pool in filling order; `cluster` is then a synthetic name without links.
-    members: tuple[Spot, ...] = ()
+    members: tuple[ChipSlot, ...] = ()
 
-    def places(self, chips: int) -> int:
-        """Return how many stages of `chips` chips fit, each within one node."""
+    def stage_capacity(self, stage_chips: int) -> int:
+        """Return how many stages of `stage_chips` chips fit, each within one node."""
         if self.members:
-            return sum(one.places(chips) for one in self.members)
+            return sum(one.stage_capacity(stage_chips) for one in self.members)
         node = self.group.chips_per_node
-        return self.chips // node * (node // chips) + self.chips % node // chips
+        return self.chips // node * (node // stage_chips) + self.chips % node // stage_chips
 
-    def filled(self, members: Sequence[Spot]) -> Spot:
+    def with_fill_order(self, members: Sequence[ChipSlot]) -> ChipSlot:
         """Return the pool with its members in another order."""
         return replace(self, members=tuple(members))
 
@@ -52,7 +52,7 @@ class Spot:
         return (self.chip.name, group.chips_per_node, group.network_gbps, *scales)
 
 
-def eligible_clusters(pool: Pool, placement: Placement) -> tuple[Cluster, ...]:
+def eligible_clusters(pool: Pool, placement: PlacementConstraints) -> tuple[Cluster, ...]:
     """Return the clusters that the job's placement allows."""
     return tuple(
         cluster
@@ -63,22 +63,24 @@ def eligible_clusters(pool: Pool, placement: Placement) -> tuple[Cluster, ...]:
     )
 
 
-def spots_of(pool: Pool, cluster: Cluster, placement: Placement, free: FreeChips | None) -> tuple[Spot, ...]:
+def cluster_slots(
+    pool: Pool, cluster: Cluster, placement: PlacementConstraints, free_chips: FreeChips | None
+) -> tuple[ChipSlot, ...]:
     """Return the slots of a cluster: node groups with free chips that the job allows, fastest first.
 
-    `free` None: all chips are free.
+    `free_chips` None: all chips are free.
     """
     reads = (not placement.data_owners or cluster.owner in placement.data_owners) and (
         not placement.data_regions or cluster.region in placement.data_regions
     )
     found = []
     for group in cluster.node_groups:
-        count = group.chips if free is None else free.get(cluster.name, {}).get(group.name, 0)
-        count = min(count, group.chips)
+        count = group.num_chips if free_chips is None else free_chips.get(cluster.name, {}).get(group.name, 0)
+        count = min(count, group.num_chips)
         if count > 0 and (not placement.chips or group.chip in placement.chips):
             chip = pool.chip(group)
             found.append(
-                Spot(
+                ChipSlot(
                     cluster=cluster.name, owner=cluster.owner, group=group, chip=chip,
                     chips=count, reads_data=reads,
                 )
@@ -86,10 +88,10 @@ def spots_of(pool: Pool, cluster: Cluster, placement: Placement, free: FreeChips
     return tuple(sorted(found, key=lambda slot: -slot.chip.flop_per_s("bf16")))
 
 
-def pool_of(members: Sequence[Spot]) -> Spot:
+def pool_slots(members: Sequence[ChipSlot]) -> ChipSlot:
     """Return slots of one kind as one pool, filled in this order."""
     first = members[0]
-    return Spot(
+    return ChipSlot(
         cluster="+".join(f"{one.cluster}/{one.group.name}" for one in members),
         owner=first.owner,
         group=first.group,
@@ -100,15 +102,15 @@ def pool_of(members: Sequence[Spot]) -> Spot:
     )
 
 
-def flat(spots: Iterable[Spot]) -> tuple[Spot, ...]:
+def flatten_pools(slots: Iterable[ChipSlot]) -> tuple[ChipSlot, ...]:
     """Return slots with pools replaced by their members."""
-    return tuple(member for slot in spots for member in slot.members or (slot,))
+    return tuple(member for slot in slots for member in slot.members or (slot,))
 
 
-def pooled_lists(spots: Sequence[Spot]) -> Iterator[tuple[Spot, ...]]:
+def pooled_combinations(slots: Sequence[ChipSlot]) -> Iterator[tuple[ChipSlot, ...]]:
     """Yield the slots with one pool of two or more of one kind, for every such pool."""
-    kinds = {slot.kind: [one for one in spots if one.kind == slot.kind] for slot in spots}
+    kinds = {slot.kind: [one for one in slots if one.kind == slot.kind] for slot in slots}
     for same_kind in kinds.values():
         for count in range(2, len(same_kind) + 1):
             for members in itertools.combinations(same_kind, count):
-                yield (pool_of(members), *(slot for slot in spots if slot not in members))
+                yield (pool_slots(members), *(slot for slot in slots if slot not in members))

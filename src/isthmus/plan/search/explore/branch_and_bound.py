@@ -2,7 +2,7 @@
 
 The tree: sets of slots > partitions into replica groups > micro-batch size > schedule > a pipeline per group
 (order, degrees, numbers of stages and replicas) > layers > micro-batches per replica. Branches are visited in
-the order of their lower bounds (`compose` on bounds), each completely; a branch whose bound does not beat
+the order of their lower bounds (`compose_groups` on bounds), each completely; a branch whose bound does not beat
 the best layouts so far is pruned with everything below it.
 """
 
@@ -13,110 +13,127 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from isthmus.plan.search.chains.chain_shape import Cost, Shape
-from isthmus.plan.search.chains.enumerate_chains import Chains
-from isthmus.plan.search.chains.ranking import Bounded
-from isthmus.plan.search.chains.replica_groups import Island, island_sets
-from isthmus.plan.search.chains.space import MANY_CHIPS, Space
-from isthmus.plan.search.compose.best_found import Found
-from isthmus.plan.search.compose.branch import Branch, BranchKey
-from isthmus.plan.search.compose.compose import Option, Options, compose, soonest_s
-from isthmus.plan.search.compose.compose_even import compose_even
-from isthmus.plan.search.compose.group_options import island_options
-from isthmus.plan.search.compose.layout import Layout, deal
-from isthmus.plan.search.costs.slots import Spot, flat
+from isthmus.plan.search.compose.best_layouts import BestLayouts
+from isthmus.plan.search.compose.compose_equal import compose_equal
+from isthmus.plan.search.compose.compose_groups import (
+    PipelineOption,
+    PipelineOptions,
+    compose_groups,
+    earliest_options_s,
+)
+from isthmus.plan.search.compose.group_options import group_options
+from isthmus.plan.search.compose.plan_layout import PlanLayout, make_layout
+from isthmus.plan.search.compose.search_branch import BranchKey, SearchBranch
+from isthmus.plan.search.costs.slots import ChipSlot, flatten_pools
+from isthmus.plan.search.pipelines.enumerate_pipelines import PipelineEnumerator
+from isthmus.plan.search.pipelines.pipeline_ranking import BoundedPipeline
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineCost, PipelineShape
+from isthmus.plan.search.pipelines.replica_groups import ReplicaGroup, replica_group_sets
+from isthmus.plan.search.pipelines.search_space import MAX_CHIPS_UNEQUAL_DEGREES, SearchSpace
 
-PATIENCE = 1500
+MAX_SPLITS_WITHOUT_GAIN = 1500
 """In a thinned space the search stops after this many splits without a better layout."""
 
 
 @dataclass
-class Tally:
+class SearchStats:
     """Statistics of a search: pipelines split, and pipelines or branches pruned by a bound."""
 
     evaluated: int = 0
     pruned: int = 0
-    # Whether `go_on` ended the search.
+    # Whether `should_continue` ended the search.
     stopped: bool = False
 
 
 @dataclass
-class Explorer:
+class BranchAndBound:
     """One search.
 
-    In a thinned space it stops after `PATIENCE` splits without a better layout; the limit is a count, so that
-    results are deterministic.
+    In a thinned space it stops after `MAX_SPLITS_WITHOUT_GAIN` splits without a better layout; the limit is a count, so
+    that results are deterministic.
     """
 
-    space: Space
+    space: SearchSpace
     samples: int
-    asked_size: int
-    found: Found = field(default_factory=Found)
+    requested_size: int
+    best_layouts: BestLayouts = field(default_factory=BestLayouts)
     # Called with (stats, best layout) after each evaluated option; False stops the search.
-    go_on: Callable[[Tally, Layout | None], bool] = lambda *_: True
-    tally: Tally = field(default_factory=Tally)
+    should_continue: Callable[[SearchStats, PlanLayout | None], bool] = lambda *_: True
+    stats: SearchStats = field(default_factory=SearchStats)
     # Whether links may set the pace.
-    link_bound: bool = True
+    allow_link_bound: bool = True
     # The only branches to search; None: all.
-    near: frozenset[BranchKey] | None = None
-    _options: dict[tuple[object, ...], Options] = field(default_factory=dict)
-    _chains: dict[tuple[object, ...], Chains] = field(default_factory=dict)
-    _alone: dict[tuple[Bounded, str], Option] = field(default_factory=dict)
-    # Value of `tally.evaluated` when the best layout last improved.
-    _better_at: int = 0
+    warm_start: frozenset[BranchKey] | None = None
+    _options: dict[tuple[object, ...], PipelineOptions] = field(default_factory=dict)
+    _pipelines: dict[tuple[object, ...], PipelineEnumerator] = field(default_factory=dict)
+    _single_options: dict[tuple[BoundedPipeline, str], PipelineOption] = field(default_factory=dict)
+    # Value of `stats.evaluated` when the best layout last improved.
+    _improved_at: int = 0
 
-    def run(self, spots: Sequence[Spot]) -> list[Layout]:
+    def run(self, slots: Sequence[ChipSlot]) -> list[PlanLayout]:
         """Search, and return the best `width` layouts and the best of each set of clusters, best first.
 
         Sets of single-slot groups come first: they are few, and their layouts prune the longer pipelines.
         """
-        sets = list(island_sets(spots, self.space))
+        sets = list(replica_group_sets(slots, self.space))
         singles = [one for one in sets if all(len(replica_group) == 1 for replica_group in one)]
         chains = [one for one in sets if any(len(replica_group) > 1 for replica_group in one)]
         for some in (singles, chains):
-            self._better_at = self.tally.evaluated
-            for branch in sorted(self._branches(some), key=lambda one: one.promise_s):
-                if self._ends():
+            self._improved_at = self.stats.evaluated
+            for branch in sorted(self._branches(some), key=lambda one: one.lower_bound_s):
+                if self._should_stop():
                     break
                 self._visit(branch)
-            if self.tally.stopped:
+            if self.stats.stopped:
                 break
-        return self.found.layouts
+        return self.best_layouts.layouts
 
-    def anew(self, space: Space, found: Found, near: frozenset[BranchKey] | None) -> Explorer:
+    def for_space(
+        self, space: SearchSpace, best_layouts: BestLayouts, warm_start: frozenset[BranchKey] | None
+    ) -> BranchAndBound:
         """Return the same search for another space."""
-        return replace(self, space=space, found=found, near=near, _options={}, _chains={}, _alone={})
+        return replace(
+            self,
+            space=space,
+            best_layouts=best_layouts,
+            warm_start=warm_start,
+            _options={},
+            _pipelines={},
+            _single_options={},
+        )
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Clear the caches of pipelines, which are large; the layouts found stay."""
-        for known in (self._options, self._chains, self._alone):
+        for known in (self._options, self._pipelines, self._single_options):
             known.clear()
 
-    def _ends(self) -> bool:
+    def _should_stop(self) -> bool:
         """Return whether the search was stopped or has gone too long without a better layout."""
-        exhausted = not self.space.whole and self.tally.evaluated - self._better_at > PATIENCE
-        return self.tally.stopped or exhausted
+        exhausted = not self.space.exhaustive and self.stats.evaluated - self._improved_at > MAX_SPLITS_WITHOUT_GAIN
+        return self.stats.stopped or exhausted
 
-    def _branches(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[Branch]:
-        for replica_groups, schedule, ring in self._parted(sets):
-            for size in self.space.micro_batch_sizes(self.asked_size, self.samples):
-                if self._left_out(replica_groups, size, schedule):
+    def _branches(self, sets: Sequence[tuple[ReplicaGroup, ...]]) -> Iterator[SearchBranch]:
+        for replica_groups, schedule, ring in self._candidate_groups(sets):
+            for size in self.space.micro_batch_sizes(self.requested_size, self.samples):
+                if self._is_excluded(replica_groups, size, schedule):
                     continue
-                bound_s = self._promise_s(replica_groups, size, schedule, ring)
-                if bound_s < self.found.limit_s:
-                    yield Branch(replica_groups, size, schedule, ring, bound_s)
+                bound_s = self._lower_bound_s(replica_groups, size, schedule, ring)
+                if bound_s < self.best_layouts.cutoff_s:
+                    yield SearchBranch(replica_groups, size, schedule, ring, bound_s)
                 elif bound_s < math.inf:
-                    self.tally.pruned += 1
+                    self.stats.pruned += 1
 
-    def _parted(self, sets: Sequence[tuple[Island, ...]]) -> Iterator[tuple[tuple[Island, ...], str, float]]:
+    def _candidate_groups(
+        self, sets: Sequence[tuple[ReplicaGroup, ...]]
+    ) -> Iterator[tuple[tuple[ReplicaGroup, ...], str, float]]:
         """Yield feasible sets of replica groups with each schedule and the seconds of their ring."""
         space = self.space
         for replica_groups in sets:
             ring = space.ring_s(replica_groups)
             if ring == math.inf or (len(replica_groups) > 1 and space.limits.dp):
                 continue  # a fixed dp applies to one pipeline
-            if ring >= self.found.limit_s:
-                self.tally.pruned += 1
+            if ring >= self.best_layouts.cutoff_s:
+                self.stats.pruned += 1
                 continue
             all_spots = list(itertools.chain(*replica_groups))
             if not space.limits.mixed_chips and len({s.group.chip for s in all_spots}) > 1:
@@ -124,153 +141,159 @@ class Explorer:
             for schedule in space.schedules(all_spots):
                 yield replica_groups, schedule, ring
 
-    def _left_out(self, islands: Sequence[Island], size: int, schedule: str) -> bool:
+    def _is_excluded(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str) -> bool:
         """Return whether a warm start excludes a branch."""
         names = frozenset(
-            frozenset((s.cluster, s.group.name) for s in flat(replica_group)) for replica_group in islands
+            frozenset((s.cluster, s.group.name) for s in flatten_pools(replica_group))
+            for replica_group in replica_groups
         )
-        return self.near is not None and (names, size, schedule) not in self.near
+        return self.warm_start is not None and (names, size, schedule) not in self.warm_start
 
-    def _promise_s(self, islands: Sequence[Island], size: int, schedule: str, ring_s: float) -> float:
+    def _lower_bound_s(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str, ring_s: float) -> float:
         """Return a lower bound on a branch; infinite if it is empty."""
-        if len(islands) == 1:
-            return next(self._chains_of(islands[0], size).by_end(self.found.limit_s), (math.inf, None))[0]
-        options, total = self._options_of(islands, size, schedule), self.samples // size
+        if len(replica_groups) == 1:
+            return next(
+                self._pipelines_of(replica_groups[0], size).ranked_by_end(self.best_layouts.cutoff_s),
+                (math.inf, None),
+            )[0]
+        options, total = self._options_of(replica_groups, size, schedule), self.samples // size
         if not all(options):
             return math.inf
-        if not self.space.limits.even_batches:
-            return ring_s + soonest_s(options, total, 0.0, self.found.limit_s - ring_s)
-        found = compose_even(options, total, lambda *_: False, 0.0)
+        if not self.space.limits.equal_micro_batches:
+            return ring_s + earliest_options_s(options, total, 0.0, self.best_layouts.cutoff_s - ring_s)
+        found = compose_equal(options, total, lambda *_: False, 0.0)
         return ring_s + (found if isinstance(found, float) else found[0])
 
     @property
-    def _compose(self) -> Callable[..., tuple[float, tuple[Option, ...]] | float]:
-        return compose_even if self.space.limits.even_batches else compose
+    def _compose(self) -> Callable[..., tuple[float, tuple[PipelineOption, ...]] | float]:
+        return compose_equal if self.space.limits.equal_micro_batches else compose_groups
 
-    def _chains_of(self, island: Island, size: int, coarse: bool = False) -> Chains:
+    def _pipelines_of(self, replica_group: ReplicaGroup, size: int, coarse: bool = False) -> PipelineEnumerator:
         """Return the pipelines of a replica group; equal groups share them."""
-        island = _sorted(island)
-        key = (size, coarse, *self.space.alike(island))
-        if key not in self._chains:
-            self._chains[key] = self.space.chains(island, size, self.samples // size, coarse)
-        return self._chains[key]
+        replica_group = _sort_by_kind(replica_group)
+        key = (size, coarse, *self.space.group_key(replica_group))
+        if key not in self._pipelines:
+            self._pipelines[key] = self.space.enumerate_pipelines(replica_group, size, self.samples // size, coarse)
+        return self._pipelines[key]
 
-    def _options_of(self, islands: Sequence[Island], size: int, schedule: str) -> list[Options]:
+    def _options_of(self, replica_groups: Sequence[ReplicaGroup], size: int, schedule: str) -> list[PipelineOptions]:
         """Return the options of each of several replica groups."""
         found = []
-        for replica_group in islands:
-            coarse = len(replica_group) > 1 and sum(slot.chips for slot in replica_group) > MANY_CHIPS
-            chains = self._chains_of(replica_group, size, coarse)
+        for replica_group in replica_groups:
+            coarse = len(replica_group) > 1 and sum(slot.chips for slot in replica_group) > MAX_CHIPS_UNEQUAL_DEGREES
+            chains = self._pipelines_of(replica_group, size, coarse)
             key = (id(chains), schedule)
             if key not in self._options:
-                best_s = math.inf if self.found.best is None else self.found.best.estimate_s
-                self._options[key] = island_options(chains, schedule, best_s)
-                self.space.thinned = self.space.thinned or self._options[key].more
+                best_s = math.inf if self.best_layouts.best is None else self.best_layouts.best.estimate_s
+                self._options[key] = group_options(chains, schedule, best_s)
+                self.space.thinned = self.space.thinned or self._options[key].has_more
             found.append(self._options[key])
         return found
 
-    def _visit(self, branch: Branch) -> None:
-        if branch.promise_s >= self.found.limit_s:
-            self.tally.pruned += 1
+    def _visit(self, branch: SearchBranch) -> None:
+        if branch.lower_bound_s >= self.best_layouts.cutoff_s:
+            self.stats.pruned += 1
             return
-        if len(branch.islands) == 1:
+        if len(branch.replica_groups) == 1:
             self._visit_single(branch)
             return
-        options = self._options_of(branch.islands, branch.micro_batch_size, branch.schedule)
+        options = self._options_of(branch.replica_groups, branch.micro_batch_size, branch.schedule)
         total = self.samples // branch.micro_batch_size
-        answer = self._compose(options, total, self._cut, self.found.limit_s - branch.ring_s)
-        if isinstance(answer, float) or self.tally.stopped:
-            self.tally.pruned += 1
+        answer = self._compose(options, total, self._evaluate, self.best_layouts.cutoff_s - branch.ring_s)
+        if isinstance(answer, float) or self.stats.stopped:
+            self.stats.pruned += 1
             return
         chosen = []
-        for option, replica_group in zip(answer[1], branch.islands, strict=True):
-            if option.chain is not None:
-                chosen.append((self._placed(option, replica_group), option.chain))
+        for option, replica_group in zip(answer[1], branch.replica_groups, strict=True):
+            if option.split is not None:
+                chosen.append((self._shape_for_group(option, replica_group), option.split))
         if branch.schedule == "overlapped" and len({shape.num_stages for shape, _ in chosen}) > 1:
             return  # all replicas of a plan share one warm-up
-        even = self.space.limits.even_batches
-        self._keep(deal(chosen, total, branch.micro_batch_size, branch.ring_s, even))
+        even = self.space.limits.equal_micro_batches
+        self._keep_layout(make_layout(chosen, total, branch.micro_batch_size, branch.ring_s, even))
 
-    def _visit_single(self, branch: Branch) -> None:
+    def _visit_single(self, branch: SearchBranch) -> None:
         """Split the pipelines of one replica group in the order of their bounds, until none can improve."""
-        chains = self._chains_of(branch.islands[0], branch.micro_batch_size)
-        total, ranking = chains.micro_batches, chains.by_end(self.found.limit_s)
+        chains = self._pipelines_of(branch.replica_groups[0], branch.micro_batch_size)
+        total, ranking = chains.micro_batches, chains.ranked_by_end(self.best_layouts.cutoff_s)
         for least_s, one in ranking:
-            if least_s >= self.found.limit_s:
-                self.tally.pruned += ranking.left + 1
+            if least_s >= self.best_layouts.cutoff_s:
+                self.stats.pruned += ranking.num_left + 1
                 return
-            option = self._alone.get((one, branch.schedule))
+            option = self._single_options.get((one, branch.schedule))
             if option is None:
-                option = Option(one.made(branch.schedule), Cost(one.first_s, one.pace_s), chains.island)
-                self._alone[one, branch.schedule] = option
-            if self._cut_below(option, -(-total // one.dp)) and option.chain is not None:
-                shape = self._placed(option, branch.islands[0])
-                self._keep(deal([(shape, option.chain)], total, branch.micro_batch_size, 0.0))
-            if self._ends():
+                option = PipelineOption(
+                    one.make(branch.schedule), PipelineCost(one.first_s, one.interval_s), chains.replica_group
+                )
+                self._single_options[one, branch.schedule] = option
+            if self._evaluate_below_cutoff(option, -(-total // one.dp)) and option.split is not None:
+                shape = self._shape_for_group(option, branch.replica_groups[0])
+                self._keep_layout(make_layout([(shape, option.split)], total, branch.micro_batch_size, 0.0))
+            if self._should_stop():
                 return
-        self.tally.pruned += ranking.left
+        self.stats.pruned += ranking.num_left
 
-    def _placed(self, option: Option, island: Island) -> Shape:
+    def _shape_for_group(self, option: PipelineOption, replica_group: ReplicaGroup) -> PipelineShape:
         """Return the shape at the slots of this replica group if it was made for an equal one."""
-        there, here = option.island, _sorted(island)
+        there, here = option.replica_group, _sort_by_kind(replica_group)
         if all(a is b for a, b in zip(there, here, strict=True)):
             return option.shape
         moved = dict(zip(map(id, there), here, strict=True))
-        segments = [one._replace(spot=moved[id(one.spot)]) for one in option.shape.segments]
-        return self.space.shape(segments, option.shape.dp, option.shape.schedule)
+        segments = [one._replace(slot=moved[id(one.slot)]) for one in option.shape.segments]
+        return self.space.make_shape(segments, option.shape.dp, option.shape.schedule)
 
-    def _cut_below(self, option: Option, micro_batches: int) -> bool:
+    def _evaluate_below_cutoff(self, option: PipelineOption, micro_batches: int) -> bool:
         """Evaluate an option of a group that trains alone, unless a tighter bound prunes it."""
-        while not option.cut:
-            if not self._cut(option, micro_batches):
-                option.cut = True  # no better evaluation exists
+        while not option.exact:
+            if not self._evaluate(option, micro_batches):
+                option.exact = True  # no better evaluation exists
                 return False
-            least_s = option.cost.first_s + (micro_batches - 1) * option.cost.pace_s
-            if not option.cut and least_s >= self.found.limit_s:
-                self.tally.pruned += 1
+            least_s = option.cost.first_s + (micro_batches - 1) * option.cost.interval_s
+            if not option.exact and least_s >= self.best_layouts.cutoff_s:
+                self.stats.pruned += 1
                 return False
         return True
 
-    def _cut(self, option: Option, micro_batches: int) -> bool:
-        """Evaluate an option and count it; False if it is infeasible or violates `link_bound`.
+    def _evaluate(self, option: PipelineOption, micro_batches: int) -> bool:
+        """Evaluate an option and count it; False if it is infeasible or violates `allow_link_bound`.
 
         For unequal layers, whose splits are slow, a first call only tightens the bound.
         """
-        if not option.weighed and not self.space.task.equal_layers:
-            option.weighed = True
-            costs = [cost for one in option.shape.variants if (cost := one.outlook(micro_batches))]
+        if not option.bound_tightened and not self.space.workload.equal_layers:
+            option.bound_tightened = True
+            costs = [cost for one in option.shape.variants if (cost := one.split_bound(micro_batches))]
             if costs:
-                option.cost = Cost(min(one.first_s for one in costs), min(one.pace_s for one in costs))
+                option.cost = PipelineCost(min(one.first_s for one in costs), min(one.interval_s for one in costs))
             return bool(costs)
         best_s, best = math.inf, None
         for shape in option.shape.variants:
-            self.tally.evaluated += 1
-            chain = shape.cut(micro_batches)
-            if chain is None or (chain.link_bound and not self.link_bound):
+            self.stats.evaluated += 1
+            chain = shape.best_split(micro_batches)
+            if chain is None or (chain.link_bound and not self.allow_link_bound):
                 continue
-            time_s = chain.cost.first_s + (micro_batches - 1) * chain.cost.pace_s
+            time_s = chain.cost.first_s + (micro_batches - 1) * chain.cost.interval_s
             if time_s < best_s:
                 best_s, best = time_s, (shape, chain)
-        if not self.go_on(self.tally, self.found.best):
-            self.tally.stopped = True
+        if not self.should_continue(self.stats, self.best_layouts.best):
+            self.stats.stopped = True
         if best is None:
             return False
-        option.shape, option.chain = best
-        option.cost, option.cut = best[1].cost, True
+        option.shape, option.split = best
+        option.cost, option.exact = best[1].cost, True
         return True
 
-    def _keep(self, layout: Layout | None) -> None:
-        """Keep a layout, unless it exceeds the allowed chips or violates `link_bound`."""
+    def _keep_layout(self, layout: PlanLayout | None) -> None:
+        """Keep a layout, unless it exceeds the allowed chips or violates `allow_link_bound`."""
         most = self.space.limits.max_chips
         if layout is None or (most and layout.num_chips > most):
             return
-        if self.link_bound or not layout.link_bound:
-            before = self.found.best
-            self.found.keep(layout)
-            if self.found.best is not before:
-                self._better_at = self.tally.evaluated
+        if self.allow_link_bound or not layout.link_bound:
+            before = self.best_layouts.best
+            self.best_layouts.keep(layout)
+            if self.best_layouts.best is not before:
+                self._improved_at = self.stats.evaluated
 
 
-def _sorted(island: Island) -> Island:
+def _sort_by_kind(replica_group: ReplicaGroup) -> ReplicaGroup:
     """Return the slots of a replica group by kind, so that equal groups match."""
-    return tuple(sorted(island, key=lambda slot: repr(slot.kind)))
+    return tuple(sorted(replica_group, key=lambda slot: repr(slot.kind)))

@@ -1,70 +1,70 @@
-"""`refusals`: why a combination of clusters has no plan, as text with figures."""
+"""`explain_refusals`: why a combination of clusters has no plan, as text with figures."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 
-from isthmus.core.job import Placement
+from isthmus.core.job import PlacementConstraints
 from isthmus.core.plan import Refusal
 from isthmus.core.pool import Cluster
 from isthmus.core.units import format_bytes
-from isthmus.plan.search.chains.chain_shape import Shape
-from isthmus.plan.search.costs.fixed_degrees import degrees_in_words
-from isthmus.plan.search.costs.slots import Spot
-from isthmus.plan.search.costs.stage_costs import MEMORY_FRACTION
-from isthmus.plan.search.explore.branch_and_bound import Explorer
+from isthmus.plan.search.costs.job_limits import describe_degrees
+from isthmus.plan.search.costs.slots import ChipSlot
+from isthmus.plan.search.costs.stage_cost_table import MEMORY_FRACTION
+from isthmus.plan.search.explore.branch_and_bound import BranchAndBound
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape
 
 MAX_CLUSTERS = 4
 """Up to this many clusters, all combinations are explained; of more, single clusters, pairs and the whole
 pool.
 """
 
-PROBES = 24
+MAX_PROBES = 24
 """Pipelines to try before a combination counts as refused, most memory first."""
 
 
-def combinations(clusters: Sequence[Cluster]) -> list[tuple[Cluster, ...]]:
+def explained_combinations(clusters: Sequence[Cluster]) -> list[tuple[Cluster, ...]]:
     """Return the combinations of clusters to explain, small ones first."""
     most = MAX_CLUSTERS if len(clusters) <= MAX_CLUSTERS else 2
     found = [one for size in range(1, most + 1) for one in itertools.combinations(clusters, size)]
     return found if len(clusters) <= most or len(clusters) == 0 else [*found, tuple(clusters)]
 
 
-def refusals(
-    explorer: Explorer,
+def explain_refusals(
+    search: BranchAndBound,
     clusters: Sequence[Cluster],
-    spots: Mapping[str, Sequence[Spot]],
-    placement: Placement,
+    slots: Mapping[str, Sequence[ChipSlot]],
+    placement: PlacementConstraints,
     total: int,
 ) -> tuple[Refusal, ...]:
     """Return a refusal for each combination without a plan; `total` micro-batches of the requested size."""
-    planned = {one.clusters for one in explorer.found.layouts}
+    planned = {one.clusters for one in search.best_layouts.layouts}
     found = []
-    for chosen in combinations(clusters):
+    for chosen in explained_combinations(clusters):
         names = tuple(cluster.name for cluster in chosen)
         if tuple(sorted(names)) in planned:
             continue
-        reason = _reason(explorer, chosen, spots, placement, total)
+        reason = _refusal_reason(search, chosen, slots, placement, total)
         if reason:
             found.append(Refusal(clusters=names, reason=reason))
     return tuple(found)
 
 
-def _reason(
-    explorer: Explorer,
+def _refusal_reason(
+    search: BranchAndBound,
     chosen: Sequence[Cluster],
-    spots: Mapping[str, Sequence[Spot]],
-    placement: Placement,
+    slots: Mapping[str, Sequence[ChipSlot]],
+    placement: PlacementConstraints,
     total: int,
 ) -> str:
     names = [cluster.name for cluster in chosen]
-    space = explorer.space
-    layers = space.task.profile.num_layers
-    here = [slot for name in names for slot in spots[name]]
+    space = search.space
+    layers = space.workload.profile.num_layers
+    here = [slot for name in names for slot in slots[name]]
     if len({cluster.owner for cluster in chosen}) > 1 and not placement.several_owners:
         return "the job does not allow several owners (placement.several_owners)"
-    empty = [name for name in names if not spots[name]]
+    empty = [name for name in names if not slots[name]]
     if empty:
         return f"{', '.join(empty)} has no free chip that the job allows"
     if len(names) > layers:
@@ -73,87 +73,88 @@ def _reason(
         most = placement.max_chips
         return f"at most {most} chips may be used, fewer than one for each of {len(names)} clusters"
     if not placement.mixed_chips and all(
-        len({slot.group.chip for slot in one}) > 1 for one in itertools.product(*(spots[n] for n in names))
+        len({slot.group.chip for slot in one}) > 1 for one in itertools.product(*(slots[n] for n in names))
     ):
         return "the job does not allow mixed chips (placement.mixed_chips)"
     if not any(slot.reads_data for slot in here):
         return "none of its clusters may read the training data (placement.data_owners, data_regions)"
-    return _unjoined(explorer, names) or _infeasible(explorer, here, total)
+    return _missing_link_reason(search, names) or _infeasible_reason(search, here, total)
 
 
-def _unjoined(explorer: Explorer, names: Sequence[str]) -> str:
+def _missing_link_reason(search: BranchAndBound, names: Sequence[str]) -> str:
     """Return which link is missing, if no order of the clusters is linked."""
-    routes, first = explorer.space.ways, None
+    routes, first = search.space.routes, None
     for order in itertools.islice(itertools.permutations(names), 24):
-        missing = [ends for a, b in itertools.pairwise(order) if (ends := routes.missing(a, b))]
+        missing = [ends for a, b in itertools.pairwise(order) if (ends := routes.missing_link(a, b))]
         if not missing:
             return ""
         first = first or missing[0]
     return f"no link from {first[0]} to {first[1]}" if first else ""
 
 
-def _infeasible(explorer: Explorer, spots: Sequence[Spot], total: int) -> str:
+def _infeasible_reason(search: BranchAndBound, slots: Sequence[ChipSlot], total: int) -> str:
     """Return why no pipeline over these slots is feasible; empty if one is, but others are faster."""
-    space, shapes = explorer.space, []
-    for chosen in itertools.product(*_by_cluster(spots)):
+    space, shapes = search.space, []
+    for chosen in itertools.product(*_by_cluster(slots)):
         shapes += list(
-            itertools.islice(space.shapes(chosen, explorer.asked_size, "1f1b", total), 20 * PROBES)
+            itertools.islice(space.pipeline_shapes(chosen, search.requested_size, "1f1b", total), 20 * MAX_PROBES)
         )
     if not shapes:
-        degrees = degrees_in_words(space.limits)
+        degrees = describe_degrees(space.limits)
         return "no pipeline over them meets the limits of the job" + (degrees and f": {degrees}")
-    shapes.sort(key=lambda one: -_memory(one))
+    shapes.sort(key=lambda one: -_memory_bytes(one))
     narrow = ""
-    for shape in shapes[:PROBES]:
-        chain = shape.cut(-(-total // shape.dp))
+    for shape in shapes[:MAX_PROBES]:
+        chain = shape.best_split(-(-total // shape.dp))
         if chain is None:
             continue
-        if explorer.link_bound or not chain.link_bound:
+        if search.allow_link_bound or not chain.link_bound:
             return ""
-        narrow = narrow or _narrow(shape)
-    return narrow or _too_little(shapes[0])
+        narrow = narrow or _link_reason(shape)
+    return narrow or _memory_reason(shapes[0])
 
 
-def _by_cluster(spots: Sequence[Spot]) -> list[list[Spot]]:
-    found: dict[str, list[Spot]] = {}
-    for slot in spots:
+def _by_cluster(slots: Sequence[ChipSlot]) -> list[list[ChipSlot]]:
+    found: dict[str, list[ChipSlot]] = {}
+    for slot in slots:
         found.setdefault(slot.cluster, []).append(slot)
     return list(found.values())
 
 
-def _memory(shape: Shape) -> float:
+def _memory_bytes(shape: PipelineShape) -> float:
     """Return the memory in bytes of one replica's chips."""
-    return sum(float(cost_table.chip.memory_bytes * cost_table.num_chips) for cost_table in shape.seats)
+    return sum(float(cost_table.chip.memory_bytes * cost_table.num_chips) for cost_table in shape.cost_tables)
 
 
-def _too_little(shape: Shape) -> str:
-    layers, count = shape.task.profile.num_layers, shape.num_stages
+def _memory_reason(shape: PipelineShape) -> str:
+    layers, count = shape.workload.profile.num_layers, shape.num_stages
     needed = 0.0
-    for stage, cost_table in enumerate(shape.seats):
+    for stage, cost_table in enumerate(shape.cost_tables):
         part = (layers * stage // count, layers * (stage + 1) // count)
-        in_flight = shape.in_flight(stage)
+        in_flight = shape.max_in_flight(stage)
         needed += cost_table.num_chips * cost_table.stage_bytes(
             *part, in_flight, part[1] - part[0], shape.dp, shape.zero
         )
-    whole = needed <= MEMORY_FRACTION * _memory(shape)
+    whole = needed <= MEMORY_FRACTION * _memory_bytes(shape)
     return (
         f"too little memory: with all layers recomputed the model needs about {format_bytes(needed)} on "
-        f"{sum(one.num_chips for one in shape.seats)} chips, which have {format_bytes(_memory(shape))}, "
+        f"{sum(one.num_chips for one in shape.cost_tables)} chips, which have {format_bytes(_memory_bytes(shape))}, "
         f"{MEMORY_FRACTION:.0%} of it usable"
         + ("; enough in total, but no split into whole layers fits every chip" if whole else "")
     )
 
 
-def _narrow(shape: Shape) -> str:
+def _link_reason(shape: PipelineShape) -> str:
     """Return which link cannot keep up with the chips at its ends."""
     interval_s = max(
-        shape.task.profile.num_layers / sum(1 / cost_table.least_layer_s for cost_table in shape.seats), 1e-12
+        shape.workload.profile.num_layers / sum(1 / cost_table.mean_layer_s for cost_table in shape.cost_tables),
+        1e-12,
     )
     demand_gbps = shape.dp * shape.message_bytes * 8 / 1e9 / interval_s
     worst = None
     for a, b in itertools.pairwise(shape.segments):
-        for ends in ((a.spot.cluster, b.spot.cluster), (b.spot.cluster, a.spot.cluster)):
-            route = shape.ways.way(*ends)
+        for ends in ((a.slot.cluster, b.slot.cluster), (b.slot.cluster, a.slot.cluster)):
+            route = shape.routes.route(*ends)
             if route is not None and (worst is None or route.bytes_per_s < worst[0]):
                 worst = (route.bytes_per_s, ends)
     if worst is None:

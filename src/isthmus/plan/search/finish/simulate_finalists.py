@@ -1,4 +1,4 @@
-"""`finals`: simulate the layouts with the best estimates, and refine the fastest ones."""
+"""`simulate_finalists`: simulate the layouts with the best estimates, and refine the fastest ones."""
 
 from __future__ import annotations
 
@@ -8,73 +8,76 @@ from dataclasses import dataclass
 
 from isthmus.core.job import Job
 from isthmus.core.pool import Pool
-from isthmus.plan.search.compose.layout import Layout
-from isthmus.plan.search.costs.task import Task
-from isthmus.plan.search.finish.refine import cells, refine
-from isthmus.plan.search.finish.score import score
-from isthmus.plan.search.finish.write_plan import Scored, write_plan
+from isthmus.plan.search.compose.plan_layout import PlanLayout
+from isthmus.plan.search.costs.workload import TrainingWorkload
+from isthmus.plan.search.finish.refine_split import refine_split, simulation_cells
+from isthmus.plan.search.finish.score_plan import score_plan
+from isthmus.plan.search.finish.write_plan import ScoredPlan, write_plan
 
 
 @dataclass(frozen=True)
-class Effort:
+class SimulationEffort:
     """How much to simulate."""
 
     # Layouts kept by estimate, beside the best of each set of clusters.
-    width: int
+    num_layouts: int
     # Budget of (stage, micro-batch) pairs to simulate.
-    cells: int
+    max_cells: int
     # Skip layouts whose estimate exceeds this multiple of the best simulated time.
-    close: float
+    estimate_ratio: float
     # Plans to refine.
-    refined: int
-    # Further pairs for refinement, beside what is left of `cells`.
-    moved: int
+    num_refined: int
+    # Further pairs for refinement, beside what is left of `max_cells`.
+    refine_cells: int
 
 
-LARGE, SMALL = Effort(8, 2000, 1.1, 2, 2000), Effort(64, 8000, 1.25, 16, 5000)
+LARGE_POOL_EFFORT, SMALL_POOL_EFFORT = (
+    SimulationEffort(8, 2000, 1.1, 2, 2000),
+    SimulationEffort(64, 8000, 1.25, 16, 5000),
+)
 
 
-def finals(
-    layouts: Sequence[Layout],
+def simulate_finalists(
+    layouts: Sequence[PlanLayout],
     job: Job,
     pool: Pool,
-    task: Task,
-    effort: Effort,
-    keep: int,
+    workload: TrainingWorkload,
+    effort: SimulationEffort,
+    num_plans: int,
     *,
     executable: bool,
-) -> list[Scored]:
+) -> list[ScoredPlan]:
     """Write, simulate and refine the best layouts; return them by simulated time.
 
-    The result includes the best of up to `keep` sets of clusters. The effort covers these layouts only, so
+    The result includes the best of up to `num_plans` sets of clusters. The effort covers these layouts only, so
     the result is independent of other searches.
     """
 
-    def scored(layout: Layout) -> Scored:
-        plan = write_plan(layout, job, task, executable=executable)
-        return Scored(layout, plan, score(plan, pool, task))
+    def scored(layout: PlanLayout) -> ScoredPlan:
+        plan = write_plan(layout, job, workload, executable=executable)
+        return ScoredPlan(layout, plan, score_plan(plan, pool, workload))
 
     # Step 1: simulate layouts in the order of their estimates, within the budget.
-    found: list[Scored] = []
+    found: list[ScoredPlan] = []
     spent, known = 0, set[tuple[str, ...]]()
     for layout in sorted(layouts, key=lambda one: (one.estimate_s, one.num_chips)):
         best_s = min((one.time_s for one in found), default=math.inf)
-        new = layout.clusters not in known and len(known) < keep
-        poor = spent > effort.cells or layout.estimate_s > effort.close * best_s
+        new = layout.clusters not in known and len(known) < num_plans
+        poor = spent > effort.max_cells or layout.estimate_s > effort.estimate_ratio * best_s
         if len(found) >= 3 and poor and not new:
             continue
         found.append(scored(layout))
-        spent += cells(layout)
+        spent += simulation_cells(layout)
         known.add(layout.clusters)
     # Step 2: refine the fastest ones.
-    found.sort(key=by_time)
-    left = max(0, effort.cells - spent) + effort.moved
-    for place, one in enumerate(found[: effort.refined]):
-        found[place] = refine(one, scored, left // effort.refined // cells(one.layout))
+    found.sort(key=time_order)
+    left = max(0, effort.max_cells - spent) + effort.refine_cells
+    for place, one in enumerate(found[: effort.num_refined]):
+        found[place] = refine_split(one, scored, left // effort.num_refined // simulation_cells(one.layout))
     unique = {one.plan.id: one for one in found}
     return list(unique.values())
 
 
-def by_time(one: Scored) -> tuple[float, int, str]:
+def time_order(scored: ScoredPlan) -> tuple[float, int, str]:
     """Return the sort key of plans: simulated time, then chips."""
-    return one.time_s, one.layout.num_chips, one.plan.id
+    return scored.time_s, scored.layout.num_chips, scored.plan.id

@@ -1,4 +1,4 @@
-"""`write_plan`: a layout as a `Plan`; `predicted` adds the simulated prediction and its explanation."""
+"""`write_plan`: a layout as a `Plan`; `add_prediction` adds the simulated prediction and its explanation."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from dataclasses import dataclass
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan, Prediction, Stage, StageTime
 from isthmus.core.units import format_seconds
-from isthmus.plan.memory.stage_memory import OUTER_BYTES
-from isthmus.plan.search.compose.layout import Layout, Row
-from isthmus.plan.search.costs.stage_costs import Seat, StageCut
-from isthmus.plan.search.costs.task import Task
+from isthmus.plan.memory.stage_memory import OUTER_OPTIMIZER_BYTES
+from isthmus.plan.search.compose.plan_layout import PlacedPipeline, PlanLayout
+from isthmus.plan.search.costs.stage_cost_table import StageCostTable, TimedStage
+from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.time.predict import host_update_note
 from isthmus.schedule import warm_up_counts
-from isthmus.sim import TrainingRun
+from isthmus.sim import SimulationResult
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredPlan:
     """A layout, its plan and its simulation result."""
 
-    layout: Layout
+    layout: PlanLayout
     plan: Plan
-    run: TrainingRun
+    result: SimulationResult
 
     @property
     def time_s(self) -> float:
         """Simulated seconds of an iteration."""
-        return self.run.iteration_s
+        return self.result.iteration_s
 
     @property
     def cost(self) -> float:
         """Price of an iteration."""
-        return self.layout.rate("price") * self.time_s
+        return self.layout.total_rate("price") * self.time_s
 
     @property
     def energy_j(self) -> float:
         """Joules of an iteration, with chips at their rated power."""
-        return self.layout.rate("power") * self.time_s
+        return self.layout.total_rate("power") * self.time_s
 
 
-def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Plan:
+def write_plan(layout: PlanLayout, job: Job, workload: TrainingWorkload, *, executable: bool) -> Plan:
     """Return the plan of a layout, without a prediction. Equal layouts get the same id."""
     stages: list[Stage] = []
     counts: list[int] = []
-    for pipeline in layout.rows:
+    for pipeline in layout.pipelines:
         pattern = list(_stages(pipeline))
-        for count in pipeline.counts:
+        for count in pipeline.micro_batch_counts:
             replica = len(counts)
             counts.append(count)
             stages += [one.model_copy(update={"replica": replica}) for one in pattern]
@@ -60,13 +60,13 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
         dp=len(counts),
         micro_batches=max(counts),
         micro_batch_size=layout.micro_batch_size,
-        sequence_length=task.sequence_length,
+        sequence_length=workload.sequence_length,
         schedule=layout.schedule,
         local_steps=layout.local_steps,
-        zero=max(pipeline.shape.zero for pipeline in layout.rows),
-        optimizer_on_host=task.optimizer_on_host,
+        zero=max(pipeline.shape.zero for pipeline in layout.pipelines),
+        optimizer_on_host=workload.optimizer_on_host,
         replica_micro_batches=tuple(counts) if uneven else (),
-        replica_micro_batch_sizes=_sizes(layout),
+        replica_micro_batch_sizes=_replica_sizes(layout),
         warm_up=_warm_up(layout),
         precision=None if executable else job.training.precision,
         model=None if executable else job.model,
@@ -74,16 +74,16 @@ def write_plan(layout: Layout, job: Job, task: Task, *, executable: bool) -> Pla
     )
 
 
-def _sizes(layout: Layout) -> tuple[int, ...]:
+def _replica_sizes(layout: PlanLayout) -> tuple[int, ...]:
     """Return the micro-batch size of every replica, empty if all are equal."""
-    if not layout.unlike_sizes:
+    if not layout.mixed_sizes:
         return ()
-    return tuple(pipeline.shape.micro_batch_size for pipeline in layout.rows for _ in pipeline.counts)
+    return tuple(pipeline.shape.micro_batch_size for pipeline in layout.pipelines for _ in pipeline.micro_batch_counts)
 
 
-def _stages(row: Row) -> Sequence[Stage]:
+def _stages(pipeline: PlacedPipeline) -> Sequence[Stage]:
     found = []
-    for slot, cost_table, cut in zip(row.shape.spots, row.shape.seats, row.cuts, strict=True):
+    for slot, cost_table, cut in zip(pipeline.shape.slots, pipeline.shape.cost_tables, pipeline.stages, strict=True):
         some = 0 < cut.recomputed < cut.last - cut.first
         found.append(
             Stage(
@@ -101,50 +101,49 @@ def _stages(row: Row) -> Sequence[Stage]:
     return found
 
 
-def _warm_up(layout: Layout) -> tuple[int, ...]:
+def _warm_up(layout: PlanLayout) -> tuple[int, ...]:
     """Return the warm-up of an overlapped schedule, within the memory that was checked for the stages."""
     if layout.schedule != "overlapped":
         return ()
-    pipeline = max(layout.rows, key=lambda one: one.end_s)
-    shape, most = pipeline.shape, max(pipeline.counts)
-    limits = [min(shape.in_flight(stage), most) for stage in range(shape.num_stages)]
-    return warm_up_counts([cut.total_s for cut in pipeline.cuts], shape.hops_s, most, limits)
+    pipeline = max(layout.pipelines, key=lambda one: one.end_s)
+    shape, most = pipeline.shape, max(pipeline.micro_batch_counts)
+    limits = [min(shape.max_in_flight(stage), most) for stage in range(shape.num_stages)]
+    return warm_up_counts([cut.total_s for cut in pipeline.stages], shape.hops_s, most, limits)
 
 
-def _plan_id(layout: Layout, stages: Sequence[Stage]) -> str:
+def _plan_id(layout: PlanLayout, stages: Sequence[Stage]) -> str:
     """Return an id that is a hash of the plan's content."""
     text = ";".join(
-        f"{s.cluster}/{s.node_group}/{s.layers}/{s.tp}/{s.cp}/{s.ep}/{s.recompute}/{s.recompute_layers}"
-        for s in stages
+        f"{s.cluster}/{s.node_group}/{s.layers}/{s.tp}/{s.cp}/{s.ep}/{s.recompute}/{s.recompute_layers}" for s in stages
     )
-    counts = ",".join(str(count) for pipeline in layout.rows for count in pipeline.counts)
+    counts = ",".join(str(count) for pipeline in layout.pipelines for count in pipeline.micro_batch_counts)
     text += f"|{layout.micro_batch_size}|{layout.schedule}|{counts}"
-    text += f"|{_sizes(layout)}" if layout.unlike_sizes else ""
+    text += f"|{_replica_sizes(layout)}" if layout.mixed_sizes else ""
     text += f"|{layout.local_steps} local steps" if layout.local_steps > 1 else ""
     return "plan-" + hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def predicted(one: Scored, task: Task) -> Plan:
+def add_prediction(scored: ScoredPlan, workload: TrainingWorkload) -> Plan:
     """Return the plan with its prediction and explanation."""
-    plan, layout, run = one.plan, one.layout, one.run
+    plan, layout, run = scored.plan, scored.layout, scored.result
     cards = sum(
         pipeline.shape.dp * cost_table.num_chips / cost_table.chip.chips_per_card
-        for pipeline in layout.rows
-        for cost_table in pipeline.shape.seats
+        for pipeline in layout.pipelines
+        for cost_table in pipeline.shape.cost_tables
     )
     placed = [
         (pipeline, cost_table, cut)
-        for pipeline in layout.rows
-        for _ in pipeline.counts
-        for cost_table, cut in zip(pipeline.shape.seats, pipeline.cuts, strict=True)
+        for pipeline in layout.pipelines
+        for _ in pipeline.micro_batch_counts
+        for cost_table, cut in zip(pipeline.shape.cost_tables, pipeline.stages, strict=True)
     ]
     prediction = Prediction(
         iteration_s=run.iteration_s,
-        tgs_tokens_per_card_s=plan.samples * plan.sequence_length / run.iteration_s / cards,
-        samples_per_s=plan.samples / run.iteration_s,
-        peak_memory_bytes=tuple(_peaks(layout)),
+        tgs_tokens_per_card_s=plan.num_samples * plan.sequence_length / run.iteration_s / cards,
+        samples_per_s=plan.num_samples / run.iteration_s,
+        peak_memory_bytes=tuple(_peak_bytes(layout)),
         wan_gbps=_wan_gbps(layout, run.iteration_s),
-        cost_per_iteration=one.cost,
+        cost_per_iteration=scored.cost,
         stage_times=tuple(
             StageTime(
                 forward_s=cut.forward_s,
@@ -153,138 +152,134 @@ def predicted(one: Scored, task: Task) -> Plan:
             )
             for pipeline, cost_table, cut in placed
         ),
-        assumptions=_assumptions(layout, task),
+        assumptions=_assumptions(layout, workload),
     )
-    return plan.model_copy(update={"predicted": prediction, "why": why(one)})
+    return plan.model_copy(update={"predicted": prediction, "why": explain_plan(scored)})
 
 
-def _update_s(row: Row, seat: Seat, cut: StageCut) -> float:
+def _update_s(pipeline: PlacedPipeline, cost_table: StageCostTable, cut: TimedStage) -> float:
     """Return the seconds of a stage's gradient reduction inside its cluster and of its update."""
-    return seat.last_s(seat.parameters(cut.first, cut.last), row.shape.dp, row.shape.zero)
+    return cost_table.reduce_and_update_s(
+        cost_table.parameters(cut.first, cut.last), pipeline.shape.dp, pipeline.shape.zero
+    )
 
 
-def _peaks(layout: Layout) -> Sequence[int]:
+def _peak_bytes(layout: PlanLayout) -> Sequence[int]:
     """Return the peak bytes of every stage."""
     found: list[int] = []
-    for pipeline in layout.rows:
-        shape, most = pipeline.shape, max(pipeline.counts)
+    for pipeline in layout.pipelines:
+        shape, most = pipeline.shape, max(pipeline.micro_batch_counts)
         each = []
-        for stage, (cost_table, cut) in enumerate(zip(shape.seats, pipeline.cuts, strict=True)):
-            in_flight = min(shape.in_flight(stage), most)
-            num_bytes = cost_table.stage_bytes(
-                cut.first, cut.last, in_flight, cut.recomputed, shape.dp, shape.zero
-            )
+        for stage, (cost_table, cut) in enumerate(zip(shape.cost_tables, pipeline.stages, strict=True)):
+            in_flight = min(shape.max_in_flight(stage), most)
+            num_bytes = cost_table.stage_bytes(cut.first, cut.last, in_flight, cut.recomputed, shape.dp, shape.zero)
             each.append(round(num_bytes))
-        found += each * len(pipeline.counts)
+        found += each * len(pipeline.micro_batch_counts)
     return found
 
 
-def _wan_gbps(layout: Layout, iteration_s: float) -> tuple[float, ...]:
+def _wan_gbps(layout: PlanLayout, iteration_s: float) -> tuple[float, ...]:
     """Return the mean rate that each hop of each replica needs, in plan order."""
     found: list[float] = []
-    for pipeline in layout.rows:
-        hops = sum(
-            1 for a, b in itertools.pairwise(pipeline.shape.segments) if a.spot.cluster != b.spot.cluster
-        )
-        for count in pipeline.counts:
+    for pipeline in layout.pipelines:
+        hops = sum(1 for a, b in itertools.pairwise(pipeline.shape.segments) if a.slot.cluster != b.slot.cluster)
+        for count in pipeline.micro_batch_counts:
             found += [count * pipeline.shape.message_bytes * 8 / 1e9 / iteration_s] * hops
     return tuple(found)
 
 
-def _assumptions(layout: Layout, task: Task) -> tuple[str, ...]:
-    calibration = task.calibration
+def _assumptions(layout: PlanLayout, workload: TrainingWorkload) -> tuple[str, ...]:
+    calibration = workload.calibration
     notes = [f"calibration '{calibration.name}': {calibration.source}", "links otherwise idle"]
-    if any(cost_table.virtual for pipeline in layout.rows for cost_table in pipeline.shape.seats):
+    if any(cost_table.virtual for pipeline in layout.pipelines for cost_table in pipeline.shape.cost_tables):
         notes.append("virtual chips: computation is padded to the predicted time")
-    if task.optimizer_on_host:
+    if workload.optimizer_on_host:
         notes.append(host_update_note())
     return tuple(notes)
 
 
-def why(one: Scored) -> str:
+def explain_plan(scored: ScoredPlan) -> str:
     """Return what bounds the plan, and what the next faster one would need, as text."""
-    layout, run = one.layout, one.run
+    layout, run = scored.layout, scored.result
     number = max(range(len(run.stages)), key=lambda i: run.stages[i].busy_s)
     slowest = run.stages[number]
-    pipeline = _row_of(layout, slowest.replica)
-    cut, slot = pipeline.cuts[slowest.stage], pipeline.shape.spots[slowest.stage]
+    pipeline = _pipeline_of(layout, slowest.replica)
+    cut, slot = pipeline.stages[slowest.stage], pipeline.shape.slots[slowest.stage]
     text = (
         f"stage {slowest.stage} on {slot.cluster} ({slot.chip.name}) is the slowest: "
         f"{format_seconds(cut.total_s)} per micro-batch, "
         f"busy {slowest.busy_s / run.iteration_s:.0%} of the step"
     )
     if layout.dp > 1:
-        text += f"; {layout.dp} replicas take {_counts(layout)}"
+        text += f"; {layout.dp} replicas take {_describe_counts(layout)}"
     if layout.local_steps > 1:
-        text += f"; {averages(layout)}"
+        text += f"; {explain_averages(layout)}"
     seen = set()
-    for each in layout.rows:
+    for each in layout.pipelines:
         for a, b in itertools.pairwise(each.shape.segments):
-            ends = (a.spot.cluster, b.spot.cluster)
+            ends = (a.slot.cluster, b.slot.cluster)
             if ends[0] == ends[1] or ends in seen:
                 continue
             seen.add(ends)
-            gbps = sum(each.counts) * each.shape.message_bytes * 8 / 1e9 / run.iteration_s
-            route = each.shape.ways.way(*ends)
+            gbps = sum(each.micro_batch_counts) * each.shape.message_bytes * 8 / 1e9 / run.iteration_s
+            route = each.shape.routes.route(*ends)
             offered = route.bytes_per_s * 8 / 1e9 if route else 0.0
-            round_trip = 2e3 * each.shape.ways.exchange_s(*ends, 0.0)
+            round_trip = 2e3 * each.shape.routes.exchange_s(*ends, 0.0)
             text += f"; {ends[0]} to {ends[1]} carries {gbps:.3g} of {offered:.3g} Gbit/s"
             text += f" at {round_trip:g} ms round trip"
-    return text + "".join(f"; {need}" for need in needs(layout, run))
+    return text + "".join(f"; {need}" for need in suggest_improvements(layout, run))
 
 
-def averages(layout: Layout) -> str:
+def explain_averages(layout: PlanLayout) -> str:
     """Return text on local steps: how often clusters average, the time it takes, and the effects."""
     steps = layout.local_steps
     each_s = layout.ring_s * steps
     return (
         f"clusters average their parameters every {steps} steps, {format_seconds(each_s)} each time "
         f"({format_seconds(layout.ring_s)} per step), instead of reducing gradients every step: "
-        f"this changes the training result, and takes {OUTER_BYTES} more bytes per parameter"
+        f"this changes the training result, and takes {OUTER_OPTIMIZER_BYTES} more bytes per parameter"
     )
 
 
-def needs(layout: Layout, run: TrainingRun) -> Sequence[str]:
+def suggest_improvements(layout: PlanLayout, result: SimulationResult) -> Sequence[str]:
     """Return what the next faster plan would need: memory, a better link, more micro-batches."""
     found = []
-    recompute_s = max(_recomputed_s(pipeline) for pipeline in layout.rows)
-    count = sum(cut.recomputed for pipeline in layout.rows for cut in pipeline.cuts)
+    recompute_s = max(_recomputed_s(pipeline) for pipeline in layout.pipelines)
+    count = sum(cut.recomputed for pipeline in layout.pipelines for cut in pipeline.stages)
     if count:
-        found.append(
-            f"memory for {count} recomputed layers would save up to {format_seconds(recompute_s)} per step"
-        )
-    exposed_s = max(stage.exposed_communication_s for stage in run.stages)
-    if exposed_s > 0.02 * run.iteration_s:
+        found.append(f"memory for {count} recomputed layers would save up to {format_seconds(recompute_s)} per step")
+    exposed_s = max(stage.exposed_communication_s for stage in result.stages)
+    if exposed_s > 0.02 * result.iteration_s:
         found.append(f"computation waits up to {format_seconds(exposed_s)} per step for communication")
-    bubble_s = max(stage.bubble_s for stage in run.stages)
-    if bubble_s > 0.05 * run.iteration_s:
+    bubble_s = max(stage.bubble_s for stage in result.stages)
+    if bubble_s > 0.05 * result.iteration_s:
         found.append(
-            f"a stage is idle for up to {bubble_s / run.iteration_s:.0%} of the step: more micro-batches "
+            f"a stage is idle for up to {bubble_s / result.iteration_s:.0%} of the step: more micro-batches "
             "or equal stages would use it"
         )
     return found
 
 
-def _recomputed_s(row: Row) -> float:
+def _recomputed_s(pipeline: PlacedPipeline) -> float:
     each = [
-        cut.total_s - cost_table.timed(cut.first, cut.last, 0).total_s
-        for cost_table, cut in zip(row.shape.seats, row.cuts, strict=True)
+        cut.total_s - cost_table.time_stage(cut.first, cut.last, 0).total_s
+        for cost_table, cut in zip(pipeline.shape.cost_tables, pipeline.stages, strict=True)
     ]
-    return max(row.counts) * max(each)
+    return max(pipeline.micro_batch_counts) * max(each)
 
 
-def _row_of(layout: Layout, replica: int) -> Row:
+def _pipeline_of(layout: PlanLayout, replica: int) -> PlacedPipeline:
     """Return the pipeline of a simulated replica; the simulator has one replica per kind."""
-    kinds = [pipeline for pipeline in layout.rows for _ in sorted(set(pipeline.counts), reverse=True)]
+    kinds = [pipeline for pipeline in layout.pipelines for _ in sorted(set(pipeline.micro_batch_counts), reverse=True)]
     return kinds[min(replica, len(kinds) - 1)]
 
 
-def _counts(layout: Layout) -> str:
+def _describe_counts(layout: PlanLayout) -> str:
     """Return replicas, micro-batches and their size as text: `8 x 11 and 4 x 10 micro-batches of 1`."""
     parts: dict[int, list[str]] = {}
-    for pipeline in layout.rows:
-        for count in sorted(set(pipeline.counts), reverse=True):
+    for pipeline in layout.pipelines:
+        for count in sorted(set(pipeline.micro_batch_counts), reverse=True):
             parts.setdefault(pipeline.shape.micro_batch_size, []).append(
-                f"{pipeline.counts.count(count)} x {count}"
+                f"{pipeline.micro_batch_counts.count(count)} x {count}"
             )
     return ", ".join(f"{' and '.join(each)} micro-batches of {size}" for size, each in parts.items())

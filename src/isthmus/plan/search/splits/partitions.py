@@ -45,5 +45,5 @@ def nested_partitions(count: int, rate: Callable[[int, int], float]) -> tuple[Pa
     return tuple(dict.fromkeys(found))
 
 
-def _ordered(islands: Sequence[Sequence[int]]) -> Partition:
-    return tuple(sorted(tuple(sorted(group)) for group in islands))
+def _ordered(replica_groups: Sequence[Sequence[int]]) -> Partition:
+    return tuple(sorted(tuple(sorted(group)) for group in replica_groups))

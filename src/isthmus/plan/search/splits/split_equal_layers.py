@@ -1,4 +1,4 @@
-"""`share_layers`: split equal layers over unequal stages; exact, in about 0.1 ms.
+"""`split_equal_layers`: split equal layers over unequal stages; exact, in about 0.1 ms.
 
 The problem of `split_layers` without an all-reduce, for models whose layers are all equal: a stage's time
 then depends on its number of layers only. Under a bound on the slowest stage, the least sum gives layers one
@@ -29,7 +29,7 @@ class LayerTimes:
         """The convex lower envelope of these times (`self` if they are convex)."""
         points: list[tuple[int, float]] = []
         for n, y in enumerate(self.seconds):
-            while len(points) > 1 and _above(points[-2], points[-1], (n, y)):
+            while len(points) > 1 and _is_above(points[-2], points[-1], (n, y)):
                 points.pop()
             points.append((n, y))
         if len(points) == len(self.seconds):
@@ -40,13 +40,13 @@ class LayerTimes:
         return LayerTimes(tuple(values))
 
 
-def _above(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
+def _is_above(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
     """Return whether `b` lies above the line from `a` to `c` by more than rounding."""
     return (b[1] - a[1]) * (c[0] - b[0]) > (c[1] - b[1]) * (b[0] - a[0]) * (1 + 1e-12) + 1e-15
 
 
 @dataclass(frozen=True)
-class Share:
+class LayerCounts:
     """A split of equal layers."""
 
     # Number of layers per stage.
@@ -57,18 +57,18 @@ class Share:
     slowest_s: float
 
 
-def least_share(stages: Sequence[LayerTimes], num_layers: int) -> tuple[float, float] | None:
+def split_lower_bounds(stages: Sequence[LayerTimes], num_layers: int) -> tuple[float, float] | None:
     """Return lower bounds on the sum of stage times and on the slowest stage; None if no split fits.
 
     The two bounds may stem from different splits.
     """
-    lowest_s = _lowest(stages, num_layers)
+    lowest_s = _least_slowest_s(stages, num_layers)
     if lowest_s is None:
         return None
-    return _by_steps([one.hull for one in stages], num_layers, math.inf).sum_s, lowest_s
+    return _split_greedily([one.hull for one in stages], num_layers, math.inf).sum_s, lowest_s
 
 
-def _lowest(stages: Sequence[LayerTimes], num_layers: int) -> float | None:
+def _least_slowest_s(stages: Sequence[LayerTimes], num_layers: int) -> float | None:
     """Return the least bound on all stages under which they hold all layers, None if there is none."""
     if len(stages) > num_layers or not all(one.seconds for one in stages):
         return None
@@ -86,12 +86,12 @@ def _lowest(stages: Sequence[LayerTimes], num_layers: int) -> float | None:
     return bounds[lowest] if lowest < len(bounds) else None
 
 
-def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: int) -> Share | None:
+def split_equal_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: int) -> LayerCounts | None:
     """Return the split of least (sum + (micro_batches - 1) x slowest), or None if none fits in memory.
 
     Every stage takes at least one layer. Ties are broken deterministically.
     """
-    lowest_s = _lowest(stages, num_layers)
+    lowest_s = _least_slowest_s(stages, num_layers)
     if lowest_s is None:
         return None
     # Step 1: list the candidate bounds on the slowest stage.
@@ -99,16 +99,16 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
     bounds = sorted({s for one in kinds for s in one.seconds if s >= lowest_s})
     hulls = [one.hull for one in stages]
     convex = all(one.hull is one for one in kinds)
-    fill, repeats = (_by_steps if convex else _by_numbers), micro_batches - 1
-    free_s = _by_steps(hulls, num_layers, math.inf).sum_s
+    fill, repeats = (_split_greedily if convex else _split_dynamically), micro_batches - 1
+    free_s = _split_greedily(hulls, num_layers, math.inf).sum_s
     # Step 2: minimise the sum under each bound, smallest first, until no larger one can win.
-    best: Share | None = None
+    best: LayerCounts | None = None
     best_s = math.inf
     for bound_s in bounds:
         if free_s + repeats * bound_s >= best_s:
             break
         if not convex and best is not None:  # lower bound with this as the slowest stage
-            hull_s = _by_steps(hulls, num_layers, bound_s).sum_s
+            hull_s = _split_greedily(hulls, num_layers, bound_s).sum_s
             if hull_s + repeats * bound_s >= best_s:
                 continue
         found = fill(stages, num_layers, bound_s)
@@ -120,7 +120,7 @@ def share_layers(stages: Sequence[LayerTimes], num_layers: int, micro_batches: i
     return best
 
 
-def _by_steps(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
+def _split_greedily(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> LayerCounts:
     """Give each stage one layer, then each further layer to the stage where it costs least (convex times)."""
     counts = [1] * len(stages)
     steps = []
@@ -136,10 +136,10 @@ def _by_steps(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> 
             heapq.heapreplace(steps, (seconds[count] - seconds[count - 1], index))
         else:
             heapq.heappop(steps)
-    return _share(stages, counts)
+    return _make_counts(stages, counts)
 
 
-def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> Share:
+def _split_dynamically(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -> LayerCounts:
     """Return the split of least sum by dynamic programming over the unused capacity of the stages.
 
     A tight bound leaves little unused capacity, which makes this fast.
@@ -163,9 +163,9 @@ def _by_numbers(stages: Sequence[LayerTimes], num_layers: int, bound_s: float) -
     for choice, room in zip(reversed(left), reversed(capacities), strict=True):
         counts.append(room - choice[rest])
         rest -= choice[rest]
-    return _share(stages, counts[::-1])
+    return _make_counts(stages, counts[::-1])
 
 
-def _share(stages: Sequence[LayerTimes], counts: Sequence[int]) -> Share:
+def _make_counts(stages: Sequence[LayerTimes], counts: Sequence[int]) -> LayerCounts:
     times = [one.seconds[count - 1] for one, count in zip(stages, counts, strict=True)]
-    return Share(tuple(counts), sum(times), max(times))
+    return LayerCounts(tuple(counts), sum(times), max(times))

@@ -14,18 +14,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Lines = Sequence[Sequence[tuple[int, float]]]
+RangeTable = Sequence[Sequence[tuple[int, float]]]
 """By first layer: (last, seconds) of layers `[first, last)` for ascending `last`.
 
 As far as they fit in memory. Seconds must not decrease with `last`.
 """
 
-Times = Sequence[Sequence[float]]
+RangeSeconds = Sequence[Sequence[float]]
 """`times[first][last]`: seconds of layers `[first, last)`. Shape: [num_layers][num_layers + 1]."""
 
 
 @dataclass(frozen=True)
-class Split:
+class LayerSplit:
     """Layers `[first, last)` per stage, and the closed-form seconds of the iteration."""
 
     layers: tuple[tuple[int, int], ...]
@@ -33,8 +33,11 @@ class Split:
 
 
 def split_layers(
-    num_layers: int, times_s: Sequence[Lines], micro_batches: int, reduce_s: Sequence[Times] | None = None
-) -> Split | None:
+    num_layers: int,
+    times_s: Sequence[RangeTable],
+    micro_batches: int,
+    reduce_s: Sequence[RangeSeconds] | None = None,
+) -> LayerSplit | None:
     """Return the best split of `num_layers` over `len(times_s)` stages, or None if none fits.
 
     `times_s[stage]` holds the seconds of a micro-batch, both passes; equal stages may share one table.
@@ -43,32 +46,32 @@ def split_layers(
     """
     if not 1 <= len(times_s) <= num_layers:
         return None
-    problem = _Problem(num_layers, times_s, micro_batches)
+    problem = _SplitProblem(num_layers, times_s, micro_batches)
     if reduce_s is None:
-        return problem.best(None, math.inf)
-    best: Split | None = None
+        return problem.best_split(None, math.inf)
+    best: LayerSplit | None = None
     below = math.inf
-    while (found := problem.best(reduce_s, below)) is not None:
+    while (found := problem.best_split(reduce_s, below)) is not None:
         below = max(reduce_s[stage][first][last] for stage, (first, last) in enumerate(found.layers))
         total_s = found.total_s + below
         if best is None or total_s < best.total_s:
-            best = Split(found.layers, total_s)
+            best = LayerSplit(found.layers, total_s)
         if found.total_s >= best.total_s:
             break  # a smaller all-reduce only costs more stage time
     return best
 
 
 @dataclass
-class _Problem:
+class _SplitProblem:
     num_layers: int
-    times_s: Sequence[Lines]
+    times_s: Sequence[RangeTable]
     micro_batches: int
 
-    def best(self, reduce_s: Sequence[Times] | None, below_s: float) -> Split | None:
+    def best_split(self, reduce_s: Sequence[RangeSeconds] | None, below_s: float) -> LayerSplit | None:
         """Return the split of least (sum + (B - 1) x slowest) with all all-reduces below `below_s`."""
-        rows = self.times_s if reduce_s is None else self._allowed(reduce_s, below_s)
+        rows = self.times_s if reduce_s is None else self._within_reduce_bound(reduce_s, below_s)
         bounds = sorted({t for row in {id(r): r for r in rows}.values() for line in row for _, t in line})
-        lowest = bisect_left(bounds, True, key=lambda bound: self._reachable(rows, bound))
+        lowest = bisect_left(bounds, True, key=lambda bound: self._is_reachable(rows, bound))
         if lowest == len(bounds):
             return None
         free = self._least_sum(rows, math.inf)
@@ -79,39 +82,34 @@ class _Problem:
             total, layers = self._least_sum(rows, bound)
             slowest = max(dict(rows[stage][a])[b] for stage, (a, b) in enumerate(layers))
             if best is None or total + repeats * slowest < best.total_s:
-                best = Split(layers, total + repeats * slowest)
+                best = LayerSplit(layers, total + repeats * slowest)
             if total <= free[0]:
                 break
         return best
 
-    def _allowed(self, reduce_s: Sequence[Times], below_s: float) -> list[Lines]:
+    def _within_reduce_bound(self, reduce_s: Sequence[RangeSeconds], below_s: float) -> list[RangeTable]:
         """Return (last, seconds) per stage and first layer where the all-reduce stays below `below_s`."""
-        known: dict[tuple[int, int], Lines] = {}
+        known: dict[tuple[int, int], RangeTable] = {}
         rows = []
         for times, reduce in zip(self.times_s, reduce_s, strict=True):
             key = (id(times), id(reduce))
             if key not in known:
                 known[key] = [
-                    [one for one in line if reduce[first][one[0]] < below_s]
-                    for first, line in enumerate(times)
+                    [one for one in line if reduce[first][one[0]] < below_s] for first, line in enumerate(times)
                 ]
             rows.append(known[key])
         return rows
 
-    def _reachable(self, rows: Sequence[Lines], bound_s: float) -> bool:
+    def _is_reachable(self, rows: Sequence[RangeTable], bound_s: float) -> bool:
         """Return whether some split keeps every stage within `bound_s`."""
         ends = {0}
         for row in rows:
             ends = {
-                last
-                for first in ends
-                if first < self.num_layers
-                for last, seconds in row[first]
-                if seconds <= bound_s
+                last for first in ends if first < self.num_layers for last, seconds in row[first] if seconds <= bound_s
             }
         return self.num_layers in ends
 
-    def _least_sum(self, rows: Sequence[Lines], bound_s: float) -> tuple[float, tuple[tuple[int, int], ...]]:
+    def _least_sum(self, rows: Sequence[RangeTable], bound_s: float) -> tuple[float, tuple[tuple[int, int], ...]]:
         """Return the least sum of stage times within `bound_s`, and its split."""
         after = [math.inf] * self.num_layers + [0.0]
         chosen: list[list[int]] = []

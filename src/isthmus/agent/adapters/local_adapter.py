@@ -1,0 +1,229 @@
+"""The built-in `local` adapter: virtual nodes and devices on this machine, workers as process groups.
+
+A shell wrapper starts each worker: it claims the folder (the hard link to `pid` succeeds once), runs the
+program with its output in `log`, and writes `exit`. The wrapper has its own session, so the worker outlives
+the agent, and the next agent reads the worker's state from the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from isthmus.agent.adapters.local_queue_file import LocalQueueFile
+from isthmus.agent.adapters.scheduler_adapter import QueueMove, WorkerStatus
+from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.agent_messages import QueueEntry
+from isthmus.core.messages.worker_folder import WorkerFolder
+from isthmus.core.pool import Cluster
+
+WORKER_COMMAND = (sys.executable, "-m", "isthmus.train.process.supervisor")
+"""The supervisor, which restarts its rank's process; the worker folder is appended as last argument."""
+
+# Step 1: claim the folder; exit if another wrapper has it. Step 2: run the program. Step 3: write its status.
+_WRAPPER = """
+folder=$1; shift
+echo $$ > "$folder/pid.$$" || exit 125
+ln "$folder/pid.$$" "$folder/pid" 2>/dev/null; claimed=$?
+rm -f "$folder/pid.$$"
+[ $claimed -eq 0 ] || exit 0
+trap : TERM INT HUP
+"$@" </dev/null >"$folder/log" 2>&1
+status=$?
+echo $status > "$folder/exit.tmp" && mv "$folder/exit.tmp" "$folder/exit"
+"""
+_NEVER_STARTED_PID = 0
+"""Process id in the `pid` file of a folder that was stopped before its start."""
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_SIGKILL_STATUS = 128 + signal.SIGKILL
+
+
+class LocalAdapter:
+    """Run the workers of `cluster` as processes of this machine (see `SchedulerAdapter`).
+
+    The site's queue is the file `read_queue`, which local users may edit.
+    """
+
+    def __init__(self, cluster: Cluster, queue: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._queue = LocalQueueFile(queue)
+        self._device_ids = {
+            group.name: tuple(
+                f"{group.name}/{node}/{device}" for node in range(group.nodes) for device in range(group.chips_per_node)
+            )
+            for group in cluster.node_groups
+        }
+        real_groups = [group.name for group in cluster.node_groups if group.virtual is None]
+        self._cuda_indices = {
+            device: i for i, device in enumerate(one for name in real_groups for one in self._device_ids[name])
+        }
+        self._command = tuple(command)
+        self._children: dict[Path, int] = {}
+
+    def inventory(self) -> Mapping[str, Sequence[str]]:
+        """Return device ids `group/node/device` by node group."""
+        return self._device_ids
+
+    def start(self, folder: Path, device_ids: Sequence[str], command: Sequence[str] = ()) -> None:
+        """Start the worker of `folder` once, in a new session (see `SchedulerAdapter.start`)."""
+        folder = folder.absolute()
+        if folder in self._children or (folder / "pid").exists():
+            return
+        program = tuple(command) or (*self._command, str(folder))
+        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        try:
+            self._children[folder] = os.posix_spawnp(
+                "sh",
+                ["sh", "-c", _WRAPPER, "isthmus-worker", str(folder), *program],
+                worker_environment(os.environ, device_ids, self._cuda_indices),
+                file_actions=null,
+                setsid=True,
+            )
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot start a worker in {folder}: {error.strerror or error}",
+                hint="free processes or memory on this machine; the job restarts automatically",
+            ) from error
+
+    def poll(self, folder: Path) -> WorkerStatus:
+        """Return the status of the worker; once its program has ended, kill leftover processes."""
+        folder = folder.absolute()
+        # Step 1: reap our own child; the folder's `pid` file names the wrapper that claimed it.
+        child = self._running_child(folder)
+        leader = _claiming_pid(folder)
+        if leader is None:
+            return WorkerStatus(state="running" if child is not None else "absent")
+        if child == leader:
+            return WorkerStatus(state="running")
+        # Step 2: read the status before the liveness checks, so that a status means that the program ended.
+        status = WorkerFolder(folder).read_exit()
+        if _is_wrapper(leader, folder):
+            return WorkerStatus(state="running")
+        if _has_orphans(leader):
+            if status is not None:
+                os.killpg(leader, signal.SIGKILL)
+            return WorkerStatus(state="running")
+        # Step 3: all processes have ended; a missing status means that the wrapper was killed.
+        status = WorkerFolder(folder).read_exit()
+        if status is None:
+            status = _SIGKILL_STATUS
+            with contextlib.suppress(OSError):  # on a full disk the next poll derives the same status
+                WorkerFolder(folder).write_exit(status)
+        return WorkerStatus(state="exited", exit_status=status)
+
+    def stop(self, folder: Path, *, force: bool) -> None:
+        """Send SIGTERM, or SIGKILL, to the worker's process group (see `SchedulerAdapter.stop`)."""
+        folder = folder.absolute()
+        leader = _claiming_pid(folder)
+        if leader is None:
+            leader = _claim_without_start(folder)
+        if leader != _NEVER_STARTED_PID and (_is_wrapper(leader, folder) or _has_orphans(leader)):
+            try:
+                os.killpg(leader, signal.SIGKILL if force else signal.SIGTERM)
+            except ProcessLookupError:
+                return
+
+    def read_queue(self) -> Sequence[QueueEntry]:
+        """Return the entries of the queue file."""
+        return self._queue.entries()
+
+    def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
+        """Rewrite the queue file (see `SchedulerAdapter.order`)."""
+        self._queue.reorder(moves, removed)
+
+    def _running_child(self, folder: Path) -> int | None:
+        """Return the pid of our running wrapper for `folder`, or None; reap it if it has ended."""
+        child = self._children.get(folder)
+        if child is None:
+            return None
+        try:
+            ended, _ = os.waitpid(child, os.WNOHANG)
+        except ChildProcessError:
+            ended = child
+        if ended:
+            del self._children[folder]
+            return None
+        return child
+
+
+def worker_environment(
+    base: Mapping[str, str], device_ids: Sequence[str], cuda_indices: Mapping[str, int]
+) -> dict[str, str]:
+    """Return a worker's environment: its devices, one thread unless set otherwise, no tokens.
+
+    `cuda_indices` maps each real (not virtual) device id to its CUDA index on this machine.
+    """
+    environment = {name: value for name, value in base.items() if not _is_secret(name)}
+    for name in _THREAD_LIMITS:
+        environment.setdefault(name, "1")
+    environment["ISTHMUS_CARDS"] = ",".join(device_ids)
+    visible = [str(cuda_indices[device]) for device in device_ids if device in cuda_indices]
+    if visible:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    return environment
+
+
+def _is_secret(name: str) -> bool:
+    return name.startswith("ISTHMUS_") and "TOKEN" in name
+
+
+def _claiming_pid(folder: Path) -> int | None:
+    """Return the pid that claimed `folder` (maybe `_NEVER_STARTED_PID`), or None if unclaimed."""
+    try:
+        return int((folder / "pid").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+
+
+def _claim_without_start(folder: Path) -> int:
+    """Claim `folder` so that it can never start; return the pid that holds the claim."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"pid.never.{os.getpid()}"
+    temporary.write_text(f"{_NEVER_STARTED_PID}\n", encoding="ascii")
+    try:
+        (folder / "pid").hardlink_to(temporary)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+    return int((folder / "pid").read_text(encoding="ascii"))
+
+
+def _is_wrapper(pid: int, folder: Path) -> bool:
+    """Return whether `pid` is a running wrapper of `folder`, by its command line (pids are reused)."""
+    if pid == _NEVER_STARTED_PID:
+        return False
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and str(folder) in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _has_orphans(leader: int) -> bool:
+    """Return whether session `leader` still has running processes after its wrapper has ended.
+
+    The kernel does not reuse a pid while it is a session id. So if `leader` is another process, the session
+    is empty.
+    """
+    if leader == _NEVER_STARTED_PID:
+        return False
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return any(_is_in_session(pid, leader) for pid in psutil.pids())
+
+
+def _is_in_session(pid: int, session: int) -> bool:
+    try:
+        if pid == session or os.getsid(pid) != session:
+            return False
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+        return False

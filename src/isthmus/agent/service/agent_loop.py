@@ -1,0 +1,189 @@
+"""`run_agent`: the main loop of a site agent: observe, sync, execute orders.
+
+It polls faster while parts change and backs off while the server is unreachable.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.agent.adapters.local_adapter import WORKER_COMMAND, LocalAdapter
+from isthmus.agent.service.agent_service import AgentService
+from isthmus.agent.service.file_fetcher import FileFetcher
+from isthmus.agent.service.file_transfer import read_sources
+from isthmus.agent.service.sync_client import SyncClient
+from isthmus.core.errors import ConflictError, UnavailableError
+from isthmus.core.owner_policy import OwnerPolicy
+from isthmus.core.pool import Cluster
+from isthmus.core.state_folder_lock import lock_state_folder
+
+FAST_POLL_S = 0.05
+"""Poll and sync interval while a part is about to change."""
+
+POLL_S = 0.2
+"""Poll interval for workers otherwise."""
+
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.2, 5.0
+
+_log = logging.getLogger("isthmus.agent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """Configuration of one site's agent."""
+
+    # URL of the control plane.
+    server: str
+    # Token of the cluster's owner.
+    token: str
+    cluster: Cluster
+    # Folder that persists across restarts.
+    state: Path
+    # Address where the site's workers listen.
+    host: str = "127.0.0.1"
+    # JSON file `{cluster: {other: "host:port"}}` of proxies to other clusters.
+    routes: Path | None = None
+    worker_command: tuple[str, ...] = WORKER_COMMAND
+    # CA certificate to trust instead of the system's.
+    ca: Path | None = None
+    # The site's own storage folder for job files (None: all sites share one file system).
+    storage: Path | None = None
+    # JSON file with access to other sites' storage, see `read_sources`.
+    sources: Path | None = None
+    # What the owner lets pool jobs do.
+    policy: OwnerPolicy = field(default_factory=OwnerPolicy)
+
+
+@dataclass
+class Backoff:
+    """Exponential backoff from 0.2 s to 5 s, with random jitter of up to half."""
+
+    rng: random.Random
+    _next_s: float = _BACKOFF_MIN_S
+
+    def next_wait_s(self) -> float:
+        """Return the wait after another failure, in seconds."""
+        wait_s = self._next_s * (1 - self.rng.random() / 2)
+        self._next_s = min(self._next_s * 2, _BACKOFF_MAX_S)
+        return wait_s
+
+    def reset(self) -> None:
+        """Reset to the shortest wait."""
+        self._next_s = _BACKOFF_MIN_S
+
+
+class AgentLoop:
+    """The loop around the agent service and the sync client; `step` is one non-blocking iteration."""
+
+    def __init__(self, service: AgentService, client: SyncClient, rng: random.Random) -> None:
+        self.service, self._client = service, client
+        self._backoff = Backoff(rng)
+        self._incarnation = uuid.UUID(int=rng.getrandbits(128), version=4).hex
+        self._reported_parts: object = None
+        self._next_report_s, self._disconnected = 0.0, False
+
+    def step(self, now_s: float) -> float:
+        """Poll, sync if due or if a part has changed, and return the seconds until the next step."""
+        self.service.tick()
+        observed = self.service.machine.observed_parts()
+        if now_s >= self._next_report_s or (observed != self._reported_parts and not self._disconnected):
+            self._sync(now_s)
+        pause_s = FAST_POLL_S if self.service.needs_fast_poll else POLL_S
+        return max(0.0, min(pause_s, self._next_report_s - now_s))
+
+    def _sync(self, now_s: float) -> None:
+        try:
+            report, batch = self.service.report(self._incarnation)
+            orders = self._client.sync(report)
+        except UnavailableError as error:
+            wait_s = self._backoff.next_wait_s()
+            if not self._disconnected:
+                _log.warning("%s; retrying", error)
+            self._disconnected, self._next_report_s = True, now_s + wait_s
+            return
+        if self._reported_parts is None:
+            _log.info("cluster %s has joined the pool", self.service.cluster.name)
+        elif self._disconnected:
+            _log.info("connection to the server restored")
+        self._backoff.reset()
+        self._disconnected, self._reported_parts = False, report.parts
+        self.service.outbox.acknowledge(batch)
+        self.service.apply_orders(orders)
+        quick = batch.full or self.service.needs_fast_poll
+        self._next_report_s = now_s + (FAST_POLL_S if quick else orders.poll_after_s)
+
+    def send_final_report(self) -> None:
+        """Send a final report, without retry."""
+        self._next_report_s = 0.0
+        self._sync(0.0)
+
+
+def run_agent(config: AgentConfig, stop: threading.Event | None = None) -> None:
+    """Run the agent of one site until SIGINT, SIGTERM or `stop`, then stop all workers.
+
+    Raises `UnavailableError` if the state folder cannot be used; `AuthError` or `ProtocolError` if the server
+    rejects this agent (workers keep running for a later agent); `ConflictError` if another agent took the
+    cluster over (after stopping the workers).
+    """
+    stop = stop or threading.Event()
+    with (
+        _stop_on_signals(stop),
+        lock_state_folder(config.state, "agent"),
+        SyncClient(config.server, config.token, config.cluster.name, config.ca) as exchange,
+    ):
+        shell = AgentService(
+            cluster=config.cluster,
+            adapter=LocalAdapter(config.cluster, config.state / "queue", config.worker_command),
+            state=config.state,
+            clock=time.monotonic,
+            host=config.host,
+            routes=config.routes,
+            policy=config.policy,
+            fetcher=_file_fetcher(config),
+        )
+        loop = AgentLoop(shell, exchange, random.SystemRandom())
+        try:
+            while not stop.is_set():
+                stop.wait(loop.step(time.monotonic()))
+        except ConflictError:
+            _stop_workers(shell)
+            raise
+        _stop_workers(shell)
+        loop.send_final_report()
+
+
+def _file_fetcher(config: AgentConfig) -> FileFetcher | None:
+    if config.storage is None:
+        return None
+    return FileFetcher(config.storage.absolute(), read_sources(config.sources) if config.sources else {})
+
+
+def _stop_workers(service: AgentService) -> None:
+    service.shut_down()
+    while not service.stopped:
+        time.sleep(FAST_POLL_S)
+        service.tick()
+
+
+@contextmanager
+def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` on SIGINT and SIGTERM; no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,98 @@
+"""Server URL, token and CA: from options, then environment variables, then the context file.
+
+The context file is `isthmus/context.yaml` in `XDG_CONFIG_HOME` (by default `~/.config`), for example::
+
+    server: https://pool.example:8470
+    token_file: ~/.config/isthmus/token
+    ca: ~/.config/isthmus/ca.pem
+
+The token itself is not an option, because other users of a machine can read command lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isthmus.core.errors import FileError, InputError
+
+DEFAULT_PORT = 8470
+DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+_CONTEXT_FIELDS = ("server", "token_file", "ca")
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """The server's URL, the user's token, and the CA file for the server's certificate."""
+
+    server: str = DEFAULT_SERVER
+    token: str | None = None
+    ca: Path | None = None
+
+
+def resolve_settings(
+    environ: Mapping[str, str],
+    *,
+    server: str | None = None,
+    token_file: Path | None = None,
+    ca: Path | None = None,
+) -> ClientSettings:
+    """Return the effective settings; raise `InputError` for an unusable token or context file."""
+    context = read_context(environ)
+    authority = ca or environ.get("ISTHMUS_CA") or context.get("ca")
+    return ClientSettings(
+        server=server or environ.get("ISTHMUS_SERVER") or context.get("server") or DEFAULT_SERVER,
+        token=_token(environ, token_file, context.get("token_file")),
+        ca=Path(authority).expanduser() if authority else None,
+    )
+
+
+def context_path(environ: Mapping[str, str]) -> Path:
+    """Return the path of the context file."""
+    base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    return Path(base) / "isthmus" / "context.yaml"
+
+
+def read_context(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of the context file, empty if missing; raise `FileError` if malformed."""
+    file = context_path(environ)
+    try:
+        content: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise FileError(f"cannot be read: {error}", file=str(file)) from error
+    if not isinstance(content, dict):
+        raise FileError("is not a mapping", file=str(file), hint="valid fields: " + ", ".join(_CONTEXT_FIELDS))
+    for key, value in content.items():
+        if key not in _CONTEXT_FIELDS or not isinstance(value, str):
+            raise FileError(
+                "unknown field" if key not in _CONTEXT_FIELDS else "must be a string",
+                file=str(file), field=str(key), value=value, hint="valid fields: " + ", ".join(_CONTEXT_FIELDS),
+            )  # fmt: skip
+    return content
+
+
+def read_token(file: Path) -> str:
+    """Return the token in `file`; raise `InputError` if missing or malformed."""
+    try:
+        token = file.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the token file {file} cannot be read: {error}") from error
+    if not token or not token.isascii() or any(ch.isspace() for ch in token):
+        hint = "it must contain the token on one line"
+        raise InputError(f"the token file {file} contains no valid token", hint=hint)
+    return token
+
+
+def _token(environ: Mapping[str, str], given: Path | None, context: str | None) -> str | None:
+    if given is not None:
+        return read_token(given)
+    if environ.get("ISTHMUS_TOKEN"):
+        return environ["ISTHMUS_TOKEN"].strip()
+    file = environ.get("ISTHMUS_TOKEN_FILE") or context
+    return read_token(Path(file)) if file else None

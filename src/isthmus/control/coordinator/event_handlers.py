@@ -1,0 +1,198 @@
+"""The effect of each event on the state: one function per kind, in the table `EVENT_HANDLERS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isthmus.control.coordinator.advance_job import advance_job
+from isthmus.control.coordinator.agent_reports import apply_report
+from isthmus.control.coordinator.attempts import fail_attempt, refuse_attempt, stop_attempt
+from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_job
+from isthmus.control.coordinator.joint_preemption import abort_preemption, begin_preemption, timeout_reason
+from isthmus.control.coordinator.plan_requests import apply_plans, request_plans, withdraw_plan_request
+from isthmus.control.state import ledger
+from isthmus.control.state.events import (
+    AgentLost,
+    AgentReported,
+    DeadlinePassed,
+    EpochBegan,
+    JobCancelled,
+    JobDeleted,
+    JobSubmitted,
+    PlanChosen,
+    PlanningFailed,
+    PlansMade,
+    PoolSet,
+    PreemptionAgreed,
+)
+from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
+from isthmus.control.state.site_records import ClusterRecord
+from isthmus.control.state.update_indexes import (
+    index_job,
+    reindex_job,
+    set_state_deadline,
+    unindex_job,
+    unpark,
+)
+
+
+def _submitted(state: PoolState, event: JobSubmitted) -> None:
+    state.num_submitted += 1
+    job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s)
+    state.jobs[job.id] = state.live_jobs[job.id] = job
+    if event.submission.key:
+        state.ids_by_key[event.user, event.submission.key] = job.id
+    index_job(state, job)
+    request_plans(state, job)
+    state.changed_jobs.add(job.id)
+
+
+def _plans_made(state: PoolState, event: PlansMade) -> None:
+    apply_plans(state, state.jobs[event.job_id], event.plans, event.now_s)
+
+
+def _planning_failed(state: PoolState, event: PlanningFailed) -> None:
+    job = state.jobs[event.job_id]
+    withdraw_plan_request(state, job)
+    if job.plan is None:
+        move_job(state, job, "failed", event.now_s, event.reason)
+
+
+def _chosen(state: PoolState, event: PlanChosen) -> None:
+    job = state.jobs[event.job_id]
+    plans = job.plans.plans if job.plans else ()
+    withdraw_plan_request(state, job)
+    leave_site_queues(state, job)
+    set_state_deadline(state, job, None)
+    ledger.assign_plan(state, job, next(plan for plan in plans if plan.id == event.plan_id))
+    job.plan_fixed, job.refusals = True, 0
+    unpark(state, job)
+    if job.state != "waiting":
+        move_job(state, job, "waiting", event.now_s, f"plan {event.plan_id} chosen")
+
+
+def _agreed(state: PoolState, event: PreemptionAgreed) -> None:
+    job = state.jobs[event.job_id]
+    withdraw_plan_request(state, job)
+    victims = [ClusterVictim(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in event.victims]
+    begin_preemption(state, job, victims, event.now_s)
+
+
+def _cancelled(state: PoolState, event: JobCancelled) -> None:
+    job = state.jobs[event.job_id]
+    withdraw_plan_request(state, job)
+    if job.state in WAITING_STATES or job.state in ("planning", "choosing"):
+        move_job(state, job, "cancelled", event.now_s, "cancelled by the user")
+    else:
+        stop_attempt(state, job, "cancelled", "cancelled by the user", event.now_s)
+    _notify_preemptor(state, job, event.now_s)
+
+
+def _deleted(state: PoolState, event: JobDeleted) -> None:
+    job = state.jobs.pop(event.job_id)
+    unindex_job(state, job)
+    state.ids_by_key.pop((job.user, job.packed.key), None)
+
+
+def _reported(state: PoolState, event: AgentReported) -> None:
+    for job in apply_report(state, event):
+        advance_job(state, job, event.now_s)
+        _notify_preemptor(state, job, event.now_s)
+    _revoke_excess(state, state.clusters[event.cluster.name], event.now_s)
+
+
+def _notify_preemptor(state: PoolState, job: JobRecord, now_s: float) -> None:
+    """Advance the job that preempts this one."""
+    requester = state.jobs.get(job.preemptor or "")
+    if requester is not None and requester.state == "preempting":
+        advance_job(state, requester, now_s)
+
+
+def _revoke_excess(state: PoolState, record: ClusterRecord, now_s: float) -> None:
+    """Revoke parts, latest job first, while the inventory is smaller than the allocations."""
+    for group in sorted(record.allocated_chips):
+        chips = record.capacity(group)
+        if record.allocated_chips[group] <= chips:
+            continue
+        for part in sorted(record.parts.values(), key=lambda p: -state.jobs[p.job].number):
+            if record.active_chips(group) <= chips:
+                break
+            if part.allocated and part.desired != "released" and group in part.chips:
+                reason = f"{record.cluster.name} now has {chips} {group} in total, fewer than allocated"
+                _revoke(state, state.jobs[part.job], reason, now_s)
+
+
+def _revoke(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None:
+    """End the current attempt for lack of chips: requeue before the commit, restart after it."""
+    if job.state == "preempting":
+        abort_preemption(state, job, reason, now_s)
+    else:
+        (refuse_attempt if job.state == "preparing" else fail_attempt)(state, job, reason, now_s)
+    _notify_preemptor(state, job, now_s)
+
+
+def _lost(state: PoolState, event: AgentLost) -> None:
+    record = state.clusters[event.cluster]
+    record.connected = False
+    state.indexes.inventory_version += 1
+    for job in [state.jobs[name] for name in dict.fromkeys(part.job for part in record.parts.values())]:
+        state.changed_jobs.add(job.id)
+        advance_job(state, job, event.now_s)
+        _notify_preemptor(state, job, event.now_s)
+    state.indexes.capacity_freed = True
+
+
+def _deadline(state: PoolState, event: DeadlinePassed) -> None:
+    job, now_s = state.jobs[event.job_id], event.now_s
+    if job.state == "waiting":
+        set_state_deadline(state, job, None)
+        reindex_job(state, job)
+        if job.plan is None:
+            request_plans(state, job)
+    elif job.state == "preempting":
+        abort_preemption(state, job, timeout_reason(state, job), now_s)
+    elif job.state == "preparing":
+        slow = ", ".join(part.cluster for part in job.current_parts() if part.state != "prepared")
+        limit_s = state.config.eviction_timeout_s if job.victims else state.config.reservation_timeout_s
+        refuse_attempt(state, job, f"{slow} did not prepare within {limit_s:g} s", now_s)
+    else:
+        late = [
+            f"{rank} at {part.cluster}"
+            for part in job.current_parts()
+            for rank in part.ranks
+            if rank not in {worker.rank for worker in part.workers}
+        ]
+        fail_attempt(
+            state,
+            job,
+            f"ranks {', '.join(late)} did not check in within {state.config.start_timeout_s:g} s",
+            now_s,
+        )
+
+
+def _epoch(state: PoolState, event: EpochBegan) -> None:
+    state.epoch = event.epoch
+
+
+def _pool_set(state: PoolState, event: PoolSet) -> None:
+    state.links = {f"{link.source}>{link.target}": link for link in event.links}
+    state.objective, state.patience_s = event.objective, event.patience_s
+    state.indexes.capacity_freed = state.indexes.capacity_added = True
+    state.indexes.inventory_version += 1
+
+
+EVENT_HANDLERS: Mapping[type[Any], Callable[[PoolState, Any], None]] = {
+    JobSubmitted: _submitted,
+    PlansMade: _plans_made,
+    PlanningFailed: _planning_failed,
+    PlanChosen: _chosen,
+    PreemptionAgreed: _agreed,
+    JobCancelled: _cancelled,
+    JobDeleted: _deleted,
+    AgentReported: _reported,
+    AgentLost: _lost,
+    DeadlinePassed: _deadline,
+    EpochBegan: _epoch,
+    PoolSet: _pool_set,
+}

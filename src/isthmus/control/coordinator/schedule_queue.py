@@ -1,0 +1,255 @@
+"""`schedule_queue`: starts waiting jobs, reserves chips, updates the sites' queues and requests replanning.
+
+After capacity was freed, the head of the queue is ordered as a whole (`global_order`). If a job has only
+joined the queue, it starts if it fits beside the reservations, since nothing else has changed.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from isthmus.control.algorithms.global_order import Release, WaitingJob, global_order
+from isthmus.control.coordinator.job_lifecycle import join_site_queues, move_job
+from isthmus.control.coordinator.plan_requests import (
+    has_more_free,
+    is_plan_requested,
+    request_plans,
+    take_due_requests,
+    withdraw_plan_request,
+)
+from isthmus.control.coordinator.wound_wait import wound
+from isthmus.control.state import ledger
+from isthmus.control.state.indexes import QueueKey
+from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
+from isthmus.control.state.update_indexes import job_at_key, park, queue_key, unpark
+
+MAX_REPLANNED_JOBS = 16
+"""Waiting jobs from the head of the queue that are replanned after capacity was freed."""
+
+MAX_RELEASES = 64
+"""Running jobs, first to end first, whose releases determine when reservations begin."""
+
+
+def schedule_queue(state: PoolState, now_s: float) -> list[JobRecord]:
+    """Schedule after an event; return the jobs whose planner requests are sent now."""
+    indexes = state.indexes
+    if indexes.capacity_added:
+        _unpark_jobs(state)
+    if not indexes.capacity_freed and _start_newly_queued(state, now_s):
+        indexes.capacity_freed = True
+    if indexes.capacity_freed:
+        indexes.freed_count += 1
+        _schedule_head(state, now_s)
+    if (indexes.queue_changed or indexes.newly_queued) and _affects_advertised(state):
+        _advertise(state)
+    indexes.capacity_freed = indexes.capacity_added = indexes.queue_changed = False
+    indexes.queue_changed_from = None
+    indexes.newly_queued.clear()
+    return take_due_requests(state)
+
+
+def _unpark_jobs(state: PoolState) -> None:
+    """Return parked jobs to the queue if the pool can now hold their plan, or may allow another plan."""
+    whole = ledger.total_chips(state)
+    for number in sorted(state.indexes.parked):
+        job = state.jobs[state.indexes.ids_by_number[number]]
+        if job.plan is None or not ledger.pool_can_hold(state, job):
+            if job.plan_fixed or not has_more_free(job.last_planned_total or job.last_planned_free, whole):
+                continue
+            request_plans(state, job)
+        unpark(state, job)
+    state.indexes.capacity_freed = True
+
+
+def _start_newly_queued(state: PoolState, now_s: float) -> bool:
+    """Start newly queued jobs that fit; return whether the head of the queue must be ordered as a whole."""
+    indexes = state.indexes
+    must_order = False
+    for key in sorted(indexes.newly_queued):
+        job = job_at_key(state, key)
+        if _is_unholdable(state, job):
+            continue
+        if ledger.fits(state, job.needs or {}, indexes.reserved):
+            _start_job(state, job, now_s)
+            continue
+        if job.plan_fixed and job.state == "waiting":
+            move_job(state, job, "blocked", now_s)
+        must_order = must_order or _may_reserve(state, job, key, now_s)
+    return must_order
+
+
+def _may_reserve(state: PoolState, job: JobRecord, key: QueueKey, now_s: float) -> bool:
+    """Return whether a job that does not fit may reserve chips."""
+    if now_s - job.submitted_s > state.patience_s:
+        return True
+    if state.objective == "deadline":
+        return job.user_deadline_s is not None
+    first = min(state.indexes.reservers, default=None)
+    return state.objective == "arrival" and (first is None or key < min(_reserver_keys(state)))
+
+
+def _reserver_keys(state: PoolState) -> list[QueueKey]:
+    numbers = state.indexes.ids_by_number
+    return [queue_key(state.jobs[numbers[number]]) for number in state.indexes.reservers]
+
+
+def _schedule_head(state: PoolState, now_s: float) -> None:
+    """Order the head of the queue: start jobs, reserve chips, wound later jobs."""
+    indexes = state.indexes
+    indexes.reserved, indexes.reservers = {}, frozenset()
+    waiting = [job for job in _queue_head(state) if not _is_unholdable(state, job)]
+    if waiting:
+        _order_and_start(state, waiting, now_s)
+    _replan_waiting(state)
+
+
+def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -> None:
+    free: dict[str, int] = {}
+    requests = _candidates(state, waiting, free, now_s)
+    order = global_order(
+        requests,
+        free,
+        state.objective,
+        now_s,
+        releases=_next_releases(state),
+        patience_s=state.patience_s,
+    )
+    first = [*order.start, *order.reserve]
+    for job in (state.jobs[job_id] for job_id in first):
+        if job.id in order.start and ledger.fits(state, job.needs or {}, {}):
+            _start_job(state, job, now_s)
+            continue
+        _reserve(state, job)
+        wound(state, job, now_s, order.start)  # spare the jobs that were just backfilled
+    for job in waiting:
+        if job.plan_fixed and job.state == "waiting":
+            move_job(state, job, "blocked", now_s)
+
+
+def _candidates(state: PoolState, waiting: list[JobRecord], free: dict[str, int], now_s: float) -> list[WaitingJob]:
+    """Return the jobs that fit or may reserve chips; add the free amounts that they need to `free`.
+
+    Leaving out the other jobs does not change the order. A job that is only first by arrival and waits for an
+    owner's own work reserves nothing, since the end of that work is unknown.
+    """
+    found, first = list[WaitingJob](), state.objective == "arrival"
+    for job in waiting:
+        request = _waiting_job(job)
+        for key in request.needs:
+            if key not in free:
+                free[key] = ledger.free_amount(state, key)
+        reserves = now_s - job.submitted_s > state.patience_s
+        reserves = reserves or (state.objective == "deadline" and job.user_deadline_s is not None)
+        if all(free[key] >= chips for key, chips in request.needs.items()):
+            found.append(request)
+        elif reserves or (first and not ledger.blocked_by_owner_work(state, request.needs)):
+            found.append(request)
+            first = False
+    return found
+
+
+def _queue_head(state: PoolState) -> list[JobRecord]:
+    """Return the jobs at the head of the queue that have a plan and are not in back-off."""
+    jobs = (job_at_key(state, key) for key in state.indexes.head(state.config.queue_window))
+    return [job for job in jobs if job.state in WAITING_STATES and job.plan and job.state_deadline_s is None]
+
+
+def _waiting_job(job: JobRecord) -> WaitingJob:
+    if job.waiting_job is not None:
+        return job.waiting_job
+    job.waiting_job = WaitingJob(
+        job=job.id,
+        needs=ledger.chip_needs(job.needs or {}),
+        submitted_s=job.submitted_s,
+        priority=job.priority,
+        deadline_s=job.user_deadline_s,
+        run_s=job.predicted_run_s,
+    )
+    return job.waiting_job
+
+
+def _next_releases(state: PoolState) -> list[Release]:
+    ends = (state.indexes.expected_ends[index] for index in range(min(MAX_RELEASES, len(state.indexes.expected_ends))))
+    jobs = ((end_s, state.jobs[state.indexes.ids_by_number[number]]) for end_s, number in ends)
+    return [Release(at_s=end_s, chips=ledger.chip_needs(job.needs or {})) for end_s, job in jobs]
+
+
+def _start_job(state: PoolState, job: JobRecord, now_s: float) -> None:
+    withdraw_plan_request(state, job)
+    move_job(state, job, "preparing", now_s)
+
+
+def _reserve(state: PoolState, job: JobRecord) -> None:
+    """Reserve the free resources of the job, up to its need."""
+    indexes = state.indexes
+    for key, amount in (job.needs or {}).items():
+        left = ledger.free_amount(state, key) - indexes.reserved.get(key, 0)
+        indexes.reserved[key] = indexes.reserved.get(key, 0) + max(0, min(amount, left))
+    indexes.reservers |= {job.number}
+
+
+def _is_unholdable(state: PoolState, job: JobRecord) -> bool:
+    """Return whether the pool can no longer hold the job's plan; then replan or park the job."""
+    if ledger.pool_can_hold(state, job):
+        return False
+    if not job.plan_fixed and (job.last_planned_free is None or job.last_planned_free != state.free_chips()):
+        if not is_plan_requested(state, job):
+            request_plans(state, job)
+    else:
+        park(state, job)
+    return True
+
+
+def _replan_waiting(state: PoolState) -> None:
+    """Replan the first waiting jobs if enough chips are free for their size."""
+    free = state.free_chips()
+    total = sum(chips for groups in free.values() for chips in groups.values())
+    total -= sum(ledger.chip_needs(state.indexes.reserved).values())
+    indexes = state.indexes
+    first = [job_at_key(state, key) for key in indexes.head(MAX_REPLANNED_JOBS)]
+    undecided = [
+        state.jobs[indexes.ids_by_number[number]] for number in islice(indexes.awaiting_choice, MAX_REPLANNED_JOBS)
+    ]
+    for job in (*first, *undecided):
+        waits = job.state == "waiting" and not job.plan_fixed and job.state_deadline_s is None
+        if (
+            waits
+            and total >= _min_chips(job)
+            and not is_plan_requested(state, job)
+            and has_more_free(job.last_planned_free, free)
+        ):
+            request_plans(state, job)
+
+
+def _min_chips(job: JobRecord) -> int:
+    """Return the number of chips of the job's plan, otherwise of its smallest candidate."""
+    if job.needs is not None:
+        return sum(ledger.chip_needs(job.needs).values())
+    plans = job.plans.plans if job.plans else ()
+    return min((sum(stage.num_chips for stage in plan.stages) for plan in plans), default=0)
+
+
+def _affects_advertised(state: PoolState) -> bool:
+    """Return whether the change of the queue may affect the sites' queues."""
+    indexes = state.indexes
+    places = [*([indexes.queue_changed_from] if indexes.queue_changed_from else ()), *indexes.newly_queued]
+    first = min(places, default=None)
+    if len(indexes.advertised) < state.config.num_advertised:
+        return first is None or indexes.in_head(first, state.config.queue_window)
+    last = state.jobs.get(indexes.advertised[-1])
+    return last is None or first is None or first <= queue_key(last)
+
+
+def _advertise(state: PoolState) -> None:
+    """Put the head of the queue into the queues of its sites."""
+    indexes, found = state.indexes, list[str]()
+    for key in indexes.head(state.config.queue_window):
+        if len(found) == state.config.num_advertised:
+            break
+        job = job_at_key(state, key)
+        if job.state in WAITING_STATES and job.plan is not None and job.state_deadline_s is None:
+            if not job.in_site_queues and ledger.pool_can_hold(state, job):
+                join_site_queues(state, job)
+            if job.in_site_queues:
+                found.append(job.id)
+    indexes.advertised = tuple(found)

@@ -1,0 +1,91 @@
+"""Inputs of start forecasts: the waiting jobs, and the expected releases of allocated chips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from isthmus.control.algorithms.global_order import Release, WaitingJob
+from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
+from isthmus.core.plan import Plan, PlanPart
+
+ACTIVE_STATES = frozenset({"preparing", "starting", "running", "stopping"})
+"""States in which chips are allocated to a job."""
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """Steps done over all attempts, and the recent step time (None: not measured)."""
+
+    steps_done: int
+    step_s: float | None = None
+
+
+ProgressByJob = Mapping[str, JobProgress]
+"""Progress by job id."""
+
+
+def is_pending(job: JobRecord) -> bool:
+    """Return whether a job has not ended and has no chips allocated."""
+    return job.state not in TERMINAL_STATES and job.state not in ACTIVE_STATES
+
+
+def awaits_choice(job: JobRecord) -> bool:
+    """Return whether the job's user must still choose its plan."""
+    return job.plan is None and not job.auto_plan
+
+
+def wanted_plan(job: JobRecord) -> Plan | None:
+    """Return the plan that a job waits for: its own, otherwise its first candidate."""
+    return job.plan or (job.plans.plans[0] if job.plans and job.plans.plans else None)
+
+
+def wanted_parts(job: JobRecord) -> tuple[PlanPart, ...]:
+    """Return the parts of the plan that a job waits for."""
+    plan = wanted_plan(job)
+    return job.plan_parts or (plan.parts() if plan else ())
+
+
+def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob) -> WaitingJob:
+    """Return the input of `global_order` for a job that waits for `plan`, with its remaining run time."""
+    pace, steps = progress.get(job.id, JobProgress(0)), job.submission.job.training.steps
+    step_s = plan.predicted.iteration_s if plan.predicted else 0.0
+    return WaitingJob(
+        job=job.id,
+        needs={f"{cut.cluster}/{group}": n for cut in wanted_parts(job) for group, n in cut.chips.items()},
+        submitted_s=job.submitted_s,
+        priority=job.priority,
+        deadline_s=job.user_deadline_s,
+        run_s=max(0, steps - pace.steps_done) * step_s,
+    )
+
+
+def expected_releases(state: PoolState, now_s: float, progress: ProgressByJob) -> list[Release]:
+    """Return the allocated chips of every job, each released at its expected end."""
+    found: dict[str, dict[str, int]] = {}
+    for record in state.clusters.values():
+        for part in record.parts.values():
+            if part.allocated:
+                chips = found.setdefault(part.job, {})
+                for group, number in part.chips.items():
+                    key = f"{part.cluster}/{group}"
+                    chips[key] = chips.get(key, 0) + number - part.borrowed.get(group, 0)
+    return [
+        Release(at_s=_expected_end_s(state.jobs[name], now_s, progress), chips=chips) for name, chips in found.items()
+    ]
+
+
+def _expected_end_s(job: JobRecord, now_s: float, progress: ProgressByJob) -> float:
+    """Return the expected end of an active job, by its measured step time, otherwise as predicted."""
+    if job.state == "stopping" or (is_pending(job) and job.state != "preempting"):
+        return now_s
+    predicted = job.plan.predicted if job.plan else None
+    step_s = predicted.iteration_s if predicted else 0.0
+    pace, steps = progress.get(job.id), job.submission.job.training.steps
+    if pace is not None and (pace.step_s or step_s):
+        return now_s + max(0, steps - pace.steps_done) * (pace.step_s or step_s)
+    if not step_s:
+        return math.inf
+    began_s = job.started_s if job.state == "running" else now_s
+    return max(now_s, began_s + steps * step_s)

@@ -1,0 +1,154 @@
+"""`ServerMetrics`: the server's Prometheus metrics; `render_metrics` renders them as text.
+
+Counters and histograms grow with durable events; gauges are read at each scrape.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from isthmus.control.service.auth import Caller
+from isthmus.control.service.coordinator_actor import AppliedEvent
+from isthmus.control.state.events import JobChanged
+from isthmus.core.messages.api_views import PoolView
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+QUEUE_WAIT_BUCKETS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600, 168 * 3600)
+APPEND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+BATCH_SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class ServerMetrics:
+    """The metrics of one server. Only one thread at a time may call `record_event` and `record_append`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._job_states: dict[str, str] = {}
+        self._jobs_by_state: Tally[str] = Tally()
+        self._event_counter = Counter(
+            "isthmus_events", "Events applied from the log.", ["kind"], registry=self.registry
+        )
+        self._transition_counter = Counter(
+            "isthmus_job_steps", "Job transitions into a state.", ["state"], registry=self.registry
+        )
+        self._wait_histogram = Histogram(
+            "isthmus_queue_wait_seconds",
+            "Time from a job's submission until all its ranks first ran.",
+            buckets=QUEUE_WAIT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._append_histogram = Histogram(
+            "isthmus_append_seconds",
+            "Time from a batch's decision until it was on disk.",
+            buckets=APPEND_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._batch_histogram = Histogram(
+            "isthmus_append_events", "Events per flush.", buckets=BATCH_SIZE_BUCKETS, registry=self.registry
+        )
+        # `labels` takes a lock at each call: cache its results.
+        self._counter_of_kind = functools.cache(self._event_counter.labels)
+        self._counter_of_state = functools.cache(self._transition_counter.labels)
+        for collector in (ProcessCollector, PlatformCollector):
+            collector(registry=self.registry)
+
+    def record_append(self, seconds: float, num_events: int) -> None:
+        """Record an append: seconds until it was on disk, and its number of events."""
+        self._append_histogram.observe(seconds)
+        self._batch_histogram.observe(num_events)
+
+    def restore_job_state(self, job_id: str, state: str) -> None:
+        """Restore a job's state from a snapshot."""
+        self._job_states[job_id] = state
+        self._jobs_by_state[state] += 1
+
+    def record_event(self, applied: AppliedEvent) -> None:
+        """Count the changes of a durable event; an event replayed at the start only sets job states."""
+        if applied.live:
+            self._counter_of_kind(applied.event.kind).inc()
+        for instruction in applied.instructions:
+            if isinstance(instruction, JobChanged):
+                self._record_job_state(applied, instruction.job_id)
+
+    def forget_job(self, job_id: str) -> None:
+        """Remove a deleted job."""
+        self._jobs_by_state[self._job_states.pop(job_id, "")] -= 1
+
+    def _record_job_state(self, applied: AppliedEvent, job_id: str) -> None:
+        job = applied.coordinator.state.jobs.get(job_id)
+        before = self._job_states.get(job_id, "")
+        if job is None or job.state == before:
+            return
+        self._job_states[job_id] = job.state
+        self._jobs_by_state[before] -= 1
+        self._jobs_by_state[job.state] += 1
+        if not applied.live:
+            return
+        self._counter_of_state(job.state).inc()
+        if job.state == "running" and job.attempt == 1:
+            self._wait_histogram.observe(applied.event.now_s - job.submitted_s)
+
+    def jobs_by_state(self) -> dict[str, int]:
+        """Return the number of jobs by state."""
+        return {state: count for state, count in self._jobs_by_state.items() if state and count > 0}
+
+
+class _GaugeCollector(Collector):
+    """Collects gauges at one scrape."""
+
+    def __init__(
+        self, pool: PoolView, server_gauges: dict[str, tuple[str, float]], jobs_by_state: dict[str, int]
+    ) -> None:
+        self._pool, self._server_gauges, self._jobs_by_state = pool, server_gauges, jobs_by_state
+
+    def collect(self) -> Iterator[Metric]:
+        jobs = GaugeMetricFamily("isthmus_jobs", "Jobs by state.", labels=["state"])
+        for state, count in sorted(self._jobs_by_state.items()):
+            jobs.add_metric([state], count)
+        yield jobs
+        for name, (text, value) in self._server_gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        yield from self._clusters()
+
+    def _clusters(self) -> Iterable[Metric]:
+        where = ["cluster", "owner"]
+        up = GaugeMetricFamily("isthmus_cluster_connected", "1 while the agent reports.", labels=where)
+        last_report = GaugeMetricFamily(
+            "isthmus_agent_last_report_timestamp_seconds", "Time of the agent's last report.", labels=where
+        )
+        chips = GaugeMetricFamily("isthmus_chips", "Installed chips.", labels=[*where, "node_group", "chip"])
+        free = GaugeMetricFamily(
+            "isthmus_chips_free", "Chips available to jobs.", labels=[*where, "node_group", "chip"]
+        )
+        for view in self._pool.clusters:
+            label_values = [view.cluster.name, view.cluster.owner]
+            up.add_metric(label_values, view.connected)
+            if view.last_report_s is not None:
+                last_report.add_metric(label_values, view.last_report_s)
+            for group in view.cluster.node_groups:
+                chips.add_metric([*label_values, group.name, group.chip], group.num_chips)
+                free.add_metric([*label_values, group.name, group.chip], view.free_chips.get(group.name, 0))
+        return up, last_report, chips, free
+
+
+def render_metrics(
+    caller: Caller, metrics: ServerMetrics, pool: PoolView, server_gauges: dict[str, tuple[str, float]]
+) -> bytes:
+    """Return the metrics in Prometheus text format: for an admin all, for an owner those of its clusters.
+
+    `pool` is already restricted to what the caller may see; `server_gauges` maps the names of further gauges to
+    (help text, value).
+    """
+    registry = CollectorRegistry()
+    if caller.role == "admin":
+        registry.register(_GaugeCollector(pool, server_gauges, metrics.jobs_by_state()))
+        return generate_latest(metrics.registry) + generate_latest(registry)
+    registry.register(_GaugeCollector(pool, {}, {}))
+    return generate_latest(registry)

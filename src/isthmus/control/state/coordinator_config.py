@@ -1,0 +1,40 @@
+"""`CoordinatorConfig`: the timeouts of the coordinator and its windows on the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.control.algorithms.global_order import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorConfig:
+    """The coordinator's timeouts, in seconds, and its windows, in jobs."""
+
+    # Longest time that chips are held at one site while another prepares.
+    reservation_timeout_s: float = 30.0
+    # Longest time until all workers have checked in.
+    start_timeout_s: float = 150.0
+    # Longest time that a site holds a part without a renewed order.
+    lease_s: float = 30.0
+    # A site without a report for this long counts as disconnected.
+    agent_timeout_s: float = 10.0
+    # Back-off after a refusal, doubled at each further one up to `max_retry_s`.
+    retry_s: float = 2.0
+    max_retry_s: float = 60.0
+    # Initial objective and patience of the queue (`global_order`); the event `PoolSet` puts them into effect,
+    # so that replaying the log does not depend on them.
+    objective: Objective = "arrival"
+    patience_s: float = 3600.0
+    # Time that victims have to save and verify a checkpoint.
+    checkpoint_timeout_s: float = 600.0
+    # Time that victims have to release their chips.
+    eviction_timeout_s: float = 150.0
+    # Jobs from the head of the queue that are ordered together and planned.
+    queue_window: int = 256
+    # Jobs from the head of the queue that are in the sites' queues.
+    num_advertised: int = 64
+
+    def backoff_s(self, refusals: int) -> float:
+        """Return the back-off after the `refusals`-th refusal in a row, from 1."""
+        return min(self.retry_s * 2.0 ** min(refusals - 1, 30), self.max_retry_s)

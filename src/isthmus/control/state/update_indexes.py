@@ -1,0 +1,115 @@
+"""Updates of the indexes whenever a job changes its state, plan or deadline."""
+
+from __future__ import annotations
+
+from sortedcontainers import SortedList
+
+from isthmus.control.state.indexes import PRIORITY_RANK, QueueKey
+from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
+
+
+def queue_key(job: JobRecord) -> QueueKey:
+    """Return the job's place in the queue: by priority, then by arrival."""
+    return PRIORITY_RANK[job.priority], job.submitted_s, job.number
+
+
+def job_at_key(state: PoolState, key: QueueKey) -> JobRecord:
+    """Return the job of a queue key."""
+    return state.jobs[state.indexes.ids_by_number[key[2]]]
+
+
+def index_job(state: PoolState, job: JobRecord) -> None:
+    """Add a new job to the indexes."""
+    state.indexes.ids_by_number[job.number] = job.id
+    state.indexes.numbers_by_user.setdefault(job.user, SortedList()).add(job.number)
+    reindex_job(state, job)
+
+
+def unindex_job(state: PoolState, job: JobRecord) -> None:
+    """Remove a deleted job from the indexes."""
+    del state.indexes.ids_by_number[job.number]
+    state.indexes.numbers_by_user[job.user].remove(job.number)
+    if not state.indexes.numbers_by_user[job.user]:
+        del state.indexes.numbers_by_user[job.user]
+
+
+def reindex_job(state: PoolState, job: JobRecord) -> None:
+    """Update every index of the job; add it to the queue or remove it, as its state requires."""
+    indexes, key = state.indexes, queue_key(job)
+    wants_chips = belongs_in_queue(job)
+    if job.state not in WAITING_STATES and job.state != "planning":
+        indexes.parked.discard(job.number)
+    queued = wants_chips and job.number not in indexes.parked
+    if queued and not job.in_queue:
+        indexes.order.add(key)
+    elif job.in_queue and not queued:
+        indexes.order.remove(key)
+        if job.number in indexes.reservers:
+            indexes.capacity_freed = True
+    if queued != job.in_queue:
+        job.in_queue = queued
+        mark_queue_changed(state, job)
+    if job.state == "waiting" and not job.auto_plan and job.plan is None:
+        indexes.awaiting_choice[job.number] = None
+    else:
+        indexes.awaiting_choice.pop(job.number, None)
+    if queued and job.state in WAITING_STATES and job.plan is not None and job.state_deadline_s is None:
+        indexes.newly_queued[key] = None
+    else:
+        indexes.newly_queued.pop(key, None)
+    for index, name in ((indexes.preparing, "preparing"), (indexes.preempting, "preempting")):
+        if job.state == name:
+            index[job.id] = None
+        else:
+            index.pop(job.id, None)
+    _index_expected_end(state, job)
+
+
+def mark_queue_changed(state: PoolState, job: JobRecord) -> None:
+    """Record that the queue has changed from the job's place on."""
+    indexes, key = state.indexes, queue_key(job)
+    indexes.queue_changed = True
+    indexes.queue_changed_from = min(key, indexes.queue_changed_from or key)
+
+
+def belongs_in_queue(job: JobRecord) -> bool:
+    """Return whether a job belongs in the queue: it waits and has a plan or the policy `auto_plan`."""
+    if job.state == "planning":
+        return job.auto_plan
+    return job.state in WAITING_STATES and (job.auto_plan or job.plan is not None)
+
+
+def park(state: PoolState, job: JobRecord) -> None:
+    """Remove a job from the queue until the pool grows: even the idle pool could not hold it."""
+    state.indexes.parked.add(job.number)
+    reindex_job(state, job)
+
+
+def unpark(state: PoolState, job: JobRecord) -> None:
+    """Return a parked job to the queue."""
+    state.indexes.parked.discard(job.number)
+    reindex_job(state, job)
+
+
+def set_state_deadline(state: PoolState, job: JobRecord, deadline_s: float | None) -> None:
+    """Set when the job's current state times out; None: never."""
+    if job.state_deadline_s == deadline_s:
+        return
+    deadlines = state.indexes.deadlines.setdefault(job.state, SortedList())
+    if job.state_deadline_s is not None:
+        deadlines.remove((job.state_deadline_s, job.number))
+    if deadline_s is not None:
+        deadlines.add((deadline_s, job.number))
+    job.state_deadline_s = deadline_s
+
+
+def _index_expected_end(state: PoolState, job: JobRecord) -> None:
+    """Update the expected end of a running job, if its plan predicts one."""
+    ends_s = job.started_s + job.predicted_run_s if job.state == "running" and job.predicted_run_s else None
+    if ends_s == job.expected_end_s:
+        return
+    if job.expected_end_s is not None:
+        state.indexes.expected_ends.remove((job.expected_end_s, job.number))
+    if ends_s is not None:
+        state.indexes.expected_ends.add((ends_s, job.number))
+    job.expected_end_s = ends_s

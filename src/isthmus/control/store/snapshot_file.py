@@ -1,0 +1,151 @@
+"""`SnapshotFile`: a file with the state after some event of the log, so that a start replays only later events.
+
+A snapshot is only a cache: one from other code, other rules or another log, or that is damaged, is ignored,
+and the log is replayed from its beginning. The body is a pickle; the unpickler admits only data classes of
+`isthmus` and plain containers.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+import isthmus
+from isthmus.control.coordinator.coordinator import Coordinator
+from isthmus.control.state.coordinator_config import CoordinatorConfig
+from isthmus.control.state.events import encode_event
+from isthmus.control.state.job_records import PoolState
+from isthmus.control.store.store_interface import Store
+
+SNAPSHOT_FILE_NAME = "snapshot"
+_ALLOWED_CONTAINERS = frozenset(
+    [
+        ("collections", "deque"),
+        ("collections", "OrderedDict"),
+        ("sortedcontainers.sorteddict", "SortedDict"),
+        ("sortedcontainers.sortedlist", "SortedList"),
+        ("sortedcontainers.sortedlist", "SortedKeyList"),
+        ("builtins", "set"),
+        ("builtins", "frozenset"),
+    ]
+)
+_log = logging.getLogger("isthmus.server")
+
+
+class SnapshotFile:
+    """The newest snapshot of one server, a file in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / SNAPSHOT_FILE_NAME
+
+    def save(self, store: Store, number: int, body: bytes) -> None:
+        """Save `body`, the state after event `number` as returned by `serialize_state`. I/O errors are only logged."""
+        head = {"code": _code_fingerprint(), "event": _event_digest(store, number), "number": number}
+        head |= {"sha256": hashlib.sha256(body).hexdigest()}
+        try:
+            _write_atomically(self.path, json.dumps(head).encode() + b"\n" + body)
+        except OSError as error:
+            _log.warning("could not write snapshot %s: %s", self.path, error)
+
+    def load(self, store: Store, rules: CoordinatorConfig) -> tuple[int, Coordinator] | None:
+        """Return the number of the snapshot's last event and its state, None without a valid snapshot."""
+        try:
+            line, _, body = self.path.read_bytes().partition(b"\n")
+            head = json.loads(line)
+            number = int(head["number"])
+            fits = head["code"] == _code_fingerprint() and head["sha256"] == hashlib.sha256(body).hexdigest()
+            if not fits or head["event"] != _event_digest(store, number):
+                return None
+            with gc_paused():
+                state = _SafeUnpickler(io.BytesIO(body)).load()
+        except FileNotFoundError:
+            return None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            pickle.PickleError,
+        ) as error:
+            _log.warning("ignoring snapshot %s: %s", self.path, error)
+            return None
+        if not isinstance(state, PoolState) or state.config != rules:
+            return None
+        coordinator = Coordinator(rules)
+        coordinator.state = state
+        return number, coordinator
+
+
+def serialize_state(coordinator: Coordinator) -> bytes:
+    """Return the pickled state, as `SnapshotFile.save` expects it."""
+    return pickle.dumps(coordinator.state, protocol=5)
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write a file atomically with mode 0600."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Disable the cyclic garbage collector while many objects are created, which it would scan repeatedly."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _SafeUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED_CONTAINERS:
+            return super().find_class(module, name)
+        if module.startswith(("isthmus.control.", "isthmus.core.")):
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a snapshot")
+
+
+def _event_digest(store: Store, number: int) -> str:
+    """Return the SHA-256 of event `number` of the log, "" if there is no such event."""
+    for found, event in store.events(number - 1):
+        return hashlib.sha256(encode_event(event).encode()).hexdigest() if found == number else ""
+    return ""
+
+
+@functools.cache
+def _code_fingerprint() -> str:
+    """Return a hash of the code of `control` and `core` and the versions of isthmus, Python and pydantic."""
+    versions = [isthmus.__version__, platform.python_version(), pydantic.VERSION]
+    found = hashlib.sha256(" ".join(versions).encode())
+    package = Path(isthmus.__file__).parent
+    for file in sorted([*package.glob("control/**/*.py"), *package.glob("core/**/*")]):
+        if file.is_file():
+            found.update(file.name.encode() + file.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,185 @@
+"""`Store`: the interface to the control plane's durable storage, and `MemoryStore` for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from isthmus.control.state.events import Event, decode_event, encode_event
+from isthmus.core.base_model import FrozenModel, Name
+from isthmus.core.errors import ConflictError
+from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
+from isthmus.core.messages.api_views import LogPage, MetricsPage
+
+
+class StoredToken(FrozenModel):
+    """A token as it is stored: role, name and SHA-256 digest, never the token itself."""
+
+    role: str
+    name: Name
+    digest: str
+    created_s: float
+
+
+class LogMovedError(ConflictError):
+    """The log does not end where the appending server expected."""
+
+    def __init__(self, expected: int, found: int | None = None) -> None:
+        now = "another number" if found is None else f"number {found}"
+        super().__init__(
+            f"the log was expected to end with event {expected} and ends with {now}",
+            hint="read the new events and decide again",
+        )
+
+
+class Store(Protocol):
+    """Interface of the control plane's stores; `check_store` tests an implementation.
+
+    Every write returns once it is on disk; all methods are thread-safe. `shared` is true if other processes
+    append to the same log.
+    """
+
+    shared: bool
+
+    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+        """Append events in order, all or none; return the number of the last event (the first ever is 1).
+
+        Raises `LogMovedError` and appends nothing if the log does not end with event `expected_last`. Inside a
+        `exclusive_access` the append must be the last operation; it is on disk when the turn ends.
+        """
+
+    def exclusive_access(self) -> AbstractContextManager[None]:
+        """Lock the log for this process until the context exits."""
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield the events numbered above `after`, in order, each with its number."""
+
+    def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        """Store metrics; duplicates of a stored (job, attempt, rank, step) are dropped."""
+
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
+        """Return at most `limit` metrics of a job after the cursor `after`, in order of arrival."""
+
+    def append_logs(self, chunks: Sequence[LogChunk]) -> None:
+        """Store log text; bytes already stored for a (job, attempt, rank) are dropped."""
+
+    def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
+        """Return at most `limit` chunks of a job (of one rank) after the cursor `after`, in arrival order."""
+
+    def delete_job_output(self, job_id: str) -> None:
+        """Delete a job's metrics and logs."""
+
+    def put_token(self, token: StoredToken) -> None:
+        """Store a token; it replaces one with the same digest."""
+
+    def find_token(self, digest: str) -> StoredToken | None:
+        """Return the token of a digest, None if unknown."""
+
+    def tokens(self) -> tuple[StoredToken, ...]:
+        """Return every token, oldest first."""
+
+    def close(self) -> None:
+        """Release files and connections; may be called twice."""
+
+
+class MemoryStore:
+    """A `Store` in memory, for tests. Events are kept in encoded form."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[str] = []
+        self._metrics: dict[tuple[str, int, int, int], tuple[int, StepMetrics]] = {}
+        self._logs: list[tuple[int, LogChunk]] = []
+        self._tokens: dict[str, StoredToken] = {}
+        self._num_arrivals = 0
+
+    def append(self, events: Sequence[Event], expected_last: int | None = None) -> int:
+        """Append events; see `Store`."""
+        with self._lock:
+            if expected_last is not None and expected_last != len(self._events):
+                raise LogMovedError(expected_last, len(self._events))
+            self._events.extend([encode_event(event) for event in events])
+            return len(self._events)
+
+    def exclusive_access(self) -> AbstractContextManager[None]:
+        """Do nothing: the log belongs to this process."""
+        return nullcontext()
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield events; see `Store`."""
+        for number, text in enumerate(self._events[after:], start=after + 1):
+            yield number, decode_event(text)
+
+    def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
+        """Store metrics; see `Store`."""
+        with self._lock:
+            for one in metrics:
+                self._num_arrivals += 1
+                self._metrics.setdefault((one.job, one.attempt, one.rank, one.step), (self._num_arrivals, one))
+
+    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
+        """Return metrics; see `Store`."""
+        mine = [(at, one) for at, one in self._metrics.values() if one.job == job_id and at > after][:limit]
+        return MetricsPage(metrics=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
+
+    def append_logs(self, chunks: Sequence[LogChunk]) -> None:
+        """Store log text; see `Store`."""
+        with self._lock:
+            for chunk in chunks:
+                same = (one for _, one in self._logs if _log_key(one) == _log_key(chunk))
+                fresh = trim_stored_bytes(chunk, max(map(chunk_end_bytes, same), default=0))
+                if fresh is not None:
+                    self._num_arrivals += 1
+                    self._logs.append((self._num_arrivals, fresh))
+
+    def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
+        """Return log text; see `Store`."""
+        mine = [(at, one) for at, one in self._logs if one.job == job_id and at > after and rank in (None, one.rank)][
+            :limit
+        ]
+        return LogPage(chunks=tuple(one for _, one in mine), next=mine[-1][0] if mine else after)
+
+    def delete_job_output(self, job_id: str) -> None:
+        """Delete a job's metrics and logs; see `Store`."""
+        with self._lock:
+            self._metrics = {key: one for key, one in self._metrics.items() if key[0] != job_id}
+            self._logs = [(at, one) for at, one in self._logs if one.job != job_id]
+
+    def put_token(self, token: StoredToken) -> None:
+        """Store a token; see `Store`."""
+        with self._lock:
+            self._tokens[token.digest] = token
+
+    def find_token(self, digest: str) -> StoredToken | None:
+        """Return a token; see `Store`."""
+        return self._tokens.get(digest)
+
+    def tokens(self) -> tuple[StoredToken, ...]:
+        """Return every token; see `Store`."""
+        return tuple(sorted(self._tokens.values(), key=lambda token: token.created_s))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def _log_key(chunk: LogChunk) -> tuple[str, int, int]:
+    return chunk.job, chunk.attempt, chunk.rank
+
+
+def chunk_end_bytes(chunk: LogChunk) -> int:
+    """Return the offset after a chunk's last byte, in bytes of UTF-8."""
+    return chunk.offset + len(chunk.text.encode("utf-8"))
+
+
+def trim_stored_bytes(chunk: LogChunk, stored_bytes: int) -> LogChunk | None:
+    """Return the part of `chunk` after the first `stored_bytes` of its log, None if it is empty."""
+    if chunk.offset >= stored_bytes:
+        return chunk if chunk.text else None
+    rest = chunk.text.encode("utf-8")[stored_bytes - chunk.offset :]
+    if not rest:
+        return None
+    return chunk.model_copy(update={"offset": stored_bytes, "text": rest.decode("utf-8", errors="replace")})

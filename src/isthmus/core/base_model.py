@@ -1,0 +1,33 @@
+"""Base model and field types for everything that users write or that crosses a process boundary."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FrozenModel(BaseModel):
+    """Immutable pydantic model that rejects unknown fields, NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""A name: letters, digits, `.`, `_`, `-`; at most 63 characters."""
+
+PathName = Annotated[str, Field(min_length=1)]
+"""A path or URL of a file or folder."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+
+ComputeMode = Literal["real", "virtual"]
+"""`real`: the chips compute; `virtual`: they wait for the predicted compute time instead."""
+
+TransportKind = Literal["thread", "process"]
+"""Where messages to other clusters are sent from: threads of the worker, or a separate process."""

@@ -1,0 +1,115 @@
+"""`OwnerPolicy`: the limits that a site's owner sets for pool jobs, written as `policy.yaml`.
+
+The file stays at the site. The site's agent enforces it and rejects every order that violates it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from isthmus.core.base_model import Fraction, FrozenModel, Name, NonNegativeFloat, NonNegativeInt
+from isthmus.core.job import Job
+from isthmus.core.pool import Cluster, UnknownNameError
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+class OpeningHours(FrozenModel):
+    """A daily time window in `HH:MM` site time on each of `days`.
+
+    An end that is not after the start falls on the next day.
+    """
+
+    days: tuple[Day, ...] = DAYS
+    begin: TimeOfDay = Field("00:00", alias="from")
+    end: TimeOfDay = Field("00:00", alias="to")
+
+    def contains(self, moment: datetime) -> bool:
+        """Return whether `moment`, in site time, is inside the window."""
+        time, day = moment.strftime("%H:%M"), moment.weekday()
+        today, yesterday = DAYS[day] in self.days, DAYS[day - 1] in self.days
+        if self.begin < self.end:
+            return today and self.begin <= time < self.end
+        return (today and time >= self.begin) or (yesterday and time < self.end)
+
+
+class OwnerPolicy(FrozenModel):
+    """Limits that a site's owner sets for pool jobs.
+
+    Pool jobs may hold at most `pool_chips` of a node group, or `pool_share` of one not listed there. They may
+    run only within `hours`, only for `users`, and only with paths or URLs below `folders`; an empty list
+    means no limit. When the hours end, running jobs have `protect_s` to checkpoint before they are stopped.
+    Devices that a pool job reserves without running are released after `hold_s`.
+
+    Pool jobs may preempt local jobs of a lower level, from `preemptible_from` downwards; without it none. A
+    preempted local job gets SIGTERM, SIGKILL after `grace_s`, and returns to its place in the queue. With
+    `local_evicts_pool` a local job that finds no free devices evicts pool jobs of a lower level; running ones
+    first have `protect_s` to checkpoint. A pool job that is queued ahead of local jobs may keep free devices
+    from them for at most `hold_back_s`.
+    """
+
+    version: Literal[1] = 1
+    pool_share: Fraction = 1.0
+    pool_chips: dict[Name, NonNegativeInt] = Field(default_factory=dict)
+    hours: tuple[OpeningHours, ...] = ()
+    users: tuple[Name, ...] = ()
+    folders: tuple[str, ...] = ()
+    hold_s: NonNegativeFloat = 900.0
+    preemptible_from: Name | None = None
+    grace_s: NonNegativeFloat = 30.0
+    local_evicts_pool: bool = True
+    protect_s: NonNegativeFloat = 60.0
+    hold_back_s: NonNegativeFloat = 0.0
+
+    def max_pool_chips(self, node_group: str, chips: int) -> int:
+        """Return how many of the `chips` of `node_group` pool jobs may hold at once."""
+        return min(chips, self.pool_chips.get(node_group, int(self.pool_share * chips)))
+
+    def is_open(self, moment: datetime) -> bool:
+        """Return whether pool jobs may run at `moment`, in site time."""
+        return not self.hours or any(hours.contains(moment) for hours in self.hours)
+
+    def rejection_reason(self, user: str, job: Job) -> str:
+        """Return why the policy never admits `job` of `user`, or "" if it does."""
+        if self.users and user not in self.users:
+            return f"the owner admits jobs of {', '.join(self.users)}, not of '{user}'"
+        strange = next((path for path in _job_paths(job) if not _is_below(path, self.folders)), None)
+        if self.folders and strange is not None:
+            return f"'{strange}' is outside the folders that the owner allows: {', '.join(self.folders)}"
+        return ""
+
+    def check_cluster(self, cluster: Cluster) -> None:
+        """Raise `UnknownNameError` if the policy names a node group or level that `cluster` lacks."""
+        groups = [group.name for group in cluster.node_groups]
+        for group in self.pool_chips:
+            if group not in groups:
+                raise UnknownNameError("node group", group, groups)
+        levels = cluster.priorities.levels
+        if self.preemptible_from is not None and self.preemptible_from not in levels:
+            raise UnknownNameError("priority level", self.preemptible_from, levels)
+
+
+def _job_paths(job: Job) -> Iterator[str]:
+    """Yield every path that a job reads or writes."""
+    yield from (*job.data.paths, job.model, job.checkpoints.folder, job.output)
+    if job.data.tokenizer != "bytes":
+        yield job.data.tokenizer
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    """Return whether `path` is one of `folders` or inside one, after `..` is resolved."""
+    place = _path_parts(path)
+    return any(place[: len(_path_parts(folder))] == _path_parts(folder) for folder in folders)
+
+
+def _path_parts(path: str) -> list[str]:
+    scheme, _, rest = path.rpartition("://")
+    return [scheme, *posixpath.normpath(rest).split("/")]

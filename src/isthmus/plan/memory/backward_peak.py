@@ -1,0 +1,120 @@
+"""`working_bytes`: the peak memory of a backward pass above the saved activations.
+
+A backward pass frees saved activations step by step, and each step holds its own gradients. The candidates
+for the peak, relative to the end of the forward pass:
+
+head       logits and their gradient next to the log-probabilities; then the gradient of the head's weight
+norm       the fp32 tensors of the final norm
+layer i    head and later layers are freed; a recomputed layer is rebuilt; its gradients are live
+embedding  all activations of the micro-batch are freed; the gradient of the embedding table is live
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from isthmus.plan.profile.model_profile import LayerProfile, ModelProfile, Recompute, Sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchLoad:
+    """One micro-batch on one chip: tokens (divided by context parallelism) and bytes per compute element."""
+
+    tokens: float
+    sequence_length: int
+    precision_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMemory:
+    """The memory of one layer on one chip."""
+
+    dense_parameters: int
+    expert_parameters: int
+    activation_bytes: float
+    """Activations saved per micro-batch."""
+    working_bytes: float
+    """Peak of the backward pass above these."""
+    largest_gradient_elements: int
+    """Elements of the largest weight gradient."""
+
+
+def layer_memory(layer: LayerProfile, recompute: Recompute, shard: Sharding, load: MicroBatchLoad) -> LayerMemory:
+    """Return the memory of `layer` on one chip, sharded by `shard` and recomputed by `recompute`."""
+    weights = [weight for part in layer.components for weight in part.weights]
+    sizes = (load.tokens, load.sequence_length, load.precision_bytes)
+    kept = layer.activation_bytes(*sizes, recompute, shard)
+    rebuilt = layer.activation_bytes(*sizes, "none", shard) - kept
+    gathered = load.tokens * layer.hidden_size * load.precision_bytes if shard.sp else 0.0
+    return LayerMemory(
+        dense_parameters=sum(weight.on_chip(shard) for weight in weights if not weight.expert),
+        expert_parameters=sum(weight.on_chip(shard) for weight in weights if weight.expert),
+        activation_bytes=kept,
+        working_bytes=rebuilt + _peak_gradient_bytes(layer, shard, load) + gathered,
+        largest_gradient_elements=max(
+            _weight_elements(layer, shard, ("gate", "up"), expert=True),
+            *(weight.on_chip(shard) for weight in weights),
+        ),
+    )
+
+
+def _peak_gradient_bytes(layer: LayerProfile, shard: Sharding, load: MicroBatchLoad) -> float:
+    """Return the peak bytes of gradients in a layer's backward pass, less the activations freed by then."""
+    sizes, block = (load.tokens, load.sequence_length, load.precision_bytes), layer.feed_forward
+    inner_bytes = block.working_bytes(*sizes, shard=shard)
+    freed_bytes = block.activation_bytes(*sizes, shard=shard)
+    return max(
+        inner_bytes,
+        inner_bytes / 2 + _weight_elements(layer, shard, ("down",)) * load.precision_bytes,
+        _weight_elements(layer, shard, ("gate", "up"), expert=True) * load.precision_bytes - inner_bytes,
+        layer.attention.working_bytes(*sizes, shard=shard) - freed_bytes,
+        layer.norms.working_bytes(*sizes, shard=shard) - freed_bytes,
+    )
+
+
+def _weight_elements(layer: LayerProfile, shard: Sharding, names: tuple[str, ...], *, expert: bool = False) -> int:
+    weights = [w for w in layer.feed_forward.weights if w.name in names and (w.expert or not expert)]
+    return sum(weight.on_chip(shard) for weight in weights)
+
+
+def working_bytes(
+    profile: ModelProfile,
+    layers: Sequence[LayerMemory],
+    load: MicroBatchLoad,
+    shard: Sharding,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> float:
+    """Return the peak bytes of a micro-batch's backward pass above its saved activations."""
+    return max(0.0, *_step_bytes(profile, layers, load, shard, is_first=is_first, is_last=is_last))
+
+
+def _step_bytes(
+    profile: ModelProfile,
+    layers: Sequence[LayerMemory],
+    load: MicroBatchLoad,
+    shard: Sharding,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> Iterator[float]:
+    each = load.precision_bytes
+    table = profile.vocab_size * profile.hidden_size / shard.tp * each
+    freed = 0.0
+    if is_last:
+        logits = load.tokens * profile.vocab_size / shard.tp
+        yield 8 * logits
+        yield (2 * each - 4) * logits + table
+        sizes = (load.tokens, load.sequence_length, each)
+        ends = (profile.head, profile.final_norm)
+        freed = sum(part.activation_bytes(*sizes, shard=shard) for part in ends)
+        if is_first and profile.tied_embeddings:
+            freed -= table  # the head's gradient is kept until the embedding's is added
+        yield profile.final_norm.working_bytes(*sizes, shard=shard) - freed
+    for layer in reversed(layers):
+        yield layer.working_bytes - freed
+        freed += layer.activation_bytes
+    if is_first:
+        yield table - freed

@@ -1,0 +1,31 @@
+"""`SearchLimits`: restrictions on a search, by the job or the caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.plan.search.costs.workload import ZeroStage
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchLimits:
+    """Restrictions on a search; None leaves a degree free."""
+
+    # Only plans that the Isthmus runtime supports.
+    executable: bool = False
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    micro_batch_size: int | None = None
+    schedule: str | None = None
+    zero: ZeroStage = 1
+    max_chips: int | None = None
+    mixed_chips: bool = True
+    # Largest micro-batch size (samples) to try.
+    max_micro_batch_size: int = 8
+    # Give all replicas equally many micro-batches (to within one), as most frameworks require.
+    equal_micro_batches: bool = False
+    # Whether to try schedules that overlap communication with computation.
+    overlap: bool = True

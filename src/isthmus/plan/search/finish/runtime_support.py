@@ -1,0 +1,28 @@
+"""`runtime_incompatibility`: whether the Isthmus runtime supports a plan, decided from the plan alone."""
+
+from __future__ import annotations
+
+from isthmus.core.plan import Plan
+
+RUNTIME_SCHEDULES = ("1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "zero_bubble")
+"""Schedules that the runtime supports."""
+
+
+def runtime_incompatibility(plan: Plan) -> str | None:
+    """Return why the Isthmus runtime cannot execute `plan`, or None if it can.
+
+    At job start the runtime also checks that plan and job agree and that it can train the model.
+    """
+    if plan.local_steps > 1:
+        return f"{plan.local_steps} local steps between averages: the runtime reduces gradients every step"
+    if plan.zero > 1:
+        return f"ZeRO stage {plan.zero}: the runtime shards only the optimizer state (stage 1)"
+    if plan.overlap_gradients:
+        return "gradients reduced during the backward pass: the runtime reduces them after it"
+    for name in ("cp", "ep"):
+        most = max(getattr(stage, name) for stage in plan.stages)
+        if most > 1:
+            return f"{name} {most}: the runtime splits a stage over chips by tp only"
+    if plan.schedule not in RUNTIME_SCHEDULES:
+        return f"schedule {plan.schedule}: the runtime supports {', '.join(RUNTIME_SCHEDULES)}"
+    return None

@@ -1,0 +1,232 @@
+"""`PipelineEnumerator`: every pipeline over a replica group, in the order of lower bounds, generated on demand.
+
+The bounds need no split: a pipeline's interval is at least what all its chips together need for the model,
+and what its messages occupy a link; its first micro-batch takes at least what its fastest chips would. A heap
+holds whole groups of pipelines: first those of one choice of degrees and number of replicas, then those of
+each number of stages, then each order of slots. Bounds of groups prune most pipelines before they are
+generated, and what order and schedule do not change is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from operator import mul
+from typing import NamedTuple
+
+from isthmus.plan.search.costs.slots import ChipSlot
+from isthmus.plan.search.costs.stage_cost_table import StageCostTable
+from isthmus.plan.search.pipelines.equal_layer_bounds import least_end_s, least_interval_s
+from isthmus.plan.search.pipelines.pipeline_ranking import (
+    BoundedPipeline,
+    PipelineGroup,
+    PipelineRanking,
+    RankKey,
+)
+from isthmus.plan.search.pipelines.pipeline_shape import PipelineShape
+from isthmus.plan.search.pipelines.stage_counts import StageCountGroup, StageCounts
+from isthmus.plan.search.pipelines.stage_layout import PipelineSegment
+
+
+class PipelineConfig(NamedTuple):
+    """A pipeline apart from order and schedule."""
+
+    # Cost table of each slot of the replica group.
+    cost_tables: tuple[StageCostTable, ...]
+    dp: int
+    # Number of stages at each slot.
+    stage_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOrder:
+    """An order of a replica group's slots, and the cost of messages along it."""
+
+    slots: tuple[ChipSlot, ...]
+    # Index of each slot in the replica group.
+    slot_indices: tuple[int, ...]
+    # Whether a pipeline may visit each slot once.
+    visits_once: bool
+    # Whether a pipeline may end at the first slot again.
+    can_return: bool
+    # Delay of all hops; `message_s` and `wire_s` (slowest link) are one replica's message time.
+    delay_s: float
+    message_s: float
+    wire_s: float
+
+    def overhead_s(self, cost_tables: Sequence[StageCostTable], dp: int) -> float:
+        """Return the seconds of a micro-batch beside its layers: embedding, head and hops of all replicas."""
+        first, last = cost_tables[self.slot_indices[0]], cost_tables[self.slot_indices[-1]]
+        end_s = last.head_s
+        if self.can_return:
+            end_s = min(end_s, first.head_s) if self.visits_once else first.head_s
+        return 2 * (self.delay_s + dp * self.message_s) + first.embedding_s + end_s
+
+
+@dataclass
+class PipelineEnumerator:
+    """The pipelines over all slots of a replica group."""
+
+    replica_group: tuple[ChipSlot, ...]
+    orders: Sequence[SlotOrder]
+    # Combinations of degrees: a cost table for each slot.
+    cost_tables: Sequence[tuple[StageCostTable, ...]]
+    # Micro-batches of all replicas.
+    micro_batches: int
+    stage_counts: StageCounts
+    # Whether numbers of replicas and stages are thinned further.
+    coarse: bool
+    make_shape: Callable[[Sequence[PipelineSegment], int, str], PipelineShape]
+
+    def ranked_by_end(self, limit_s: float = math.inf) -> PipelineRanking:
+        """Return the pipelines by a lower bound on the batch's end alone; may omit those above `limit_s`."""
+        total = self.micro_batches
+
+        def end_s(dp: int, first_s: float, interval_s: float) -> float:
+            return first_s + (-(-total // dp) - 1) * interval_s
+
+        return PipelineRanking(self._groups(limit_s), end_s, limit_s, by_end=True)
+
+    def ranked_by(self, rank_key: RankKey) -> PipelineRanking:
+        """Return the pipelines by ascending rank."""
+        return PipelineRanking(self._groups(math.inf), rank_key)
+
+    def all_pipelines(self) -> Iterator[BoundedPipeline]:
+        """Yield all pipelines, order by order."""
+        for order in self.orders:
+            for group in replace(self, orders=[order])._groups(math.inf):
+                yield from group.pipelines
+
+    def _groups(self, limit_s: float) -> list[PipelineGroup]:
+        """Return the pipelines by degrees and number of replicas, if these can meet `limit_s`."""
+        if not self.orders or self.micro_batches * min(one.wire_s for one in self.orders) >= limit_s:
+            return []
+        return [one for cut in self._degree_choices if cut.least_s < limit_s for one in cut.groups]
+
+    @cached_property
+    def _degree_choices(self) -> list[_DegreeChoice]:
+        return [_DegreeChoice(self, cost_tables) for cost_tables in self.cost_tables]
+
+    def by_stage_counts(
+        self,
+        cost_tables: tuple[StageCostTable, ...],
+        layer_s: tuple[float, ...],
+        count_group: StageCountGroup,
+    ) -> list[PipelineGroup]:
+        """Return one group per number of stages for one choice of degrees and number of replicas.
+
+        Skips those with more chips than allowed. The bounds count chips and messages.
+        """
+        most, dp = self.stage_counts.limits.max_chips, count_group.dp
+        task, least_s, count, found = cost_tables[0].workload, min(layer_s), len(self.orders), []
+        layers = task.profile.num_layers
+        rates, chips = (
+            [1 / (layers * each_s) for each_s in layer_s],
+            [dp * cost_table.num_chips for cost_table in cost_tables],
+        )
+        overhead_s = min(order.overhead_s(cost_tables, dp) for order in self.orders)
+        wire_s = dp * min(order.wire_s for order in self.orders)
+        for stages in count_group.stage_counts:
+            if most and sum(map(mul, stages, chips)) > most:
+                continue
+            first_s = layers * least_s + overhead_s
+            if task.equal_layers:  # one layer per stage, the others on the fastest chips
+                first_s += sum(map(mul, stages, layer_s)) - sum(stages) * least_s
+            interval_s = max(1 / sum(map(mul, stages, rates)), wire_s)
+            parts = partial(self._tighter_bounds, cost_tables, layer_s, dp, stages, first_s, overhead_s, wire_s)
+            found.append(PipelineGroup(dp, first_s, interval_s, count, parts))
+        return found
+
+    def _tighter_bounds(
+        self,
+        cost_tables: tuple[StageCostTable, ...],
+        layer_s: tuple[float, ...],
+        dp: int,
+        stage_counts: tuple[int, ...],
+        first_s: float,
+        overhead_s: float,
+        wire_s: float,
+    ) -> list[PipelineGroup]:
+        """Return the group with these numbers of stages under tighter bounds: stages hold whole layers."""
+        one = PipelineConfig(cost_tables, dp, stage_counts)
+        task, layers = cost_tables[0].workload, cost_tables[0].workload.profile.num_layers
+        kinds, last_s = list(zip(stage_counts, layer_s, strict=True)), 0.0
+        if not any(slot.members for slot in self.replica_group):
+            largest, zero = -(-layers // sum(stage_counts)), self.stage_counts.limits.zero
+            last_s = min(cost_table.least_reduce_and_update_s(largest, dp, zero) for cost_table in cost_tables)
+        if task.equal_layers:
+            interval_s = least_interval_s(layers, kinds)
+        else:
+            interval_s = layers / sum(count / each_s for count, each_s in kinds)
+        wire_interval_s = max(interval_s, wire_s)
+
+        def alone() -> float:
+            repeats = -(-self.micro_batches // dp) - 1
+            return least_end_s(layers, kinds, repeats, wire_interval_s) + last_s + overhead_s
+
+        parts = partial(self._by_order, one, first_s - overhead_s + last_s, interval_s)
+        weighed = alone if task.equal_layers else None
+        return [PipelineGroup(dp, first_s + last_s, wire_interval_s, len(self.orders), parts, weighed)]
+
+    def _by_order(self, config: PipelineConfig, first_s: float, interval_s: float) -> list[BoundedPipeline]:
+        found = []
+        for order in self.orders:
+            if order.visits_once or config.stage_counts[order.slot_indices[0]] > 1:
+                wire_interval_s = max(interval_s, config.dp * order.wire_s)
+                made = partial(self.make_pipeline, config, order)
+                found.append(
+                    BoundedPipeline(
+                        config.dp,
+                        first_s + order.overhead_s(config.cost_tables, config.dp),
+                        wire_interval_s,
+                        made,
+                    )
+                )
+        return found
+
+    def make_pipeline(self, config: PipelineConfig, order: SlotOrder, schedule: str) -> PipelineShape:
+        """Return the pipeline for a schedule."""
+        segments = [
+            PipelineSegment(slot, config.cost_tables[i], config.stage_counts[i])
+            for slot, i in zip(order.slots, order.slot_indices, strict=True)
+        ]
+        shape = self.make_shape(segments, config.dp, schedule)
+        if order.can_return:
+            shape.return_counts, shape.visits_once = (
+                self.stage_counts.return_counts(segments[0].num_stages),
+                order.visits_once,
+            )
+        return shape
+
+
+class _DegreeChoice:
+    """The pipelines of one choice of degrees; `least_s` is what all chips need for all micro-batches."""
+
+    def __init__(self, pipelines: PipelineEnumerator, cost_tables: tuple[StageCostTable, ...]) -> None:
+        self._pipelines, self._cost_tables = pipelines, cost_tables
+        self._num_layers = cost_tables[0].workload.profile.num_layers
+        self._layer_s = tuple(cost_table.layer_s(cost_tables[0]) for cost_table in cost_tables)
+        slots = zip(pipelines.replica_group, cost_tables, strict=True)
+        self._capacities = [slot.stage_capacity(cost_table.num_chips) for slot, cost_table in slots]
+        rate = self._micro_batches_per_s(self._capacities)
+        self.least_s = pipelines.micro_batches / rate if rate else math.inf
+
+    def _micro_batches_per_s(self, stage_counts: Sequence[int]) -> float:
+        each = (count / layer_s for count, layer_s in zip(stage_counts, self._layer_s, strict=True))
+        return sum(each) / self._num_layers
+
+    @cached_property
+    def groups(self) -> list[PipelineGroup]:
+        """The pipelines by number of replicas."""
+        chains, found = self._pipelines, list[PipelineGroup]()
+        for count_group in chains.stage_counts.groups_for(self._capacities, chains.micro_batches, chains.coarse):
+            first_s, interval_s = (
+                self._num_layers * min(self._layer_s),
+                1 / self._micro_batches_per_s(count_group.max_stages),
+            )
+            count = len(count_group.stage_counts) * len(chains.orders)
+            parts = partial(chains.by_stage_counts, self._cost_tables, self._layer_s, count_group)
+            found.append(PipelineGroup(count_group.dp, first_s, interval_s, count, parts))
+        return found

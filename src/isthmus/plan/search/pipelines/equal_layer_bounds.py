@@ -1,0 +1,49 @@
+"""`least_interval_s` and `least_end_s`: lower bounds for stages of equal layers, ignoring memory and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+StageKinds = Sequence[tuple[int, float]]
+"""(number of stages, seconds of a layer there) for each slot."""
+
+
+def least_interval_s(num_layers: int, kinds: StageKinds) -> float:
+    """Return the least time of the slowest stage if each stage holds one or more whole layers."""
+    slowest_s = max(layer_s for _, layer_s in kinds)
+    interval_s = max(slowest_s, num_layers / sum(count / layer_s for count, layer_s in kinds))
+    while True:
+        room, next_s = 0, math.inf
+        for count, layer_s in kinds:
+            held = int(interval_s / layer_s + 1e-9)
+            room += count * held
+            if (held + 1) * layer_s < next_s:
+                next_s = (held + 1) * layer_s
+        if room >= num_layers:
+            return interval_s
+        interval_s = next_s
+
+
+def least_end_s(num_layers: int, kinds: StageKinds, repeats: int, interval_s: float) -> float:
+    """Return the least (sum of stage times + `repeats` x pace) over paces of at least `interval_s`.
+
+    The longer the pace, the more layers the fastest stages may take.
+    """
+    fastest = sorted(kinds, key=lambda one: one[1])
+    each_s, spare = (
+        sum(count * layer_s for count, layer_s in kinds),
+        num_layers - sum(count for count, _ in kinds),
+    )
+    free_s, best_s = each_s + spare * fastest[0][1], math.inf
+    while free_s + repeats * interval_s < best_s:
+        left, sum_s, next_s = spare, each_s, math.inf
+        for count, layer_s in fastest:
+            held = int(interval_s / layer_s + 1e-9)
+            more = min(left, count * (held - 1))
+            left, sum_s = left - more, sum_s + more * layer_s
+            next_s = min(next_s, (held + 1) * layer_s)
+        if not left:
+            best_s = min(best_s, sum_s + repeats * interval_s)
+        interval_s = next_s
+    return best_s

@@ -1,0 +1,161 @@
+"""`StageLayout`: the location of a pipeline's stages: segments at slots in pipeline order, replicated `dp` times."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from isthmus.plan.search.costs.routes import PathCosts, Routes
+from isthmus.plan.search.costs.slots import ChipSlot
+from isthmus.plan.search.costs.stage_cost_table import StageCostTable
+from isthmus.plan.search.costs.workload import TrainingWorkload, ZeroStage
+from isthmus.plan.time.collectives import send_s
+
+
+class PipelineSegment(NamedTuple):
+    """Consecutive stages at one slot."""
+
+    slot: ChipSlot
+    cost_table: StageCostTable
+    num_stages: int
+
+
+class StageLayout:
+    """Segments in pipeline order, replicated `dp` times, under a schedule.
+
+    Also stands for its `variants`: pipelines that return to their first slot. Bounds on it hold for them.
+    """
+
+    # Candidate numbers of the first segment's stages to place at the end.
+    return_counts: tuple[int, ...] = ()
+    # Whether the pipeline without a return is a variant.
+    visits_once: bool = True
+
+    def __init__(
+        self,
+        workload: TrainingWorkload,
+        segments: Sequence[PipelineSegment],
+        dp: int,
+        schedule: str,
+        zero: ZeroStage,
+        routes: Routes,
+    ) -> None:
+        self.workload, self.segments, self.dp = workload, tuple(segments), dp
+        self.schedule, self.zero, self.routes = schedule, zero if dp > 1 else 0, routes
+        self.requested_zero = zero
+
+    @property
+    def variants(self) -> Iterator[Self]:
+        """The pipelines that this layout stands for."""
+        if self.visits_once:
+            yield self
+        first, rest = self.segments[0], self.segments[1:]
+        for back in self.return_counts:
+            ends = first._replace(num_stages=first.num_stages - back), first._replace(num_stages=back)
+            yield type(self)(
+                self.workload,
+                (ends[0], *rest, ends[1]),
+                self.dp,
+                self.schedule,
+                self.requested_zero,
+                self.routes,
+            )
+
+    @cached_property
+    def cost_tables(self) -> tuple[StageCostTable, ...]:
+        """The cost table of every stage."""
+        return tuple(one.cost_table for one in self.segments for _ in range(one.num_stages))
+
+    @cached_property
+    def slots(self) -> tuple[ChipSlot, ...]:
+        """The slot of every stage."""
+        return tuple(one.slot for one in self.segments for _ in range(one.num_stages))
+
+    @cached_property
+    def pooled(self) -> bool:
+        """Whether a slot is pooled, so that replicas differ in their stage locations."""
+        return any(one.slot.members for one in self.segments)
+
+    @cached_property
+    def uniform_shapes(self) -> tuple[Self, ...]:
+        """One shape per distinct set of stage locations among the replicas."""
+        if not self.pooled:
+            return (self,)
+        kinds = Counter(zip(*map(self._slots_by_replica, self.segments), strict=True))
+        found = []
+        for row, count in kinds.items():
+            stages = [(slot, one.cost_table) for one, part in zip(self.segments, row, strict=True) for slot in part]
+            runs = [(key, len(list(some))) for key, some in itertools.groupby(stages)]
+            segments = [PipelineSegment(slot, cost_table, number) for (slot, cost_table), number in runs]
+            found.append(type(self)(self.workload, segments, count, self.schedule, self.requested_zero, self.routes))
+        return tuple(found)
+
+    def _slots_by_replica(self, segment: PipelineSegment) -> list[tuple[ChipSlot, ...]]:
+        """Return the slots of a segment's stages for each replica; a pool is filled stage by stage."""
+        if not segment.slot.members:
+            return [(segment.slot,) * segment.num_stages] * self.dp
+        chips = segment.cost_table.num_chips
+        places = [one for one in segment.slot.members for _ in range(one.stage_capacity(chips))]
+        return [
+            tuple(places[stage * self.dp + replica] for stage in range(segment.num_stages))
+            for replica in range(self.dp)
+        ]
+
+    @cached_property
+    def num_stages(self) -> int:
+        """Stages of one replica."""
+        return sum(one.num_stages for one in self.segments)
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all replicas."""
+        return self.dp * sum(one.num_stages * one.cost_table.num_chips for one in self.segments)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of a micro-batch."""
+        return self.segments[0].cost_table.batch.micro_batch_size
+
+    @property
+    def message_bytes(self) -> float:
+        """Bytes of one micro-batch over a stage boundary."""
+        return self.segments[0].cost_table.message_bytes
+
+    @property
+    def path_costs(self) -> PathCosts:
+        """Message costs along its clusters."""
+        return self.routes.path_costs(tuple(one.slot.cluster for one in self.segments))
+
+    @property
+    def wire_s(self) -> float:
+        """Seconds for which one micro-batch of every replica occupies the slowest link."""
+        return self.dp * self.message_bytes * self.path_costs.slowest_s_per_byte
+
+    @cached_property
+    def hops_s(self) -> tuple[float, ...]:
+        """Seconds of an exchange at each stage boundary, shape [num_stages - 1]."""
+        found = []
+        for i in range(self.num_stages - 1):
+            a, b, cost_table = self.slots[i], self.slots[i + 1], self.cost_tables[i]
+            if a.cluster != b.cluster:
+                found.append(self.routes.exchange_s(a.cluster, b.cluster, self.dp * self.message_bytes))
+            elif cost_table.virtual:
+                found.append(0.0)
+            else:
+                near = 2 * cost_table.num_chips * self.dp <= a.group.chips_per_node
+                found.append(
+                    send_s(
+                        cost_table.chip_model.topology,
+                        self.message_bytes / cost_table.num_chips,
+                        same_node=near,
+                    )
+                )
+        return tuple(found)
+
+    def max_in_flight(self, stage: int) -> int:
+        """Return the most micro-batches that a stage holds at once."""
+        after = self.num_stages - stage - 1
+        return 2 * after + 1 if self.schedule == "overlapped" else after + 1

@@ -1,0 +1,29 @@
+"""Closed forms of the pace and the iteration time of 1F1B, from stage times and hops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isthmus.core.plan import StageTime
+
+
+def micro_batch_interval_s(times: Sequence[StageTime], hop_s: Sequence[float]) -> float:
+    """Return a lower bound on the steady-state seconds per micro-batch of 1F1B.
+
+    Stage `i` of `S` has `S - i` micro-batches in flight, and each returns only after a round trip through all
+    later stages. The pace is therefore bounded by the slowest stage and by each round trip over its number in
+    flight. `hop_s`, (num_stages - 1,), is the time of one message at each boundary (0 inside a cluster).
+    """
+    count = len(times)
+    pace_s, later_s = 0.0, 0.0
+    for i in reversed(range(count)):
+        own_s = times[i].forward_s + times[i].backward_s
+        later_s += own_s + (2 * hop_s[i] if i < count - 1 else 0.0)
+        pace_s = max(pace_s, own_s, later_s / (count - i))
+    return pace_s
+
+
+def iteration_estimate_s(times: Sequence[StageTime], hop_s: Sequence[float], micro_batches: int) -> float:
+    """Return a quick estimate of the seconds of a 1F1B step, to rank candidates before simulating them."""
+    round_s = sum(t.forward_s + t.backward_s for t in times) + 2 * sum(hop_s)
+    return round_s + (micro_batches - 1) * micro_batch_interval_s(times, hop_s)

@@ -1,0 +1,131 @@
+"""`CheckpointManager`: loads and saves a rank's share of its run's checkpoints on disk."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group.isthmus_group import IsthmusGroup
+from isthmus.core.errors import PeerError
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
+from isthmus.train.checkpoint.async_checkpoint_writer import AsyncCheckpointWriter
+from isthmus.train.checkpoint.checkpoint_folder import load_shards, read_manifests, verify_rank_file
+from isthmus.train.checkpoint.dcp_layout import TensorShard
+from isthmus.train.checkpoint.find_valid_checkpoint import find_valid_checkpoint
+from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.checkpoint.state_shards import allocate_state, shards_to_save
+from isthmus.train.checkpoint.write_checkpoint import clear_unfinished
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.update.ownership import Ownership
+
+
+class CheckpointManager:
+    """The checkpoints of the run of `spec`; `ownership` says which rows this rank saves.
+
+    All ranks call `reset` each time the process group is formed.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, folder: WorkerFolder, ownership: Ownership, communicator: Communicator
+    ) -> None:
+        self._spec, self._worker_folder, self._ownership, self._communicator = (
+            spec,
+            folder,
+            ownership,
+            communicator,
+        )
+        self._folder, self._num_ranks = Path(spec.job.checkpoints.folder), len(spec.plan.ranks)
+        self._async_writer = self._make_writer("")
+
+    def reset(self) -> None:
+        """Cancel a write interrupted by the loss of a rank, and agree on the id of the next writes."""
+        self._async_writer.close()
+        if self._spec.rank == 0:
+            clear_unfinished(self._folder)
+        (writing,) = self._communicator.broadcast_from_first([secrets.randbits(62)])
+        self._async_writer = self._make_writer(f"{writing:x}")
+
+    def load(self, shapes: Mapping[str, torch.Size]) -> Snapshot | None:
+        """Return this rank's state from the newest checkpoint that all ranks find valid; None without one.
+
+        `shapes` are the shapes of this rank's parameters by full-model name; the snapshot has state tensors
+        of these shapes. Restores torch's random state if the number of ranks is unchanged.
+        """
+        rank = self._spec.rank
+        manifest = find_valid_checkpoint(
+            self._folder,
+            rank,
+            self._num_ranks,
+            self._communicator.broadcast_from_first,
+            self._communicator.all_gather,
+        )
+        if manifest is None:
+            return None
+        tensors, pieces = allocate_state(shapes, self._ownership)
+        random_state = self._random_state()
+        if manifest.num_ranks == self._num_ranks:
+            pieces.append(random_state)
+        load_shards(self._folder, manifest.step, pieces)
+        torch.set_rng_state(random_state.tensor)
+        print(f"rank {rank}: resumed from {self._folder} after step {manifest.step}", flush=True)
+        return Snapshot(manifest.step, manifest.samples, tensors)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint that rank 0 sees, without verifying it; 0 without one."""
+        mine = next(read_manifests(self._folder), None) if self._spec.rank == 0 else None
+        return self._communicator.broadcast_from_first([0 if mine is None else mine.step])[0]
+
+    def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin to write the checkpoint after `step` steps; wait for it if it is the run's last.
+
+        The tensors of `state` must not change until `wait_copied` returns. Raises `UnavailableError` if the
+        previous checkpoint could not be written.
+        """
+        pieces = [*shards_to_save(state, self._ownership), self._random_state()]
+        self._async_writer.begin(step, samples, pieces, partial(self._report_saved, step))
+        if step == self._spec.job.training.steps:
+            self._async_writer.wait()
+
+    def wait_copied(self) -> None:
+        """Wait until the tensors being saved may change."""
+        self._async_writer.wait_copied()
+
+    def wait(self) -> None:
+        """Wait until the current checkpoint is complete on disk; raises `UnavailableError` if it failed."""
+        self._async_writer.wait()
+
+    def verify(self, step: int) -> int:
+        """Verify this rank's file of the checkpoint after `step` steps from disk; return its size in bytes.
+
+        Raises `UnavailableError` if it is missing or damaged.
+        """
+        return verify_rank_file(self._folder, step, self._spec.rank)
+
+    def _make_writer(self, write_id: str) -> AsyncCheckpointWriter:
+        return AsyncCheckpointWriter(
+            self._folder,
+            rank=self._spec.rank,
+            num_ranks=self._num_ranks,
+            write_id=write_id,
+            keep=self._spec.job.checkpoints.keep,
+            find_loss=_find_loss,
+        )
+
+    def _random_state(self) -> TensorShard:
+        return TensorShard.full(f"rng/rank-{self._spec.rank:05d}", torch.get_rng_state())
+
+    def _report_saved(self, step: int) -> None:
+        with suppress(OSError):  # then the agent assumes an older checkpoint, which is safe
+            write_atomically(self._worker_folder.saved_path, f"{step}\n")
+
+
+def _find_loss() -> PeerError | None:
+    """Return the error of a lost rank if the process group reports one."""
+    group = dist.group.WORLD
+    return group.transport.loss() if isinstance(group, IsthmusGroup) else None

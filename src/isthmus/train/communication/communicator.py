@@ -1,0 +1,183 @@
+"""`Communicator`: point-to-point messages and small collectives of one rank, with timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from isthmus.comm.group.group_work import SendWork
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging, StagedReceive
+from isthmus.train.communication.send_thread import PendingWork, SendThread, unwrap_work
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.communication.torch_device import HOST_BACKENDS, synchronize
+
+CommWork: TypeAlias = "dist.CommWork | StagedReceive | PendingWork[TensorMessage]"
+
+
+@dataclass(frozen=True)
+class TensorMessage:
+    """A contiguous tensor to send to or receive from a peer; unchanged until the wait returns."""
+
+    tensor: torch.Tensor
+    # Global rank of the other side.
+    peer: int
+    tag: int
+    is_send: bool
+
+
+class Communicator:
+    """Messages between ranks of the default process group; `clusters[r]` is the cluster of rank `r`.
+
+    A send thread starts messages; `wait` completes them. With `staging`, tensors go through host memory.
+    `batched` starts messages in the calling thread with one `batch_isend_irecv`, which device backends such
+    as NCCL need when two ranks send to each other. `device` holds the tensors of collectives. `wait_for_device` waits
+    until the device has executed a completed receive. `timer` times the current step. A `checkpoint_requested` set on
+    one rank reaches all ranks in the next `sum_over_all`, as `any_requested`.
+    """
+
+    def __init__(
+        self,
+        clusters: Sequence[str],
+        rank: int,
+        *,
+        staging: HostStaging | None = None,
+        batched: bool = False,
+        device: torch.device | str = "cpu",
+        wait_for_device: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._is_remote = [cluster != clusters[rank] for cluster in clusters]
+        self._staging, self._batched, self._device, self._wait_for_device = (
+            staging,
+            batched,
+            device,
+            wait_for_device,
+        )
+        self._send_thread: SendThread[TensorMessage] = SendThread()
+        self.timer = StepTimer()
+        self.checkpoint_requested = self.any_requested = False
+
+    def start(self, messages: Sequence[TensorMessage]) -> list[CommWork]:
+        """Start `messages`; return one work handle per message."""
+        start_s = self.timer.clock()
+        works = self._start(messages)
+        self.timer.calls_s += self.timer.clock() - start_s
+        return works
+
+    def _start(self, messages: Sequence[TensorMessage]) -> list[CommWork]:
+        wan_bytes = sum(one.tensor.nbytes for one in messages if one.is_send and self._is_remote[one.peer])
+        self.timer.wan_bytes += wan_bytes
+        if self._staging is not None:
+            return [self._start_staged(one, self._staging) for one in messages]
+        if not self._batched:
+            return [*self._send_thread.submit(messages, self.start_message)] if messages else []
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend if one.is_send else dist.irecv, one.tensor, one.peer, tag=one.tag)
+                for one in messages
+            ]
+        )
+        return works if len(works) == len(messages) else [works[0]] * len(messages)
+
+    def drain(self) -> None:
+        """Wait until all queued messages have started, so that none starts in the next group."""
+        self._send_thread.drain()
+
+    def start_message(self, message: TensorMessage) -> dist.Work:
+        """Start one message in the default process group; return its work handle."""
+        if message.is_send:
+            return dist.isend(message.tensor, message.peer, tag=message.tag)
+        return dist.irecv(message.tensor, message.peer, tag=message.tag)
+
+    def wait(self, work: CommWork, *, until_delivered: bool = False) -> None:
+        """Wait for a message; raises `PeerError` if the peer is lost.
+
+        For a send to another cluster the call returns at once: the transport keeps the tensor until the peer
+        acknowledges it, and senders never modify a sent tensor. With `until_delivered` it waits for the
+        acknowledgement, after which the tensor's memory is free.
+        """
+        timer = self.timer
+        start_s, completed = timer.clock(), work.is_completed()
+        if isinstance(unwrap_work(work), SendWork) and not (until_delivered or work.is_completed()):
+            timer.calls_s += timer.clock() - start_s
+            return
+        completed = completed or (isinstance(work, PendingWork) and work.message.is_send)
+        work.wait()
+        self._wait_for_device()
+        end_s = timer.clock()
+        timer.add_wait(start_s, end_s, getattr(work, "under_way", None))
+        timer.calls_s += end_s - start_s if completed else 0.0
+
+    def sum_over_all(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` [n] (float64) over all ranks; the time counts as idle.
+
+        The same message sums `checkpoint_requested`, so that all ranks set `any_requested` in the same step.
+        """
+        total = torch.cat([values, values.new_tensor([float(self.checkpoint_requested)])]).to(self._device)
+        start_s = self.timer.clock()
+        self._all_reduce(total)
+        self.timer.add_wait(start_s, self.timer.clock(), None)
+        self.any_requested = bool(total[-1].item() > 0)
+        return total[:-1].cpu()
+
+    def broadcast_from_first(self, numbers: Sequence[int]) -> list[int]:
+        """Return the `numbers` of rank 0 on every rank; all ranks pass equally many."""
+        values = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.broadcast(values, 0)
+        return [int(one) for one in values.tolist()]
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return `tensor` of every rank, by rank, on the CPU; all have one shape."""
+        local = tensor.to(self._device)
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, local)
+        return [part.cpu() for part in parts]
+
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of every rank, by rank; lengths may differ."""
+        lengths = [int(one) for one in self.all_gather(torch.tensor([len(data)], dtype=torch.int64))]
+        padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
+        parts = self.all_gather(padded)
+        return [bytes(part[:length].tolist()) for part, length in zip(parts, lengths, strict=True)]
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        self.all_gather(torch.zeros(1))
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum `tensor` over all ranks of the default process group, in place."""
+        dist.all_reduce(tensor)
+
+    def _start_staged(self, message: TensorMessage, staging: HostStaging) -> CommWork:
+        """Start one message through host memory; a send starts once its copy to the host is complete."""
+        if message.is_send:
+            return self._submit(message, *staging.copy_to_host(message.tensor))
+        return staging.receive_to_device(message.tensor, lambda host: self._submit(message, host), self.timer.clock)
+
+    def _submit(
+        self, message: TensorMessage, host: torch.Tensor, wait_for_copy: Callable[[], None] = lambda: None
+    ) -> PendingWork[TensorMessage]:
+        """Queue a message in host memory; the send thread calls `wait_for_copy` before it starts the message."""
+
+        def start(one: TensorMessage) -> dist.Work:
+            wait_for_copy()
+            return self.start_message(one)
+
+        (posted,) = self._send_thread.submit([replace(message, tensor=host)], start)
+        return posted
+
+
+def make_communicator(spec: WorkerSpec, device: torch.device) -> Communicator:
+    """Return the communicator of the rank of `spec` on `device`: direct, or staged through host memory."""
+    clusters = spec.plan.rank_clusters
+    if spec.backend in HOST_BACKENDS:
+        staging = None if device.type == "cpu" else HostStaging(CudaCopyEngine(device))
+        return Communicator(clusters, spec.rank, staging=staging)
+    settle = partial(synchronize, device)
+    return Communicator(clusters, spec.rank, batched=True, device=device, wait_for_device=settle)

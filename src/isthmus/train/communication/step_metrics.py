@@ -1,0 +1,128 @@
+"""Timing of one step (`StepTimer`), and the log of step metrics: `metrics.jsonl` and TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from isthmus.core.errors import UnavailableError
+from isthmus.core.messages.agent_messages import Span, StepMetrics
+from isthmus.core.messages.worker_folder import WorkerSpec
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class StepTimer:
+    """The time of one step by cause, in seconds, and the bytes sent to other clusters.
+
+    A wait counts as exposed communication while its message was in transit, and as idle before (its sender
+    was still computing). Messages inside a cluster do not report their transit: waits for them count as idle.
+    """
+
+    clock: Clock = time.time
+    # Whether this step records `spans`.
+    is_traced: bool = False
+    compute_s: float = 0.0
+    exposed_communication_s: float = 0.0
+    idle_s: float = 0.0
+    # Computing thread's time in calls that start messages or complete finished ones, without waiting.
+    calls_s: float = 0.0
+    # Real compute time beyond the time of the virtual chip.
+    overrun_s: float = 0.0
+    # Bytes sent to other clusters.
+    wan_bytes: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+    @contextmanager
+    def record_span(self, kind: str, micro_batch: int) -> Iterator[None]:
+        """Record the block as one span, if the step is traced."""
+        start_s = self.clock()
+        yield
+        if self.is_traced:
+            self.spans.append(Span(kind=kind, micro_batch=micro_batch, start_s=start_s, end_s=self.clock()))
+
+    def add_compute(self, kind: str, micro_batch: int, start_s: float) -> None:
+        """Add the time from `start_s` to now to `compute_s`; record it as a span if the step is traced."""
+        end_s = self.clock()
+        self.compute_s += end_s - start_s
+        if self.is_traced:
+            self.spans.append(Span(kind=kind, micro_batch=micro_batch, start_s=start_s, end_s=end_s))
+
+    @contextmanager
+    def measure_compute(self) -> Iterator[None]:
+        """Add the time of the block to `compute_s`."""
+        start_s = self.clock()
+        yield
+        self.compute_s += self.clock() - start_s
+
+    def add_wait(self, start_s: float, end_s: float, under_way: tuple[float, float] | None) -> None:
+        """Add a wait from `start_s` to `end_s` for a message in transit during `under_way` (start, end)."""
+        exposed_s = 0.0
+        if under_way is not None:
+            exposed_s = max(min(end_s, under_way[1]) - max(start_s, under_way[0]), 0.0)
+        self.exposed_communication_s += exposed_s
+        self.idle_s += max(end_s - start_s - exposed_s, 0.0)
+
+    def values(self) -> dict[str, float | None]:
+        """Return the metrics by name."""
+        return {
+            "compute_s": self.compute_s,
+            "exposed_communication_s": self.exposed_communication_s,
+            "idle_s": self.idle_s,
+            "calls_s": self.calls_s,
+            "overrun_s": self.overrun_s,
+            "wan_bytes": float(self.wan_bytes),
+        }
+
+
+class MetricsLog:
+    """Context manager that appends one `StepMetrics` line per step, and scalars to TensorBoard if given.
+
+    Raises `UnavailableError` if a file cannot be written.
+    """
+
+    def __init__(self, file: Path, spec: WorkerSpec, tensorboard: Path | None, first_step: int) -> None:
+        self._spec, self._path = spec, file
+        self._file = file.open("a", encoding="utf-8")
+        self._tensorboard = _open_tensorboard(tensorboard, first_step) if tensorboard else None
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def write(self, step: int, values: Mapping[str, float | None], spans: tuple[Span, ...] = ()) -> None:
+        """Append the metrics of one step; values that are not finite become null."""
+        known = {key: value if value is None or math.isfinite(value) else None for key, value in values.items()}
+        spec = self._spec
+        line = StepMetrics(job=spec.run, attempt=spec.attempt, rank=spec.rank, step=step, values=known, spans=spans)
+        try:
+            self._file.write(line.model_dump_json() + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self._path}: {error.strerror}") from error
+        if self._tensorboard is not None:
+            for key, value in known.items():
+                if value is not None:
+                    self._tensorboard.add_scalar(key, value, step)
+
+
+def _open_tensorboard(folder: Path, first_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    try:
+        return SummaryWriter(str(folder), purge_step=first_step)
+    except OSError as error:
+        raise UnavailableError(f"cannot write to {folder}: {error.strerror}") from error

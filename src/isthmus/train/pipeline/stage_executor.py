@@ -1,0 +1,117 @@
+"""`StageExecutor`: runs one stage's operations of a pipeline schedule; `StepExecution` holds the state of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from isthmus.core.plan import StageTime
+from isthmus.schedule import Schedule, peak_receive_buffers
+from isthmus.train.communication.exact_sleep import sleep_exactly
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.model.deferred_weight_gradients import DeferredWeightGradients
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.recompute import NO_RECOMPUTE, RecomputePolicy
+from isthmus.train.pipeline.micro_batches import MicroBatches
+from isthmus.train.pipeline.receive_buffer_pool import ReceiveBufferPool
+from isthmus.train.pipeline.stage_program import StageProgram, make_stage_program
+from isthmus.train.pipeline.step_execution import Losses, StageSetup, StepExecution
+from isthmus.train.tensor_parallel.tp_communicator import StageCommunicator
+
+
+@dataclass(frozen=True)
+class _PreparedSchedule:
+    """A schedule with its program and number of receive buffers for this stage."""
+
+    schedule: Schedule
+    program: StageProgram
+    num_buffers: int
+
+
+class StageExecutor:
+    """Executes one stage of a pipeline. Stage `s` of the schedule is rank `ranks[s]` of the process group.
+
+    `model_chunks` holds one model per chunk of the schedule; `dtype` is that of messages. `stage_time` makes the
+    chip virtual: `sleep` pads each forward and backward to that time divided by the number of chunks (a chunk
+    of a bidirectional schedule is a full stage), and each half of a split backward to half of it. `recompute`
+    selects the layers whose activations are recomputed in the backward, one layer at a time.
+    """
+
+    def __init__(
+        self,
+        model_chunks: ModelChunks,
+        stage: int,
+        ranks: Sequence[int],
+        communicator: StageCommunicator,
+        *,
+        dtype: torch.dtype,
+        stage_time: StageTime | None = None,
+        recompute: RecomputePolicy = NO_RECOMPUTE,
+        sleep: Callable[[float], None] = sleep_exactly,
+    ) -> None:
+        self.model_chunks, self.stage, self._dtype = model_chunks, stage, dtype
+        self.buffers = ReceiveBufferPool()
+        self._setup = StageSetup(
+            model_chunks=model_chunks,
+            stage=stage,
+            ranks=tuple(ranks),
+            communicator=communicator,
+            buffers=self.buffers,
+            recompute=model_chunks.recompute_policies(recompute),
+            stage_time=stage_time,
+            sleep=sleep,
+        )
+        self._deferred: DeferredWeightGradients | None = None
+        self._prepared: dict[bool, _PreparedSchedule] = {}
+        self.losses = Losses(None, None)
+
+    def run(
+        self,
+        schedule: Schedule,
+        batches: MicroBatches,
+        timer: StepTimer,
+        update: Callable[[], None] = lambda: None,
+    ) -> Losses:
+        """Run the stage's operations for one step; return its losses.
+
+        Calls `update` at the schedule's update operation, with `losses` set. Raises `PeerError` if a
+        neighbour is lost.
+        """
+        self._setup.communicator.timer = timer
+        prepared = self._prepare_schedule(schedule)
+        self._allocate_buffers(prepared.num_buffers, batches)
+
+        def on_update(losses: Losses) -> None:
+            self.losses = losses
+            update()
+
+        execution = StepExecution(self._setup, schedule.trains, batches, timer, on_update, self._deferred)
+        with torch.set_grad_enabled(schedule.trains):
+            for steps in prepared.program:
+                if steps[0].is_message_start:
+                    execution.start(steps)
+                else:
+                    execution.execute(steps[0])
+        return execution.current_losses()
+
+    def _prepare_schedule(self, schedule: Schedule) -> _PreparedSchedule:
+        """Return the program of `schedule` for this stage; cached for the last schedule of its kind."""
+        prepared = self._prepared.get(schedule.trains)
+        if prepared is None or prepared.schedule is not schedule:
+            program, num_buffers = (
+                make_stage_program(schedule, self.stage),
+                peak_receive_buffers(schedule)[self.stage],
+            )
+            prepared = self._prepared[schedule.trains] = _PreparedSchedule(schedule, program, num_buffers)
+            if self._deferred is None and any(steps[0].kind == "backward_weight" for steps in program):
+                self._deferred = DeferredWeightGradients(self.model_chunks.chunks)
+        return prepared
+
+    def _allocate_buffers(self, num_buffers: int, batches: MicroBatches) -> None:
+        """Start a step with `num_buffers` receive buffers of [B, S, H]; drop the state of an aborted step."""
+        if self._deferred is not None:
+            self._deferred.clear()
+        shape = max(batches.sizes), batches.sequence_length, self.model_chunks.first_chunk.hidden_size
+        self.buffers.begin_step(num_buffers, torch.empty(shape, dtype=self._dtype, device="meta"))

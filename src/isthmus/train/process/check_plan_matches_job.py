@@ -1,0 +1,71 @@
+"""`check_plan_matches_job`: checks that a plan matches its job, for real and for virtual training."""
+
+from __future__ import annotations
+
+from isthmus.comm.process.shared_memory_arena import supports_shared_memory
+from isthmus.core.errors import PlanError
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.model import Model, load_model
+from isthmus.core.plan import Plan
+from isthmus.schedule import Schedule, check_schedule, make_schedule
+
+
+def check_plan_matches_job(spec: WorkerSpec, model: Model) -> list[Schedule]:
+    """Return the checked schedule of each replica; raise `PlanError` if the plan does not match the job.
+
+    `model` is the job's.
+    """
+    plan, training = spec.plan, spec.job.training
+    require_equal("compute", plan.compute, spec.job.compute)
+    require_equal("sequence_length", plan.sequence_length, training.sequence_length)
+    require_equal("samples a step", plan.num_samples, training.global_batch_size)
+    require_equal("number of layers", plan.num_layers, model.num_layers)
+    if plan.precision is not None:
+        require_equal("precision", plan.precision, training.precision)
+    if plan.model is not None and load_model(plan.model).config != model.config:
+        require_equal("model", plan.model, spec.job.model)
+    if plan.local_steps > 1:
+        raise PlanError(
+            f"the plan fixes local_steps to {plan.local_steps}",
+            hint="this runtime reduces gradients every step: plan with training.local_steps: 1",
+        )
+    _check_transport(spec)
+    schedules = [_make_replica_schedule(plan, replica) for replica in range(plan.dp)]
+    for one in dict.fromkeys(schedules):
+        check_schedule(one)
+    return schedules
+
+
+def require_equal(name: str, plan_value: object, job_value: object) -> None:
+    """Raise `PlanError` unless the values of `name` in plan and job are equal."""
+    if plan_value != job_value:
+        raise PlanError(f"{name} is {plan_value} in the plan and {job_value} in the job", hint="make the plan again")
+
+
+def _make_replica_schedule(plan: Plan, replica: int) -> Schedule:
+    """Return the schedule of one replica, for its number of stages and micro-batches."""
+    return make_schedule(
+        plan.schedule,
+        len(plan.pipeline(replica)),
+        plan.micro_batches_of(replica),
+        warm_up=plan.warm_up,
+        num_chunks=plan.num_chunks or plan.chunks,
+    )
+
+
+def _check_transport(spec: WorkerSpec) -> None:
+    """Reject a backend that lacks the job's transport or cannot connect the plan's clusters."""
+    if spec.job.transport == "process" and spec.backend != "isthmus":
+        raise PlanError(
+            f"backend '{spec.backend}' does not support transport: process",
+            hint="use backend 'isthmus', or transport: thread",
+        )
+    if spec.job.transport == "process" and not supports_shared_memory():
+        raise PlanError(
+            "transport: process needs anonymous shared memory (memfd_create), which this machine lacks",
+            hint="run the workers on Linux, or use transport: thread",
+        )
+    if spec.backend != "isthmus" and len(spec.plan.clusters) > 1:
+        raise PlanError(
+            f"backend '{spec.backend}' does not support routes between clusters", hint="use backend 'isthmus'"
+        )

@@ -1,0 +1,81 @@
+"""`prepare_stage`: builds the model and opens the data set of a rank, before it joins the process group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from isthmus.core.messages.worker_folder import WorkerSpec
+from isthmus.core.units import format_seconds
+from isthmus.data import Dataset, open_dataset
+from isthmus.train.checkpoint.write_checkpoint import make_checkpoint_folder
+from isthmus.train.communication.torch_device import choose_device
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.model.save_weights import make_output_folder
+from isthmus.train.model.stage_model import build_stage
+from isthmus.train.tensor_parallel.tp_process_group import make_tp_group
+from isthmus.train.update.replica_layout import PipelinePosition
+
+
+@dataclass(frozen=True)
+class PreparedStage:
+    """The model of a rank, and its data set on the first and last stage."""
+
+    model_chunks: ModelChunks
+    dataset: Dataset | None
+
+
+def worker_device(spec: WorkerSpec) -> torch.device:
+    """Return the device of the worker of `spec`; raises `PlanError` if there is none."""
+    virtual = spec.stage_time is not None
+    return choose_device(spec.device, virtual=virtual, num_cuda=torch.cuda.device_count())
+
+
+def prepare_stage(spec: WorkerSpec) -> PreparedStage:
+    """Build the stage and open the data set; raises `InputError` for unusable input."""
+    job, training = spec.job, spec.job.training
+    make_checkpoint_folder(Path(job.checkpoints.folder))
+    make_output_folder(Path(job.output))
+    torch.manual_seed(training.seed)
+    place, group = PipelinePosition.of_rank(spec.plan, spec.rank), make_tp_group(spec.plan, spec.rank)
+    pieces = ModelChunks(
+        [
+            build_stage(
+                job.model,
+                layers,
+                dtype=torch.float32,
+                device=worker_device(spec),
+                seed=training.seed,
+                weights="random" if job.task == "pretrain" else "load",
+                group=group,
+            )
+            for layers in spec.plan.chunk_layers(place.replica)[place.stage]
+        ],
+        spec.plan.num_model_copies,
+    )
+    if not (pieces.is_first or pieces.is_last):
+        return PreparedStage(pieces, None)
+    dataset = open_dataset(job.data, task=job.task, sequence_length=training.sequence_length, seed=training.seed)
+    dataset.check_job_fits(num_samples=training.global_batch_size, vocab_size=pieces.vocab_size)
+    if training.evaluate_every:
+        dataset.validation_batch(1)
+    return PreparedStage(pieces, dataset)
+
+
+def describe_rank(spec: WorkerSpec, device: str = "") -> str:
+    """Return the first line of a worker's log: its layers, cluster, replica and `device` or virtual chip."""
+    place = PipelinePosition.of_rank(spec.plan, spec.rank)
+    chunks = spec.plan.chunk_layers(place.replica)[place.stage]
+    layers = " and ".join(f"{first} to {end - 1}" for first, end in chunks)
+    where = f"rank {spec.rank}: layers {layers} in cluster {spec.cluster}"
+    where += f", replica {place.replica} of {spec.plan.dp}" if spec.plan.dp > 1 else ""
+    rank = spec.plan.ranks[spec.rank]
+    tp_size = len(spec.plan.ranks_of(rank.stage))
+    where += f", tensor-parallel rank {rank.tp} of {tp_size}" if tp_size > 1 else ""
+    where += f", on {device}" if device else ""
+    if spec.stage_time is None:
+        return where
+    forward, backward = format_seconds(spec.stage_time.forward_s), format_seconds(spec.stage_time.backward_s)
+    return f"{where}, on a virtual chip: forward {forward}, backward {backward} per micro-batch"

@@ -1,0 +1,219 @@
+"""`Trainer`: the trainer of one rank: steps, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
+from isthmus.schedule import Schedule, forward_only
+from isthmus.train.checkpoint.checkpoint_manager import CheckpointManager
+from isthmus.train.checkpoint.memory_slot import Snapshot
+from isthmus.train.communication.communicator import make_communicator
+from isthmus.train.communication.step_metrics import StepTimer
+from isthmus.train.communication.torch_device import synchronize
+from isthmus.train.liveness.checkpoint_requests import CheckpointRequests
+from isthmus.train.model.recompute import RecomputePolicy
+from isthmus.train.pipeline.stage_executor import StageExecutor
+from isthmus.train.process.prepare_stage import PreparedStage
+from isthmus.train.process.replica_batches import ReplicaBatches
+from isthmus.train.recovery.peer_snapshots import PeerSnapshots
+from isthmus.train.recovery.rank_recovery import RankRecovery
+from isthmus.train.tensor_parallel.tp_communicator import TpCommunicator
+from isthmus.train.tensor_parallel.tp_process_group import join_tp_group
+from isthmus.train.update.gradient_reducer import GradientReducer
+from isthmus.train.update.optimizer import Optimizer, UpdateResult
+from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.replica_layout import PipelinePosition, exchange_ownership
+
+_GENERATOR = "generator"
+"""Name of torch's random generator state in a snapshot."""
+
+MAX_SKIPPED = 10
+"""Consecutive updates skipped for a gradient that is not finite, after which training stops."""
+
+
+class Trainer:
+    """Holds and trains one rank's part of the model."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        schedule: Schedule,
+        prepared: PreparedStage,
+        folder: WorkerFolder,
+        recovery: RankRecovery,
+    ) -> None:
+        self.spec, self.schedule, self.prepared = spec, schedule, prepared
+        self.folder, self.checkpoint_requests, self.recovery = folder, CheckpointRequests(folder), recovery
+        self.training, self.position = spec.job.training, PipelinePosition.of_rank(spec.plan, spec.rank)
+        self.group = prepared.model_chunks.group
+        self.reports_loss = (
+            prepared.model_chunks.reports_loss and self.position.replica == 0 and self.group.tp_rank == 0
+        )
+        self.samples = self.num_skipped = 0
+        self.batches = ReplicaBatches(prepared, spec.plan, self.position, self.training)
+        self.communicator = make_communicator(spec, prepared.model_chunks.device)
+        self.ownership = self._form_groups()
+        self.checkpoint_manager = CheckpointManager(spec, folder, self.ownership, self.communicator)
+        self.peer_snapshots = PeerSnapshots(spec, folder, recovery, self.communicator)
+        self.optimizer = Optimizer(
+            prepared.model_chunks.global_named_parameters(),
+            self.training,
+            sum_over_all=self.peer_snapshots.sum_over_all,
+            ownership=self.ownership,
+            reducer=GradientReducer(self.ownership.buckets, spec.rank, self.communicator),
+            on_host=spec.plan.optimizer_on_host,
+        )
+        self.executor = StageExecutor(
+            prepared.model_chunks,
+            self.position.stage,
+            self.position.ranks,
+            TpCommunicator(self.communicator, self.group) if self.group.size > 1 else self.communicator,
+            dtype=torch.bfloat16 if self.training.precision == "bf16" else torch.float32,
+            stage_time=spec.stage_time,
+            recompute=RecomputePolicy(spec.stage.recompute, spec.stage.recompute_layers),
+        )
+
+    def _form_groups(self) -> Ownership:
+        """Join the tensor-parallel group; return the ownership of all parameters."""
+        spec, shard = self.spec, self.spec.plan.zero == 1
+        join_tp_group(spec.plan, spec.rank, self.group, backend=spec.backend, host=spec.host)
+        return exchange_ownership(
+            self.prepared.model_chunks,
+            spec.rank,
+            spec.plan.rank_clusters,
+            self.communicator,
+            shard_updates=shard,
+        )
+
+    def load_checkpoint(self) -> int:
+        """Load the newest valid checkpoint, if any; return its number of completed steps."""
+        shapes = {name: one.shape for name, one in self.prepared.model_chunks.global_named_parameters()}
+        found = self.checkpoint_manager.load(shapes)
+        if found is None:
+            return 0
+        self.samples = found.samples
+        self.optimizer.load_checkpoint_state(found.tensors)
+        return found.step
+
+    def local_state(self) -> dict[str, torch.Tensor]:
+        """Return this rank's complete training state, by reference (not copied)."""
+        return self.optimizer.local_state() | {_GENERATOR: torch.get_rng_state()}
+
+    def take_snapshot(self, step: int) -> None:
+        """Snapshot the state after `step` steps to memory, here and at a peer, unless copies are delayed."""
+        if not self.peer_snapshots.is_delayed:
+            self.recovery.take_snapshot(step, self.samples, self.local_state())
+            self.peer_snapshots.send(step)
+
+    def restore_snapshot(self, snapshot: Snapshot) -> None:
+        """Restore the state of a snapshot."""
+        self.samples = snapshot.samples
+        self.optimizer.load_local_state(snapshot.tensors)
+        torch.set_rng_state(snapshot.tensors[_GENERATOR].clone())
+
+    def reset(self) -> None:
+        """Drop the gradients of an aborted step and form the groups again."""
+        self.num_skipped = 0
+        self.optimizer.clear_gradients()
+        self._form_groups()
+
+    def step(self, step: int) -> tuple[dict[str, float | None], StepTimer]:
+        """Train on one global batch; return this rank's metrics and timing."""
+        start_s = time.time()
+        timer = StepTimer(is_traced=step in self.spec.trace_steps)
+        batch_size = self.training.global_batch_size
+        batches = self.batches.training_step(self.samples)
+        updates: list[UpdateResult] = []
+        group_s = self.group.waited_s
+        losses = self.executor.run(self.schedule, batches, timer, lambda: updates.append(self._update(step)))
+        # Tensor-parallel collectives run inside the computation: count them as communication.
+        group_s = self.group.waited_s - group_s
+        timer.compute_s -= group_s
+        timer.exposed_communication_s += group_s
+        update = updates[0]
+        self.samples += batch_size
+        step_s = time.time() - start_s
+        samples_per_s = batch_size / step_s
+        values = timer.values()
+        values |= {
+            "step_s": step_s,
+            "samples_per_s": samples_per_s,
+            "tokens_per_s": samples_per_s * self.training.sequence_length,
+            "learning_rate": update.learning_rate,
+            "gradient_norm": update.gradient_norm,
+            "update_skipped": float(update.skipped),
+        }
+        self.num_skipped = self.num_skipped + 1 if update.skipped else 0
+        if self.reports_loss:
+            values["loss"] = update.loss
+        if losses.balance_loss is not None and self.group.tp_rank == 0:
+            values["balance_loss"] = losses.balance_loss
+        return values, timer
+
+    def raise_if_diverged(self, step: int) -> None:
+        """Raise `InputError` after `MAX_SKIPPED` consecutive skipped updates."""
+        if self.num_skipped >= MAX_SKIPPED:
+            raise InputError(
+                f"step {step + 1}: the gradient was not finite in {MAX_SKIPPED} consecutive steps",
+                hint="lower training.learning_rate, increase warmup_steps, or check the weights",
+            )
+
+    def evaluate(self) -> dict[str, float | None]:
+        """Compute the held-out loss; the last stage of the first replica reports it."""
+        start_s, batches = time.time(), self.batches.validation()
+        loss = None
+        if batches.sizes:
+            chunks = len(self.prepared.model_chunks.first_copy)
+            schedule = forward_only(len(self.position.ranks), len(batches.sizes), chunks)
+            loss = self.executor.run(schedule, batches, StepTimer()).loss
+        if self.spec.plan.dp > 1:
+            parts = torch.tensor([self._loss_share(loss)], dtype=torch.float64)
+            loss = float(self.communicator.sum_over_all(parts))
+        values: dict[str, float | None] = {"evaluate_s": time.time() - start_s}
+        if self.reports_loss:
+            values["validation_loss"] = loss
+        return values
+
+    def save_checkpoint(self, step: int) -> dict[str, float | None]:
+        """Start writing a checkpoint of the state after `step` steps."""
+        start_s = time.time()
+        self.checkpoint_manager.save(step, self.samples, self.optimizer.checkpoint_state())
+        return {"checkpoint_s": time.time() - start_s}
+
+    def verify_checkpoint(self, step: int) -> dict[str, float | None]:
+        """Read back the checkpoint after `step` steps; report it to the agent if it is valid on all ranks.
+
+        A damaged checkpoint is not an error: the run does not resume from it.
+        """
+        start_s, num_bytes = time.time(), 0
+        self.checkpoint_manager.wait()
+        try:
+            num_bytes = self.checkpoint_manager.verify(step)
+        except UnavailableError as error:
+            print(f"warning: {error}", flush=True)
+        sizes = self.communicator.all_gather(torch.tensor([num_bytes], dtype=torch.int64))
+        if all(int(one) > 0 for one in sizes):
+            self.checkpoint_requests.report_verified(step, num_bytes)
+        else:
+            self.checkpoint_requests.report_failed(step)
+        return {"protect_s": time.time() - start_s}
+
+    def _update(self, step: int) -> UpdateResult:
+        timer = self.communicator.timer
+        self.checkpoint_manager.wait_copied()
+        self.communicator.checkpoint_requested = self.checkpoint_requests.is_requested(step)
+        self.recovery.wait_for_snapshot()
+        waited_s = timer.exposed_communication_s + timer.idle_s
+        with timer.measure_compute():
+            update = self.optimizer.apply(step, self._loss_share(self.executor.losses.loss))
+            synchronize(self.prepared.model_chunks.device)
+        timer.compute_s -= timer.exposed_communication_s + timer.idle_s - waited_s
+        return update
+
+    def _loss_share(self, loss: float | None) -> float:
+        """Return the loss on the first tensor-parallel rank, else 0: a sum over ranks counts it once."""
+        return loss or 0.0 if self.group.tp_rank == 0 else 0.0

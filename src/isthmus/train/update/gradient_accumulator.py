@@ -1,0 +1,76 @@
+"""`GradientAccumulator`: the fp32 gradients of a stage's parameters, accumulated over a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from isthmus.train.update.buckets import ParameterSegment
+from isthmus.train.update.ownership import Ownership
+from isthmus.train.update.weight_shard import view_rows
+
+
+class GradientAccumulator:
+    """The gradients of `parameters` (by full-model name).
+
+    With `uses_bf16` the caller converts each parameter to bf16 by `lower_to_bf16`; its gradients accumulate in fp32.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], ownership: Ownership, *, uses_bf16: bool) -> None:
+        self._parameters, self._ownership, self._uses_bf16 = parameters, ownership, uses_bf16
+        self._accumulated: dict[str, torch.Tensor] = {}
+
+    def lower_to_bf16(self, name: str) -> None:
+        """Convert a parameter to bf16; this frees its fp32 memory if it has no other reference."""
+        parameter = self._parameters[name]
+        parameter.data = parameter.data.to(torch.bfloat16)
+
+        def accumulate(working: torch.Tensor) -> None:
+            if working.grad is not None:
+                if name in self._accumulated:
+                    self._accumulated[name].add_(working.grad)
+                else:
+                    self._accumulated[name] = working.grad.float()
+                working.grad = None
+
+        parameter.register_post_accumulate_grad_hook(accumulate)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """Return the fp32 gradient of a parameter; None if it has none."""
+        return self._accumulated.get(name) if self._uses_bf16 else self._parameters[name].grad
+
+    def segment_view(self, segment: ParameterSegment) -> torch.Tensor:
+        """Return the gradient of a segment that this rank owns, as a view."""
+        gradient = self.get(segment.name)
+        if gradient is None:
+            raise KeyError(f"no gradient of {segment.name}")
+        return view_rows(gradient, self._ownership.locate(segment))
+
+    def zero_missing_shared(self) -> None:
+        """Set missing gradients of shared parameters to zero, because other ranks may have one."""
+        for name in self._ownership.shared_names:
+            if self.get(name) is None:
+                zeros = torch.zeros_like(self._parameters[name], dtype=torch.float32)
+                if self._uses_bf16:
+                    self._accumulated[name] = zeros
+                else:
+                    self._parameters[name].grad = zeros
+
+    def sum_of_squares(self) -> float:
+        """Return the squared norm (fp64) of the segments that this rank counts.
+
+        The result is bit-identical with and without sharded updates.
+        """
+        counted = [one for one in self._ownership.norm_segments if self.get(one.name) is not None]
+        if not counted:
+            return 0.0
+        norms = torch._foreach_norm([self.segment_view(one) for one in counted], 2, dtype=torch.float64)
+        return float(torch.stack(norms).square().sum())
+
+    def clear(self) -> None:
+        """Discard all gradients."""
+        self._accumulated.clear()
+        for parameter in self._parameters.values():
+            parameter.grad = None

@@ -1,0 +1,70 @@
+"""A rank's position in the plan, its replica's samples, and the parameters that all ranks hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from isthmus.core.plan import Plan
+from isthmus.train.communication.communicator import Communicator
+from isthmus.train.model.model_chunks import ModelChunks
+from isthmus.train.update.buckets import HeldRows
+from isthmus.train.update.ownership import Ownership
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePosition:
+    """Position of a rank in the pipeline of its replica."""
+
+    replica: int
+    # Stage within the pipeline, from 0.
+    stage: int
+    # First rank of each stage of the pipeline.
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of_rank(cls, plan: Plan, rank: int) -> PipelinePosition:
+        """Return the position of `rank` in `plan`."""
+        mine = plan.ranks[rank].stage
+        replica = plan.stages[mine].replica
+        stages = [number for number, stage in enumerate(plan.stages) if stage.replica == replica]
+        ranks = tuple(plan.ranks_of(number)[0] for number in stages)
+        return cls(replica=replica, stage=stages.index(mine), ranks=ranks)
+
+
+def replica_samples(plan: Plan, replica: int, num_samples: int) -> tuple[int, int]:
+    """Return the samples (first, last exclusive) of a batch of `num_samples` that `replica` processes.
+
+    Replicas take consecutive ranges: for a training step as the plan says, for other batch sizes
+    proportionally.
+    """
+    each = [plan.micro_batches_of(one) * plan.micro_batch_size_of(one) for one in range(plan.dp)]
+    before = sum(each[:replica])
+    return num_samples * before // sum(each), num_samples * (before + each[replica]) // sum(each)
+
+
+def exchange_ownership(
+    chunks: ModelChunks,
+    rank: int,
+    clusters: Sequence[str],
+    communicator: Communicator,
+    *,
+    shard_updates: bool,
+) -> Ownership:
+    """Exchange the held rows with all ranks; return this rank's ownership."""
+    gathered = communicator.all_gather_bytes(json.dumps([asdict(one) for one in held_rows_of(chunks)]).encode())
+    held = [[HeldRows(**one) for one in json.loads(of_rank)] for of_rank in gathered]
+    return Ownership(held, rank, clusters, shard_updates=shard_updates)
+
+
+def held_rows_of(chunks: ModelChunks) -> list[HeldRows]:
+    """Return the rows of all parameters in `chunks`."""
+    return [
+        HeldRows(
+            name=name, start=start, stop=stop, at=at, dim=one.dim, row_elements=one.row_elements,
+            adds=one.is_first_copy,
+        )
+        for name, one in chunks.slices.items()
+        for start, stop, at in one.row_ranges()
+    ]  # fmt: skip

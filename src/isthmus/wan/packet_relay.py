@@ -1,0 +1,160 @@
+"""IP packet relay between emulated sites: rate, delay, jitter, a finite queue and real packet loss.
+
+`wan.netns` starts `python -m isthmus.wan.packets`. The first line of its standard input is the configuration,
+each further line requests the counters; at end of file the process deletes its namespaces and exits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from isthmus.core.pool import Link, Pool
+from isthmus.wan.netns import delete_namespaces
+from isthmus.wan.precise_timing import request_prompt_wakeup
+from isthmus.wan.shaper import Shaper, links_both_ways
+
+_MAX_READ_PACKETS = 64
+"""Packets to read from one device before delivering due packets."""
+
+
+@dataclass
+class PacketLink:
+    """One direction of a link: delays packets, tail-drops at `queue_s` of backlog and loses at random.
+
+    Sizes are those of IP packets.
+    """
+
+    link: Link
+    reverse: Link
+    rng: Random
+    target_fd: int
+    """TUN descriptor of the receiving site."""
+    in_flight: deque[tuple[float, bytes]] = field(default_factory=deque)
+    """(delivery time in seconds, packet), in order."""
+    num_packets: int = 0
+    """Packets delivered."""
+    num_bytes: int = 0
+    """Bytes delivered."""
+    num_lost: int = 0
+    """Packets lost at random."""
+    num_dropped: int = 0
+    """Packets that the full queue, or the receiving device, dropped."""
+
+    def __post_init__(self) -> None:
+        shaper = Shaper(self.link, self.rng, self.reverse)
+        self.path, self.queue_s = shaper.path, shaper.queue_s
+
+    def enqueue(self, now_s: float, packet: bytes) -> None:
+        """Enqueue a packet from the sending site, drop it (queue full) or lose it (at random)."""
+        if self.path.backlog_s(now_s) > self.queue_s:
+            self.num_dropped += 1
+            return
+        arrival_s = self.path.admit(now_s, len(packet))
+        if self.link.loss and self.rng.random() < self.link.loss:
+            self.num_lost += 1
+            return
+        self.in_flight.append((arrival_s, packet))
+
+    def deliver(self, now_s: float) -> None:
+        """Write due packets to the receiving site's device."""
+        due, target = self.in_flight, self.target_fd
+        while due and due[0][0] <= now_s:
+            packet = due.popleft()[1]
+            try:
+                os.write(target, packet)
+            except OSError:  # the device is down or full
+                self.num_dropped += 1
+                continue
+            self.num_packets += 1
+            self.num_bytes += len(packet)
+
+
+class PacketRelay:
+    """Relay for all links of a pool; `devices` is {cluster: (IPv4 address, TUN descriptor)}."""
+
+    def __init__(self, pool: Pool, devices: dict[str, tuple[str, int]], seed: int) -> None:
+        links = links_both_ways(pool)
+        self.links = {
+            ends: PacketLink(link, links[ends[::-1]], Random(f"{seed}/{ends[0]}/{ends[1]}"), devices[ends[1]][1])
+            for ends, link in links.items()
+        }
+        packed = {name: socket.inet_aton(address) for name, (address, _) in devices.items()}
+        self._outgoing = {
+            fd: {packed[ends[1]]: link for ends, link in self.links.items() if ends[0] == name}
+            for name, (_, fd) in devices.items()
+        }
+
+    def run(self, control_fd: int, answer_fd: int) -> None:
+        """Relay until end of file on `control_fd`; for each line on it write the counters to `answer_fd`."""
+        descriptors = [*self._outgoing, control_fd]
+        while True:
+            ready = select.select(descriptors, [], [], self._wait_s())[0]
+            for descriptor in ready:
+                if descriptor != control_fd:
+                    self._read_device(descriptor)
+                elif not os.read(control_fd, 4096):
+                    return
+                else:
+                    os.write(answer_fd, (json.dumps(self.counters()) + "\n").encode())
+            now_s = time.monotonic()
+            for link in self.links.values():
+                link.deliver(now_s)
+
+    def counters(self) -> list[dict[str, Any]]:
+        """Return per direction the packets and bytes delivered and the packets lost and dropped."""
+        return [
+            {"from": ends[0], "to": ends[1], "packets": link.num_packets, "bytes": link.num_bytes}
+            | {"lost": link.num_lost, "dropped": link.num_dropped, "loss_is": "real"}
+            for ends, link in self.links.items()
+        ]
+
+    def _wait_s(self) -> float | None:
+        heads = [link.in_flight[0][0] for link in self.links.values() if link.in_flight]
+        return max(0.0, min(heads) - time.monotonic()) if heads else None
+
+    def _read_device(self, descriptor: int) -> None:
+        outgoing, now_s = self._outgoing[descriptor], time.monotonic()
+        for _ in range(_MAX_READ_PACKETS):
+            try:
+                packet = os.read(descriptor, 65536)
+            except BlockingIOError:
+                return
+            link = outgoing.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+            if link is not None:
+                link.enqueue(now_s, packet)
+
+
+def main() -> None:
+    """Read the configuration, relay until end of input, delete the namespaces."""
+    config = json.loads(_read_line(0))
+    devices = {name: (address, fd) for name, (address, fd) in config["devices"].items()}
+    relay = PacketRelay(Pool.model_validate(config["pool"]), devices, config["seed"])
+    request_prompt_wakeup()
+    try:
+        os.write(1, b"ready\n")
+        relay.run(0, 1)
+    finally:
+        delete_namespaces(config["namespaces"])
+
+
+def _read_line(descriptor: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(descriptor, 1)
+        if not data:
+            sys.exit(0)
+        line += data
+    return line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What each package offers to the others: a name is added or removed here on purpose, never by accident."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+SURFACES = {
+    "agent": """
+        AgentConfig LocalAdapter LocalJobFile SchedulerAdapter WorkerStatus run_agent submit_local_job
+    """,
+    "cli": "main",
+    "control.coordinator.coordinator": "Coordinator CoordinatorConfig",
+    "control.server.run_server": "ServerConfig ServerInfo create_app run_server",
+    "data": "Dataset TokenBatch open_dataset",
+    "plan": """
+        DATA_SHEET Calibration ModelProfile Observation PlanForecast SearchLimits SearchRequest SearchResult
+        estimate_s fit_calibration fit_shapes load_calibration make_plans predict profile_model
+        save_calibration search_plans stage_memory
+    """,
+    "schedule": """
+        SCHEDULES Operation OperationKind Schedule add_communication check_schedule dualpipe forward_only
+        gpipe interleaved is_last_use make_schedule one_f_one_b overlapped peak_receive_buffers
+        warm_up_counts zero_bubble
+    """,
+    "sim": """
+        CheckpointInterval Failure FailureResult Interference LinkResult MessageTrace PipelineResult Replica
+        SimulatedLink SimulatedTraining SimulationResult StageLoad StageResult TimelineSpan best_warm_up
+        chrome_trace draw_failures run_pipeline simulate_failures simulate_training simulated_link
+        timeline_page
+    """,
+    "site": """
+        CLAIMING HOLDING UNSAVED_STEP_S DeviceAllocator DeviceCountAllocator DeviceIdAllocator FetchFiles
+        FetchObserved HoursObserved LocalJob LocalJobSubmitted LocalJobWithdrawn LocalJobsObserved LogWarning
+        ObservedWorker OrdersReceived PartKey QueueObserved ReorderQueue ReportLocalExit RequestCheckpoint
+        ShutdownRequested SiteEvent SiteInstruction SiteMachine SitePart SiteWorker StartWorker StopWorker
+        WorkersObserved WriteRankMap awaits_checkpoint check_site
+    """,
+    "wan": "BackgroundLinks Namespaces dial emulated_namespaces links_in_background run_links",
+}
+
+
+@pytest.mark.parametrize("package", SURFACES)
+def test_the_public_surface_is_pinned(package: str) -> None:
+    """Every name that `__all__` offers is listed above and is there; classes and functions are documented."""
+    module = importlib.import_module(f"isthmus.{package}")
+    assert sorted(module.__all__) == sorted(SURFACES[package].split())
+    found = [getattr(module, name) for name in module.__all__]
+    assert all(one.__doc__ for one in found if inspect.isclass(one) or inspect.isroutine(one))
+
+
+def test_every_schedule_has_its_name() -> None:
+    """A job file may name these schedules."""
+    from isthmus.schedule import SCHEDULES
+
+    assert sorted(SCHEDULES) == ["1f1b", "dualpipe", "gpipe", "interleaved", "overlapped", "zero_bubble"]
+
+
+def test_the_coordinator_needs_no_server() -> None:
+    """A simulation of the pool loads neither the network nor the store."""
+    code = "import sys, isthmus.control.coordinator.coordinator; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert not {"fastapi", "uvicorn", "sqlite3", "cryptography"} & set(loaded.stdout.split())
