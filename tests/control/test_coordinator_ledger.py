@@ -6,11 +6,13 @@ import random
 
 import pytest
 
+from isthmus.control.queries.shortages import describe_shortages, refusals
 from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
+from isthmus.core.pool_resource import PoolResource
 from tests.control.driver import Driver, seen
 from tests.control.samples import plan
 
@@ -81,6 +83,43 @@ def test_storage_is_promised_with_the_chips() -> None:
     pool.tell(AgentReported.from_report(report, pool.now_s))
     (view,) = pool.coordinator.pool_view().clusters
     assert view.free_storage_bytes == 2 * TB
+
+
+def test_reasons_and_refusals_state_the_same_shortages() -> None:
+    """One for each resource of which too little is free, and one for each cluster that is away; none if all is free."""
+    pool = linked(1.0, "a", "b")
+    state = pool.coordinator.state
+    needs = {
+        PoolResource.chips("a", "g"): 4,
+        PoolResource.chips("b", "g"): 5,
+        PoolResource.chips("z", "g"): 1,
+        PoolResource.chips("z", "h"): 1,
+        PoolResource.storage("a"): 16 * TB,
+        PoolResource.storage("z"): 1,
+        PoolResource.link("a", "b"): 2_000_000,
+        PoolResource.link("a", "z"): 500_000,
+    }
+    assert describe_shortages(state, needs).split("; ") == [
+        "b has 4 g free of the 5 needed",
+        "z has not joined",
+        "a has 9.1 TiB of storage left of the 14.6 TiB needed",
+        "the link a>b has 1 Gbit/s left of the 2 needed",
+        "the link a>z has 0 Gbit/s left of the 0.5 needed",
+    ]
+    found = refusals(state, needs)
+    assert [one.reason for one in found] == [
+        "compute: b (owner-b) has 4 g free of the 5 needed",
+        "compute: z has not joined",
+        "storage: a (owner-a) has 9.1 TiB left of the 14.6 TiB needed",
+        "network: a to b has 1 Gbit/s left of the 2 needed",
+        "network: a to z has 0 Gbit/s left of the 0.5 needed",
+    ]
+    assert [one.clusters for one in found] == [("b",), ("z",), ("a",), ("a", "b"), ("a", "z")]
+    assert [one.owner for one in found] == ["owner-b", None, "owner-a", "owner-a", "owner-a"]
+    lacking = [(one.lacking_nodes, one.lacking_bytes, one.lacking_gbps) for one in found]
+    assert lacking == [(1, 0, 0.0), (0, 0, 0.0), (0, 6 * TB, 0.0), (0, 0, 1.0), (0, 0, 0.5)]
+    free = {PoolResource.chips("a", "g"): 4, PoolResource.link("b", "a"): 1_000_000}
+    assert (describe_shortages(state, free), refusals(state, free)) == ("", ())
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from isthmus.control.state.update_indexes import (
     unindex_job,
     unpark,
 )
+from isthmus.core.pool_resource import PoolResource
 
 
 def _submitted(state: PoolState, event: JobSubmitted) -> None:
@@ -176,7 +177,7 @@ def _epoch(state: PoolState, event: EpochBegan) -> None:
 
 
 def _pool_set(state: PoolState, event: PoolSet) -> None:
-    state.links = {f"{link.source}>{link.target}": link for link in event.links}
+    state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1

@@ -92,8 +92,7 @@ def _send_planner_request(state: PoolState, job: JobRecord) -> None:
     if job.for_whole_pool:
         storage, gbps = {}, {}
     elif job.number not in state.indexes.reservers:
-        for key, kept in state.indexes.reserved.items():
-            cluster, _, group = key.partition("/")
+        for (_, cluster, group), kept in ledger.chip_needs(state.indexes.reserved).items():
             if group in chips.get(cluster, {}):
                 chips[cluster] = chips[cluster] | {group: max(0, chips[cluster][group] - kept)}
     job.round += 1
@@ -174,7 +173,7 @@ def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s
         state.changed_jobs.add(job.id)
 
 
-def _assign_and_check(state: PoolState, job: JobRecord, plan: Plan, reserved: dict[str, int]) -> bool:
+def _assign_and_check(state: PoolState, job: JobRecord, plan: Plan, reserved: ledger.Amounts) -> bool:
     """Assign a plan to the job; return whether it fits now."""
     ledger.assign_plan(state, job, plan)
     return ledger.pool_can_hold(state, job) and ledger.fits(state, job.needs or {}, reserved)
