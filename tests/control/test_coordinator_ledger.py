@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from isthmus.control.queries.dry_run import dry_run_requests
 from isthmus.control.queries.shortages import describe_shortages, refusals
 from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
@@ -14,7 +15,7 @@ from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
 from isthmus.core.pool_resource import PoolResource
 from tests.control.driver import Driver, seen
-from tests.control.samples import plan
+from tests.control.samples import plan, submission
 
 TB = 10**12
 
@@ -196,6 +197,29 @@ def test_a_higher_priority_goes_first_and_nobody_waits_for_ever() -> None:
     assert "reserved for jobs ahead of it" in pool.reason("small")
     pool.report("a", free=4)
     assert pool.state("large") == "preparing"
+
+
+def test_a_dry_run_plans_without_what_is_reserved_and_leaves_the_pool_as_it_is() -> None:
+    """The planner request of a dry run lacks the chips reserved for others; the free chips stay those of a replay."""
+    pool = Driver("a", chips=4)
+    pool.report("a", free=3)
+    state, asked = pool.coordinator.state, submission()
+    state.indexes.reserved["a/g"] = 2
+    on_free, on_idle = dry_run_requests(state, asked)
+    assert (on_free.free_chips, on_idle.free_chips) == ({"a": {"g": 1}}, {"a": {"g": 4}})
+    assert dry_run_requests(state, asked)[0].free_chips == {"a": {"g": 1}}
+    assert (state.free_chips(), state.clusters["a"].free_in_group("g")) == ({"a": {"g": 3}}, 3)
+
+
+def test_a_view_of_free_chips_is_read_only() -> None:
+    """A query that tries to change the free chips of a cluster fails, instead of changing the pool."""
+    pool = Driver("a", chips=4)
+    pool.report("a", free=3)
+    view = pool.coordinator.state.free_chips()["a"]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        view["g"] = 0  # type: ignore[index]
+    pool.report("a", free=2)
+    assert (view, pool.coordinator.state.free_chips()["a"]) == ({"g": 3}, {"g": 2})
 
 
 def test_lists_are_given_page_by_page() -> None:

@@ -49,7 +49,7 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
         ClusterView(
             cluster=record.cluster,
             connected=record.connected,
-            free_chips=record.free_by_group(),
+            free_chips=dict(record.free_by_group()),
             free_storage_bytes=record.free_bytes(),
             queue=site_queue(state, name),
             misplaced=count_misplaced(state, record),

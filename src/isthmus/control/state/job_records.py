@@ -6,6 +6,7 @@ A part counts against its cluster from its allocation (`ledger`) until its site 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +26,7 @@ from isthmus.core.priority import Priority
 StateAfterStop = Literal["waiting", "failed", "succeeded", "cancelled"]
 """The state that follows `stopping`."""
 
-FreeChips = dict[str, dict[str, int]]
+FreeChips = Mapping[str, Mapping[str, int]]
 """Free chips by cluster and node group; only connected clusters appear."""
 
 TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
@@ -171,7 +172,7 @@ class JobRecord:
 class PlannerInput:
     """The free resources that an open planner request is based on."""
 
-    free_chips: FreeChips
+    free_chips: dict[str, dict[str, int]]
     # By cluster.
     free_storage_bytes: dict[str, int]
     # By link, `FROM>TO`.
@@ -217,5 +218,5 @@ class PoolState:
     indexes: Indexes = field(default_factory=Indexes, compare=False)
 
     def free_chips(self) -> FreeChips:
-        """Return the chips that can be allocated now at every connected cluster."""
+        """Return the chips that can be allocated now at every connected cluster, read-only by node group."""
         return {name: record.free_by_group() for name, record in self.clusters.items() if record.connected}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from isthmus.control.state.job_records import FreeChips, JobRecord, PoolState
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import ObservedPart
 from isthmus.core.plan import Plan, PlanPart
@@ -190,13 +190,18 @@ def free_storage_and_links(state: PoolState) -> tuple[dict[str, int], dict[str, 
     return storage, gbps
 
 
-def total_chips(state: PoolState) -> FreeChips:
+def total_chips(state: PoolState) -> dict[str, dict[str, int]]:
     """Return all chips of the connected clusters, in use or not, by cluster and node group."""
     return {
         name: {group.name: group.num_chips for group in record.cluster.node_groups}
         for name, record in state.clusters.items()
         if record.connected
     }
+
+
+def copy_free_chips(state: PoolState) -> dict[str, dict[str, int]]:
+    """Return a copy, for the caller to change, of the chips that can be allocated now, by cluster and node group."""
+    return {name: dict(groups) for name, groups in state.free_chips().items()}
 
 
 def link_kbps(gbps: float) -> int:
