@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import fields
 
 import pytest
 
+from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
@@ -81,6 +84,21 @@ def test_storage_is_promised_with_the_chips() -> None:
     pool.tell(AgentReported.from_report(report, pool.now_s))
     (view,) = pool.coordinator.pool_view().clusters
     assert view.free_storage_bytes == 2 * TB
+
+
+def test_the_question_whether_a_plan_fits_changes_nothing() -> None:
+    """Free, reserved for others, taken: three answers, and the job is as it was, its cached values included."""
+    pool = Driver("a", "b", chips=1)
+    pool.submit("one", plan("a"))
+    pool.submit("two", plan("a", "b"))
+    state = pool.coordinator.state
+    job = state.jobs["two"]
+    assert pool.state("two") == "waiting"
+    before = {one.name: copy.deepcopy(getattr(job, one.name)) for one in fields(job)}
+    assert ledger.plan_fits(state, job, plan("b"), {})
+    assert not ledger.plan_fits(state, job, plan("b"), {"b/g": 1})
+    assert not ledger.plan_fits(state, job, plan("a"), {})
+    assert {name: getattr(job, name) for name in before} == before
 
 
 @pytest.mark.parametrize(

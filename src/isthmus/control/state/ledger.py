@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from isthmus.control.state.job_records import FreeChips, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import ObservedPart
-from isthmus.core.plan import Plan
+from isthmus.core.plan import Plan, PlanPart
 from isthmus.core.units import format_bytes
 
 HELD_STATES = frozenset({"ready", "prepared", "running", "succeeded", "failed"})
@@ -32,11 +32,17 @@ def assign_plan(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
     if plan.predicted is not None:
         job.predicted_run_s = plan.predicted.iteration_s * job.spec.training.steps
     job.plan_parts = plan.parts()
-    job.needs = {f"{cut.cluster}/{group}": chips for cut in job.plan_parts for group, chips in cut.chips.items()}
+    job.needs = _needs_of_parts(state, job, plan, job.plan_parts)
+
+
+def _needs_of_parts(state: PoolState, job: JobRecord, plan: Plan, parts: Iterable[PlanPart]) -> dict[str, int]:
+    """Return the amount of each resource that the job allocates with `plan`, whose parts are `parts`."""
+    needs = {f"{cut.cluster}/{group}": chips for cut in parts for group, chips in cut.chips.items()}
     for cluster, num_bytes in _storage_by_cluster(plan).items():
-        job.needs[f"{cluster}:storage"] = num_bytes
+        needs[f"{cluster}:storage"] = num_bytes
     if job.reserves_network:
-        job.needs |= _kbps_by_link(state, plan)
+        needs |= _kbps_by_link(state, plan)
+    return needs
 
 
 def chip_needs(needs: Mapping[str, int]) -> dict[str, int]:
@@ -61,20 +67,31 @@ def fits(state: PoolState, needs: Mapping[str, int], reserved: Mapping[str, int]
     return all(free_amount(state, key) - reserved.get(key, 0) >= amount for key, amount in needs.items())
 
 
+def plan_fits(state: PoolState, job: JobRecord, plan: Plan, reserved: Mapping[str, int]) -> bool:
+    """Return whether the job could start with `plan` now, not counting the amounts `reserved` for others."""
+    parts = plan.parts()
+    needs = _needs_of_parts(state, job, plan, parts)
+    return _idle_pool_holds(state, parts, needs) and fits(state, needs, reserved)
+
+
 def pool_can_hold(state: PoolState, job: JobRecord) -> bool:
     """Return whether the connected pool, if idle, could hold the job's plan."""
     if job.fits_inventory_version == state.indexes.inventory_version:
         return True
-    for cut in job.plan_parts:
+    if not _idle_pool_holds(state, job.plan_parts, job.needs or {}):
+        return False
+    job.fits_inventory_version = state.indexes.inventory_version
+    return True
+
+
+def _idle_pool_holds(state: PoolState, parts: Iterable[PlanPart], needs: Mapping[str, int]) -> bool:
+    for cut in parts:
         record = state.clusters.get(cut.cluster)
         if record is None or not record.connected:
             return False
         if any(record.capacity(group) < chips for group, chips in cut.chips.items()):
             return False
-    if any(_total_amount(state, key) < amount for key, amount in (job.needs or {}).items() if "/" not in key):
-        return False
-    job.fits_inventory_version = state.indexes.inventory_version
-    return True
+    return all(_total_amount(state, key) >= amount for key, amount in needs.items() if "/" not in key)
 
 
 def blocked_by_owner_work(state: PoolState, needs: Mapping[str, int]) -> bool:
