@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import fields
 
 import pytest
 
 from isthmus.control.queries.dry_run import dry_run_requests
 from isthmus.control.queries.shortages import describe_shortages, refusals
+from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
@@ -123,6 +126,21 @@ def test_reasons_and_refusals_state_the_same_shortages() -> None:
     assert (describe_shortages(state, free), refusals(state, free)) == ("", ())
 
 
+def test_the_question_whether_a_plan_fits_changes_nothing() -> None:
+    """Free, reserved for others, taken: three answers, and the job is as it was, its cached values included."""
+    pool = Driver("a", "b", chips=1)
+    pool.submit("one", plan("a"))
+    pool.submit("two", plan("a", "b"))
+    state = pool.coordinator.state
+    job = state.jobs["two"]
+    assert pool.state("two") == "waiting"
+    before = {one.name: copy.deepcopy(getattr(job, one.name)) for one in fields(job)}
+    assert ledger.plan_fits(state, job, plan("b"), {})
+    assert not ledger.plan_fits(state, job, plan("b"), {PoolResource.chips("b", "g"): 1})
+    assert not ledger.plan_fits(state, job, plan("a"), {})
+    assert {name: getattr(job, name) for name in before} == before
+
+
 @pytest.mark.parametrize(
     ("objective", "started"),
     [("utilisation", ["job3"]), ("throughput", ["job2", "job4"]), ("arrival", ["job2"])],
@@ -204,7 +222,7 @@ def test_a_dry_run_plans_without_what_is_reserved_and_leaves_the_pool_as_it_is()
     pool = Driver("a", chips=4)
     pool.report("a", free=3)
     state, asked = pool.coordinator.state, submission()
-    state.indexes.reserved["a/g"] = 2
+    state.indexes.reserved[PoolResource.chips("a", "g")] = 2
     on_free, on_idle = dry_run_requests(state, asked)
     assert (on_free.free_chips, on_idle.free_chips) == ({"a": {"g": 1}}, {"a": {"g": 4}})
     assert dry_run_requests(state, asked)[0].free_chips == {"a": {"g": 1}}

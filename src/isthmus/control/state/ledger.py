@@ -35,11 +35,17 @@ def assign_plan(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
     if plan.predicted is not None:
         job.predicted_run_s = plan.predicted.iteration_s * job.spec.training.steps
     job.plan_parts = plan.parts()
-    job.needs = chip_needs_of(job.plan_parts)
+    job.needs = _needs_of_plan(state, job, plan, job.plan_parts)
+
+
+def _needs_of_plan(state: PoolState, job: JobRecord, plan: Plan, parts: Iterable[PlanPart]) -> Amounts:
+    """Return the amount of each resource that the job allocates with `plan`, whose parts are `parts`."""
+    needs = chip_needs_of(parts)
     for cluster, num_bytes in _storage_by_cluster(plan).items():
-        job.needs[PoolResource.storage(cluster)] = num_bytes
+        needs[PoolResource.storage(cluster)] = num_bytes
     if job.reserves_network:
-        job.needs |= _kbps_by_link(state, plan)
+        needs |= _kbps_by_link(state, plan)
+    return needs
 
 
 def chip_needs_of(parts: Iterable[PlanPart]) -> Amounts:
@@ -98,15 +104,26 @@ def has_capacity(state: PoolState, parts: Iterable[PlanPart]) -> bool:
     )
 
 
+def plan_fits(state: PoolState, job: JobRecord, plan: Plan, reserved: Mapping[PoolResource, int]) -> bool:
+    """Return whether the job could start with `plan` now, not counting the amounts `reserved` for others."""
+    parts = plan.parts()
+    needs = _needs_of_plan(state, job, plan, parts)
+    return _idle_pool_holds(state, parts, needs) and fits(state, needs, reserved)
+
+
 def pool_can_hold(state: PoolState, job: JobRecord) -> bool:
     """Return whether the connected pool, if idle, could hold the job's plan."""
     if job.fits_inventory_version == state.indexes.inventory_version:
         return True
-    others = ((key, amount) for key, amount in (job.needs or {}).items() if key.kind != "chips")
-    if not has_capacity(state, job.plan_parts) or any(_total_amount(state, key) < amount for key, amount in others):
+    if not _idle_pool_holds(state, job.plan_parts, job.needs or {}):
         return False
     job.fits_inventory_version = state.indexes.inventory_version
     return True
+
+
+def _idle_pool_holds(state: PoolState, parts: Iterable[PlanPart], needs: Mapping[PoolResource, int]) -> bool:
+    others = ((resource, amount) for resource, amount in needs.items() if resource.kind != "chips")
+    return has_capacity(state, parts) and all(_total_amount(state, resource) >= amount for resource, amount in others)
 
 
 def blocked_by_owner_work(state: PoolState, needs: Mapping[PoolResource, int]) -> bool:
