@@ -34,7 +34,9 @@ from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import load_model
 from isthmus.core.plan import StageTime
 from isthmus.plan import Calibration, load_calibration, predict, profile_model
-from isthmus.plan.time.simulation_inputs import replica_schedule, simulated_links, stage_costs
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.replica_schedules import replica_schedule
+from isthmus.plan.time.stage_costs import stage_costs
 from isthmus.sim import Replica, SimulatedTraining, SimulationResult, simulate_training
 from isthmus.wan.emulator import ROUTES_FILE
 

@@ -19,16 +19,17 @@ from benchmarks.table import Row, print_rows
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
 from isthmus.control.algorithms.knapsack import pack_jobs
 from isthmus.control.algorithms.start_forecast import forecast_starts, simulate_queue
+from isthmus.core.pool_resource import PoolResource
 
 OBJECTIVES: tuple[Objective, ...] = ("arrival", "utilisation", "throughput", "deadline")
 NOW_S = 20_000.0
 NODES_TO_THE_END = 150_000
 
 
-def instance(count: int, queues: int, seed: int) -> tuple[list[WaitingJob], dict[str, int], list[Release]]:
+def instance(count: int, queues: int, seed: int) -> tuple[list[WaitingJob], dict[PoolResource, int], list[Release]]:
     """Return waiting jobs, free chips by queue, and what running jobs give back."""
     chance = random.Random(seed)
-    names = [f"c{number}/h20" for number in range(queues)]
+    names = [PoolResource.chips(f"c{number}", "h20") for number in range(queues)]
     waiting = [
         WaitingJob(
             job=f"j{number}",

@@ -31,7 +31,7 @@ from benchmarks.table import print_rows
 from isthmus.core.pool import Pool
 from isthmus.plan import predict
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.simulation_inputs import simulated_links
+from isthmus.plan.time.plan_links import simulated_links
 from isthmus.sim import Interference
 
 DELAYS_MS = (25.0, 50.0)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
+from isthmus.plan.memory.plan_stage_memory import num_reducing_replicas
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.search_plans import SearchRequest, search_plans
 from isthmus.plan.time.predict import predict
-from isthmus.plan.time.simulation_inputs import num_reducing_replicas
 from isthmus.schedule import check_schedule, make_schedule, overlapped
 from tests.plan.test_search_properties import PROFILE, links, make_pool, sites
 
@@ -98,7 +98,7 @@ def check_replica(plan, pool, replica):
             recompute=stage.recompute, recompute_layers=stage.recompute_layers,
             outer_optimizer=plan.local_steps > 1,
         )  # fmt: skip
-        group = pool.cluster(stage.cluster).group(stage.node_group)
+        group = pool.node_group(stage.cluster, stage.node_group)
         assert memory.total_bytes <= pool.chip(group).memory_bytes
 
 
