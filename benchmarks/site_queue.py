@@ -49,7 +49,7 @@ class Counting(LocalAdapter):
     def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Carry them out as ever."""
         self.num_moves += len(moves)
-        super().order(moves, removed)
+        super().reorder_queue(moves, removed)
 
 
 def inversions(present: Sequence[QueueEntry], wanted: Sequence[QueueEntry]) -> float:
