@@ -1,7 +1,7 @@
 """The pure core of the control plane: gangs placed per CPU-second, and a million queued jobs.
 
-Time is the coordinator's alone: what sites and planner do is prepared outside of it. A placement is a gang's
-whole way: submitted, planned, held at its sites, started, checked in, trained, released. `--quick`
+Only the coordinator's time counts: the work of sites and planner is prepared outside of it. A placement is the
+whole life of a gang: submitted, planned, held at its sites, started, checked in, trained, released. `--quick`
 runs a tenth.
 """
 
@@ -59,7 +59,7 @@ class Core:
         self.timed(lambda: self.take(event))
 
     def take(self, event: Event) -> None:
-        """Take an event in while somebody else counts the time: reading the clock may cost more."""
+        """Take an event in while the caller counts the time: reading the clock may cost more."""
         if self.coordinator.admit(event):
             for one in self.coordinator.handle(event):
                 if isinstance(one, MakePlans):
