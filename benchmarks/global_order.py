@@ -1,9 +1,9 @@
-"""The one order of several owners' queues: CPU time with many jobs waiting, and how far from the optimum.
+"""The one order of several owners' queues: CPU time with many waiting jobs, and the gap to the optimum.
 
-`python -m benchmarks.global_order [--json] [--quick]`. Forty queues with random chips free, 300 running jobs
-that give theirs back, jobs of one to three parts of 1 to 64 chips, three priorities, a third with deadlines.
-The gap is that of the chips in use (utilisation) or of the jobs started (throughput), against the same search
-run to its end; the band that of `forecast_starts`.
+`python -m benchmarks.global_order [--json] [--quick]`. Forty queues with random free chips, 300 running jobs
+that return theirs, jobs of one to three parts of 1 to 64 chips, three priorities, deadlines for a third. The
+gap is in chips in use (utilisation) or in started jobs (throughput), against the same search run to its end;
+the band is that of `forecast_starts`.
 """
 
 from __future__ import annotations
