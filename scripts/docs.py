@@ -11,6 +11,7 @@ from isthmus.cli.app.cli_reference import render_cli_reference as render_cli
 from isthmus.core.chip import chip_catalogue
 from isthmus.core.files.user_files import FILE_KINDS, json_schema
 from isthmus.core.units import format_bytes
+from scripts.python_api import render_package
 from scripts.rest import render as render_rest
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +46,8 @@ def pages() -> dict[Path, str]:
         DOCS / "formats.md": _formats(),
         DOCS / "chips.md": _chips(),
         DOCS / "api.md": render_rest(),
+        DOCS / "reference" / "plan.md": render_package("isthmus.plan"),
+        DOCS / "reference" / "sim.md": render_package("isthmus.sim"),
     }
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import isthmus.plan
+import isthmus.sim
 from scripts.docs import pages
+from scripts.python_api import render_package
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,6 +20,18 @@ FOLDERS = ("src", "tests", "docs", "benchmarks", "scripts")
 def test_generated_pages_are_current(page):
     """`make docs` was run after the code changed."""
     assert page.read_text(encoding="utf-8") == pages()[page], "run `make docs`"
+
+
+@pytest.mark.parametrize("package", [isthmus.plan, isthmus.sim], ids=lambda package: package.__name__)
+def test_the_python_reference_has_every_public_name(package):
+    """One section per name of `__all__`, in its order; a class lists its public fields and methods."""
+    text = render_package(package.__name__)
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == package.__all__
+    for name in package.__all__:
+        section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        members = vars(getattr(package, name)) if isinstance(getattr(package, name), type) else {}
+        documented = [one for one in members if not one.startswith("_") and one != "model_config"]
+        assert not [one for one in documented if f"`{one}" not in section]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
