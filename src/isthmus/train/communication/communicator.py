@@ -17,7 +17,7 @@ from isthmus.train.communication.send_thread import PendingWork, SendThread, unw
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.communication.torch_device import HOST_BACKENDS, synchronize
 
-CommWork: TypeAlias = "dist.CommWork | StagedReceive | PendingWork[TensorMessage]"
+CommWork: TypeAlias = "dist.Work | StagedReceive | PendingWork[TensorMessage]"
 
 
 @dataclass(frozen=True)
