@@ -12,7 +12,7 @@ from scripts.docs import pages
 from scripts.python_api import render_package
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("src", "tests", "docs", "benchmarks", "scripts")
 
 
