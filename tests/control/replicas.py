@@ -35,7 +35,7 @@ class CrashingPostgres(PostgresStore):
     @contextmanager
     def exclusive_access(self) -> Iterator[None]:
         appends = self._left
-        with super().turn():
+        with super().exclusive_access():
             yield
             if self._where == "between" and appends > 0 and self._left <= 0:
                 die()

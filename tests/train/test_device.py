@@ -60,23 +60,23 @@ def test_schedules_that_post_ahead_do_not_suit_them() -> None:
             check_message_order(make_schedule(name, 4, 8))
 
 
-_TOGETHER = """
+_BATCHED = """
 import sys, torch
 import torch.distributed as dist
-from isthmus.train.messages.exchange import Exchange, Message
+from isthmus.train.communication.communicator import Communicator, TensorMessage
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-exchange = Exchange("aa", rank, together=True)
+communicator = Communicator("aa", rank, batched=True)
 theirs, mine = torch.zeros(3), torch.full((3,), float(rank))
-for work in exchange.start([Message(mine, 1 - rank, 5, True), Message(theirs, 1 - rank, 5, False)]):
-    exchange.wait(work)
+for work in communicator.start([TensorMessage(mine, 1 - rank, 5, True), TensorMessage(theirs, 1 - rank, 5, False)]):
+    communicator.wait(work)
 assert theirs.eq(1 - rank).all()
-assert exchange.sum_over_all(torch.tensor([rank + 0.5], dtype=torch.float64)).tolist() == [2.0]
-assert exchange.tell_all(b"*" * 3 * rank) == [b"", b"***"]
-assert exchange.from_first([3, 2**40] if rank == 0 else [0, 0]) == [3, 2**40]
-assert [int(one) for one in exchange.gather(torch.tensor([rank], dtype=torch.uint8))] == [0, 1]
-exchange.meet()
+assert communicator.sum_over_all(torch.tensor([rank + 0.5], dtype=torch.float64)).tolist() == [2.0]
+assert communicator.all_gather_bytes(b"*" * 3 * rank) == [b"", b"***"]
+assert communicator.broadcast_from_first([3, 2**40] if rank == 0 else [0, 0]) == [3, 2**40]
+assert [int(one) for one in communicator.all_gather(torch.tensor([rank], dtype=torch.uint8))] == [0, 1]
+communicator.barrier()
 dist.destroy_process_group()
 """
 
@@ -88,7 +88,7 @@ def test_messages_started_together_arrive(tmp_path: Path) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    ranks = [subprocess.Popen([sys.executable, "-c", _TOGETHER, str(rank), port]) for rank in (0, 1)]
+    ranks = [subprocess.Popen([sys.executable, "-c", _BATCHED, str(rank), port]) for rank in (0, 1)]
     assert [one.wait(60) for one in ranks] == [0, 0]
 
 

@@ -34,6 +34,6 @@ def test_timers_are_better_than_a_millisecond() -> None:
 @pytest.mark.slow
 def test_asking_to_be_woken_soon_harms_nothing() -> None:
     """Granted or not, with any privilege, the process goes on; it is asked for in one of its own."""
-    script = "from isthmus.wan.precise_timing import ask_to_be_woken_soon as ask; ask(); ask(); print('on')"
+    script = "from isthmus.wan.precise_timing import request_prompt_wakeup as ask; ask(); ask(); print('on')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("on\n", "")
