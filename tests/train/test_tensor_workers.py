@@ -91,7 +91,7 @@ def test_a_rank_that_shares_a_stage_is_replaced_in_place(tmp_path: Path) -> None
         listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
         os.kill(int(listed.stdout), signal.SIGKILL)
         assert workers.wait() == [0, 0, 0]
-    assert "rank 1 restarted: start 1" in workers.log(1)
+    assert "rank 1 restarted: restart 1" in workers.log(1)
     steps = {one.step: one.values["loss"] for one in workers.metrics(2)}
     assert [steps[step] for step in range(30)] == told(straight)
 
