@@ -38,7 +38,7 @@ docs: $(READY)  ## generate the references, run the examples in the docs, and bu
 	$(BIN)/python -m scripts.docs
 	$(BIN)/mkdocs build --strict --quiet
 
-bench: $(READY)  ## run every benchmark and write docs/benchmarks.md
+bench: $(READY)  ## run every benchmark and write docs/benchmarks
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what setup and runs made

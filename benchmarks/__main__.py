@@ -1,87 +1,83 @@
-"""`python -m benchmarks [NAME ...]`: run all or the named benchmarks; their tables go to docs/benchmarks.md.
+"""`python -m benchmarks [NAME ...]`: run all or the named benchmarks; their tables go to docs/benchmarks.
 
 A benchmark that is not run keeps the table it has. `--quick` runs a short form and writes nothing. Other
-options are those of the benchmark named before them, and passed on.
+options belong to the benchmark named before them and are passed on. The exit status is 1 when a target is missed
+or a benchmark fails; the others run all the same.
 
   python -m benchmarks                           # all, one after another
   python -m benchmarks --quick control_core      # one, in short
   python -m benchmarks faults --runs 20          # one, with an option of its own
-  python -m benchmarks.faults --help             # which options those are
+  python -m benchmarks.faults --help             # the options of one
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.table import COLUMNS, Row, markdown
-
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
-HEADING = re.compile(r"^## `python -m benchmarks\.(\w+)`$", re.MULTILINE)
+from benchmarks.pages import BENCHMARKS, description_of, read_tables, write_pages
+from benchmarks.table import Row, markdown, printed_at
 
 
 def names() -> list[str]:
     """Return the benchmarks: every module here that can be run."""
-    return sorted(p.stem for p in HERE.glob("*.py") if "__main__" in p.read_text() and p.stem[0] != "_")
+    return sorted(p.stem for p in BENCHMARKS.glob("*.py") if "__main__" in p.read_text() and p.stem[0] != "_")
 
 
-def described(name: str) -> str:
-    """Return what a benchmark says of itself."""
-    return (HERE / f"{name}.py").read_text(encoding="utf-8").split('"""')[1].strip()
+def run(name: str, options: Sequence[str]) -> tuple[list[Row], bool]:
+    """Run one benchmark in a process of its own; return its rows, and whether it ran to its end.
 
-
-def run(name: str, options: Sequence[str]) -> list[Row]:
-    """Run one benchmark in a process of its own and return its rows."""
+    A benchmark that missed a target exits with status 1, as one that fails does; only the former has such a row.
+    """
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    rows = [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+    missed = any(row.met is False for row in rows)
+    return rows, done.returncode == 0 or (done.returncode == 1 and missed)
 
 
-def head() -> str:
-    """Return what stands above all tables."""
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    return (
-        f"# Benchmarks\n\nPrinted by `make bench` (`python -m benchmarks`) on {machine}. "
-        f"Compare within one table.\n\nColumns: {', '.join(COLUMNS)}. `ratio_text` is ours over the peer's."
-    )
+def stamp() -> str:
+    """Return the line below a kept table: the commit and the machine."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return f"{printed_at().rstrip('.')} on {machine}."
 
 
-def sections(page: str) -> dict[str, str]:
-    """Return the sections of the page by the name of their benchmark."""
-    found = list(HEADING.finditer(page))
-    ends = [one.start() for one in found[1:]] + [len(page)]
-    return {one[1]: page[one.start() : end].strip() for one, end in zip(found, ends, strict=True)}
+def measure(chosen: Sequence[str], options: Sequence[str], *, keep: bool) -> int:
+    """Run the named benchmarks and print their tables; `keep` writes each into its page.
 
-
-def measure(chosen: Sequence[str], options: Sequence[str], *, keep: bool) -> None:
-    """Run the benchmarks named and print their tables; `keep` writes each into the page."""
-    kept = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    Returns the exit status: 1 when a target is missed or a benchmark fails. A failed one leaves its table as it is.
+    """
+    printed_at()  # before the first run: what is edited meanwhile is not measured
+    tables, status = read_tables(), 0
     for name in chosen:
         print(f"benchmarks.{name} ...", file=sys.stderr, flush=True)
-        rows = run(name, options)
-        print(markdown(rows), flush=True)
-        if rows and keep:
-            kept[name] = "\n\n".join([f"## `python -m benchmarks.{name}`", described(name), markdown(rows)])
-            tables = [kept[one] for one in names() if one in kept]
-            PAGE.write_text("\n\n".join([head(), *tables]) + "\n", encoding="utf-8")
+        rows, ended = run(name, options)
+        print(f"{markdown(rows)}\n\n{printed_at()}", flush=True)
+        if not ended:
+            print(f"error: benchmarks.{name} failed; its table stays as it is", file=sys.stderr, flush=True)
+        if not ended or any(row.met is False for row in rows):
+            status = 1
+        if rows and ended and keep:
+            tables[name] = f"{markdown(rows)}\n\n{stamp()}"
+            write_pages(tables)
+    return status
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the words of the command line ask for."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", usage="%(prog)s [-h] [--list] [--quick] [NAME ...] [OPTION ...]",
+        prog="python -m benchmarks", usage="%(prog)s [-h] [--list] [--render] [--quick] [NAME ...] [OPTION ...]",
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("names", nargs="*", metavar="NAME", help="which to run (default: all)")
     parser.add_argument("--list", action="store_true", help="tell which there are, and run none")
-    parser.add_argument("--quick", action="store_true", help="a short run; docs/benchmarks.md stays as it is")
+    parser.add_argument("--quick", action="store_true", help="a short run; the pages stay as they are")
+    parser.add_argument("--render", action="store_true", help="write the pages again, and run none")
     asked, passed_on = parser.parse_known_args(words)
     known = names()
     if unknown := sorted(set(asked.names) - set(known)):
@@ -90,11 +86,13 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"'{passed_on[0]}' is no option of all benchmarks: name the one it is for, before it")
     if asked.list:
         for name in asked.names or known:
-            print(f"{name:16} {described(name).splitlines()[0].partition(' `python')[0].rstrip(':')}")
+            print(f"{name:16} {description_of(name).splitlines()[0].partition(' `python')[0].rstrip(':')}")
+        return 0
+    if asked.render:
+        write_pages(read_tables())
         return 0
     options = [*(["--quick"] if asked.quick else []), *passed_on]
-    measure(asked.names or known, options, keep=not asked.quick)
-    return 0
+    return measure(asked.names or known, options, keep=not asked.quick)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Fault:
             run.wait_for_step(STEPS - 1)
 
     def _again(self, run: FaultRun) -> None:
-        """Kill, and kill the same or another while the ranks meet anew."""
+        """Kill, and kill the same or another while the ranks rendezvous again."""
         self._signal(run, (self.rank,), signal.SIGKILL)
         time.sleep(self.lasts_s / 2)
         self._signal(run, (self.other if self.seed % 2 else self.rank,), signal.SIGKILL)

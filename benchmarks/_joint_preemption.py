@@ -1,4 +1,4 @@
-"""Joint preemption over five simulated owners: what it takes in virtual time, and whom it hits in vain."""
+"""Joint preemption over five simulated owners: its virtual time, and the jobs that it stops needlessly."""
 
 from __future__ import annotations
 

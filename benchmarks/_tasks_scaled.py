@@ -12,7 +12,9 @@ from benchmarks._tasks import SEQUENCE, Task, pool
 from isthmus.core.plan import Plan, StageTime
 from isthmus.core.pool import Pool
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.simulation_inputs import StageCost, replica_schedule, simulated_links, stage_costs
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.replica_schedules import replica_schedule
+from isthmus.plan.time.stage_costs import StageCost, stage_costs
 from isthmus.schedule import Schedule
 
 SCALES = (8, 16, 32)

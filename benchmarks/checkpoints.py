@@ -1,11 +1,11 @@
-"""What does a checkpoint cost training? `python -m benchmarks.checkpoints [--json] [--quick]`.
+"""What a checkpoint costs training: `python -m benchmarks.checkpoints [--json] [--quick]`.
 
-One thread computes: matrix products, then an update of every tensor of a 1 GB state. Ways to save it take
-turns; the peer is the better of two, `async_save` as it is, and staging in a thread that is waited for before
-the update. Lost is what three steps with checkpoints take longer than three plain ones; inside is what calls
-and waits take. What the system takes to write a new file, by whatever program, is a row of its own: the peer
-writes over its own last one. A round counts if the computing thread had a core for 97 % of its plain steps;
-median and extremes of those that count are printed.
+One thread computes: matrix products, then an update of every tensor of a 1 GB state. The ways to save that
+state take turns. The peer is the better of two: `async_save` as it is, and staging in a thread that the update
+waits for. `lost` is how much longer three steps with checkpoints take than three plain ones; `inside` is the
+time in calls and waits. The time that the system takes to write a new file, whatever the program, has a row of
+its own, because the peer overwrites its previous file. A round counts if the computing thread had a core for
+97 % of its plain steps; the rows give the median and the extremes of the rounds that count.
 """
 
 from __future__ import annotations
@@ -297,11 +297,11 @@ def rows(found: dict[str, Cost], discarded: int, restored: dict[str, list[tuple[
         ours, peers = ([wall_s for wall_s, _ in restored[one]] for one in (way, "peer"))
         value = statistics.median(ours)
         yield compared(
-            f"restore per GB, {what}", value, "s", f"{PEER}: `load_shards`", statistics.median(peers),
+            f"restore per GB, {what}", value, "s", f"{PEER}: `load`", statistics.median(peers),
             target=f"at most {RESTORE_S:g}; here {spread(ours, 's')}", met=value <= RESTORE_S,
         )  # fmt: skip
         cpu_s, peer_s = (statistics.median(one for _, one in restored[way]) for way in (way, "peer"))
-        yield compared(f"CPU of a restore per GB, {what}", cpu_s, "s", f"{PEER}: `load_shards`", peer_s)
+        yield compared(f"CPU of a restore per GB, {what}", cpu_s, "s", f"{PEER}: `load`", peer_s)
 
 
 def cost_rows(found: dict[str, Cost]) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """The pure core of the control plane: gangs placed per CPU-second, and a million queued jobs.
 
-Time is the coordinator's alone: what sites and planner do is prepared outside of it. A placement is a gang's
-whole way: submitted, planned, held at its sites, started, checked in, trained, released. `--quick`
+Only the coordinator's time counts: the work of sites and planner is prepared outside of it. A placement is the
+whole life of a gang: submitted, planned, held at its sites, started, checked in, trained, released. `--quick`
 runs a tenth.
 """
 
@@ -33,6 +33,8 @@ SITES, CHIPS = 40, 512
 GANGS, QUEUED = 20_000, 1_000_000
 BATCH = 400
 LATENCY_S, MEMORY_BYTES, PER_S = 0.1, 2e9, 2000.0
+IDLE_ROUNDS = 50
+"""Rounds in a row that may end no gang once all are submitted; more mean that the fake sites do not fit the core."""
 
 
 class Core:
@@ -57,7 +59,7 @@ class Core:
         self.timed(lambda: self.take(event))
 
     def take(self, event: Event) -> None:
-        """Take an event in while somebody else counts the time: reading the clock may cost more."""
+        """Take an event in while the caller counts the time: reading the clock may cost more."""
         if self.coordinator.admit(event):
             for one in self.coordinator.handle(event):
                 if isinstance(one, MakePlans):
@@ -155,10 +157,10 @@ class Sites:
                 continue
             state, workers = order.desired, ()
             if order.desired == "running" and order.plan is not None:
-                ranks = [rank for rank, stage in enumerate(order.plan.stages) if stage.cluster == name]
+                ranks = [rank for rank, cluster in enumerate(order.plan.rank_clusters) if cluster == name]
                 workers = tuple(WorkerAddress(rank=r, cluster=name, host="h", port=r + 1) for r in ranks)
                 state = "running" if order.rank_map is None else "succeeded"
-                self.chips[name, *key] = sum(order.plan.stages[r].num_chips for r in ranks)
+                self.chips[name, *key] = sum(one.num_chips for one in order.plan.stages if one.cluster == name)
             yield key, ObservedPart(job=order.job, attempt=order.attempt, state=state, workers=workers)
 
     def _report(self, cluster: Cluster) -> None:
@@ -175,11 +177,14 @@ class Sites:
 
 
 def placements(gangs: int, seed: int) -> tuple[float, float]:
-    """Return gangs placed per CPU-second, and the CPU seconds of the longest report or order."""
+    """Return gangs placed per CPU-second, and the CPU seconds of the longest report or order.
+
+    Raises `RuntimeError` when no gang ends any more.
+    """
     randomness, core = random.Random(seed), Core()
     sites = Sites(core, [site(number, CHIPS) for number in range(SITES)])
     plans: dict[str, PlanSet] = {}
-    submitted, longest_s = 0, 0.0
+    submitted, longest_s, idle = 0, 0.0, 0
     while submitted < gangs or core.coordinator.state.live_jobs:
         numbers = range(submitted, min(gangs, submitted + BATCH))
         submitted += len(numbers)
@@ -190,9 +195,13 @@ def placements(gangs: int, seed: int) -> tuple[float, float]:
         ]
         core.timed(functools.partial(core.submit, events, sites.now_s, plans))
         core.longest_s = 0.0
+        live = len(core.coordinator.state.live_jobs)
         sites.turn()
         longest_s = max(longest_s, core.longest_s)
         core.timed(functools.partial(core.answer, sites.now_s, plans))
+        idle = idle + 1 if submitted == gangs and len(core.coordinator.state.live_jobs) == live else 0
+        if idle > IDLE_ROUNDS:
+            raise RuntimeError(f"{live} of {gangs} gangs are still live and none ended in {idle} rounds")
     return gangs / core.cpu_s, longest_s
 
 

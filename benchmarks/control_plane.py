@@ -1,9 +1,9 @@
-"""The control plane on a virtual clock: how fast it decides, what owners, queues and preemptions get of it.
+"""The control plane on a virtual clock: decision speed, and what owners, queues and preemptions gain.
 
-Loads have the shapes of public scheduler tests. Those wait for API servers and count wall seconds (Kueue
-351 s for 15,000 workloads, KAI 398 s for 4,000 jobs on 500 nodes); here no message leaves the process, and
-what is counted is CPU: the server's coordinator, its planner and all simulated sites together. So the ratio
-says what deciding costs of such a test, not that one scheduler is faster than another.
+The loads have the shapes of public scheduler tests. Those tests wait for API servers and count wall seconds
+(Kueue 351 s for 15,000 workloads, KAI 398 s for 4,000 jobs on 500 nodes). Here no message leaves the process,
+and the figure is the CPU time of the server's coordinator, its planner and all simulated sites together. The
+ratio therefore is the share of such a test that the decisions cost; it does not rank the schedulers by speed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def joint_preemptions(part: float) -> Iterator[Row]:
         target="at most 2000",
         met=0 < commit_s <= 2,
     )
-    yield Row(what=f"{what}: victims nobody needed", ours=needless, unit="jobs", target="0", met=not needless)
+    yield Row(what=f"{what}: needless victims", ours=needless, unit="jobs", target="0", met=not needless)
 
 
 def reordering(part: float) -> Iterator[Row]:

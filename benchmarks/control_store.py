@@ -1,8 +1,8 @@
-"""How fast is the control plane's log? `python -m benchmarks.control_store [--json] [--quick]`.
+"""How fast the control plane's log is: `python -m benchmarks.control_store [--json] [--quick]`.
 
-SQLite and PostgreSQL side by side, each on this machine's disk, every answer after its flush. Submissions are
-sent over HTTP to a server process by client threads of this one, so both share the cores; CPU seconds are the
-server's (without those of PostgreSQL's processes).
+SQLite and PostgreSQL side by side, each on this machine's disk, with every answer after its flush. Client
+threads of this process send submissions over HTTP to a server process, so both share the cores. CPU seconds
+are those of the server, without PostgreSQL's processes.
 """
 
 from __future__ import annotations

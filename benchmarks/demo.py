@@ -1,17 +1,17 @@
 """The demo, measured: its steps beside the planner's prediction, and beside the same plan without its links;
 and real pipelines of its kind, predicted from micro-benchmarks alone.
 
-The demo's prediction knows only the pool file and the model: the stages' times are those of virtual chips
-(which real computing is padded to), the links those `benchmarks.wan_links` checks.
+The demo's prediction uses the pool file and the model only: the stage times are those of virtual chips (real
+computing is padded to them), and the links are those that `benchmarks.wan_links` checks.
 
-The real pipelines compute as fast as two cores do, a stage on each, one torch thread. What is predicted comes
-from `isthmus calibrate --measure`: parts of the model timed alone, two copies at once (as in the run, both
-cores are busy), and the emulated links between the benchmark's own workers. Nothing is fitted to a run. Each
-repetition measures, predicts, and lets the pipelines run until enough steps were calm. A step is disturbed,
-and does not count, where processes that are not ours kept more than a tenth of a core busy during it, as
-/proc tells: a rule that knows no times. While they do, the workers are stopped, and such steps do not count
-either. A repetition without enough calm steps is made again. The processor time of a step hardly depends on
-others: it is compared whether steps were calm or not.
+The real pipelines compute as fast as two cores do, one stage on each, with one torch thread. Their prediction
+comes from `isthmus calibrate --measure`: parts of the model timed alone, two copies at once (both cores are busy,
+as in the run), and the emulated links between the benchmark's own workers. Nothing is fitted to a run. Each
+repetition measures, predicts, and lets the pipelines run until enough steps were calm. A step is disturbed, and
+does not count, if foreign processes kept more than a tenth of a core busy during it, according to /proc; this
+rule uses no times of the run. The workers stop while such processes run, and the steps of that time do not count
+either. A repetition without enough calm steps is repeated. Other load hardly changes the processor time of a
+step, so this figure is compared for calm and disturbed steps alike.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.model import load_model
 from isthmus.core.plan import StageTime
 from isthmus.plan import Calibration, load_calibration, predict, profile_model
-from isthmus.plan.time.simulation_inputs import replica_schedule, simulated_links, stage_costs
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.replica_schedules import replica_schedule
+from isthmus.plan.time.stage_costs import stage_costs
 from isthmus.sim import Replica, SimulatedTraining, SimulationResult, simulate_training
 from isthmus.wan.emulator import ROUTES_FILE
 
@@ -119,7 +121,7 @@ Pairs = dict[tuple[Case, Far], list[Pair]]
 def measured_pairs(folder: Path, repetitions: int, limit_s: float) -> Pairs:
     """Return the repetitions of every case and distance; none begins after `limit_s`.
 
-    Each measures the parts and the links anew, and lets the pipelines run in turn.
+    Each measures the parts and the links again, and runs the pipelines in turn.
     """
     end_s = time.monotonic() + limit_s
     write_atomically(folder / "pool.json", pool().model_dump_json(by_alias=True))

@@ -1,11 +1,12 @@
-"""What a fault costs: a worker killed, a link cut, and as many faults by seed as asked, each in its own run.
+"""What a fault costs: a worker killed, a link cut, and any number of faults by seed, each in its own run.
 
-Three stages of a tiny model train in two clusters joined by a proxy, each supervised. `detected` is
-until the first rank tells of it, `on_snapshot_loaded` until all train on (after a cut: once the line is back), `lost`
-the steps done again. A faulted run must end with the undisturbed run's losses, bit by bit; where a supervisor
-is killed, for which nothing takes its place, with the reason, and the next attempt with those losses.
-Options: `--quick` (a short cut, ten seeds), `--runs N` faults from `--seed S` on, `--only SEED...` (these
-and nothing else), `--transport process` (odd seeds befall the process of a rank's transport), `--json`.
+Three stages of a tiny model train in two clusters joined by a proxy, each under a supervisor. `detected` is the
+time until the first rank reports the fault, `resumed` the time until all ranks train on (after a cut: from the
+return of the line), `lost` the number of repeated steps. A run with a fault must end with the losses of the
+undisturbed run, bit by bit. A killed supervisor has no replacement: that run must end with the reason, and the
+next attempt with those losses. Options: `--quick` (a short cut, ten seeds), `--runs N` faults from `--seed S` on,
+`--only SEED...` (these faults and nothing else), `--transport process` (odd seeds hit the process of a rank's
+transport), `--json`.
 """
 
 from __future__ import annotations

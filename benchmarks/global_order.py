@@ -1,9 +1,9 @@
-"""The one order of several owners' queues: CPU time with many jobs waiting, and how far from the optimum.
+"""The one order of several owners' queues: CPU time with many waiting jobs, and the gap to the optimum.
 
-`python -m benchmarks.global_order [--json] [--quick]`. Forty queues with random chips free, 300 running jobs
-that give theirs back, jobs of one to three parts of 1 to 64 chips, three priorities, a third with deadlines.
-The gap is that of the chips in use (utilisation) or of the jobs started (throughput), against the same search
-run to its end; the band that of `forecast_starts`.
+`python -m benchmarks.global_order [--json] [--quick]`. Forty queues with random free chips, 300 running jobs
+that return theirs, jobs of one to three parts of 1 to 64 chips, three priorities, deadlines for a third. The
+gap is in chips in use (utilisation) or in started jobs (throughput), against the same search run to its end;
+the band is that of `forecast_starts`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from benchmarks.table import Row, print_rows
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
 from isthmus.control.algorithms.knapsack import pack_jobs
 from isthmus.control.algorithms.start_forecast import forecast_starts, simulate_queue
+from isthmus.core.pool_resource import PoolResource
 
 OBJECTIVES: tuple[Objective, ...] = ("arrival", "utilisation", "throughput", "deadline")
 NOW_S = 20_000.0
 NODES_TO_THE_END = 150_000
 
 
-def instance(count: int, queues: int, seed: int) -> tuple[list[WaitingJob], dict[str, int], list[Release]]:
+def instance(count: int, queues: int, seed: int) -> tuple[list[WaitingJob], dict[PoolResource, int], list[Release]]:
     """Return waiting jobs, free chips by queue, and what running jobs give back."""
     chance = random.Random(seed)
-    names = [f"c{number}/h20" for number in range(queues)]
+    names = [PoolResource.chips(f"c{number}", "h20") for number in range(queues)]
     waiting = [
         WaitingJob(
             job=f"j{number}",

@@ -1,11 +1,11 @@
-"""Do messages of a device hide behind its computing? `python -m benchmarks.gpu [--json] [--quick]`.
+"""How well device messages overlap with computing: `python -m benchmarks.gpu [--json] [--quick]`.
 
-A stage receives a tensor, computes bf16 products, and sends a tensor, micro-batch by micro-batch: the next
-receive is posted before a computation, as the overlapped schedule does. The network takes no time, so what is
-left is the way between device and host memory. Timed in turns are computing alone, copies alone, and both,
-through the runtime's staging (pinned memory, streams of their own) and by the plain way of PyTorch, `.to()`
-and `.cpu()`. Overlap is the part of the shorter of the two that takes no time beside the longer: 1 is all of
-it. Median and extremes of the rounds are printed, and the processor's seconds beside those of the wall.
+A stage receives a tensor, computes bf16 products, and sends a tensor, micro-batch by micro-batch. It posts the
+next receive before a computation, as the overlapped schedule does. The network takes no time, so only the way
+between device and host memory remains. Three cases are timed in turns: computing alone, copies alone, and both
+at once; the copies use the runtime's staging (pinned memory, separate streams) or the plain way of PyTorch,
+`.to()` and `.cpu()`. Overlap is the share of the shorter of the two that adds no time to the longer; 1 is full
+overlap. The rows give the median and the extremes of the rounds, and processor seconds beside wall seconds.
 Without a CUDA device nothing is measured.
 """
 

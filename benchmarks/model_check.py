@@ -1,10 +1,10 @@
 """The protocol of commit and joint preemption, model-checked: every state of three owners and two jobs.
 
-The real coordinator and the real agents' machines, a network that loses, delays and repeats, agents and
-servers that die; owners' names do not count, and there is no time (`docs/design/model-check.md`). A row is
-one scenario: the sites of each job, and how many faults there may be, of whatever kinds; each is looked at
-in a process of its own. `--quick` runs those of the tests, `--all` also the largest, which takes some minutes
-and gigabytes.
+It runs the real coordinator and the real state machines of agents over a network that loses, delays and repeats
+messages, with agents and servers that crash. States that differ only in the names of owners are one, and there
+is no time (`docs/design/model-check.md`). A row is one scenario: the sites of each job, and the number of faults
+of any kind; each scenario runs in a process of its own. `--quick` runs the scenarios of the tests; `--all` adds
+the largest, which take minutes and gigabytes.
 """
 
 from __future__ import annotations

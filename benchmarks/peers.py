@@ -1,10 +1,10 @@
-"""Our planner beside Sailor and the peers it ships, judged by Sailor's own simulator.
+"""Our planner beside Sailor and the peers that it ships, judged by Sailor's own simulator.
 
 `python -m benchmarks.peers --sailor FOLDER [--built FOLDER] [--cases N] [--first N] [--metis] [--json]
-[--quick]`. FOLDER is a checkout of Sailor called `sailor`, without which nothing is compared; its planner,
-built as its own notes say, lies in `--built`. All get Sailor's profiles, its network and memory, the same
-chips and the same batch. Of every planner the first 32 plans are judged and the best counts. Each random
-case is told on standard error; should a run end early, `--first` goes on at any of them.
+[--quick]`. FOLDER is a checkout of Sailor called `sailor`; without it nothing is compared. `--built` names the
+folder of its planner, built according to its own notes. All planners get Sailor's profiles, its network and
+memory, the same chips and the same batch. The simulator judges the first 32 plans of every planner, and the best
+counts. Each random case is printed on standard error; `--first` resumes a run that ended early at any case.
 """
 
 from __future__ import annotations

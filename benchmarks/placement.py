@@ -1,11 +1,12 @@
 """CPU time to place planned pipelines in stages (compute, storage, network), 10,000 and 100,000 nodes.
 
 `python -m benchmarks.placement [--json] [--quick] [--runs N] [--seed S]`. Twenty owners; nodes of four kinds
-of chips, partly in use; links between half of all pairs of clusters; scraps of storage. Every request
+of chips, partly in use; links between half of all pairs of clusters; little free storage. Every request
 differs: 1 to 32 stages on one or two kinds of chips, 0.1 % to 30 % of all cards, bandwidth, data; a third
-have switches of their own. Three candidates, each with its reasons, are asked for; where there is none, what
-every stage refused is told, which is timed too. `whole` says that the search ended by itself: what it found
-is all there is. The peer is the report's greedy, which never goes back, with the filters behind it.
+have their own switches. Each request asks for three candidates with their reasons; without a candidate, the
+answer says what every stage refused, and the time includes it. `whole` means that the search ended by itself:
+its candidates are all that exist. The peer is the report's greedy algorithm, which never backtracks, with the
+same filters after it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Seeded runs of a pool in which processes die, messages get lost and owners lie: what must hold nonetheless.
+"""Seeded runs of a pool in which processes crash, messages are lost and owners lie: what must still hold.
 
-Each run is the server's coordinator and its log, three to five simulated owners and 70 jobs on a virtual
-clock; every tenth run is on the real SQLite store, torn where the server dies between write and flush.
-Invariants are checked after every event the coordinator takes in. A seed that fails is told with what still
-fails it when kinds of fault are left out.
+Each run has the server's coordinator and its log, three to five simulated owners and 70 jobs on a virtual
+clock. Every tenth run uses the real SQLite store, torn where the server crashes between write and flush. The
+invariants are checked after every event that the coordinator handles. For a seed that fails, the run prints the
+kinds of fault that still make it fail when the others are left out.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def rows(found: list[ChaosRun], cpu_s: float, wall_s: float) -> Iterator[Row]:
     )
     leak_s = max(run.longest_leak_s for run in found)
     yield Row(
-        what="longest that a card was kept for a part nobody wanted",
+        what="longest that a card was kept for an unwanted part",
         ours=leak_s,
         unit="s of virtual time",
         target="at most 60",

@@ -1,9 +1,9 @@
-"""How far from published measurements? `python -m benchmarks.published [--vtrain FOLDER] [--json] [--quick]`.
+"""How far predictions are from published measurements: `python -m benchmarks.published [--vtrain FOLDER]`.
 
 Three tables: the tasks of the cross-domain pooling report (5.2), vTrain's points (read from a copy of its
-repository, `--vtrain` or the environment's ISTHMUS_VTRAIN), and runs of papers and submissions. A prediction
-is never compared with a run that its calibration has seen. The defaults of the time model were settled with
-vTrain's points in view, so `data sheet only` is no blind test there; on the papers' runs it is.
+repository, `--vtrain` or ISTHMUS_VTRAIN in the environment), and runs of papers and submissions. No prediction is
+compared with a run that its calibration has seen. The defaults of the time model were chosen with vTrain's points
+in view, so `data sheet only` is no blind test for them; for the papers' runs it is. `--quick` leaves the papers out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How good the planner's plans are: against every plan of small spaces, random plans, and even splitting.
+"""How good the planner's plans are: against every plan of small spaces, random plans, and even splits.
 
 `python -m benchmarks.search_quality [--json] [--quick]`. All plans are compared by simulated time. Instances
-are random pools of unlike chips, seeded, whose memory is hardly enough for the model; some have like chips in
+are seeded random pools of unlike chips whose memory is hardly enough for the model; some have equal chips in
 several clusters.
 """
 

@@ -1,8 +1,9 @@
 """How long the planner searches: 48 to 100,000 chips, again after a change; how good its bound is.
 
-`python -m benchmarks.search_scale [--json] [--quick]`. Seconds are CPU seconds of this process, with the
-simulation of the finalists and the proof of the bound; memory is the process's peak. Peers' figures are those
-of their publications and of runs on two shared cores (Sailor: 3.9 s at 512 chips, 59 s and 4.35 GB at 8,192).
+`python -m benchmarks.search_scale [--json] [--quick]`. Seconds are CPU seconds of this process and include the
+simulation of the finalists and the proof of the bound; memory is the peak of the process. The peers' figures
+come from their publications and from runs on two shared cores (Sailor: 3.9 s at 512 chips, 59 s and 4.35 GB at
+8,192).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How fast the simulator is: events a CPU-second, iterations of 1,024 to 100,000 chips, cost of folding.
+"""How fast the simulator is: events per CPU-second, iterations of 1,024 to 100,000 chips, cost of folding.
 
-`python -m benchmarks.simulator [--json] [--quick]`. Seconds are CPU seconds of this process, schedules made
-included. Where SimPy is installed its kernel runs the same processes for comparison.
+`python -m benchmarks.simulator [--json] [--quick]`. Seconds are CPU seconds of this process and include the
+generation of schedules. Where SimPy is installed, its kernel runs the same processes for comparison.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """10,000 pending jobs of one site brought into another order: half the owner's own, half parts of the pool.
 
-A real agent's shell with the built-in adapter, whose queue is a file: the server's new order comes in, the
-agent compares it with the queue as it stands, asks for the fewest moves, the adapter carries them out, and
-the agent looks again. Inversions are pairs of jobs that stand in another order than they should, of all
-pairs. Beside it the moves that putting every job behind its neighbour would take. No cluster is behind it:
-the commands of a real scheduler (one `scontrol` or one patch a move) come on top.
+It runs the real service of an agent with the built-in adapter, whose queue is a file. The server's new order
+arrives, the agent compares it with the present queue and requests the fewest moves, the adapter carries them
+out, and the agent reads the queue again. Inversions are the pairs of jobs in the wrong order, as a share of all
+pairs. The peer is the number of moves that place every job behind its neighbour. No cluster is attached: the
+commands of a real scheduler (one `scontrol` or one patch per move) take additional time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Counting(LocalAdapter):
     def reorder_queue(self, moves: Sequence[QueueMove], removed: Sequence[QueueEntry] = ()) -> None:
         """Carry them out as ever."""
         self.num_moves += len(moves)
-        super().order(moves, removed)
+        super().reorder_queue(moves, removed)
 
 
 def inversions(present: Sequence[QueueEntry], wanted: Sequence[QueueEntry]) -> float:

@@ -1,13 +1,17 @@
-"""The rows every benchmark prints: ours, a peer's figure where there is one, the target, and if it is met."""
+"""The rows that every benchmark prints: our figure, a peer's where there is one, the target, and if it is met."""
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 COLUMNS = ("what", "ours", "unit", "peer", "peer_value", "ratio", "target", "met")
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class Row:
 
 
 def compared(what: str, ours: float, unit: str, peer: str, peer_value: float, **more: Any) -> Row:
-    """Return a row beside a peer's figure, with `ratio_text` worked out (None where the peer's figure is 0)."""
+    """Return a row beside a peer's figure, with `ratio` worked out (None where the peer's figure is 0)."""
     ratio = ours / peer_value if peer_value else None
     return Row(what=what, ours=ours, unit=unit, peer=peer, peer_value=peer_value, ratio=ratio, **more)
 
@@ -40,13 +44,38 @@ def markdown(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def commit_of(folder: Path) -> str:
+    """Return the short hash of the commit checked out in `folder`.
+
+    It ends in `-dirty` when tracked files under `src` or `benchmarks` are modified, since only these decide what a
+    benchmark measures. It is `unknown` outside a checkout.
+    """
+    try:
+        commit = _git(folder, "rev-parse", "--short", "HEAD")
+        is_dirty = bool(_git(folder, "status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks"))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit}-dirty" if is_dirty else commit
+
+
+@functools.cache
+def printed_at() -> str:
+    """Return the line below every printed table: the commit that it measured, as of the first call."""
+    return f"Printed at commit `{commit_of(ROOT)}`."
+
+
 def print_rows(rows: Sequence[Row], as_json: bool) -> None:
-    """Print the rows on standard output: one JSON object a line, or one Markdown table."""
+    """Print the rows on standard output: one JSON object a line, or one Markdown table with its commit."""
     if as_json:
         for row in rows:
             print(json.dumps(asdict(row)), flush=True)
     else:
-        print(markdown(rows), flush=True)
+        print(f"{markdown(rows)}\n\n{printed_at()}", flush=True)
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _cell(value: object) -> str:

@@ -1,9 +1,9 @@
 """Micro-batch sizes that differ by replica: how often they are best, by how much, and whether they are found.
 
-`python -m benchmarks.unlike_sizes [--json] [--quick]`. Instances are random pools of two or three unlike
-groups in one cluster, seeded, and a small model: fast chips there gain much by large micro-batches, slow ones
-little. Every layout of the space is weighed, with one size for all and with one for each island, by the
-closed form that the search compares by.
+`python -m benchmarks.unlike_sizes [--json] [--quick]`. Instances are seeded random pools of two or three unlike
+groups in one cluster, and a small model: fast chips gain much from large micro-batches there, slow ones little.
+Every layout of the space is scored, with one size for all and with one size per replica group, by the closed
+form that the search uses for comparison.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Do emulated links do what they say? `python -m benchmarks.wan_links [--json] [--quick]`.
+"""Whether emulated links behave as stated: `python -m benchmarks.wan_links [--json] [--quick]`.
 
-Goodput is measured at the receiver; a link's bandwidth is its wire's, so at most 96.5 % of it can be goodput.
-With root the modelled loss is compared with what the kernel's TCP reaches when packets are really lost.
+Goodput is measured at the receiver. The bandwidth of a link is that of its wire, so goodput reaches at most
+96.5 % of it. With root, the modelled loss is compared with the rate that the kernel's TCP reaches on a path that
+really loses packets.
 """
 
 from __future__ import annotations

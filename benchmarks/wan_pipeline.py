@@ -1,21 +1,22 @@
 """What distance costs a pipeline: `python -m benchmarks.wan_pipeline [PART ...] [--json] [--quick]`.
 
-Stages in processes of their own, chips that are virtual (a forward waits 20 ms, a backward 40), activations
-of 2 MiB over emulated links of 1 Gbit/s. Parts:
+Stages are processes of their own with virtual chips (a forward waits 20 ms, a backward 40) and exchange
+activations of 2 MiB over emulated links of 1 Gbit/s. Parts:
+
 - `distance`: six stages beside the critical path of the same schedule on the same wires (`isthmus.sim`, where
   a message inside a cluster takes no time), the same stages in one cluster, and the time of the computing
   thread in communication calls;
 - `pipelining`: 1F1B of `torch.distributed.pipelining` over gloo, on links of emulated packets (root), which
-  its TCP crosses directly, as ours does there; how many times as fast the critical path would be is what
-  nobody exceeds;
-- `loss`: packets really lost (root, a TUN device per cluster), under the host's congestion control and ours;
+  its TCP crosses directly, as ours does there; the speed of the critical path is the upper limit of both;
+- `loss`: real packet loss (root, a TUN device per cluster), under the host's congestion control and ours;
 - `uneven`: chips of speed 1 : 2 : 4 with layers to match, beside the sum of the three alone;
-- `transport`: what messages of 2 MiB cost the process that computes, and how long one takes, where a process
-  of its own owns the connections, beside threads; two ranks on this machine, no link;
-- `simulator`: random plans beside `isthmus.sim`, which is told of messages what two ranks alone measured.
-Stages, ours and the peer's, take precedence over other work where they may (real-time priority). A step
-counts unless computing overran its time by more than 1 % of the step at some stage: then the machine was
-busy with something else.
+- `transport`: what messages of 2 MiB cost the computing process, and how long one takes, when a separate
+  process owns the connections, beside threads; two ranks on this machine, no link;
+- `simulator`: random plans beside `isthmus.sim`, which gets the message times that two ranks alone measured.
+
+Our stages and the peer's take precedence over other work where the system permits it (real-time priority). A
+step counts unless computing overran its time by more than 1 % of the step at some stage, which means that other
+work kept the machine busy.
 """
 
 from __future__ import annotations

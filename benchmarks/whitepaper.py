@@ -1,14 +1,14 @@
 """The report's twelve tasks on virtual chips: `python -m benchmarks.whitepaper [--scale S] [--quick]`.
 
-The tasks of the cross-domain pooling report, 5.2, run by the workers of a job of `compute: virtual`: the
-schedule, the executor, the exchange and the transport are those of training, and tensors are really sent over
-emulated links. A stage is one process whatever its degrees: what its chips compute and exchange inside the
-cluster takes the time of the planner's time model, calibrated on tasks 1 and 3 alone (`benchmarks._tasks`),
-and so does the reduction of gradients between replicas that share a cluster. Time and rates are those of the
-tasks over S (16), bytes hence over S²; what is printed is at full size. An iteration is set beside the
-simulator's of the same plan, and the published one where it was not withheld. A step counts unless waiting,
-in place of computing, took 1 % of it too long at some stage. Efficiency is the TGS over that of the same job
-in one cluster (tasks 1 and 9). Task 2 waits in its queue, in the report as here.
+The workers of a job with `compute: virtual` run the tasks of the cross-domain pooling report, 5.2: schedule,
+executor, communicator and transport are those of training, and real tensors cross emulated links. A stage is one
+process whatever its degrees: computing and communication of its chips inside the cluster take the time of the
+planner's time model, calibrated on tasks 1 and 3 alone (`benchmarks._tasks`), and so does the reduction of
+gradients between replicas that share a cluster. Times and rates are those of the tasks divided by S (16), and
+bytes therefore by S²; the rows give full size. Each iteration stands beside the simulator's of the same plan,
+and beside the published one where the report has it. A step counts unless waiting, in place of computing, took
+1 % of it too long at some stage. Efficiency is the TGS over that of the same job in one cluster (tasks 1 and 9).
+Task 2 waits in its queue, in the report as here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from benchmarks._tasks import FIBRE_MS, OTHERS, TASK_1, TASK_3, WITH_OTHERS, Tas
 from benchmarks._tasks_scaled import OTHERS_SHARE, SCALES, pool_at, scaled
 from benchmarks._tasks_tables import Result, page, rows
 from benchmarks._virtual_run import interference, rehearse
-from benchmarks.table import print_rows
+from benchmarks.table import print_rows, printed_at
 from isthmus.core.pool import Pool
 from isthmus.plan import predict
 from isthmus.plan.time.calibration import Calibration
-from isthmus.plan.time.simulation_inputs import simulated_links
+from isthmus.plan.time.plan_links import simulated_links
 from isthmus.sim import Interference
 
 DELAYS_MS = (25.0, 50.0)
@@ -148,7 +148,7 @@ def main() -> int:
     if args.json:
         print_rows(list(rows(results, delays)), as_json=True)
     else:
-        print(page(results, delays), flush=True)
+        print(f"{page(results, delays)}\n\n{printed_at()}", flush=True)
     return 0
 
 

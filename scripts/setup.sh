@@ -1,47 +1,98 @@
 #!/bin/sh
 # Make .venv with everything Isthmus needs. Run by `make setup`; safe to run again.
 #   TORCH=torch==2.13.0   the torch requirement; set TORCH= to keep a build that is installed already
+# Prints one line per step. The output of the tools goes to a log, whose end is shown when a step fails.
 set -eu
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 TORCH=${TORCH-torch==2.13.0}
 PYTHON=${PYTHON:-python3}
+LOG=${LOG:-$VENV/setup.log}
+LOG_LINES=30
+STEP=0
+STEPS=5
 
 say() { printf '%s\n' "$*" >&2; }
+
+# pip repeats for every package that it ignores a configured location; this explains no failure.
+hide_ignored_locations() { grep -Ev "WARNING: (Location '.*' is ignored|.*(is not a trusted or secure host|and is being ignored))" || :; }
+
+step() { # what
+    STEP=$((STEP + 1))
+    say "[$STEP/$STEPS] $*"
+}
+
+attempt() { # command with its arguments: quietly
+    printf '$ %s\n' "$*" >>"$LOG"
+    "$@" >>"$LOG" 2>&1
+}
+
+run() { # the same, and end with the log when it fails
+    attempt "$@" && return 0
+    status=$?
+    say "error: step $STEP of $STEPS failed with status $status: $*"
+    say "the last $LOG_LINES lines of $LOG:"
+    hide_ignored_locations <"$LOG" | tail -n "$LOG_LINES" | sed 's/^/    /' >&2
+    exit "$status"
+}
+
+apt() { # subcommand and its arguments
+    env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@"
+}
+
+may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; }
 
 # System packages: installed when we may, named when we may not.
 need_package() { # command package
     command -v "$1" >/dev/null 2>&1 && return 0
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        say "installing $2 ..."
-        [ -n "${APT_UPDATED:-}" ] || apt-get -qq update
+    if may_install; then
+        say "      installing $2"
+        [ -n "${APT_UPDATED:-}" ] || attempt apt update || :
         APT_UPDATED=1
-        DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$2" >/dev/null && return 0
+        attempt apt install -y --no-install-recommends "$2" && return 0
     fi
-    say "note: '$1' is missing; tests that need it are skipped. To install it: sudo apt-get install -y $2"
+    say "      note: '$1' is missing; tests that need it are skipped. To install it: sudo apt-get install -y $2"
 }
 
+mkdir -p "$(dirname "$LOG")"
+: >"$LOG"
+
+step "system packages: Python, iproute2, PostgreSQL"
 need_package "$PYTHON" python3
 if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     say "error: $("$PYTHON" --version 2>&1) is too old; Isthmus needs 3.11 or newer (set PYTHON=...)"
     exit 1
 fi
+need_package ip iproute2
+[ -n "$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" ] || need_package initdb postgresql
+
+step "virtual environment $VENV"
 if [ ! -x "$VENV/bin/python" ]; then
     if ! "$PYTHON" -c 'import ensurepip, venv' >/dev/null 2>&1; then
-        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-            apt-get -qq update
-            DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends python3-venv >/dev/null
+        if may_install; then
+            run apt update
+            run apt install -y --no-install-recommends python3-venv
         else
             say "error: python3-venv is missing. To install it: sudo apt-get install -y python3-venv"
             exit 1
         fi
     fi
-    "$PYTHON" -m venv "$VENV"
+    run "$PYTHON" -m venv "$VENV"
 fi
-need_package ip iproute2
-[ -n "$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" ] || need_package initdb postgresql
 
-PIP="$VENV/bin/python -m pip --disable-pip-version-check install --quiet"
-[ -z "$TORCH" ] || $PIP "$TORCH"
-$PIP --constraint constraints.txt --editable '.[server,postgres,agent,train,dev]'
+pip_install() { run "$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar off "$@"; }
+
+if [ -n "$TORCH" ]; then
+    step "$TORCH (the largest download)"
+    pip_install "$TORCH"
+else
+    step "torch: the installed build stays"
+fi
+
+step "isthmus with all extras, at the versions of constraints.txt"
+pip_install --constraint constraints.txt --editable '.[server,postgres,agent,train,dev]'
+
+step "check of the installation"
+run "$VENV/bin/isthmus" --version
 touch "$VENV/ready"
+say "done: $VENV holds isthmus; 'make' lists what can be run"

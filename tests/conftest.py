@@ -7,6 +7,8 @@ to three times, and a second try is told of. New examples are looked for with
 Of rules that take long, and hold of many cases alike, a run tries a sample; `--whole` tries all.
 """
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -15,6 +17,12 @@ settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("repeatable")
 
 TRIES = 3
+
+
+def pytest_configure() -> None:
+    """Restore SIGINT where it is ignored, as in a background job of a script: children of the tests inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import resource
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from isthmus.core.messages.worker_folder import WorkerFolder
 from isthmus.core.plan import StageTime
 from isthmus.site.parts import SitePart
 from isthmus.site.site_invariants import check_site
+from tests.full_disk import full_disk
 from tests.site.samples import EAST, INVENTORY, JOB, address, order, orders, plan, states
 
 
@@ -177,17 +176,6 @@ def test_a_worker_that_cannot_be_started_fails_the_part(site: Site) -> None:
     assert site.states == {"a/1": "failed"}
     assert "no process can be made" in site.shell.machine.observed_parts()[0].detail
     assert site.adapter.poll(folder).state == "exited"
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process may grow: what a full disk does, for root as well."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_on_a_full_disk_nothing_is_started_or_told_until_it_can_be_saved(site: Site) -> None:

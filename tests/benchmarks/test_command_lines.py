@@ -1,17 +1,24 @@
-"""Rules of the benchmarks' command lines: whoever asks for help, or mistypes, starts nothing."""
+"""Rules of the benchmarks' command lines: a request for help or a mistyped option starts nothing."""
 
 import importlib
+import sys
 
 import pytest
 
 import benchmarks.__main__ as command
+from benchmarks.table import Row
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """What was to be run, instead of running it."""
     started = []
-    monkeypatch.setattr(command, "measure", lambda chosen, options, *, keep: started.append((chosen, options, keep)))
+
+    def measure(chosen, options, *, keep):
+        started.append((chosen, options, keep))
+        return 0
+
+    monkeypatch.setattr(command, "measure", measure)
     return started
 
 
@@ -54,6 +61,38 @@ def test_options_behind_a_name_are_passed_on(words, options, keep, measured):
 
 
 def test_no_name_means_all(measured):
-    """In the order of the page."""
+    """In alphabetical order."""
     command.main([])
     assert measured == [(command.names(), [], True)]
+
+
+SCRIPT = """
+import json, sys
+for met in {met}:
+    print(json.dumps(dict(what="x", ours=1.0, unit="s", target="t", met=met)))
+sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize(
+    ("met", "status", "ended"),
+    [([True], 0, True), ([True, False], 1, True), ([True], 1, False), ([], 1, False), ([False], 2, False)],
+)
+def test_a_missed_target_is_no_failure(met, status, ended, monkeypatch):
+    """Rows of a benchmark that missed a target are kept; without such a row, status 1 means that it failed."""
+    real = command.subprocess.run
+    script = [sys.executable, "-c", SCRIPT.format(met=met, status=status)]
+    monkeypatch.setattr(command.subprocess, "run", lambda _, **options: real(script, **options))
+    rows, found = command.run("faults", [])
+    assert [row.met for row in rows] == met
+    assert found is ended
+
+
+def test_one_failed_benchmark_does_not_stop_the_others(monkeypatch, capsys):
+    """Its name is printed as an error, the tables of the others as ever, and the exit status is 1."""
+    row = Row(what="y", ours=1.0, unit="s", met=True)
+    monkeypatch.setattr(command, "run", lambda name, _: ([], False) if name == "demo" else ([row], True))
+    assert command.measure(["demo", "faults"], [], keep=False) == 1
+    printed = capsys.readouterr()
+    assert "| y |" in printed.out
+    assert "benchmarks.demo failed" in printed.err

@@ -9,6 +9,7 @@ import yaml
 
 from isthmus.cli import main
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.chip import chip_catalogue
 
 POOL = {
     "clusters": [
@@ -162,3 +163,50 @@ def test_profile_and_memory_answer(folder):
     assert {"weights", "gradients", "optimizer", "static"} == set(held["per_chip"])
     assert "per_chip.static" in run("memory", folder / "config.json")[1]
     assert "layers" in run("memory", folder / "config.json", "--parallel", "pp=9999")[1]
+
+
+def test_profile_adds_the_communication_between_layers(folder):
+    """A matrix in JSON, (layers, layers), in bytes of one micro-batch; in text one line for the chain."""
+    assert "communication_bytes" not in answer("profile", folder / "config.json")
+    matrix = answer("profile", folder / "config.json", "--communication", "--sequence", 1024)["communication_bytes"]
+    assert [len(row) for row in matrix] == [8] * 8
+    assert {(i, j): size for i, row in enumerate(matrix) for j, size in enumerate(row) if size} == {
+        (i, i + 1): 1024 * 2048 * 2 for i in range(7)
+    }
+    text = run("profile", folder / "config.json", "--communication", "--sequence", 1024)[1]
+    assert text.splitlines()[-1].split() == ["0..6", "1..7", "4.0", "MiB", "4.0", "MiB"]
+
+
+def test_score_chips_ranks_by_the_given_weights(folder):
+    """H20 has little compute and much memory; a chip of the pool file competes; a model gives its own weights."""
+
+    def best(*options: object) -> str:
+        return answer("score-chips", "A100", "H20", *options)["chips"][0]["chip"]
+
+    assert best("--weights", "compute=1") == "A100"
+    assert best("--weights", "memory=1") == "H20"
+    fast = {
+        "name": "fast",
+        "peak_flop_per_s": {"bf16": 1e18},
+        "memory_bytes": "1 TiB",
+        "memory_bandwidth_bytes_per_s": 1e14,
+        "in_node_link": {"name": "x", "bandwidth_bytes_per_s": 1e13},
+    }
+    (folder / "pool.yaml").write_text(yaml.safe_dump(POOL | {"chips": [fast]}))
+    assert best("fast", "--pool", folder / "pool.yaml") == "fast"
+    told = answer("score-chips", "H20", "A100", "--model", folder / "config.json")
+    assert sum(told["weights"].values()) == pytest.approx(1)
+    assert told["weights"]["compute"] > told["weights"]["communication"] > 0
+    lines = run("score-chips")[1].splitlines()
+    assert lines[0] == "weights: compute 33%, memory 33%, communication 33%"
+    assert len(lines) == 4 + len(chip_catalogue())
+
+
+def test_score_chips_names_what_it_cannot_use(folder):
+    """An unknown chip, two sources of weights, and weights that are not NAME=NUMBER."""
+    assert "unknown chip 'H1000'" in run("score-chips", "H1000")[1]
+    both = ("--weights", "memory=1", "--model", folder / "config.json")
+    assert "both --weights and --model" in run("score-chips", *both)[1]
+    for text in ("speed=1", "memory=fast", "memory=-1", "memory=1,memory=2", "memory"):
+        assert f"weight '{text.split(',')[-1]}'" in run("score-chips", "--weights", text)[1]
+    assert "one above 0" in run("score-chips", "--weights", "memory=0")[1]

@@ -53,6 +53,15 @@ def test_ctrl_c_while_a_server_is_silent_leaves_nothing() -> None:
 
 
 @pytest.mark.slow
+def test_the_tests_pass_in_a_background_job() -> None:
+    """A script's background job ignores SIGINT; the session of the tests restores it for the processes it starts."""
+    test = f"{__file__}::{test_ctrl_c_while_a_server_is_silent_leaves_nothing.__name__}"
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "pytest", "-q", test]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
 def test_a_closed_pipe_ends_quietly() -> None:
     """`isthmus schema pool | head -1`: the reader goes, we go, without a traceback."""
     command = f"{sys.executable} -c 'from isthmus.cli import main; import sys; sys.exit(main([\"chips\"]))' | true"

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 
 import pytest
@@ -160,6 +160,32 @@ def test_of_two_that_come_back_as_one_lane_one_stays(monkeypatch: pytest.MonkeyP
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda end: peer.attach(0, (end[0], 0.0)), ends[1:])) == [True, True]
     monkeypatch.setattr(Connection, "join", join)
+    peer.abort()
+    assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
+    for _, far in ends:
+        far.close()
+
+
+def test_a_connection_that_another_caller_starts_is_replaced_after_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A first caller has replaced a broken connection and is about to start the new one. 2. A second caller
+    replaces connection 0 too: it waits for the start, because a thread cannot be joined before. 3. Both succeed,
+    and no thread and no connection is left at the end.
+    """
+    ends = [socket.socketpair() for _ in range(3)]
+    peer, start = peer_behind(ends[0][0]), Connection.start
+    peer.start()
+    with ThreadPoolExecutor(2) as pool:
+        second: list[Future[bool]] = []
+
+        def start_late(connection: Connection) -> None:
+            if not second:
+                second.append(pool.submit(peer.attach, 0, (ends[2][0], 0.0)))
+                wait(second, timeout=0.3)  # ends early only if the second caller fails
+            start(connection)
+
+        monkeypatch.setattr(Connection, "start", start_late)
+        assert pool.submit(peer.attach, 0, (ends[1][0], 0.0)).result(10)
+        assert second[0].result(10)
     peer.abort()
     assert [near.fileno() for near, _ in ends] == [-1, -1, -1]
     for _, far in ends:

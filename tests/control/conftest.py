@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.control import postgres as real
+from tests.control.test_server_api import Server
 
 _numbers = itertools.count()
 
@@ -30,3 +31,13 @@ def postgres(postgres_server: str) -> str:
     with psycopg.connect(f"{postgres_server} dbname=postgres", autocommit=True) as db:
         db.execute(f"CREATE DATABASE {name}".encode())
     return f"{postgres_server} dbname={name}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """The application over a store in memory, in this process."""
+    made = Server()
+    made.shell.start()
+    with made.http:
+        yield made
+    made.shell.close()

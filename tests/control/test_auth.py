@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,6 @@ from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.api_views import TokenRequest
 from tests.control.serving import EAST, WEST, cluster, report, submission
 from tests.control.test_server_api import Server
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    server.shell.start()
-    with server.http:
-        yield server
-    server.shell.close()
-
 
 ENDPOINTS = {
     "list jobs": ("GET", "/v1/jobs", None),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import fields
 
 import pytest
 
+from isthmus.control.queries.dry_run import dry_run_requests
+from isthmus.control.queries.shortages import describe_shortages, refusals
+from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported, JobDeleted, PoolSet
 from isthmus.core.job import PlacementConstraints
 from isthmus.core.messages.agent_messages import AgentReport, QueueEntry
 from isthmus.core.plan import Plan, Prediction
 from isthmus.core.pool import Link
+from isthmus.core.pool_resource import PoolResource
 from tests.control.driver import Driver, seen
-from tests.control.samples import plan
+from tests.control.samples import plan, submission
 
 TB = 10**12
 
@@ -81,6 +87,58 @@ def test_storage_is_promised_with_the_chips() -> None:
     pool.tell(AgentReported.from_report(report, pool.now_s))
     (view,) = pool.coordinator.pool_view().clusters
     assert view.free_storage_bytes == 2 * TB
+
+
+def test_reasons_and_refusals_state_the_same_shortages() -> None:
+    """One for each resource of which too little is free, and one for each cluster that is away; none if all is free."""
+    pool = linked(1.0, "a", "b")
+    state = pool.coordinator.state
+    needs = {
+        PoolResource.chips("a", "g"): 4,
+        PoolResource.chips("b", "g"): 5,
+        PoolResource.chips("z", "g"): 1,
+        PoolResource.chips("z", "h"): 1,
+        PoolResource.storage("a"): 16 * TB,
+        PoolResource.storage("z"): 1,
+        PoolResource.link("a", "b"): 2_000_000,
+        PoolResource.link("a", "z"): 500_000,
+    }
+    assert describe_shortages(state, needs).split("; ") == [
+        "b has 4 g free of the 5 needed",
+        "z has not joined",
+        "a has 9.1 TiB of storage left of the 14.6 TiB needed",
+        "the link a>b has 1 Gbit/s left of the 2 needed",
+        "the link a>z has 0 Gbit/s left of the 0.5 needed",
+    ]
+    found = refusals(state, needs)
+    assert [one.reason for one in found] == [
+        "compute: b (owner-b) has 4 g free of the 5 needed",
+        "compute: z has not joined",
+        "storage: a (owner-a) has 9.1 TiB left of the 14.6 TiB needed",
+        "network: a to b has 1 Gbit/s left of the 2 needed",
+        "network: a to z has 0 Gbit/s left of the 0.5 needed",
+    ]
+    assert [one.clusters for one in found] == [("b",), ("z",), ("a",), ("a", "b"), ("a", "z")]
+    assert [one.owner for one in found] == ["owner-b", None, "owner-a", "owner-a", "owner-a"]
+    lacking = [(one.lacking_nodes, one.lacking_bytes, one.lacking_gbps) for one in found]
+    assert lacking == [(1, 0, 0.0), (0, 0, 0.0), (0, 6 * TB, 0.0), (0, 0, 1.0), (0, 0, 0.5)]
+    free = {PoolResource.chips("a", "g"): 4, PoolResource.link("b", "a"): 1_000_000}
+    assert (describe_shortages(state, free), refusals(state, free)) == ("", ())
+
+
+def test_the_question_whether_a_plan_fits_changes_nothing() -> None:
+    """Free, reserved for others, taken: three answers, and the job is as it was, its cached values included."""
+    pool = Driver("a", "b", chips=1)
+    pool.submit("one", plan("a"))
+    pool.submit("two", plan("a", "b"))
+    state = pool.coordinator.state
+    job = state.jobs["two"]
+    assert pool.state("two") == "waiting"
+    before = {one.name: copy.deepcopy(getattr(job, one.name)) for one in fields(job)}
+    assert ledger.plan_fits(state, job, plan("b"), {})
+    assert not ledger.plan_fits(state, job, plan("b"), {PoolResource.chips("b", "g"): 1})
+    assert not ledger.plan_fits(state, job, plan("a"), {})
+    assert {name: getattr(job, name) for name in before} == before
 
 
 @pytest.mark.parametrize(
@@ -157,6 +215,29 @@ def test_a_higher_priority_goes_first_and_nobody_waits_for_ever() -> None:
     assert "reserved for jobs ahead of it" in pool.reason("small")
     pool.report("a", free=4)
     assert pool.state("large") == "preparing"
+
+
+def test_a_dry_run_plans_without_what_is_reserved_and_leaves_the_pool_as_it_is() -> None:
+    """The planner request of a dry run lacks the chips reserved for others; the free chips stay those of a replay."""
+    pool = Driver("a", chips=4)
+    pool.report("a", free=3)
+    state, asked = pool.coordinator.state, submission()
+    state.indexes.reserved[PoolResource.chips("a", "g")] = 2
+    on_free, on_idle = dry_run_requests(state, asked)
+    assert (on_free.free_chips, on_idle.free_chips) == ({"a": {"g": 1}}, {"a": {"g": 4}})
+    assert dry_run_requests(state, asked)[0].free_chips == {"a": {"g": 1}}
+    assert (state.free_chips(), state.clusters["a"].free_in_group("g")) == ({"a": {"g": 3}}, 3)
+
+
+def test_a_view_of_free_chips_is_read_only() -> None:
+    """A query that tries to change the free chips of a cluster fails, instead of changing the pool."""
+    pool = Driver("a", chips=4)
+    pool.report("a", free=3)
+    view = pool.coordinator.state.free_chips()["a"]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        view["g"] = 0  # type: ignore[index]
+    pool.report("a", free=2)
+    assert (view, pool.coordinator.state.free_chips()["a"]) == ({"g": 3}, {"g": 2})
 
 
 def test_lists_are_given_page_by_page() -> None:

@@ -9,16 +9,19 @@ from hypothesis import strategies as st
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob
 from isthmus.control.algorithms.start_forecast import forecast_starts
+from isthmus.core.pool_resource import PoolResource
+
+P, Q = PoolResource.chips("p", "g"), PoolResource.chips("q", "g")
 
 
-def _job(name: str, chips: int, submitted_s: float, run_s: float = 0.0, queue: str = "q") -> WaitingJob:
+def _job(name: str, chips: int, submitted_s: float, run_s: float = 0.0, queue: PoolResource = Q) -> WaitingJob:
     return WaitingJob(job=name, needs={queue: chips}, submitted_s=submitted_s, run_s=run_s)
 
 
 def test_a_job_starts_when_those_ahead_of_it_have_given_back_what_it_needs() -> None:
     """Two chips, one in use until 100, two jobs of two chips: the second starts when the first ends."""
     waiting = [_job("first", 2, 1, run_s=50), _job("second", 2, 2, run_s=10)]
-    found = forecast_starts(waiting, {"q": 1}, [Release(at_s=100, chips={"q": 1})], "arrival", 10.0)
+    found = forecast_starts(waiting, {Q: 1}, [Release(at_s=100, chips={Q: 1})], "arrival", 10.0)
     assert found["first"].start_s == 100
     assert found["second"].start_s == 150
     assert found["second"].ahead == ("first",)
@@ -28,7 +31,7 @@ def test_a_job_starts_when_those_ahead_of_it_have_given_back_what_it_needs() -> 
 def test_the_band_grows_with_what_lies_ahead() -> None:
     """Every run ahead may end sooner or later: the further back, the wider."""
     waiting = [_job(f"j{n}", 1, n, run_s=100) for n in range(4)]
-    found = forecast_starts(waiting, {"q": 0}, [Release(at_s=100, chips={"q": 1})], "arrival", 0.0, spread=0.2)
+    found = forecast_starts(waiting, {Q: 0}, [Release(at_s=100, chips={Q: 1})], "arrival", 0.0, spread=0.2)
     widths = [found[f"j{n}"].latest_s - found[f"j{n}"].earliest_s for n in range(4)]
     assert widths == sorted(widths)
     assert (found["j1"].earliest_s, found["j1"].start_s, found["j1"].latest_s) == (160, 200, 240)
@@ -37,15 +40,15 @@ def test_the_band_grows_with_what_lies_ahead() -> None:
 def test_what_waits_for_a_run_of_unknown_length_has_no_expected_start() -> None:
     """Nothing is promised on chips of which nobody knows when they come back."""
     waiting = [_job("a", 1, 1), _job("b", 1, 2, run_s=5)]
-    found = forecast_starts(waiting, {"q": 0}, [Release(at_s=20, chips={"q": 1})], "arrival", 0.0)
+    found = forecast_starts(waiting, {Q: 0}, [Release(at_s=20, chips={Q: 1})], "arrival", 0.0)
     assert found["a"].start_s == 20
     assert math.isinf(found["b"].start_s)
 
 
 def test_jobs_on_other_queues_are_not_ahead() -> None:
     """Only who wants chips of the same queue stands in the way."""
-    waiting = [_job("a", 9, 1, queue="p"), _job("b", 1, 2)]
-    found = forecast_starts(waiting, {"p": 0, "q": 1}, [], "arrival", 5.0)
+    waiting = [_job("a", 9, 1, queue=P), _job("b", 1, 2)]
+    found = forecast_starts(waiting, {P: 0, Q: 1}, [], "arrival", 5.0)
     assert (found["b"].start_s, found["b"].ahead) == (5.0, ())
 
 
@@ -56,7 +59,7 @@ def test_jobs_on_other_queues_are_not_ahead() -> None:
 def test_every_job_that_can_run_is_given_a_start_within_its_band(jobs: list[tuple[int, float]], objective: str) -> None:
     """With four chips and known lengths all start, none before now, each between its bounds."""
     waiting = [_job(f"j{n}", chips, n, run_s=run_s) for n, (chips, run_s) in enumerate(jobs)]
-    found = forecast_starts(waiting, {"q": 4}, [], objective, 100.0)  # type: ignore[arg-type]
+    found = forecast_starts(waiting, {Q: 4}, [], objective, 100.0)  # type: ignore[arg-type]
     for one in waiting:
         each = found[one.job]
         assert 100.0 <= each.earliest_s <= each.start_s <= each.latest_s < math.inf

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from isthmus.control.service.control_service import ControlService
@@ -13,15 +10,6 @@ from tests.control.serving import EAST, POOL, WEST, plan_across, report
 from tests.control.test_server_api import Server
 
 Samples = dict[tuple[str, ...], float]
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    server.shell.start()
-    with server.http:
-        yield server
-    server.shell.close()
 
 
 def samples(server: Server, token: str = "root") -> Samples:

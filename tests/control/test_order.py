@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
 from isthmus.control.algorithms.knapsack import pack_jobs
+from isthmus.core.pool_resource import PoolResource
 
-FREE = {"queue1": 6, "queue2": 6, "queue3": 6}
-JOB1 = {"queue1": 8}
-JOB2 = {"queue1": 5, "queue2": 5}
-JOB3 = {"queue1": 6, "queue2": 6, "queue3": 6}
-JOB4 = {"queue3": 4}
+QUEUE1, QUEUE2, QUEUE3, Q, *OTHERS = (PoolResource.chips(name, "g") for name in ("q1", "q2", "q3", "q", "a", "b", "c"))
+
+FREE = {QUEUE1: 6, QUEUE2: 6, QUEUE3: 6}
+JOB1 = {QUEUE1: 8}
+JOB2 = {QUEUE1: 5, QUEUE2: 5}
+JOB3 = {QUEUE1: 6, QUEUE2: 6, QUEUE3: 6}
+JOB4 = {QUEUE3: 4}
 
 
 def _requests(deadline_s: float | None = None) -> list[WaitingJob]:
@@ -60,11 +63,11 @@ def test_a_hopeless_deadline_reserves_nothing() -> None:
 def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
     """Jobs of one chip that never stop coming let one of two chips start once its patience has ended."""
     running = [3.0, 4.0]
-    large = WaitingJob(job="large", needs={"q": 2}, submitted_s=0.0)
+    large = WaitingJob(job="large", needs={Q: 2}, submitted_s=0.0)
     for now in range(1, 40):
         running = [end for end in running if end > now]
-        small = [WaitingJob(job=f"s{now}-{n}", needs={"q": 1}, submitted_s=float(now)) for n in range(2)]
-        order = global_order([large, *small], {"q": 2 - len(running)}, objective, float(now), patience_s=10)
+        small = [WaitingJob(job=f"s{now}-{n}", needs={Q: 1}, submitted_s=float(now)) for n in range(2)]
+        order = global_order([large, *small], {Q: 2 - len(running)}, objective, float(now), patience_s=10)
         if "large" in order.start:
             return
         running += [now + 2.0 for _ in order.start]
@@ -74,19 +77,19 @@ def test_no_job_is_overtaken_for_ever(objective: Objective) -> None:
 def test_kept_chips_are_lent_to_a_job_that_gives_them_back_in_time() -> None:
     """A short job starts on chips kept for another, a long one and one of unknown length do not."""
     waiting = [
-        WaitingJob(job="large", needs={"q": 4}, submitted_s=0.0),
-        WaitingJob(job="unknown", needs={"q": 1}, submitted_s=1.0),
-        WaitingJob(job="long", needs={"q": 1}, submitted_s=2.0, run_s=20.0),
-        WaitingJob(job="short", needs={"q": 1}, submitted_s=3.0, run_s=9.0),
+        WaitingJob(job="large", needs={Q: 4}, submitted_s=0.0),
+        WaitingJob(job="unknown", needs={Q: 1}, submitted_s=1.0),
+        WaitingJob(job="long", needs={Q: 1}, submitted_s=2.0, run_s=20.0),
+        WaitingJob(job="short", needs={Q: 1}, submitted_s=3.0, run_s=9.0),
     ]
-    ends = [Release(at_s=20.0, chips={"q": 2})]
-    order = global_order(waiting, {"q": 2}, "arrival", 10.0, releases=ends)
+    ends = [Release(at_s=20.0, chips={Q: 2})]
+    order = global_order(waiting, {Q: 2}, "arrival", 10.0, releases=ends)
     assert (order.start, order.reserve, order.wait) == (("short",), ("large",), ("unknown", "long"))
-    assert global_order(waiting, {"q": 2}, "arrival", 10.0).start == ()
+    assert global_order(waiting, {Q: 2}, "arrival", 10.0).start == ()
 
 
-_needs = st.dictionaries(st.sampled_from("abc"), st.integers(1, 6), min_size=1)
-_free = st.fixed_dictionaries({queue: st.integers(0, 9) for queue in "abc"})
+_needs = st.dictionaries(st.sampled_from(OTHERS), st.integers(1, 6), min_size=1)
+_free = st.fixed_dictionaries({queue: st.integers(0, 9) for queue in OTHERS})
 _objectives = st.sampled_from(["arrival", "utilisation", "throughput", "deadline"])
 
 
@@ -107,7 +110,7 @@ def _waiting(draw: st.DrawFn) -> list[WaitingJob]:
 
 @given(_waiting(), _free, _objectives, st.floats(0, 100))
 def test_what_starts_fits_and_every_job_is_in_the_order_once(
-    waiting: list[WaitingJob], free: dict[str, int], objective: Objective, patience_s: float
+    waiting: list[WaitingJob], free: dict[PoolResource, int], objective: Objective, patience_s: float
 ) -> None:
     """Started jobs take no more of any queue than it has free; the order lists each job exactly once."""
     order = global_order(waiting, free, objective, 100.0, patience_s=patience_s)
@@ -118,7 +121,7 @@ def test_what_starts_fits_and_every_job_is_in_the_order_once(
 
 @given(_waiting(), _free, _objectives, st.data())
 def test_the_order_depends_on_the_set_of_jobs_alone(
-    waiting: list[WaitingJob], free: dict[str, int], objective: Objective, data: st.DataObject
+    waiting: list[WaitingJob], free: dict[PoolResource, int], objective: Objective, data: st.DataObject
 ) -> None:
     """The same jobs in another order give the same answer."""
     shuffled = data.draw(st.permutations(waiting))
@@ -127,7 +130,7 @@ def test_the_order_depends_on_the_set_of_jobs_alone(
 
 @given(st.lists(_needs, max_size=8), _free, st.sampled_from(["utilisation", "throughput"]))
 def test_the_choice_is_the_exact_optimum_of_its_objective(
-    needs: list[dict[str, int]], free: dict[str, int], objective: Objective
+    needs: list[dict[PoolResource, int]], free: dict[PoolResource, int], objective: Objective
 ) -> None:
     """No set of jobs that fits uses more chips (utilisation), or is larger (throughput), than what starts."""
     waiting = [WaitingJob(job=f"j{n}", needs=need, submitted_s=n) for n, need in enumerate(needs)]
@@ -145,7 +148,9 @@ def test_the_choice_is_the_exact_optimum_of_its_objective(
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 9), _needs), max_size=9), _free)
-def test_packing_equals_the_best_of_all_subsets(jobs: list[tuple[float, dict[str, int]]], free: dict[str, int]) -> None:
+def test_packing_equals_the_best_of_all_subsets(
+    jobs: list[tuple[float, dict[PoolResource, int]]], free: dict[PoolResource, int]
+) -> None:
     """Branch and bound finds the optimum that enumeration finds."""
     values, needs = [value for value, _ in jobs], [need for _, need in jobs]
     best = 0.0
@@ -160,7 +165,9 @@ def test_packing_equals_the_best_of_all_subsets(jobs: list[tuple[float, dict[str
 
 
 @given(st.lists(_needs, min_size=1, max_size=30), _free)
-def test_a_packing_cut_short_still_fits_and_says_so(needs: list[dict[str, int]], free: dict[str, int]) -> None:
+def test_a_packing_cut_short_still_fits_and_says_so(
+    needs: list[dict[PoolResource, int]], free: dict[PoolResource, int]
+) -> None:
     """With hardly any nodes the answer is feasible, and never called exact where the search was cut."""
     packing = pack_jobs([1.0] * len(needs), needs, free, node_limit=len(needs))
     for queue, chips in free.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,15 +16,6 @@ from isthmus.core.messages.queue_status import DryRun, QueueStatus
 from isthmus.core.plan import PlanSet
 from tests.control.serving import EAST, WEST, report, submission
 from tests.control.test_server_api import Server
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    made.shell.start()
-    with made.http:
-        yield made
-    made.shell.close()
 
 
 def queue(server: Server, path: str = "/v1/queue", token: str = "ann") -> list[QueueStatus]:

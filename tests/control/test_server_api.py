@@ -76,15 +76,6 @@ class Server:
         return self.job(found.id)
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    server.shell.start()
-    with server.http:
-        yield server
-    server.shell.close()
-
-
 def test_health_is_open_and_states_the_protocol(server: Server) -> None:
     """Anyone may ask whether the server answers and what it speaks."""
     answer = server.call("GET", "/v1/health", token=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import resource
 import socket
 import ssl
 import stat
@@ -18,6 +17,7 @@ import pytest
 from isthmus.control.server.run_server import ServerConfig, ServerInfo, load_certificate, run_server
 from isthmus.control.server.tls import Certificate, self_signed_certificate
 from isthmus.core.errors import InputError, UnavailableError
+from tests.full_disk import full_disk
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -86,17 +86,6 @@ def test_a_state_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="file") as raised:
         run_server(ServerConfig(state=tmp_path / "file", port=0))
     assert "choose a writable folder" in str(raised.value.hint)
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process may grow beyond 0 bytes: what a full disk does, for root as well."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_at_the_start_is_named_and_the_port_is_free_again(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ An operation without a rule in `CONFIG` fails: whoever adds an endpoint says her
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,15 +82,6 @@ def operations() -> list[tuple[str, str]]:
     """Every operation of the document."""
     paths = create_app(ControlService(MemoryStore(), planner=plan_across)).openapi()["paths"]
     return sorted((method.upper(), path) for path, item in paths.items() for method in item)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    server.shell.start()
-    with server.http:
-        yield server
-    server.shell.close()
 
 
 @pytest.fixture

@@ -53,9 +53,8 @@ def plan_of(layers: int = 8, clusters: str = "ab", dp: int = 1, **fields: object
         Stage(
             replica=replica,
             cluster=cluster,
-            node_group="g",
             layers=(i * layers // count, (i + 1) * layers // count),
-            **own,
+            **{"node_group": "g"} | own,
         )
         for replica in range(dp)
         for i, cluster in enumerate(clusters)

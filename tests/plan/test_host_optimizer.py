@@ -17,7 +17,7 @@ from isthmus.plan.export.torchtitan import to_torchtitan
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.time.calibration import DATA_SHEET
 from isthmus.plan.time.predict import predict
-from isthmus.plan.time.simulation_inputs import StageCost, stage_costs
+from isthmus.plan.time.stage_costs import StageCost, stage_costs
 from tests.plan.hand import model_of, plan_of, pool_of
 from tests.plan.test_search import CONFIG, job
 from tests.plan.test_virtual_job import real_chips

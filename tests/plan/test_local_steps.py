@@ -5,7 +5,8 @@ import pytest
 from isthmus.plan import predict, profile_model
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.time.calibration import DATA_SHEET
-from isthmus.plan.time.simulation_inputs import simulated_links, stage_costs
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.stage_costs import stage_costs
 from tests.plan.hand import model_of, plan_of, pool_of
 
 MODEL = model_of(8)

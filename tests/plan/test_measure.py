@@ -11,8 +11,8 @@ from isthmus.plan.time.micro_benchmarks import (
     calibrate_chip,
     calibrate_links,
 )
+from isthmus.plan.time.plan_links import simulated_links
 from isthmus.plan.time.predict import used_parameter_keys
-from isthmus.plan.time.simulation_inputs import simulated_links
 from tests.plan.hand import plan_of, pool_of
 
 CHIP = chip_catalogue()["CPU-core"]

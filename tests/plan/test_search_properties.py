@@ -10,6 +10,7 @@ from isthmus.core.errors import PlanError
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, PlacementConstraints, TrainingConfig
 from isthmus.core.model import Model
 from isthmus.core.pool import Pool
+from isthmus.plan.memory.plan_stage_memory import num_reducing_replicas
 from isthmus.plan.memory.stage_memory import stage_memory
 from isthmus.plan.profile.model_profile import profile_model
 from isthmus.plan.search.costs.search_limits import SearchLimits
@@ -131,16 +132,22 @@ def test_every_plan_fits_runs_and_is_never_faster_than_the_bound(sites, links):
     pool = make_pool(sites, **links)
     answer = ask(pool)
     for plan in answer.plans:
-        assert plan.samples == 8
-        assert plan.predicted.iteration_s >= answer.bound_s * (1 - 1e-9)
-        assert predict(plan, pool, PROFILE).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
-        for part in plan.parts():
-            assert part.chips["g"] <= pool.cluster(part.cluster).group("g").chips
-        for replica in range(plan.dp):
-            check_replica(plan, pool, replica)
+        assert plan.num_samples == 8
+        check_plan(plan, pool, answer.bound_s)
+
+
+def check_plan(plan, pool, bound_s):
+    """Check the bound, the simulator's own prediction, the chips there are, and each replica."""
+    assert plan.predicted.iteration_s >= bound_s * (1 - 1e-9)
+    assert predict(plan, pool, PROFILE).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-9)
+    for part in plan.parts():
+        assert part.chips["g"] <= pool.node_group(part.cluster, "g").num_chips
+    for replica in range(plan.dp):
+        check_replica(plan, pool, replica)
 
 
 def check_replica(plan, pool, replica):
+    """Check schedule and memory of a replica, by the models themselves."""
     stages, count = plan.pipeline(replica), plan.micro_batches_of(replica)
     if plan.warm_up:
         schedule = overlapped(len(stages), count, plan.warm_up)
@@ -150,11 +157,12 @@ def check_replica(plan, pool, replica):
     for index, stage in enumerate(stages):
         memory = stage_memory(
             PROFILE, stage.layers, is_first=index == 0, is_last=index == len(stages) - 1,
-            micro_batch_size=plan.micro_batch_size, sequence_length=1024, in_flight=alive[index],
-            tp=stage.tp, dp=plan.dp, sp=stage.sp, zero=plan.zero, recompute=stage.recompute,
-            recompute_layers=stage.recompute_layers,
+            micro_batch_size=plan.micro_batch_size_of(replica), sequence_length=1024, in_flight=alive[index],
+            tp=stage.tp, dp=num_reducing_replicas(plan, replica), sp=stage.sp, zero=plan.zero,
+            recompute=stage.recompute, recompute_layers=stage.recompute_layers,
+            outer_optimizer=plan.local_steps > 1,
         )  # fmt: skip
-        group = pool.cluster(stage.cluster).group(stage.node_group)
+        group = pool.node_group(stage.cluster, stage.node_group)
         assert memory.total_bytes <= pool.chip(group).memory_bytes
 
 

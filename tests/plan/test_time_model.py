@@ -23,7 +23,7 @@ from isthmus.plan.time.collectives import (
     send_s,
     tree_all_reduce_s,
 )
-from isthmus.plan.time.simulation_inputs import stage_costs
+from isthmus.plan.time.stage_costs import stage_costs
 from isthmus.plan.time.stage_time import ChipModel, MicroBatchShape, stage_pass_time
 from isthmus.schedule import one_f_one_b
 from isthmus.sim import run_pipeline
@@ -211,6 +211,8 @@ def test_what_does_not_fit_is_refused():
     model = model_of()
     with pytest.raises(InputError, match="no cluster 'z'"):
         predict(plan_of(clusters="az"), pool_of("A100"), model)
+    with pytest.raises(InputError, match="cluster 'a' has no node group 'h'"):
+        predict(plan_of(clusters="a", node_group="h"), pool_of("A100"), model)
     apart = pool_of("A100", "A100").model_copy(update={"links": ()})
     with pytest.raises(PlanError, match="no link from a to b"):
         predict(plan_of(clusters="ab"), apart, model)

@@ -122,7 +122,7 @@ def check_replica(plan, pool, replica):
             in_flight=alive[index], tp=stage.tp, dp=plan.dp, sp=stage.sp, zero=plan.zero,
             recompute=stage.recompute, recompute_layers=stage.recompute_layers,
         )  # fmt: skip
-        group = pool.cluster(stage.cluster).group(stage.node_group)
+        group = pool.node_group(stage.cluster, stage.node_group)
         assert memory.total_bytes <= pool.chip(group).memory_bytes
 
 

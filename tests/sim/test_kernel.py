@@ -1,5 +1,7 @@
 """Rules of the discrete-event kernel."""
 
+import inspect
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,3 +131,44 @@ def run_one(kernel, time_s):
 
     kernel.start(process())
     kernel.run()
+
+
+def line_that_yields():
+    """Return the line of the `yield` in `_wrong`."""
+    return inspect.getsourcelines(_wrong)[1] + 1
+
+
+def _wrong(kernel, wrong):
+    yield wrong
+
+
+def _asks_another(kernel, wrong):
+    yield kernel.now_s + 1.0
+    yield from _wrong(kernel, wrong)
+
+
+@pytest.mark.parametrize("process", [_wrong, _asks_another])
+@pytest.mark.parametrize("wrong", [3, "soon", None, (1.0,)])
+def test_a_process_that_yields_a_wrong_object_is_named_with_file_and_line(process, wrong):
+    """The error names the line with the `yield`, also below `yield from`, and what to yield instead."""
+    kernel = Kernel()
+    kernel.start(process(kernel, wrong))
+    with pytest.raises(TypeError) as raised:
+        kernel.run()
+    where = f"{__file__}:{line_that_yields()}: process '_wrong' yields {wrong!r} of type {type(wrong).__name__}"
+    assert str(raised.value) == f"{where}: yield a time (a float in s on the kernel's clock) or an Event"
+
+
+def test_a_callback_that_returns_a_wrong_object_is_named():
+    """A function has no line at which it stands, so the error names the function."""
+    kernel = Kernel()
+    kernel.call_at(1.0, len, "ab")
+    with pytest.raises(TypeError, match="len> returns 2 of type int: return a time"):
+        kernel.run()
+
+
+def test_a_bound_builtin_may_be_a_callback():
+    """`list.append` returns None, which ends a callback but would be wrong for a process."""
+    kernel, seen = Kernel(), []
+    kernel.call_at(1.0, seen.append, "a")
+    assert (kernel.run(), seen) == (1.0, ["a"])

@@ -27,3 +27,12 @@ def repeatable_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.autograd.set_multithreading_enabled(True)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One torch thread per stage and rank, as in a worker: summation order does not depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -42,17 +42,10 @@ from isthmus.train.pipeline.stage_executor import StageExecutor
 from tests.train.small_models import write_config
 from tests.train.threads import GroupExchange
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYERS, SAMPLES, LENGTH = 6, 2, 4
 Range = tuple[int, int]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """One torch thread per stage, as in a worker."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,9 @@ from tests.train.small_models import write_config
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import make_job, make_plan, run_job, started, whole
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTH = 8
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One torch thread per stage, as in a worker: summation order does not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_training(**changes: object) -> TrainingConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -24,16 +23,9 @@ from tests.train.devices import needs_gpu, on_devices
 from tests.train.small_models import save_model, write_config
 from tests.train.threads import Pipeline, random_batch
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 20
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One torch thread per stage, as in a worker: summation order does not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_training(**changes: object) -> TrainingConfig:

@@ -7,11 +7,10 @@ with each schedule, the other a few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from isthmus.core.job import TrainingConfig
 from isthmus.core.plan import Plan
@@ -19,18 +18,9 @@ from tests.train.replica_threads import Cut, curve, make_plan
 from tests.train.small_models import write_config
 from tests.train.threads import LONG
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 LENGTH, COUNT = 8, 4
 DENSE, EXPERTS = "qwen3-tied-window", "mixtral"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One torch thread per stage, as in a worker: summation order does not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def plan(ends: Sequence[int], **changes: object) -> Plan:

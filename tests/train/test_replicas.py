@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from tests.train.replica_threads import Cut, Replicas, curve, make_plan
 from tests.train.small_models import NUM_LAYERS, write_config
 from tests.train.threads import LONG
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTH = 8
 ONE = Cut(ends=[4], clusters="a", micro_batches=4, size=2)
 UNLIKE = (
@@ -25,15 +27,6 @@ UNLIKE = (
     Cut(ends=[4], clusters="b", micro_batches=1, size=2),
 )
 EVEN = (Cut(ends=[2, 4], clusters="ab", micro_batches=2, size=2),) * 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One torch thread per stage, as in a worker: summation order does not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_training(**changes: object) -> TrainingConfig:

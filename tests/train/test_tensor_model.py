@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,8 @@ from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGr
 from tests.train.small_models import NUM_LAYERS, VARIANTS, save_model, token_ids, write_config
 from tests.train.tensor_groups import each, tensor_groups
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAMES = {
     "model.embed_tokens.weight": (61, 16),
     "lm_head.weight": (61, 16),
@@ -33,15 +34,6 @@ NAMES = {
     "model.layers.0.self_attn.q_norm.weight": (4,),
     "model.norm.weight": (16,),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One torch thread per rank: summation order does not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @given(name=st.sampled_from(sorted(NAMES)), tp=st.integers(1, 6))

@@ -15,7 +15,8 @@ from benchmarks._virtual_run import Rehearsed, rehearse
 from benchmarks.whitepaper import by_delay, run_tasks, tasks
 from isthmus.core.link_throughput import effective_bytes_per_s
 from isthmus.plan import Calibration, predict
-from isthmus.plan.time.simulation_inputs import simulated_links, stage_costs
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.stage_costs import stage_costs
 
 
 @cache

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat, PositiveFloat, PositiveInt
 from isthmus.core.chip import Chip, chip_catalogue
+from isthmus.core.errors import InputError
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
 
@@ -154,6 +155,16 @@ class Pool(FrozenModel):
     def cluster(self, name: str) -> Cluster:
         """Return the cluster `name`; raise `KeyError` if unknown."""
         return {cluster.name: cluster for cluster in self.clusters}[name]
+
+    def node_group(self, cluster: str, name: str) -> NodeGroup:
+        """Return the node group `name` of `cluster`; raise `InputError` if the pool has no such cluster or group."""
+        known = {one.name: one for one in self.clusters}
+        if cluster not in known:
+            raise InputError(f"the pool has no cluster '{cluster}'", hint="available: " + ", ".join(known))
+        groups = {group.name: group for group in known[cluster].node_groups}
+        if name not in groups:
+            raise InputError(f"cluster '{cluster}' has no node group '{name}'", hint="available: " + ", ".join(groups))
+        return groups[name]
 
     def chip(self, group: NodeGroup) -> Chip:
         """Return the chip of `group`, scaled if virtual."""

@@ -23,6 +23,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from itertools import count
+from types import BuiltinMethodType, GeneratorType
 from typing import Any
 
 
@@ -88,7 +89,11 @@ class Kernel:
         heapq.heappush(self._queue, (time_s, next(self._sequence), callback, value))
 
     def run(self, until_s: float = math.inf) -> float:
-        """Run callbacks up to and including `until_s`, or until none is left; return the time."""
+        """Run callbacks up to and including `until_s` (s), or until none is left; return the time.
+
+        Raises `ValueError` for a wait until a time in the past, and `TypeError` for a wait that is neither a time
+        nor an event; the `TypeError` names the file and line of the process that yields it.
+        """
         due, order = self._queue, self._sequence
         pop, push, num_run = heapq.heappop, heapq.heappush, 0
         while due and due[0][0] <= until_s:
@@ -102,8 +107,10 @@ class Kernel:
                 if wait < self.now_s:
                     raise ValueError(f"{wait} s is in the past: it is {self.now_s} s")
                 push(due, (wait, next(order), step, None))
-            elif wait is not None:
-                wait.add_callback(step)  # type: ignore[union-attr]
+            elif isinstance(wait, Event):
+                wait.add_callback(step)
+            elif wait is not None or (step.__class__ is BuiltinMethodType and _process_of(step)):
+                raise TypeError(_describe_wrong_wait(step, wait))
         self.num_events += num_run
         if due:
             self.now_s = until_s
@@ -112,6 +119,24 @@ class Kernel:
 
 def _run_to_end(process: ProcessGenerator, end: Event) -> ProcessGenerator:
     end.trigger((yield from process))
+
+
+def _process_of(step: Callback) -> GeneratorType[Any, Any, Any] | None:
+    """Return the generator whose `send` is `step`; None for a callback that is a function."""
+    process = getattr(step, "__self__", None)
+    return process if isinstance(process, GeneratorType) else None
+
+
+def _describe_wrong_wait(step: Callback, wait: object) -> str:
+    """Return the message for a process or callback that returns `wait`, which is no `Wait`."""
+    got, process = f"{wait!r} of type {type(wait).__name__}", _process_of(step)
+    if process is None:
+        return f"{step!r} returns {got}: return a time (a float in s), an Event, or None"
+    while isinstance(process.gi_yieldfrom, GeneratorType):  # the generator that yields, below all `yield from`
+        process = process.gi_yieldfrom
+    line = process.gi_code.co_firstlineno if process.gi_frame is None else process.gi_frame.f_lineno
+    where = f"{process.gi_code.co_filename}:{line}: process {process.gi_code.co_name!r}"
+    return f"{where} yields {got}: yield a time (a float in s on the kernel's clock) or an Event"
 
 
 def all_of(kernel: Kernel, events: Iterable[Event]) -> Event:

@@ -20,6 +20,7 @@ from isthmus.core.messages.agent_messages import (
     PartOrder,
     VerifiedCheckpoint,
 )
+from isthmus.core.pool_resource import PoolResource
 from isthmus.site.site_queue import queue_order
 from tests.control.model.site import Site
 
@@ -137,7 +138,7 @@ def _seen_at(coordinator: Coordinator, name: str) -> Key:
         frozenset(record.incarnations),
         record.connected,
         record.free_chips.get("g", 0),
-        state.indexes.reserved.get(f"{name}/g", 0),
+        state.indexes.reserved.get(PoolResource.chips(name, "g"), 0),
         tuple(tried),
         tuple(victims),
         tuple(local),

@@ -9,6 +9,7 @@ import typer
 from isthmus import __version__
 from isthmus.cli.commands import (
     calibrate_commands,
+    chip_commands,
     export_commands,
     file_commands,
     follow_commands,
@@ -58,6 +59,7 @@ _COMMAND_MODULES = (
     search_commands,
     simulate_pool_commands,
     plan_commands,
+    chip_commands,
     calibrate_commands,
     export_commands,
     process_commands,

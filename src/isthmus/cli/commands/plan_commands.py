@@ -20,7 +20,12 @@ from isthmus.core.plan import Plan
 from isthmus.core.units import format_bytes, format_seconds
 from isthmus.plan import DATA_SHEET, Calibration, PlanForecast, load_calibration, predict, profile_model
 from isthmus.plan.memory.memory_table import MeshDegrees, memory_table
-from isthmus.plan.profile.layer_matrix import layer_matrix, render_layer_matrix
+from isthmus.plan.profile.layer_matrix import (
+    communication_matrix,
+    layer_matrix,
+    render_communication,
+    render_layer_matrix,
+)
 from isthmus.sim import chrome_trace, timeline_page
 
 commands = typer.Typer()
@@ -177,13 +182,20 @@ def compare(
 @command(
     commands,
     panel=PANEL,
-    examples=["isthmus profile config.json", "isthmus profile models/llama --sequence 8192 --json"],
+    examples=[
+        "isthmus profile config.json",
+        "isthmus profile models/llama --sequence 8192 --json",
+        "isthmus profile config.json --communication --json | jq '.communication_bytes[0][1]'",
+    ],
 )
 def profile(
     env: CliEnvironment,
     model: ModelArgument,
     sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Sequence length.")] = 4096,
     micro_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences per micro-batch.")] = 1,
+    communication: Annotated[
+        bool, typer.Option("--communication", help="Add the bytes that each layer sends to each other layer.")
+    ] = False,
 ) -> None:
     """Print a model's parameter count and the compute, memory and communication of every part."""
     made = profile_model(load_model(model))
@@ -206,7 +218,12 @@ def profile(
         f"{made.num_layers} layers; a micro-batch of {tokens:,} tokens takes {forward / 1e12:.4g} + "
         f"{backward / 1e12:.4g} TFLOP\n\n"
     )
-    env.answer(answer, lambda: head + render_layer_matrix(rows))
+    text = head + render_layer_matrix(rows)
+    if communication:
+        matrix = communication_matrix(made, tokens)
+        answer["communication_bytes"] = matrix
+        text += "\n\n" + render_communication(matrix)
+    env.answer(answer, lambda: text)
 
 
 @command(

@@ -28,14 +28,14 @@ from isthmus.comm.process.shared_memory_queue import SharedMemoryQueue
 from isthmus.comm.process.transport_process_handle import EXIT_TIMEOUT_S, TransportProcessHandle
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.reconnect import OnLink
-from isthmus.comm.tcp.shutdown import Shutdown
+from isthmus.comm.tcp.shutdown import BreakableTransport
 from isthmus.comm.tcp.tcp_transport import LINGER_S
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError
 
 
-class ProcessTransport:
+class ProcessTransport(BreakableTransport):
     """A `Transport` whose connections belong to the process `isthmus.comm.process.transport_process`.
 
     Payloads cross shared memory, one copy per direction. The constructor returns when all ranks are
@@ -55,9 +55,10 @@ class ProcessTransport:
         on_loss: Callable[[PeerError], None] = lambda _: None,
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
     ) -> None:
+        super().__init__(on_loss)
         self.rank, self.size = greeting.rank, greeting.size
-        self._on_loss, self._on_link, self._peer_timeout_s = on_loss, on_link, peer_timeout_s
-        self._shutdown, self._process_closed = Shutdown(), threading.Event()
+        self._on_link, self._peer_timeout_s = on_link, peer_timeout_s
+        self._process_closed = threading.Event()
         self._unclosed_peers = [rank for rank in range(self.size) if rank != self.rank]
         self._process = TransportProcessHandle(listener)
         self._queue = SharedMemoryQueue(self._process, self._unclosed_peers)
@@ -98,14 +99,6 @@ class ProcessTransport:
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer: acknowledged sends and completed receives."""
         return self._queue.traffic
-
-    def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
-        return self._shutdown.loss(wait_s)
-
-    def add_loss_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, from any thread, when a loss breaks the transport or it is aborted."""
-        self._shutdown.add_callback(callback)
 
     def close(self, reason: str = "") -> None:
         """Send all queued messages, exchange CLOSE and end the process.
@@ -174,11 +167,5 @@ class ProcessTransport:
             return RestartError(why, hint="a new process starts and the ranks reconnect")
         return PeerError(why, hint="see the worker's log, or use transport: thread")
 
-    def _on_peer_lost(self, error: PeerError) -> None:
-        wakes = self._shutdown.mark_lost(error)
-        if wakes is None:
-            return
+    def _fail_messages(self, error: PeerError) -> None:
         self._queue.fail_waiting(error)
-        for wake in wakes:
-            wake()
-        self._on_loss(error)

@@ -56,8 +56,9 @@ class Peer:
 
     def start(self) -> None:
         """Start the threads of all connections."""
-        for connection in self._connections.values():
-            connection.start()
+        with self._lock:
+            for connection in self._connections.values():
+                connection.start()
 
     def send(self, tag: int, label: str, payload: memoryview) -> Future[None]:
         """Queue a message stamped with the current time; the future is done when the peer acknowledges it."""
@@ -73,7 +74,7 @@ class Peer:
         The dialler may reopen a connection twice before the old one has ended: each replaces the one it
         finds.
         """
-        while (old := self._connections.get(number)) is not None and not self._stopped.is_set():
+        while (old := self._started_connection(number)) is not None and not self._stopped.is_set():
             old.abort()
             old.join()
             with self._lock:
@@ -229,6 +230,11 @@ class Peer:
             with self._changed:
                 self._reconnect_threads.discard(threading.current_thread())
                 self._changed.notify_all()
+
+    def _started_connection(self, number: int) -> Connection | None:
+        """Return connection `number`, if there is one. The lock is held from its creation to its start."""
+        with self._lock:
+            return self._connections.get(number)
 
     def _make_connection(self, number: int, greeted_socket: GreetedSocket) -> Connection:
         return Connection(

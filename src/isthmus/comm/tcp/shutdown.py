@@ -1,8 +1,12 @@
-"""`Shutdown`: the terminal state of a transport: broken by a loss or closed, whichever comes first."""
+"""The end of a transport: broken by a loss or closed, whichever comes first.
+
+`Shutdown` is the state, `BreakableTransport` the behaviour that the TCP and the process transport share.
+"""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from isthmus.core.errors import PeerError
@@ -54,3 +58,32 @@ class Shutdown:
         """Return and drop the callbacks: they reference objects that must be freed with the transport."""
         wakes, self._callbacks = self._callbacks, []
         return wakes
+
+
+class BreakableTransport(ABC):
+    """The part of a `Transport` that a loss concerns. `on_loss` is called once, with the loss that broke it."""
+
+    def __init__(self, on_loss: Callable[[PeerError], None]) -> None:
+        self._shutdown, self._on_loss = Shutdown(), on_loss
+
+    @abstractmethod
+    def _fail_messages(self, error: PeerError) -> None:
+        """Fail the messages that can no longer complete."""
+
+    def loss(self, wait_s: float = 0.0) -> PeerError | None:
+        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
+        return self._shutdown.loss(wait_s)
+
+    def add_loss_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread, when a loss breaks the transport or it is aborted."""
+        self._shutdown.add_callback(callback)
+
+    def _on_peer_lost(self, error: PeerError) -> None:
+        """Break the transport, unless it is broken or closed already."""
+        wakes = self._shutdown.mark_lost(error)
+        if wakes is None:
+            return
+        self._fail_messages(error)
+        for wake in wakes:
+            wake()
+        self._on_loss(error)

@@ -11,7 +11,7 @@ from isthmus.comm.tcp.acceptor import Acceptor
 from isthmus.comm.tcp.endpoint import Endpoint, dial_rank, is_transient, set_socket_options
 from isthmus.comm.tcp.peer import Peer
 from isthmus.comm.tcp.reconnect import GreetedSocket, OnLink
-from isthmus.comm.tcp.shutdown import Shutdown
+from isthmus.comm.tcp.shutdown import BreakableTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
@@ -24,7 +24,7 @@ REDIAL_TIMEOUT_S = 2.0
 """Longest time for one attempt to reopen a connection."""
 
 
-class TcpTransport:
+class TcpTransport(BreakableTransport):
     """A `Transport` over one or several connections per pair of ranks; the higher rank of a pair dials.
 
     `greeted_sockets` are those that `connect` made to `endpoints`. `listener` stays open for reconnects until the
@@ -43,9 +43,9 @@ class TcpTransport:
         on_loss: Callable[[PeerError], None] = lambda _: None,
         on_link: OnLink = lambda _rank, _why, _lasted_s: None,
     ) -> None:
+        super().__init__(on_loss)
         self.rank, self.size = greeting.rank, greeting.size
-        self._greeting, self._endpoints, self._on_loss = greeting, endpoints, on_loss
-        self._shutdown = Shutdown()
+        self._greeting, self._endpoints = greeting, endpoints
         self._peers = {
             rank: Peer(
                 rank,
@@ -79,14 +79,6 @@ class TcpTransport:
     def traffic(self) -> dict[int, Traffic]:
         """Return the counters per peer."""
         return {rank: peer.traffic for rank, peer in self._peers.items()}
-
-    def loss(self, wait_s: float = 0.0) -> PeerError | None:
-        """Return the loss that broke the transport, waiting up to `wait_s` for one; None if it is intact."""
-        return self._shutdown.loss(wait_s)
-
-    def add_loss_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, from any thread, when a loss breaks the transport or it is aborted."""
-        self._shutdown.add_callback(callback)
 
     def close(self, reason: str = "") -> None:
         """Send all queued messages, exchange CLOSE and stop all threads.
@@ -140,12 +132,6 @@ class TcpTransport:
         else:
             self._on_peer_lost(error)
 
-    def _on_peer_lost(self, error: PeerError) -> None:
-        wakes = self._shutdown.mark_lost(error)
-        if wakes is None:
-            return
+    def _fail_messages(self, error: PeerError) -> None:
         for peer in self._peers.values():
             peer.fail(error)
-        for wake in wakes:
-            wake()
-        self._on_loss(error)

@@ -25,6 +25,7 @@ from itertools import groupby
 from typing import Literal
 
 from isthmus.control.algorithms.knapsack import NODE_LIMIT, ChipsByQueue, pack_jobs
+from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
 Objective = Literal["arrival", "utilisation", "throughput", "deadline"]
@@ -76,7 +77,7 @@ class QueueOrder:
 
 def global_order(
     waiting_jobs: Iterable[WaitingJob],
-    free: Mapping[str, int],
+    free: Mapping[PoolResource, int],
     objective: Objective,
     now_s: float,
     *,
@@ -140,7 +141,7 @@ def _reserving_jobs(
 
 
 def _choose_starts(
-    jobs: Sequence[WaitingJob], free: Mapping[str, int], objective: Objective, node_limit: int
+    jobs: Sequence[WaitingJob], free: Mapping[PoolResource, int], objective: Objective, node_limit: int
 ) -> tuple[list[WaitingJob], bool]:
     """Return the jobs of one priority that start on the free chips, in order; and whether that is optimal."""
     if objective == "arrival":
@@ -154,14 +155,14 @@ def _choose_starts(
 class _ChipAccounts:
     """Started and reserving jobs; chips in `free` are free for all jobs, those in `reserved_chips` are reserved."""
 
-    def __init__(self, free: dict[str, int], now_s: float, releases: Sequence[Release]) -> None:
+    def __init__(self, free: dict[PoolResource, int], now_s: float, releases: Sequence[Release]) -> None:
         self.free, self.now_s = free, now_s
-        self.reserved_chips: dict[str, int] = {}
+        self.reserved_chips: dict[PoolResource, int] = {}
         self.started: list[str] = []
         self.reservers: list[WaitingJob] = []
         self.decided: set[str] = set()
         self._releases = _cumulative_releases(releases)
-        self._reservation_start_s: dict[str, float] = {}
+        self._reservation_start_s: dict[PoolResource, float] = {}
 
     def start(self, job: WaitingJob) -> bool:
         """Start a job if its chips are free and unreserved; return whether it started."""
@@ -217,9 +218,9 @@ class _ChipAccounts:
         return at_s
 
 
-def _cumulative_releases(releases: Sequence[Release]) -> dict[str, tuple[list[float], list[int]]]:
+def _cumulative_releases(releases: Sequence[Release]) -> dict[PoolResource, tuple[list[float], list[int]]]:
     """Return for each queue the release times, ascending, and the chips released up to each."""
-    found: dict[str, tuple[list[float], list[int]]] = {}
+    found: dict[PoolResource, tuple[list[float], list[int]]] = {}
     for release in sorted(releases, key=lambda one: one.at_s):
         for queue, chips in release.chips.items():
             times_s, sums = found.setdefault(queue, ([], [0]))

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-ChipsByQueue = Mapping[str, int]
-"""Chips by queue, each at least 1."""
+from isthmus.core.pool_resource import PoolResource
+
+ChipsByQueue = Mapping[PoolResource, int]
+"""Chips by queue (the chips of a node group), each at least 1."""
 
 NODE_LIMIT = 2_000
 _TOLERANCE = 1e-9
@@ -34,7 +36,7 @@ class Packing:
 def pack_jobs(
     values: Sequence[float],
     needs: Sequence[ChipsByQueue],
-    free: Mapping[str, int],
+    free: Mapping[PoolResource, int],
     node_limit: int = NODE_LIMIT,
 ) -> Packing:
     """Return the jobs of greatest total value that fit `free` (chips by queue) together.
@@ -60,7 +62,7 @@ class _Search:
     """Depth-first branch and bound over the jobs in order; the branch that takes a job comes first."""
 
     def __init__(
-        self, values: list[float], needs: list[ChipsByQueue], weights: list[float], free: Mapping[str, int]
+        self, values: list[float], needs: list[ChipsByQueue], weights: list[float], free: Mapping[PoolResource, int]
     ) -> None:
         self.best: tuple[int, ...] = ()
         self.best_value = 0.0
@@ -74,7 +76,7 @@ class _Search:
 
     def run(self, node_limit: int) -> bool:
         """Search; return whether the search finished within `node_limit` nodes."""
-        stack: list[tuple[int, float, dict[str, int], tuple[int, ...]]] = [(0, 0.0, self._free, ())]
+        stack: list[tuple[int, float, dict[PoolResource, int], tuple[int, ...]]] = [(0, 0.0, self._free, ())]
         for _ in range(node_limit):
             if not stack:
                 return True
@@ -124,7 +126,7 @@ class _Search:
         self.best, self.best_value = chosen, value
         return True
 
-    def _upper_bound(self, index: int, left: Mapping[str, int]) -> float:
+    def _upper_bound(self, index: int, left: Mapping[PoolResource, int]) -> float:
         """Return an upper bound on the value that the jobs from `index` on can add."""
         later = self._remaining_needs[index]
         filled = self._best_value_per_chip * sum(min(n, later[queue]) for queue, n in left.items())
@@ -138,7 +140,7 @@ class _Search:
         return min(filled, fractional if math.isfinite(fractional) else filled)
 
 
-def _suffix_sums(needs: list[ChipsByQueue], free: Mapping[str, int]) -> list[dict[str, int]]:
+def _suffix_sums(needs: list[ChipsByQueue], free: Mapping[PoolResource, int]) -> list[dict[PoolResource, int]]:
     """Return, for each position, the total need of the jobs from there on, by queue."""
     sums = [dict.fromkeys(free, 0)]
     for need in reversed(needs):

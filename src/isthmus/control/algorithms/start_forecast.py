@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.control.algorithms.global_order import Objective, Release, WaitingJob, global_order
+from isthmus.core.pool_resource import PoolResource
 
 RUNTIME_SPREAD = 0.2
 """Relative deviation of a run time from its prediction, both ways."""
@@ -48,7 +49,7 @@ class StartForecast:
 
 def forecast_starts(
     waiting: Iterable[WaitingJob],
-    free: Mapping[str, int],
+    free: Mapping[PoolResource, int],
     releases: Sequence[Release],
     objective: Objective,
     now_s: float,
@@ -92,7 +93,7 @@ def forecast_starts(
 def _jobs_ahead(jobs: Sequence[str], jobs_by_id: Mapping[str, WaitingJob]) -> dict[str, tuple[str, ...]]:
     """Return for each of `jobs`, given in order, the first `MAX_JOBS_AHEAD` before it that share a queue."""
     found: dict[str, tuple[str, ...]] = {}
-    firsts: dict[str, dict[str, int]] = {}
+    firsts: dict[PoolResource, dict[str, int]] = {}
     for place, job in enumerate(jobs):
         before: dict[str, int] = {}
         for queue in jobs_by_id[job].needs:
@@ -107,7 +108,7 @@ def _jobs_ahead(jobs: Sequence[str], jobs_by_id: Mapping[str, WaitingJob]) -> di
 
 def simulate_queue(
     waiting: Sequence[WaitingJob],
-    free: Mapping[str, int],
+    free: Mapping[PoolResource, int],
     releases: Sequence[Release],
     objective: Objective,
     now_s: float,

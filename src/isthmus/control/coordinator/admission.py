@@ -1,9 +1,9 @@
-"""Read-only checks of an event before it is logged: is it allowed, and does it change the state?"""
+"""Read-only checks of an event before it is logged, one function per kind of event (`EVENT_RULES`).
+
+Each returns whether the event changes the state, and raises `ConflictError` or `NotFoundError` if it is not allowed.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from isthmus.control.coordinator.agent_reports import report_differs
 from isthmus.control.queries.preemption_victims import victims_suffice
@@ -12,7 +12,6 @@ from isthmus.control.state.events import (
     AgentReported,
     DeadlinePassed,
     EpochBegan,
-    Event,
     JobCancelled,
     JobDeleted,
     JobSubmitted,
@@ -34,11 +33,6 @@ from isthmus.control.state.packed_submission import PackedSubmission
 from isthmus.core.errors import ConflictError, NotFoundError
 
 
-def admit(state: PoolState, event: Event) -> bool:
-    """Return whether `event` changes `state`; raise `ConflictError` or `NotFoundError` if not allowed."""
-    return _CHECKS[type(event)](state, event)
-
-
 def require_job(state: PoolState, job_id: str) -> JobRecord:
     """Return a job; raise `NotFoundError` if there is none."""
     job = state.jobs.get(job_id)
@@ -47,7 +41,8 @@ def require_job(state: PoolState, job_id: str) -> JobRecord:
     return job
 
 
-def _submitted(state: PoolState, event: JobSubmitted) -> bool:
+def admit_submission(state: PoolState, event: JobSubmitted) -> bool:
+    """Return whether the job is new; raise `ConflictError` if its key or id has other content."""
     known = state.jobs.get(event.job_id)
     if event.submission.key:
         known = state.jobs.get(state.ids_by_key.get((event.user, event.submission.key), event.job_id))
@@ -61,12 +56,14 @@ def _submitted(state: PoolState, event: JobSubmitted) -> bool:
     return False
 
 
-def _plans_made(state: PoolState, event: PlansMade | PlanningFailed) -> bool:
+def admit_plans(state: PoolState, event: PlansMade | PlanningFailed) -> bool:
+    """Return whether the answer is to the open planner request of the job."""
     job = state.jobs.get(event.job_id)
     return job is not None and job.planner_input is not None and job.round == event.round
 
 
-def _chosen(state: PoolState, event: PlanChosen) -> bool:
+def admit_choice(state: PoolState, event: PlanChosen) -> bool:
+    """Return whether the plan is not yet chosen; raise if it is not offered or cannot be changed now."""
     job = require_job(state, event.job_id)
     offered = [plan.id for plan in job.plans.plans] if job.plans else []
     if event.plan_id not in offered:
@@ -81,7 +78,8 @@ def _chosen(state: PoolState, event: PlanChosen) -> bool:
     raise ConflictError(f"job {job.id} is {job.state}: its plan cannot be changed now")
 
 
-def _agreed(state: PoolState, event: PreemptionAgreed) -> bool:
+def admit_preemption(state: PoolState, event: PreemptionAgreed) -> bool:
+    """Return whether the preemption has not begun; raise `ConflictError` if it is not possible now."""
     job = require_job(state, event.job_id)
     victims = [ClusterVictim(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in event.victims]
     if job.state == "preempting" and set(job.victims) == set(victims):
@@ -102,7 +100,8 @@ def _agreed(state: PoolState, event: PreemptionAgreed) -> bool:
     return True
 
 
-def _cancelled(state: PoolState, event: JobCancelled) -> bool:
+def admit_cancellation(state: PoolState, event: JobCancelled) -> bool:
+    """Return whether the job is not yet being cancelled; raise `ConflictError` if it has ended otherwise."""
     job = require_job(state, event.job_id)
     if job.state == "cancelled" or (job.state == "stopping" and job.state_after_stop == "cancelled"):
         return False
@@ -112,7 +111,8 @@ def _cancelled(state: PoolState, event: JobCancelled) -> bool:
     return True
 
 
-def _deleted(state: PoolState, event: JobDeleted) -> bool:
+def admit_deletion(state: PoolState, event: JobDeleted) -> bool:
+    """Return True; raise `ConflictError` if the job has not ended or a site may still hold parts of it."""
     job = require_job(state, event.job_id)
     if job.state not in TERMINAL_STATES:
         raise ConflictError(f"job {job.id} is {job.state}", hint=f"end it first: isthmus cancel {job.id}")
@@ -125,49 +125,37 @@ def _deleted(state: PoolState, event: JobDeleted) -> bool:
     return True
 
 
-def _reported(state: PoolState, event: AgentReported) -> bool:
+def admit_report(state: PoolState, event: AgentReported) -> bool:
     """Return whether the report differs from the last one."""
     record = state.clusters.get(event.cluster.name)
     return record is None or not record.connected or report_differs(record, event)
 
 
-def _lost(state: PoolState, event: AgentLost) -> bool:
+def admit_agent_loss(state: PoolState, event: AgentLost) -> bool:
+    """Return whether the cluster is connected."""
     record = state.clusters.get(event.cluster)
     return record is not None and record.connected
 
 
-def _deadline(state: PoolState, event: DeadlinePassed) -> bool:
+def admit_deadline(state: PoolState, event: DeadlinePassed) -> bool:
+    """Return whether the job still waits for the deadline."""
     job = state.jobs.get(event.job_id)
     if job is None or job.state_deadline_s is None:
         return False
     return job.state == event.state and job.attempt == event.attempt
 
 
-def _epoch(state: PoolState, event: EpochBegan) -> bool:
+def admit_epoch(state: PoolState, event: EpochBegan) -> bool:
+    """Return whether the epoch is later than the current one."""
     return event.epoch > state.epoch
 
 
-def _pool_set(state: PoolState, event: PoolSet) -> bool:
+def admit_pool(state: PoolState, event: PoolSet) -> bool:
+    """Return whether the links or the rules of the queue differ."""
     now = tuple(state.links.values()), state.objective, state.patience_s
     return now != (event.links, event.objective, event.patience_s)
 
 
-def _restarted(_state: PoolState, _event: Restarted) -> bool:
+def admit_restart(_state: PoolState, _event: Restarted) -> bool:
+    """Return False: a restart changes no state that is logged."""
     return False
-
-
-_CHECKS: Mapping[type[Any], Callable[[PoolState, Any], bool]] = {
-    JobSubmitted: _submitted,
-    PlansMade: _plans_made,
-    PlanningFailed: _plans_made,
-    PlanChosen: _chosen,
-    PreemptionAgreed: _agreed,
-    JobCancelled: _cancelled,
-    JobDeleted: _deleted,
-    AgentReported: _reported,
-    AgentLost: _lost,
-    DeadlinePassed: _deadline,
-    EpochBegan: _epoch,
-    PoolSet: _pool_set,
-    Restarted: _restarted,
-}

@@ -5,6 +5,8 @@ Only changed parts are processed; the cost depends on the parts of the site, not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from isthmus.control.coordinator.part_observations import apply_observation
 from isthmus.control.state import ledger
 from isthmus.control.state.events import AgentReported
@@ -120,7 +122,7 @@ def _lost_part(part: PartRecord) -> ObservedPart:
     )
 
 
-def _has_more(before: dict[str, int], now: dict[str, int]) -> bool:
+def _has_more(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
     return any(amount > before.get(name, 0) for name, amount in now.items())
 
 

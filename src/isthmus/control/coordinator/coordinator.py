@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from isthmus.control.coordinator.admission import admit, require_job
+from isthmus.control.coordinator.admission import require_job
 from isthmus.control.coordinator.agent_reports import record_unsaved_work
-from isthmus.control.coordinator.event_handlers import EVENT_HANDLERS
+from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.schedule_queue import schedule_queue
 from isthmus.control.queries import agent_orders, user_views
 from isthmus.control.state.coordinator_config import CoordinatorConfig
@@ -74,20 +74,24 @@ class Coordinator:
         Raises `NotFoundError` for an unknown job or plan and `ConflictError` for a step that is not
         allowed now. `Restarted` is never admitted: pass it to `handle` without logging it.
         """
-        admitted = admit(self.state, event)
+        admitted = EVENT_RULES[type(event)].admit(self.state, event)
         self._admitted = event if admitted else None
         return admitted
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Apply an event; return the instructions for the server. Raises like `admit`, before any change."""
-        state = self.state
+        """Apply an event; return the instructions for the server. Raises like `admit`, before any change.
+
+        After a restart the instructions repeat the open planner requests.
+        """
+        state, rule = self.state, EVENT_RULES[type(event)]
         if isinstance(event, Restarted):
-            return self._restart(event.now_s)
+            rule.handle(state, event)
+            return [self._planner_request(job) for job in state.live_jobs.values() if job.planner_input]
         known, self._admitted = self._admitted is event, None
-        if not known and not admit(state, event):
+        if not known and not rule.admit(state, event):
             return []
         state.changed_jobs.clear()
-        EVENT_HANDLERS[type(event)](state, event)
+        rule.handle(state, event)
         asked = schedule_queue(state, event.now_s)
         forget = [ForgetJob(job_id=event.job_id)] if isinstance(event, JobDeleted) else []
         changed = [JobChanged(job_id=job_id) for job_id in sorted(state.changed_jobs)]
@@ -158,12 +162,6 @@ class Coordinator:
     def pool_view(self, links: tuple[Link, ...] = ()) -> PoolView:
         """Return every cluster that ever reported, with the given `links`."""
         return user_views.pool_view(self.state, links)
-
-    def _restart(self, now_s: float) -> list[Instruction]:
-        """Restart the timeout of every agent, and repeat the open planner requests."""
-        for record in self.state.clusters.values():
-            record.last_report_s = now_s
-        return [self._planner_request(job) for job in self.state.live_jobs.values() if job.planner_input]
 
     def _planner_request(self, job: JobRecord) -> MakePlans:
         """Return the open planner request as first sent: its answer refers to the resources free then."""

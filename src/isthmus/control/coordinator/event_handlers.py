@@ -1,9 +1,6 @@
-"""The effect of each event on the state: one function per kind, in the table `EVENT_HANDLERS`."""
+"""The effect of each event on the state, one function per kind of event (`EVENT_RULES`)."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from isthmus.control.coordinator.advance_job import advance_job
 from isthmus.control.coordinator.agent_reports import apply_report
@@ -25,6 +22,7 @@ from isthmus.control.state.events import (
     PlansMade,
     PoolSet,
     PreemptionAgreed,
+    Restarted,
 )
 from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord
@@ -35,9 +33,11 @@ from isthmus.control.state.update_indexes import (
     unindex_job,
     unpark,
 )
+from isthmus.core.pool_resource import PoolResource
 
 
-def _submitted(state: PoolState, event: JobSubmitted) -> None:
+def add_job(state: PoolState, event: JobSubmitted) -> None:
+    """Add a job to the queue and request its plans."""
     state.num_submitted += 1
     job = JobRecord.create(event.job_id, state.num_submitted, event.user, event.submission, event.now_s)
     state.jobs[job.id] = state.live_jobs[job.id] = job
@@ -48,18 +48,21 @@ def _submitted(state: PoolState, event: JobSubmitted) -> None:
     state.changed_jobs.add(job.id)
 
 
-def _plans_made(state: PoolState, event: PlansMade) -> None:
+def accept_plans(state: PoolState, event: PlansMade) -> None:
+    """Apply the planner's answer."""
     apply_plans(state, state.jobs[event.job_id], event.plans, event.now_s)
 
 
-def _planning_failed(state: PoolState, event: PlanningFailed) -> None:
+def fail_planning(state: PoolState, event: PlanningFailed) -> None:
+    """Fail a job that has no plan because the planner failed."""
     job = state.jobs[event.job_id]
     withdraw_plan_request(state, job)
     if job.plan is None:
         move_job(state, job, "failed", event.now_s, event.reason)
 
 
-def _chosen(state: PoolState, event: PlanChosen) -> None:
+def assign_chosen_plan(state: PoolState, event: PlanChosen) -> None:
+    """Assign the plan that the user chose, and queue the job."""
     job = state.jobs[event.job_id]
     plans = job.plans.plans if job.plans else ()
     withdraw_plan_request(state, job)
@@ -72,14 +75,16 @@ def _chosen(state: PoolState, event: PlanChosen) -> None:
         move_job(state, job, "waiting", event.now_s, f"plan {event.plan_id} chosen")
 
 
-def _agreed(state: PoolState, event: PreemptionAgreed) -> None:
+def begin_agreed_preemption(state: PoolState, event: PreemptionAgreed) -> None:
+    """Begin the joint preemption of the victims that the user agreed to."""
     job = state.jobs[event.job_id]
     withdraw_plan_request(state, job)
     victims = [ClusterVictim(cluster=one.cluster, job=one.job, attempt=one.attempt) for one in event.victims]
     begin_preemption(state, job, victims, event.now_s)
 
 
-def _cancelled(state: PoolState, event: JobCancelled) -> None:
+def cancel_job(state: PoolState, event: JobCancelled) -> None:
+    """Cancel a waiting job, or stop the attempt of another."""
     job = state.jobs[event.job_id]
     withdraw_plan_request(state, job)
     if job.state in WAITING_STATES or job.state in ("planning", "choosing"):
@@ -89,13 +94,15 @@ def _cancelled(state: PoolState, event: JobCancelled) -> None:
     _notify_preemptor(state, job, event.now_s)
 
 
-def _deleted(state: PoolState, event: JobDeleted) -> None:
+def delete_job(state: PoolState, event: JobDeleted) -> None:
+    """Remove an ended job."""
     job = state.jobs.pop(event.job_id)
     unindex_job(state, job)
     state.ids_by_key.pop((job.user, job.packed.key), None)
 
 
-def _reported(state: PoolState, event: AgentReported) -> None:
+def accept_report(state: PoolState, event: AgentReported) -> None:
+    """Apply a site's report and advance the jobs that it concerns."""
     for job in apply_report(state, event):
         advance_job(state, job, event.now_s)
         _notify_preemptor(state, job, event.now_s)
@@ -132,7 +139,8 @@ def _revoke(state: PoolState, job: JobRecord, reason: str, now_s: float) -> None
     _notify_preemptor(state, job, now_s)
 
 
-def _lost(state: PoolState, event: AgentLost) -> None:
+def disconnect_cluster(state: PoolState, event: AgentLost) -> None:
+    """Mark the cluster as disconnected and advance the jobs that have parts there."""
     record = state.clusters[event.cluster]
     record.connected = False
     state.indexes.inventory_version += 1
@@ -143,7 +151,8 @@ def _lost(state: PoolState, event: AgentLost) -> None:
     state.indexes.capacity_freed = True
 
 
-def _deadline(state: PoolState, event: DeadlinePassed) -> None:
+def end_overdue_state(state: PoolState, event: DeadlinePassed) -> None:
+    """End the state whose deadline passed: back-off, preemption, preparation or start."""
     job, now_s = state.jobs[event.job_id], event.now_s
     if job.state == "waiting":
         set_state_deadline(state, job, None)
@@ -171,28 +180,20 @@ def _deadline(state: PoolState, event: DeadlinePassed) -> None:
         )
 
 
-def _epoch(state: PoolState, event: EpochBegan) -> None:
+def begin_epoch(state: PoolState, event: EpochBegan) -> None:
+    """Record that another server is the leader."""
     state.epoch = event.epoch
 
 
-def _pool_set(state: PoolState, event: PoolSet) -> None:
-    state.links = {f"{link.source}>{link.target}": link for link in event.links}
+def set_pool(state: PoolState, event: PoolSet) -> None:
+    """Set the operator's links and the rules of the queue."""
+    state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 
 
-EVENT_HANDLERS: Mapping[type[Any], Callable[[PoolState, Any], None]] = {
-    JobSubmitted: _submitted,
-    PlansMade: _plans_made,
-    PlanningFailed: _planning_failed,
-    PlanChosen: _chosen,
-    PreemptionAgreed: _agreed,
-    JobCancelled: _cancelled,
-    JobDeleted: _deleted,
-    AgentReported: _reported,
-    AgentLost: _lost,
-    DeadlinePassed: _deadline,
-    EpochBegan: _epoch,
-    PoolSet: _pool_set,
-}
+def reset_agent_timeouts(state: PoolState, event: Restarted) -> None:
+    """Restart the timeout of every agent after a restart of the server."""
+    for record in state.clusters.values():
+        record.last_report_s = event.now_s

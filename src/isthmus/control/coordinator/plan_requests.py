@@ -11,7 +11,7 @@ from isthmus.control.coordinator.job_lifecycle import leave_site_queues, move_jo
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import FreeChips, JobRecord, PlannerInput, PoolState
 from isthmus.control.state.update_indexes import job_at_key, park, queue_key, reindex_job
-from isthmus.core.plan import Plan, PlanSet
+from isthmus.core.plan import PlanSet
 
 
 def request_plans(state: PoolState, job: JobRecord, *, for_whole_pool: bool = False) -> None:
@@ -88,14 +88,13 @@ def has_more_free(before: FreeChips | None, now: FreeChips) -> bool:
 def _send_planner_request(state: PoolState, job: JobRecord) -> None:
     """Open a planner request on the free resources, without those reserved for others, or the whole pool."""
     storage, gbps = ledger.free_storage_and_links(state)
-    chips = ledger.total_chips(state) if job.for_whole_pool else state.free_chips()
+    chips = ledger.total_chips(state) if job.for_whole_pool else ledger.copy_free_chips(state)
     if job.for_whole_pool:
         storage, gbps = {}, {}
     elif job.number not in state.indexes.reservers:
-        for key, kept in state.indexes.reserved.items():
-            cluster, _, group = key.partition("/")
+        for (_, cluster, group), kept in ledger.chip_needs(state.indexes.reserved).items():
             if group in chips.get(cluster, {}):
-                chips[cluster] = chips[cluster] | {group: max(0, chips[cluster][group] - kept)}
+                chips[cluster][group] = max(0, chips[cluster][group] - kept)
     job.round += 1
     job.planner_input = PlannerInput(
         free_chips=chips, free_storage_bytes=storage, free_gbps=gbps, freed_count=state.indexes.freed_count
@@ -154,14 +153,11 @@ def _offer_plans(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float)
 
 def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s: float) -> None:
     """Assign the fastest plan that fits; if none does, keep the job's plan or wait for the fastest."""
-    before = job.plan, job.needs, job.plan_parts, job.predicted_run_s
-    kept = {} if job.number in state.indexes.reservers else state.indexes.reserved
-    if not any(_assign_and_check(state, job, plan, kept) for plan in plans.plans):
-        job.plan, job.needs, job.plan_parts, job.predicted_run_s = before
-        job.waiting_job, job.fits_inventory_version = None, -1
-        if job.plan is not None and ledger.pool_can_hold(state, job):
-            return
-        ledger.assign_plan(state, job, plans.plans[0])
+    reserved = {} if job.number in state.indexes.reservers else state.indexes.reserved
+    fitting = next((plan for plan in plans.plans if ledger.plan_fits(state, job, plan, reserved)), None)
+    if fitting is None and job.plan is not None and ledger.pool_can_hold(state, job):
+        return
+    ledger.assign_plan(state, job, fitting or plans.plans[0])
     if not job.for_whole_pool or job.plans is None:
         job.plans = plans
     else:
@@ -172,9 +168,3 @@ def _assign_fastest_plan(state: PoolState, job: JobRecord, plans: PlanSet, now_s
     else:
         reindex_job(state, job)
         state.changed_jobs.add(job.id)
-
-
-def _assign_and_check(state: PoolState, job: JobRecord, plan: Plan, reserved: dict[str, int]) -> bool:
-    """Assign a plan to the job; return whether it fits now."""
-    ledger.assign_plan(state, job, plan)
-    return ledger.pool_can_hold(state, job) and ledger.fits(state, job.needs or {}, reserved)

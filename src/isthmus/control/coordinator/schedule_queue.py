@@ -104,7 +104,7 @@ def _schedule_head(state: PoolState, now_s: float) -> None:
 
 
 def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -> None:
-    free: dict[str, int] = {}
+    free: ledger.Amounts = {}
     requests = _candidates(state, waiting, free, now_s)
     order = global_order(
         requests,
@@ -126,7 +126,7 @@ def _order_and_start(state: PoolState, waiting: list[JobRecord], now_s: float) -
             move_job(state, job, "blocked", now_s)
 
 
-def _candidates(state: PoolState, waiting: list[JobRecord], free: dict[str, int], now_s: float) -> list[WaitingJob]:
+def _candidates(state: PoolState, waiting: list[JobRecord], free: ledger.Amounts, now_s: float) -> list[WaitingJob]:
     """Return the jobs that fit or may reserve chips; add the free amounts that they need to `free`.
 
     Leaving out the other jobs does not change the order. A job that is only first by arrival and waits for an

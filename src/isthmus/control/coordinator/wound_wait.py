@@ -12,11 +12,12 @@ from isthmus.control.coordinator.attempts import stop_attempt
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.update_indexes import queue_key
+from isthmus.core.pool_resource import PoolResource
 
 
 def wound(state: PoolState, job: JobRecord, now_s: float, spared: Collection[str] = ()) -> None:
     """Requeue later jobs that only prepare, except those `spared`, if `job` can then start."""
-    lacking = _shortage(state, job)
+    lacking = ledger.missing_amounts(state, job.needs or {})
     if not lacking:
         return
     mine, later = queue_key(job), list[JobRecord]()
@@ -42,18 +43,12 @@ def wound(state: PoolState, job: JobRecord, now_s: float, spared: Collection[str
         stop_attempt(state, other, "waiting", f"requeued for job {job.id}, which is ahead of it in the queue", now_s)
 
 
-def _shortage(state: PoolState, job: JobRecord) -> dict[str, int]:
-    """Return the missing amounts of the job, by resource key."""
-    needs = job.needs or {}
-    found = {key: amount - ledger.free_amount(state, key) for key, amount in needs.items()}
-    return {key: amount for key, amount in found.items() if amount > 0}
-
-
-def _freed_by(job: JobRecord) -> dict[str, int]:
+def _freed_by(job: JobRecord) -> ledger.Amounts:
     """Return the amounts that become free if a job that only prepares is stopped."""
     found = dict(job.allocated_kbps)
     for part in job.current_parts():
         for group, chips in part.chips.items():
-            found[f"{part.cluster}/{group}"] = chips - part.borrowed.get(group, 0) - part.local_chips.get(group, 0)
-        found[f"{part.cluster}:storage"] = part.storage_bytes
+            own = chips - part.borrowed.get(group, 0) - part.local_chips.get(group, 0)
+            found[PoolResource.chips(part.cluster, group)] = own
+        found[PoolResource.storage(part.cluster)] = part.storage_bytes
     return found

@@ -25,6 +25,7 @@ from isthmus.core.job import Job
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
+from isthmus.core.pool_resource import PoolResource
 from isthmus.plan import ModelProfile, make_plans, profile_model
 from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.search_plans import SearchRequest, search_plans
@@ -87,7 +88,7 @@ def _with_resource_needs(plan: Plan, job: Job, profile: ModelProfile) -> Plan:
         notes = (*notes, "data.max_bytes is not given: the data is assumed to need no storage")
     update = {
         "storage_bytes": storage_bytes_by_stage(plan, job, profile),
-        "gradient_gbps": {f"{a}>{b}": gbps for (a, b), gbps in _gradient_gbps(plan, profile).items()},
+        "gradient_gbps": {str(PoolResource.link(a, b)): gbps for (a, b), gbps in _gradient_gbps(plan, profile).items()},
         "assumptions": notes,
     }
     return plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
@@ -113,7 +114,9 @@ def _pool_with_free_links(pool: Pool, free_gbps: Mapping[str, float]) -> Pool:
     """Return the pool with the free bandwidth of its links; links without any are removed."""
     links = []
     for link in pool.links:
-        gbps = min(link.bandwidth_gbps, free_gbps.get(f"{link.source}>{link.target}", link.bandwidth_gbps))
+        gbps = min(
+            link.bandwidth_gbps, free_gbps.get(str(PoolResource.link(link.source, link.target)), link.bandwidth_gbps)
+        )
         if gbps > 0:
             links.append(link.model_copy(update={"bandwidth_gbps": gbps}))
     return pool.model_copy(update={"links": tuple(links)})

@@ -66,7 +66,7 @@ def _with_prediction(moved: Plan, plan: Plan, job: Job, profile: ModelProfile, p
         score_plan(moved, pool, task),
         plan.predicted or Prediction(iteration_s=0, tgs_tokens_per_card_s=0, samples_per_s=0, peak_memory_bytes=()),
     )
-    groups = [(s.num_chips, pool.cluster(s.cluster).group(s.node_group)) for s in moved.stages]
+    groups = [(s.num_chips, pool.node_group(s.cluster, s.node_group)) for s in moved.stages]
     per_s = sum(chips * group.price_per_chip_hour / 3600 for chips, group in groups)
     num_cards = sum(chips / pool.chip(group).chips_per_card for chips, group in groups)
     precision_bytes = 2 if job.training.precision == "bf16" else 4

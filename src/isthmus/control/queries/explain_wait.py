@@ -19,15 +19,17 @@ from isthmus.control.queries.forecast_inputs import (
     expected_releases,
     is_pending,
     waiting_job_of,
+    wanted_needs,
     wanted_parts,
     wanted_plan,
 )
-from isthmus.control.queries.shortages import exceeds_pool, shortages
+from isthmus.control.queries.shortages import refusals, shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.update_indexes import job_at_key, queue_key
 from isthmus.core.messages.queue_status import JobAhead, QueueStatus
 from isthmus.core.plan import Plan
+from isthmus.core.pool_resource import PoolResource
 
 FORECAST_HEAD = 256
 """Jobs from the head of the queue that are simulated; later ones have a place and no times."""
@@ -46,8 +48,8 @@ class WaitQuery:
     statuses: tuple[QueueStatus, ...]
     # The jobs to simulate.
     waiting: tuple[WaitingJob, ...]
-    # Free chips by `CLUSTER/GROUP`.
-    free: Mapping[str, int]
+    # Free chips.
+    free: Mapping[PoolResource, int]
     releases: tuple[Release, ...]
     # The jobs of the queue by id, as the viewer may see them.
     jobs_ahead: Mapping[str, JobAhead]
@@ -109,7 +111,7 @@ def _queue_head(state: PoolState) -> list[JobRecord]:
 
 
 def _pool_can_hold(state: PoolState, job: JobRecord) -> bool:
-    return wanted_plan(job) is not None and not exceeds_pool(state, wanted_parts(job))
+    return wanted_plan(job) is not None and ledger.has_capacity(state, wanted_parts(job))
 
 
 def _build_query(
@@ -124,7 +126,11 @@ def _build_query(
     return WaitQuery(
         statuses=tuple(_queue_status(state, job) for job in jobs),
         waiting=tuple(waiting_job_of(job, plan, progress) for job, plan in plans),
-        free={f"{name}/{group}": n for name, groups in state.free_chips().items() for group, n in groups.items()},
+        free={
+            PoolResource.chips(name, group): number
+            for name, groups in state.free_chips().items()
+            for group, number in groups.items()
+        },
         releases=tuple(expected_releases(state, now_s, progress)),
         jobs_ahead={job.id: _job_ahead(job, viewer) for job in waiting},
         now_s=now_s,
@@ -137,7 +143,7 @@ def _queue_status(state: PoolState, job: JobRecord) -> QueueStatus:
     plan = wanted_plan(job)
     refused = job.plans.refused if job.plans and plan is None else ()
     if plan is not None and is_pending(job):
-        refused = (*shortages(state, wanted_parts(job), job.needs or {}), *refused)
+        refused = (*refusals(state, wanted_needs(job)), *refused)
     notes = (f"as if plan {plan.id} were chosen now",) if plan is not None and awaits_choice(job) else ()
     return QueueStatus(
         id=job.id,
@@ -189,12 +195,13 @@ def _reason(state: PoolState, job: JobRecord, plan: Plan | None) -> str:
         return job.reason
     if plan is None:
         return "waiting for the planner" if job.state == "planning" else "no plan fits the free resources"
-    if exceeds_pool(state, wanted_parts(job)):
+    if not ledger.has_capacity(state, wanted_parts(job)):
         return f"the connected pool cannot hold plan {plan.id}"
     if awaits_choice(job):
         return f"the user must choose one of {len(job.plans.plans if job.plans else ())} plans"
     where = dict.fromkeys(
-        " > ".join(one.clusters) for one in shortages(state, wanted_parts(job), job.needs or {}) if one.clusters
+        f"{one.resource.cluster} > {one.resource.name}" if one.resource.kind == "link" else one.resource.cluster
+        for one in shortages(state, wanted_needs(job))
     )
     if where:
         return f"{plan.id} waits for resources at {', '.join(where)}"

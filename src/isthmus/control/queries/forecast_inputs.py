@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isthmus.control.algorithms.global_order import Release, WaitingJob
+from isthmus.control.state import ledger
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.core.plan import Plan, PlanPart
+from isthmus.core.pool_resource import PoolResource
 
 ACTIVE_STATES = frozenset({"preparing", "starting", "running", "stopping"})
 """States in which chips are allocated to a job."""
@@ -47,13 +49,18 @@ def wanted_parts(job: JobRecord) -> tuple[PlanPart, ...]:
     return job.plan_parts or (plan.parts() if plan else ())
 
 
+def wanted_needs(job: JobRecord) -> ledger.Amounts:
+    """Return the needs of the plan that a job waits for: chips only, as long as it is a candidate."""
+    return ledger.chip_needs_of(wanted_parts(job)) if job.needs is None else job.needs
+
+
 def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob) -> WaitingJob:
     """Return the input of `global_order` for a job that waits for `plan`, with its remaining run time."""
     pace, steps = progress.get(job.id, JobProgress(0)), job.submission.job.training.steps
     step_s = plan.predicted.iteration_s if plan.predicted else 0.0
     return WaitingJob(
         job=job.id,
-        needs={f"{cut.cluster}/{group}": n for cut in wanted_parts(job) for group, n in cut.chips.items()},
+        needs=ledger.chip_needs_of(wanted_parts(job)),
         submitted_s=job.submitted_s,
         priority=job.priority,
         deadline_s=job.user_deadline_s,
@@ -63,13 +70,13 @@ def waiting_job_of(job: JobRecord, plan: Plan, progress: ProgressByJob) -> Waiti
 
 def expected_releases(state: PoolState, now_s: float, progress: ProgressByJob) -> list[Release]:
     """Return the allocated chips of every job, each released at its expected end."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, ledger.Amounts] = {}
     for record in state.clusters.values():
         for part in record.parts.values():
             if part.allocated:
                 chips = found.setdefault(part.job, {})
                 for group, number in part.chips.items():
-                    key = f"{part.cluster}/{group}"
+                    key = PoolResource.chips(part.cluster, group)
                     chips[key] = chips.get(key, 0) + number - part.borrowed.get(group, 0)
     return [
         Release(at_s=_expected_end_s(state.jobs[name], now_s, progress), chips=chips) for name, chips in found.items()

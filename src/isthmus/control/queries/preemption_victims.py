@@ -16,6 +16,7 @@ from isthmus.control.state.indexes import PRIORITY_RANK
 from isthmus.control.state.job_records import WAITING_STATES, ClusterVictim, JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.pool import Cluster
+from isthmus.core.pool_resource import PoolResource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,8 @@ class VictimCandidate:
 
     # The job at each cluster where it frees needed chips.
     victims: tuple[ClusterVictim, ...]
-    # Needed chips that it frees, by `CLUSTER/GROUP`.
-    freed_chips: Mapping[str, int]
+    # Needed chips that it frees.
+    freed_chips: Mapping[PoolResource, int]
     unsaved_s: float
     # Rank of its priority; higher ranks are preempted first.
     priority_rank: int
@@ -73,33 +74,31 @@ def victims_suffice(state: PoolState, job: JobRecord, victims: Iterable[ClusterV
     return complete and _within_inventory(state, job, known)
 
 
-def _chip_shortage(state: PoolState, job: JobRecord) -> dict[str, int]:
+def _chip_shortage(state: PoolState, job: JobRecord) -> ledger.Amounts:
     """Return the missing chips; empty if storage or links are missing too, which no victim can free."""
-    short = {key: n - ledger.free_amount(state, key) for key, n in (job.needs or {}).items()}
-    short = {key: n for key, n in short.items() if n > 0}
+    short = ledger.missing_amounts(state, job.needs or {})
     return short if len(short) == len(ledger.chip_needs(short)) else {}
 
 
 def _within_inventory(state: PoolState, job: JobRecord, sources: Sequence[VictimCandidate]) -> bool:
     """Return whether the inventory covers the job's chips beyond those that pool victims free."""
     for key, chips in ledger.chip_needs(job.needs or {}).items():
-        cluster, _, group = key.partition("/")
-        record = state.clusters[cluster]
+        record, group = state.clusters[key.cluster], key.name
         given = sum(one.freed_chips.get(key, 0) for one in sources if one.victims[0].attempt)
         if chips - given > record.capacity(group) - record.allocated_chips.get(group, 0):
             return False
     return True
 
 
-def _still_lacking(lacking: Mapping[str, int], sources: Sequence[VictimCandidate]) -> dict[str, int]:
+def _still_lacking(lacking: Mapping[PoolResource, int], sources: Sequence[VictimCandidate]) -> ledger.Amounts:
     left = {key: n - sum(one.freed_chips.get(key, 0) for one in sources) for key, n in lacking.items()}
     return {key: n for key, n in left.items() if n > 0}
 
 
-def _candidates(state: PoolState, job: JobRecord, lacking: Mapping[str, int]) -> Iterator[VictimCandidate]:
+def _candidates(state: PoolState, job: JobRecord, lacking: Mapping[PoolResource, int]) -> Iterator[VictimCandidate]:
     """Yield every job that could be preempted at clusters with missing chips."""
     names = dict[str, None]()
-    for cluster in dict.fromkeys(key.partition("/")[0] for key in lacking):
+    for cluster in dict.fromkeys(key.cluster for key in lacking):
         record = state.clusters[cluster]
         names |= dict.fromkeys(part.job for part in record.parts.values() if part.allocated)
         yield from _local_candidates(record, job, lacking)
@@ -110,15 +109,15 @@ def _candidates(state: PoolState, job: JobRecord, lacking: Mapping[str, int]) ->
 
 
 def _pool_candidate(
-    state: PoolState, victim: JobRecord, job: JobRecord, lacking: Mapping[str, int]
+    state: PoolState, victim: JobRecord, job: JobRecord, lacking: Mapping[PoolResource, int]
 ) -> VictimCandidate | None:
     settled = victim.state in ("preparing", "starting", "running") and not victim.victims
     if not (settled and victim.preemptible and victim.preemptor is None and victim.id != job.id):
         return None
-    gives, at, parts = dict[str, int](), list[ClusterVictim](), victim.current_parts()
+    gives, at, parts = dict[PoolResource, int](), list[ClusterVictim](), victim.current_parts()
     for part in parts:
         record = state.clusters[part.cluster]
-        here = {f"{part.cluster}/{group}": chips for group, chips in part.chips.items()}
+        here = {PoolResource.chips(part.cluster, group): chips for group, chips in part.chips.items()}
         wanted = {key: chips for key, chips in here.items() if key in lacking}
         if not wanted:
             continue
@@ -147,11 +146,13 @@ def _has_lower_level(cluster: Cluster, victim: JobRecord, job: JobRecord) -> boo
     return levels.rank(levels.level(victim.priority)) > levels.rank(levels.level(job.priority))
 
 
-def _local_candidates(record: ClusterRecord, job: JobRecord, lacking: Mapping[str, int]) -> Iterator[VictimCandidate]:
+def _local_candidates(
+    record: ClusterRecord, job: JobRecord, lacking: Mapping[PoolResource, int]
+) -> Iterator[VictimCandidate]:
     levels, name = record.cluster.priorities, record.cluster.name
     mine = levels.rank(levels.level(job.priority))
     for one in record.local_jobs.values():
-        gives = {f"{name}/{group}": chips for group, chips in one.chips.items()}
+        gives = {PoolResource.chips(name, group): chips for group, chips in one.chips.items()}
         gives = {key: chips for key, chips in gives.items() if key in lacking}
         if not (gives and one.running and one.preemptible and one.level in levels.levels):
             continue

@@ -1,93 +1,101 @@
-"""`shortages`: the current shortages of a plan by site and link, as refusals that name the owner."""
+"""`shortages`: what is missing of a plan's resources, by site and link, with the words for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import PoolState
-from isthmus.core.plan import PlanPart, Refusal
+from isthmus.core.plan import Refusal
+from isthmus.core.pool_resource import PoolResource
 from isthmus.core.units import format_bytes
 
-_KBPS_PER_GBPS = 1e6
-"""kbit/s in a Gbit/s."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortage:
+    """A resource of which less is free than needed, or a cluster that is away."""
+
+    resource: PoolResource
+    # Chips, bytes or kbit/s.
+    needed: int
+    free: int
+    # Why the cluster offers nothing at all; "" if it is connected.
+    away: str = ""
 
 
-def shortages(state: PoolState, parts: Sequence[PlanPart], needs: Mapping[str, int]) -> tuple[Refusal, ...]:
-    """Return a refusal for each site or link without enough free resources for a plan.
-
-    Chip needs come from the plan's `parts`, storage and link needs from `needs` (by resource key).
-    """
-    found = [one for part in parts for one in _chip_shortages(state, part)]
-    away = {part.cluster for part in parts if not _is_connected(state, part.cluster)}
-    for key, amount in needs.items():
-        short = amount - ledger.free_amount(state, key)
-        if short <= 0 or "/" in key or key.partition(":")[0] in away:
-            continue
-        found.append(
-            _link_shortage(state, key, amount, short) if ">" in key else _storage_shortage(state, key, amount, short)
-        )
-    return tuple(found)
+def shortages(state: PoolState, needs: Mapping[PoolResource, int]) -> Iterator[Shortage]:
+    """Yield what is missing of `needs`, in their order; each cluster that is away once."""
+    away = set[str]()
+    for resource, missing in ledger.missing_amounts(state, needs).items():
+        cluster, needed = resource.cluster, needs[resource]
+        if resource.kind == "link" or ledger.is_connected(state, cluster):
+            yield Shortage(resource=resource, needed=needed, free=needed - missing)
+        elif cluster not in away:
+            away.add(cluster)
+            why = "is not connected" if cluster in state.clusters else "has not joined"
+            yield Shortage(resource=resource, needed=needed, free=0, away=why)
 
 
-def exceeds_pool(state: PoolState, parts: Sequence[PlanPart]) -> bool:
-    """Return whether some site of `parts` is disconnected or has fewer chips in total than its part needs."""
-    for part in parts:
-        if not _is_connected(state, part.cluster):
-            return True
-        record = state.clusters[part.cluster]
-        if any(record.capacity(group) < number for group, number in part.chips.items()):
-            return True
-    return False
+def describe_shortages(state: PoolState, needs: Mapping[PoolResource, int]) -> str:
+    """Describe in one line what is missing of `needs`; "" if nothing is."""
+    return "; ".join(_describe(one) for one in shortages(state, needs))
 
 
-def _is_connected(state: PoolState, cluster: str) -> bool:
-    record = state.clusters.get(cluster)
-    return record is not None and record.connected
+def refusals(state: PoolState, needs: Mapping[PoolResource, int]) -> tuple[Refusal, ...]:
+    """Return what is missing of `needs` as refusals that name the owners."""
+    return tuple(_refusal(state, one) for one in shortages(state, needs))
 
 
-def _chip_shortages(state: PoolState, part: PlanPart) -> Iterator[Refusal]:
-    record, where = state.clusters.get(part.cluster), (part.cluster,)
+def _describe(one: Shortage) -> str:
+    """Describe a shortage in the words of a job's reason."""
+    resource = one.resource
+    if one.away:
+        return f"{resource.cluster} {one.away}"
+    subject = f"the link {resource}" if resource.kind == "link" else resource.cluster
+    of_what = " of storage" if resource.kind == "storage" else ""
+    return f"{subject} has {_free_of_needed(one, of_what)}"
+
+
+def _refusal(state: PoolState, one: Shortage) -> Refusal:
+    resource, missing, record = one.resource, one.needed - one.free, state.clusters.get(one.resource.cluster)
     owner = record.cluster.owner if record else None
-    if record is None or not record.connected:
-        away = "is not connected" if record else "has not joined"
-        reason = f"compute: {part.cluster} {away}"
-        yield Refusal(clusters=where, stage="compute", owner=owner, reason=reason)
-        return
-    nodes = {group.name: group.chips_per_node for group in record.cluster.node_groups}
-    for group, number in part.chips.items():
-        free = record.free_in_group(group)
-        if free < number:
-            yield Refusal(
-                clusters=where,
-                stage="compute",
-                owner=owner,
-                lacking_nodes=-(-(number - free) // nodes.get(group, 1)),
-                reason=f"compute: {part.cluster} ({owner}) has {free} {group} free of the {number} needed",
-            )
-
-
-def _storage_shortage(state: PoolState, key: str, amount: int, short: int) -> Refusal:
-    name = key.partition(":")[0]
-    owner = state.clusters[name].cluster.owner
+    where = f"{resource.cluster} ({owner})"
+    if one.away:
+        reason = f"compute: {resource.cluster} {one.away}"
+        return Refusal(clusters=(resource.cluster,), stage="compute", owner=owner, reason=reason)
+    if resource.kind == "link":
+        return Refusal(
+            clusters=(resource.cluster, resource.name),
+            stage="network",
+            owner=owner,
+            lacking_gbps=missing / ledger.KBPS_PER_GBPS,
+            reason=f"network: {resource.cluster} to {resource.name} has {_free_of_needed(one)}",
+        )
+    if resource.kind == "storage":
+        return Refusal(
+            clusters=(resource.cluster,),
+            stage="storage",
+            owner=owner,
+            lacking_bytes=missing,
+            reason=f"storage: {where} has {_free_of_needed(one)}",
+        )
+    groups = record.cluster.node_groups if record else ()
+    chips_per_node = next((group.chips_per_node for group in groups if group.name == resource.name), 1)
     return Refusal(
-        clusters=(name,),
-        stage="storage",
+        clusters=(resource.cluster,),
+        stage="compute",
         owner=owner,
-        lacking_bytes=short,
-        reason=f"storage: {name} ({owner}) has {format_bytes(amount - short)} left of the "
-        f"{format_bytes(amount)} needed",
+        lacking_nodes=-(-missing // chips_per_node),
+        reason=f"compute: {where} has {_free_of_needed(one)}",
     )
 
 
-def _link_shortage(state: PoolState, key: str, amount: int, short: int) -> Refusal:
-    source, _, target = key.partition(">")
-    record = state.clusters.get(source)
-    return Refusal(
-        clusters=(source, target),
-        stage="network",
-        owner=record.cluster.owner if record else None,
-        lacking_gbps=short / _KBPS_PER_GBPS,
-        reason=f"network: {source} to {target} has {(amount - short) / _KBPS_PER_GBPS:.3g} Gbit/s left of the "
-        f"{amount / _KBPS_PER_GBPS:.3g} needed",
-    )
+def _free_of_needed(one: Shortage, of_what: str = "") -> str:
+    """Return the free and the needed amount in their unit."""
+    if one.resource.kind == "chips":
+        return f"{one.free} {one.resource.name} free of the {one.needed} needed"
+    if one.resource.kind == "storage":
+        return f"{format_bytes(one.free)}{of_what} left of the {format_bytes(one.needed)} needed"
+    free_gbps, needed_gbps = (kbps / ledger.KBPS_PER_GBPS for kbps in (one.free, one.needed))
+    return f"{free_gbps:.3g} Gbit/s left of the {needed_gbps:.3g} needed"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from isthmus.control.queries.agent_orders import count_misplaced, site_queue
 from isthmus.control.queries.preemption_victims import find_victims
+from isthmus.control.queries.shortages import describe_shortages
 from isthmus.control.state import ledger
 from isthmus.control.state.job_records import (
     TERMINAL_STATES,
@@ -48,7 +49,7 @@ def pool_view(state: PoolState, links: tuple[Link, ...]) -> PoolView:
         ClusterView(
             cluster=record.cluster,
             connected=record.connected,
-            free_chips=record.free_by_group(),
+            free_chips=dict(record.free_by_group()),
             free_storage_bytes=record.free_bytes(),
             queue=site_queue(state, name),
             misplaced=count_misplaced(state, record),
@@ -107,7 +108,7 @@ def _wait_reason(state: PoolState, job: JobRecord) -> str:
     """Describe the shortages of the job's plan, or the reservation that blocks it."""
     if job.plan is None or job.state_deadline_s is not None:
         return job.reason
-    lacks = ledger.job_shortfall(state, job)
+    lacks = describe_shortages(state, job.needs or {})
     if lacks:
         why = f"plan {job.plan.id} does not fit now: {lacks}"
     elif not ledger.fits(state, job.needs or {}, state.indexes.reserved):

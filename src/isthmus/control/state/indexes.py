@@ -12,6 +12,7 @@ from itertools import islice
 from sortedcontainers import SortedDict, SortedList
 
 from isthmus.core.messages.api_views import JobState
+from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
 QueueKey = tuple[int, float, int]
@@ -52,8 +53,8 @@ class Indexes:
     auto_planning: set[str] = field(default_factory=set)
     # Keys that the current event has added to the queue.
     newly_queued: dict[QueueKey, None] = field(default_factory=dict)
-    # Amounts reserved for the jobs that must not be overtaken, by resource key.
-    reserved: dict[str, int] = field(default_factory=dict)
+    # Amounts reserved for the jobs that must not be overtaken.
+    reserved: dict[PoolResource, int] = field(default_factory=dict)
     # Numbers of these jobs.
     reservers: frozenset[int] = frozenset()
     # Ids of the jobs in the sites' queues, in order.

@@ -12,6 +12,7 @@ from isthmus.control.state import ledger
 from isthmus.control.state.check_indexes import index_violations
 from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 from isthmus.control.state.site_records import PartRecord
+from isthmus.core.pool_resource import PoolResource
 
 
 def all_or_none(state: PoolState, now_s: float, grace_s: float = 0.0) -> Iterator[str]:
@@ -58,7 +59,7 @@ def within_capacity(state: PoolState) -> Iterator[str]:
 
 
 def _links_within_capacity(state: PoolState) -> Iterator[str]:
-    on_links = Counter[str]()
+    on_links = Counter[PoolResource]()
     for job in state.live_jobs.values():
         on_links.update(job.allocated_kbps)
     if +on_links != Counter(state.allocated_kbps):

@@ -6,6 +6,7 @@ A part counts against its cluster from its allocation (`ledger`) until its site 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,12 +20,13 @@ from isthmus.core.messages.agent_messages import FailureCause, RankMap
 from isthmus.core.messages.api_views import JobState, Submission
 from isthmus.core.plan import Plan, PlanPart, PlanSet
 from isthmus.core.pool import Link
+from isthmus.core.pool_resource import PoolResource
 from isthmus.core.priority import Priority
 
 StateAfterStop = Literal["waiting", "failed", "succeeded", "cancelled"]
 """The state that follows `stopping`."""
 
-FreeChips = dict[str, dict[str, int]]
+FreeChips = Mapping[str, Mapping[str, int]]
 """Free chips by cluster and node group; only connected clusters appear."""
 
 TERMINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
@@ -80,8 +82,8 @@ class JobRecord:
     plans: PlanSet | None = None
     # The plan that the job waits for or trains under.
     plan: Plan | None = None
-    # Amounts that the plan needs, by resource key (`ledger`).
-    needs: dict[str, int] | None = None
+    # Amounts that the plan needs.
+    needs: dict[PoolResource, int] | None = None
     # The plan's parts by cluster.
     plan_parts: tuple[PlanPart, ...] = ()
     # The plan must not change: the user chose it, or the job has trained under it.
@@ -92,8 +94,8 @@ class JobRecord:
     in_site_queues: bool = False
     # By (attempt, cluster): the current attempt, and unreleased parts of earlier ones.
     parts: dict[tuple[int, str], PartRecord] = field(default_factory=dict)
-    # Allocated link bandwidth in kbit/s, by `FROM>TO`.
-    allocated_kbps: dict[str, int] = field(default_factory=dict)
+    # Allocated link bandwidth in kbit/s.
+    allocated_kbps: dict[PoolResource, int] = field(default_factory=dict)
     rank_map: RankMap | None = None
     # Clusters of the last training, which have the job's files.
     file_clusters: tuple[str, ...] = ()
@@ -170,7 +172,7 @@ class JobRecord:
 class PlannerInput:
     """The free resources that an open planner request is based on."""
 
-    free_chips: FreeChips
+    free_chips: dict[str, dict[str, int]]
     # By cluster.
     free_storage_bytes: dict[str, int]
     # By link, `FROM>TO`.
@@ -204,10 +206,10 @@ class PoolState:
     # Number of jobs ever submitted.
     num_submitted: int = 0
     clusters: dict[str, ClusterRecord] = field(default_factory=dict)
-    # The operator's links by `FROM>TO`.
-    links: dict[str, Link] = field(default_factory=dict)
+    # The operator's links.
+    links: dict[PoolResource, Link] = field(default_factory=dict)
     # Allocated bandwidth of each link, in kbit/s.
-    allocated_kbps: dict[str, int] = field(default_factory=dict)
+    allocated_kbps: dict[PoolResource, int] = field(default_factory=dict)
     # See the event `PoolSet`.
     objective: Objective = "arrival"
     patience_s: float = 3600.0
@@ -216,5 +218,5 @@ class PoolState:
     indexes: Indexes = field(default_factory=Indexes, compare=False)
 
     def free_chips(self) -> FreeChips:
-        """Return the chips that can be allocated now at every connected cluster."""
+        """Return the chips that can be allocated now at every connected cluster, read-only by node group."""
         return {name: record.free_by_group() for name, record in self.clusters.items() if record.connected}

@@ -1,8 +1,8 @@
 """The ledger: total and allocated chips, storage and WAN bandwidth, and the shortages of a plan.
 
-A resource key is `CLUSTER/GROUP` for chips, `CLUSTER:storage` for bytes, and `FROM>TO` for kbit/s of a link
-in that direction. A job's resources are allocated in one step or not at all: without hold-and-wait, jobs
-cannot deadlock. Bandwidth is allocated only to jobs with `placement.network`.
+Amounts are by `PoolResource`: chips, bytes of storage, and kbit/s of a link in one direction. A job's resources
+are allocated in one step or not at all: without hold-and-wait, jobs cannot deadlock. Bandwidth is allocated
+only to jobs with `placement.network`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from isthmus.control.state.job_records import FreeChips, JobRecord, PoolState
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.site_records import ClusterRecord, PartRecord
 from isthmus.core.messages.agent_messages import ObservedPart
-from isthmus.core.plan import Plan
-from isthmus.core.units import format_bytes
+from isthmus.core.plan import Plan, PlanPart
+from isthmus.core.pool_resource import PoolResource
 
 HELD_STATES = frozenset({"ready", "prepared", "running", "succeeded", "failed"})
 """Part states in which a site no longer reports the part's chips as free."""
 
-_KBPS_PER_GBPS = 1e6
+KBPS_PER_GBPS = 1e6
 """kbit/s in a Gbit/s."""
+
+Amounts = dict[PoolResource, int]
+"""Amounts by resource: chips, bytes, kbit/s."""
 
 
 def assign_plan(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
@@ -32,90 +35,103 @@ def assign_plan(state: PoolState, job: JobRecord, plan: Plan | None) -> None:
     if plan.predicted is not None:
         job.predicted_run_s = plan.predicted.iteration_s * job.spec.training.steps
     job.plan_parts = plan.parts()
-    job.needs = {f"{cut.cluster}/{group}": chips for cut in job.plan_parts for group, chips in cut.chips.items()}
+    job.needs = _needs_of_plan(state, job, plan, job.plan_parts)
+
+
+def _needs_of_plan(state: PoolState, job: JobRecord, plan: Plan, parts: Iterable[PlanPart]) -> Amounts:
+    """Return the amount of each resource that the job allocates with `plan`, whose parts are `parts`."""
+    needs = chip_needs_of(parts)
     for cluster, num_bytes in _storage_by_cluster(plan).items():
-        job.needs[f"{cluster}:storage"] = num_bytes
+        needs[PoolResource.storage(cluster)] = num_bytes
     if job.reserves_network:
-        job.needs |= _kbps_by_link(state, plan)
+        needs |= _kbps_by_link(state, plan)
+    return needs
 
 
-def chip_needs(needs: Mapping[str, int]) -> dict[str, int]:
-    """Return the chip entries of `needs`, by `CLUSTER/GROUP`."""
-    return {key: amount for key, amount in needs.items() if "/" in key}
+def chip_needs_of(parts: Iterable[PlanPart]) -> Amounts:
+    """Return the chips that the parts of a plan need."""
+    return {PoolResource.chips(part.cluster, group): chips for part in parts for group, chips in part.chips.items()}
 
 
-def free_amount(state: PoolState, key: str) -> int:
+def chip_needs(needs: Mapping[PoolResource, int]) -> Amounts:
+    """Return the chip entries of `needs`."""
+    return {resource: amount for resource, amount in needs.items() if resource.kind == "chips"}
+
+
+def free_amount(state: PoolState, resource: PoolResource) -> int:
     """Return the amount of a resource that can be allocated now; 0 at a disconnected cluster."""
-    if ">" in key:
-        link = state.links.get(key)
-        return _kbps(link.bandwidth_gbps) - state.allocated_kbps.get(key, 0) if link else 0
-    cluster, _, group = key.partition("/")
-    record = state.clusters.get(cluster if group else cluster.partition(":")[0])
+    kind, cluster, name = resource
+    if kind == "link":
+        link = state.links.get(resource)
+        return _kbps(link.bandwidth_gbps) - state.allocated_kbps.get(resource, 0) if link else 0
+    record = state.clusters.get(cluster)
     if record is None or not record.connected:
         return 0
-    return record.free_in_group(group) if group else record.free_bytes()
+    return record.free_in_group(name) if kind == "chips" else record.free_bytes()
 
 
-def fits(state: PoolState, needs: Mapping[str, int], reserved: Mapping[str, int]) -> bool:
+def missing_amounts(state: PoolState, needs: Mapping[PoolResource, int]) -> Amounts:
+    """Return what is missing of `needs`, each amount at least 1; reserved amounts count as free."""
+    return dict(_missing_amounts(state, needs, {}))
+
+
+def fits(state: PoolState, needs: Mapping[PoolResource, int], reserved: Mapping[PoolResource, int]) -> bool:
     """Return whether `needs` are free, not counting the amounts `reserved` for others."""
-    return all(free_amount(state, key) - reserved.get(key, 0) >= amount for key, amount in needs.items())
+    return next(_missing_amounts(state, needs, reserved), None) is None
+
+
+def _missing_amounts(
+    state: PoolState, needs: Mapping[PoolResource, int], reserved: Mapping[PoolResource, int]
+) -> Iterator[tuple[PoolResource, int]]:
+    for resource, needed in needs.items():
+        missing = needed - free_amount(state, resource) + reserved.get(resource, 0)
+        if missing > 0:
+            yield resource, missing
+
+
+def is_connected(state: PoolState, cluster: str) -> bool:
+    """Return whether a cluster has joined the pool and is connected."""
+    record = state.clusters.get(cluster)
+    return record is not None and record.connected
+
+
+def has_capacity(state: PoolState, parts: Iterable[PlanPart]) -> bool:
+    """Return whether the connected pool, if idle, has the chips of a plan's parts."""
+    return all(
+        is_connected(state, part.cluster)
+        and all(state.clusters[part.cluster].capacity(group) >= chips for group, chips in part.chips.items())
+        for part in parts
+    )
+
+
+def plan_fits(state: PoolState, job: JobRecord, plan: Plan, reserved: Mapping[PoolResource, int]) -> bool:
+    """Return whether the job could start with `plan` now, not counting the amounts `reserved` for others."""
+    parts = plan.parts()
+    needs = _needs_of_plan(state, job, plan, parts)
+    return _idle_pool_holds(state, parts, needs) and fits(state, needs, reserved)
 
 
 def pool_can_hold(state: PoolState, job: JobRecord) -> bool:
     """Return whether the connected pool, if idle, could hold the job's plan."""
     if job.fits_inventory_version == state.indexes.inventory_version:
         return True
-    for cut in job.plan_parts:
-        record = state.clusters.get(cut.cluster)
-        if record is None or not record.connected:
-            return False
-        if any(record.capacity(group) < chips for group, chips in cut.chips.items()):
-            return False
-    if any(_total_amount(state, key) < amount for key, amount in (job.needs or {}).items() if "/" not in key):
+    if not _idle_pool_holds(state, job.plan_parts, job.needs or {}):
         return False
     job.fits_inventory_version = state.indexes.inventory_version
     return True
 
 
-def blocked_by_owner_work(state: PoolState, needs: Mapping[str, int]) -> bool:
+def _idle_pool_holds(state: PoolState, parts: Iterable[PlanPart], needs: Mapping[PoolResource, int]) -> bool:
+    others = ((resource, amount) for resource, amount in needs.items() if resource.kind != "chips")
+    return has_capacity(state, parts) and all(_total_amount(state, resource) >= amount for resource, amount in others)
+
+
+def blocked_by_owner_work(state: PoolState, needs: Mapping[PoolResource, int]) -> bool:
     """Return whether some missing chips are held by an owner's own work rather than by pool jobs."""
-    for key, amount in chip_needs(needs).items():
-        cluster, _, group = key.partition("/")
-        if amount > free_amount(state, key) + state.clusters[cluster].allocated_chips.get(group, 0):
-            return True
-    return False
-
-
-def describe_shortfall(state: PoolState, plan: Plan, needs: Mapping[str, int]) -> str:
-    """Describe the shortages of a plan by site and link; empty if it fits."""
-    return "; ".join(_shortfalls(state, plan.clusters, needs))
-
-
-def job_shortfall(state: PoolState, job: JobRecord) -> str:
-    """Describe the shortages of the job's plan; empty if it has no plan or the plan fits."""
-    return describe_shortfall(state, job.plan, job.needs) if job.plan and job.needs is not None else ""
-
-
-def _shortfalls(state: PoolState, clusters: Iterable[str], needs: Mapping[str, int]) -> Iterator[str]:
-    away = set()
-    for cluster in clusters:
-        record = state.clusters.get(cluster)
-        if record is None or not record.connected:
-            away.add(cluster)
-            yield f"{cluster} {'is not connected' if record else 'has not joined'}"
-    for key, amount in needs.items():
-        free = free_amount(state, key)
-        if free >= amount or key.partition("/")[0].partition(":")[0] in away:
-            continue
-        if "/" in key:
-            cluster, _, group = key.partition("/")
-            yield f"{cluster} has {free} {group} free of the {amount} needed"
-        elif ">" in key:
-            free_gbps, needed_gbps = free / _KBPS_PER_GBPS, amount / _KBPS_PER_GBPS
-            yield f"the link {key} has {free_gbps:.3g} Gbit/s left of the {needed_gbps:.3g} needed"
-        else:
-            cluster = key.partition(":")[0]
-            yield f"{cluster} has {format_bytes(free)} of storage left of the {format_bytes(amount)} needed"
+    return any(
+        amount > state.clusters[chips.cluster].allocated_chips.get(chips.name, 0)
+        for chips, amount in chip_needs(missing_amounts(state, needs)).items()
+    )
 
 
 def allocate(state: PoolState, job: JobRecord, parts: Iterable[PartRecord]) -> None:
@@ -126,7 +142,7 @@ def allocate(state: PoolState, job: JobRecord, parts: Iterable[PartRecord]) -> N
         part.held = seen is not None and seen.state in HELD_STATES
         _count_part(record, part, 1)
     for key, amount in (job.needs or {}).items():
-        if ">" in key:
+        if key.kind == "link":
             job.allocated_kbps[key] = job.allocated_kbps.get(key, 0) + amount
             state.allocated_kbps[key] = state.allocated_kbps.get(key, 0) + amount
 
@@ -181,23 +197,28 @@ def release_links(state: PoolState, job: JobRecord) -> None:
 
 
 def free_storage_and_links(state: PoolState) -> tuple[dict[str, int], dict[str, float]]:
-    """Return free bytes by cluster, where some are in use, and free Gbit/s by link."""
+    """Return free bytes by cluster, where some are in use, and free Gbit/s by link (`FROM>TO`)."""
     storage = {
         name: record.free_bytes()
         for name, record in state.clusters.items()
         if record.connected and (record.allocated_bytes or record.free_storage_bytes is not None)
     }
-    gbps = {key: max(0, free_amount(state, key)) / _KBPS_PER_GBPS for key in state.links}
+    gbps = {str(link): max(0, free_amount(state, link)) / KBPS_PER_GBPS for link in state.links}
     return storage, gbps
 
 
-def total_chips(state: PoolState) -> FreeChips:
+def total_chips(state: PoolState) -> dict[str, dict[str, int]]:
     """Return all chips of the connected clusters, in use or not, by cluster and node group."""
     return {
         name: {group.name: group.num_chips for group in record.cluster.node_groups}
         for name, record in state.clusters.items()
         if record.connected
     }
+
+
+def copy_free_chips(state: PoolState) -> dict[str, dict[str, int]]:
+    """Return a copy, for the caller to change, of the chips that can be allocated now, by cluster and node group."""
+    return {name: dict(groups) for name, groups in state.free_chips().items()}
 
 
 def link_kbps(gbps: float) -> int:
@@ -229,11 +250,11 @@ def storage_bytes_at(plan: Plan, cluster: str) -> int:
     return _storage_by_cluster(plan).get(cluster, 0)
 
 
-def _total_amount(state: PoolState, key: str) -> int:
+def _total_amount(state: PoolState, resource: PoolResource) -> int:
     """Return the total kbit/s of a link or bytes of a cluster's storage."""
-    if ">" in key:
-        return _kbps(state.links[key].bandwidth_gbps) if key in state.links else 0
-    return state.clusters[key.partition(":")[0]].cluster.storage_bytes
+    if resource.kind == "link":
+        return _kbps(state.links[resource].bandwidth_gbps) if resource in state.links else 0
+    return state.clusters[resource.cluster].cluster.storage_bytes
 
 
 def _storage_by_cluster(plan: Plan) -> dict[str, int]:
@@ -245,22 +266,23 @@ def _storage_by_cluster(plan: Plan) -> dict[str, int]:
     return found
 
 
-def _kbps_by_link(state: PoolState, plan: Plan) -> dict[str, int]:
+def _kbps_by_link(state: PoolState, plan: Plan) -> Amounts:
     """Return the kbit/s that a plan sends over each link, at most the link's bandwidth.
 
     Counts both directions of every hop, and the gradients of replicas at several clusters.
     """
     gbps = plan.predicted.wan_gbps if plan.predicted else ()
-    found: dict[str, int] = {}
+    found: Amounts = {}
     for (one, other), rate in zip(plan.all_hops(), gbps, strict=False):
-        for key in (f"{one}>{other}", f"{other}>{one}"):
-            if key in state.links and rate:
-                found[key] = found.get(key, 0) + math.ceil(rate * _KBPS_PER_GBPS)
-    for key, rate in (plan.predicted.gradient_gbps if plan.predicted else {}).items():
-        if key in state.links and rate:
-            found[key] = found.get(key, 0) + math.ceil(rate * _KBPS_PER_GBPS)
-    return {key: min(rate, _kbps(state.links[key].bandwidth_gbps)) for key, rate in found.items()}
+        for link in (PoolResource.link(one, other), PoolResource.link(other, one)):
+            if link in state.links and rate:
+                found[link] = found.get(link, 0) + math.ceil(rate * KBPS_PER_GBPS)
+    for text, rate in (plan.predicted.gradient_gbps if plan.predicted else {}).items():
+        link = PoolResource.parse(text)
+        if link in state.links and rate:
+            found[link] = found.get(link, 0) + math.ceil(rate * KBPS_PER_GBPS)
+    return {link: min(rate, _kbps(state.links[link].bandwidth_gbps)) for link, rate in found.items()}
 
 
 def _kbps(gbps: float) -> int:
-    return math.floor(gbps * _KBPS_PER_GBPS)
+    return math.floor(gbps * KBPS_PER_GBPS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from isthmus.core.messages.agent_messages import (
@@ -121,11 +123,11 @@ class ClusterRecord:
         left = self.capacity(group) - self.allocated_chips.get(group, 0)
         return max(0, min(left, self.free_chips.get(group, 0) - self.unheld_chips.get(group, 0)))
 
-    def free_by_group(self) -> dict[str, int]:
-        """Return the chips by node group that can be allocated now; do not modify the result."""
+    def free_by_group(self) -> Mapping[str, int]:
+        """Return the chips by node group that can be allocated now: a read-only view, unchanged by later events."""
         if self.cached_free is None:
             self.cached_free = {group.name: self.free_in_group(group.name) for group in self.cluster.node_groups}
-        return self.cached_free
+        return MappingProxyType(self.cached_free)
 
     def free_bytes(self) -> int:
         """Return the bytes of storage that can be allocated now.

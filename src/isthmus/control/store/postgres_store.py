@@ -9,24 +9,18 @@ address may contain a password; it never appears in messages, logs or the proces
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 
-from isthmus.control.state.events import Event, decode_event, encode_event
+from isthmus.control.state.events import Event, encode_event
 from isthmus.control.store.group_commit import GroupCommit
 from isthmus.control.store.postgres_schema import migrate
-from isthmus.control.store.store_interface import (
-    LogMovedError,
-    StoredToken,
-    chunk_end_bytes,
-    trim_stored_bytes,
-)
+from isthmus.control.store.sql_queries import SqlQueries
+from isthmus.control.store.store_interface import LogMovedError
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
-from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 EVENT_LOG_LOCK = 0x15_7468_6D75_7301
 """Advisory lock for appending events."""
@@ -34,7 +28,6 @@ OUTPUT_LOCK = 0x15_7468_6D75_7302
 """Advisory lock for writing metrics and logs: rows become visible in the order of their numbers."""
 TRANSACTION_IDLE_LIMIT_S = 10
 """Seconds after which the database ends an idle transaction, and with it a server's turn."""
-PAGE_SIZE = 1000
 Connection = psycopg.Connection[Any]
 
 
@@ -113,7 +106,7 @@ def open_connection(address: str, name: str = "isthmus") -> Connection:
     return db
 
 
-class PostgresStore:
+class PostgresStore(SqlQueries[Connection]):
     """A `Store` in the database at `address`, a psycopg connection string; creates its tables.
 
     Raises `InputError` for a malformed address, `UnavailableError` if the database cannot be reached or
@@ -165,95 +158,6 @@ class PostgresStore:
                 db.execute("INSERT INTO events SELECT * FROM unnest(%b::bigint[], %b::text[])", (numbers, bodies))
         return last + len(bodies)
 
-    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield events; see `Store`."""
-        while True:
-            sql = "SELECT number, body FROM events WHERE number > %s ORDER BY number LIMIT %s"
-            rows = self._read(sql, after, PAGE_SIZE)
-            for number, body in rows:
-                yield number, decode_event(body)
-            if len(rows) < PAGE_SIZE:
-                return
-            after = rows[-1][0]
-
-    def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Store metrics; see `Store`."""
-        rows = [(one.job, one.attempt, one.rank, one.step, one.model_dump_json()) for one in metrics]
-        sql = "INSERT INTO metrics (job, attempt, rank, step, body) VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
-
-        def write(db: Connection) -> None:
-            with db.cursor() as cursor:
-                cursor.executemany(sql, rows)
-
-        self._group_commit.write(write)
-
-    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
-        """Return metrics; see `Store`."""
-        sql = "SELECT number, body FROM metrics WHERE job = %s AND number > %s ORDER BY number LIMIT %s"
-        rows = self._read(sql, job_id, after, limit)
-        found = tuple(StepMetrics.model_validate_json(body) for _, body in rows)
-        return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
-
-    def append_logs(self, chunks: Sequence[LogChunk]) -> None:
-        """Store log text; see `Store`."""
-
-        def write(db: Connection) -> None:
-            for chunk in chunks:
-                of_rank = (chunk.job, chunk.attempt, chunk.rank)
-                sql = "SELECT coalesce(max(stop), 0) FROM logs WHERE job = %s AND attempt = %s AND rank = %s"
-                found = db.execute(sql, of_rank).fetchone()
-                fresh = trim_stored_bytes(chunk, int(found[0]) if found else 0)
-                if fresh is not None:
-                    row = (*of_rank, fresh.offset, chunk_end_bytes(fresh), fresh.text.encode())
-                    db.execute(
-                        "INSERT INTO logs (job, attempt, rank, start, stop, body) VALUES (%s, %s, %s, %s, %s, %s)",
-                        row,
-                    )
-
-        self._group_commit.write(write)
-
-    def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
-        """Return log text; see `Store`."""
-        sql = (
-            "SELECT number, job, attempt, rank, start, body FROM logs WHERE job = %s AND number > %s "
-            "AND (%s::bigint IS NULL OR rank = %s) ORDER BY number LIMIT %s"
-        )
-        rows = self._read(sql, job_id, after, rank, rank, limit)
-        chunks = tuple(
-            LogChunk(job=job, attempt=attempt, rank=of, offset=start, text=bytes(body).decode())
-            for _, job, attempt, of, start, body in rows
-        )
-        return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
-
-    def delete_job_output(self, job_id: str) -> None:
-        """Delete a job's metrics and logs; see `Store`."""
-
-        def write(db: Connection) -> None:
-            db.execute("DELETE FROM metrics WHERE job = %s", (job_id,))
-            db.execute("DELETE FROM logs WHERE job = %s", (job_id,))
-
-        self._group_commit.write(write)
-
-    def put_token(self, token: StoredToken) -> None:
-        """Store a token; see `Store`."""
-        sql = (
-            "INSERT INTO tokens (digest, role, name, created_s) VALUES (%s, %s, %s, %s) "
-            "ON CONFLICT (digest) DO UPDATE "
-            "SET role = excluded.role, name = excluded.name, created_s = excluded.created_s"
-        )
-        row = (token.digest, token.role, token.name, token.created_s)
-        self._group_commit.write(lambda db: db.execute(sql, row) and None)
-
-    def find_token(self, digest: str) -> StoredToken | None:
-        """Return a token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens WHERE digest = %s", digest)
-        return _token(rows[0]) if rows else None
-
-    def tokens(self) -> tuple[StoredToken, ...]:
-        """Return every token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
-        return tuple(_token(row) for row in rows)
-
     def close(self) -> None:
         """Close the connections; see `Store`."""
         for session in (self._log_session, self._output_session, self._read_session):
@@ -261,7 +165,21 @@ class PostgresStore:
 
     def _read(self, sql: str, *values: Any) -> list[Any]:
         with self._read_session.connection() as db:
-            return db.execute(sql, values).fetchall()
+            found: list[Any] = self._execute(db, sql, *values).fetchall()
+            return found
+
+    def _write(self, write: Callable[[Connection], Any]) -> Any:
+        return self._group_commit.write(write)
+
+    def _execute(self, session: Connection, sql: str, *values: Any) -> Any:
+        return session.execute(_statement(sql), values)
+
+    def _execute_many(self, session: Connection, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        with session.cursor() as cursor:
+            cursor.executemany(_statement(sql), rows)
+
+    def _encode_log(self, text: str) -> bytes:
+        return text.encode()
 
     def _commit(self, writes: Sequence[Any]) -> list[Any]:
         """Run writes in one transaction; if one fails, roll back all."""
@@ -270,6 +188,6 @@ class PostgresStore:
             return [write(db) for write in writes]
 
 
-def _token(row: tuple[str, str, str, float]) -> StoredToken:
-    digest, role, name, created_s = row
-    return StoredToken(digest=digest, role=role, name=name, created_s=created_s)
+def _statement(sql: str) -> str:
+    """Return a statement of `SqlQueries` with psycopg's mark for values."""
+    return sql.replace("?", "%s")

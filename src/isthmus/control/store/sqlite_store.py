@@ -9,17 +9,16 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from isthmus.control.state.events import Event, decode_event, encode_event
+from isthmus.control.state.events import Event, encode_event
 from isthmus.control.store.group_commit import GroupCommit
-from isthmus.control.store.store_interface import LogMovedError, StoredToken, trim_stored_bytes
+from isthmus.control.store.sql_queries import SqlQueries
+from isthmus.control.store.store_interface import LogMovedError
 from isthmus.core.errors import InputError, IsthmusError, ProtocolError, UnavailableError
-from isthmus.core.messages.agent_messages import LogChunk, StepMetrics
-from isthmus.core.messages.api_views import LogPage, MetricsPage
 
 MIGRATIONS = (
     """
@@ -44,11 +43,10 @@ MIGRATIONS = (
 )
 """Migrations from each schema version to the next; the first one creates version 1."""
 
-PAGE_SIZE = 1000
 WriteFunction = Callable[[sqlite3.Connection], Any]
 
 
-class SqliteStore:
+class SqliteStore(SqlQueries[sqlite3.Connection]):
     """A `Store` in the file `path`, created with mode 0600 if missing.
 
     `busy_timeout_s` is how long a write waits while another program locks the file.
@@ -93,84 +91,6 @@ class SqliteStore:
         """Do nothing: the lock on the file excludes other servers."""
         return nullcontext()
 
-    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield events; see `Store`."""
-        while True:
-            rows = self._read(
-                "SELECT number, body FROM events WHERE number > ? ORDER BY number LIMIT ?", after, PAGE_SIZE
-            )
-            for number, body in rows:
-                yield number, decode_event(body)
-            if len(rows) < PAGE_SIZE:
-                return
-            after = rows[-1][0]
-
-    def append_metrics(self, metrics: Sequence[StepMetrics]) -> None:
-        """Store metrics; see `Store`."""
-        rows = [(one.job, one.attempt, one.rank, one.step, one.model_dump_json()) for one in metrics]
-        sql = "INSERT OR IGNORE INTO metrics (job, attempt, rank, step, body) VALUES (?, ?, ?, ?, ?)"
-        self._write(lambda db: db.executemany(sql, rows))
-
-    def metrics(self, job_id: str, after: int = 0, limit: int = 1000) -> MetricsPage:
-        """Return metrics; see `Store`."""
-        sql = "SELECT number, body FROM metrics WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-        rows = self._read(sql, job_id, after, limit)
-        found = tuple(StepMetrics.model_validate_json(body) for _, body in rows)
-        return MetricsPage(metrics=found, next=rows[-1][0] if rows else after)
-
-    def append_logs(self, chunks: Sequence[LogChunk]) -> None:
-        """Store log text; see `Store`."""
-
-        def write(db: sqlite3.Connection) -> None:
-            for chunk in chunks:
-                of_rank = (chunk.job, chunk.attempt, chunk.rank)
-                sql = "SELECT coalesce(max(stop), 0) FROM logs WHERE job = ? AND attempt = ? AND rank = ?"
-                fresh = trim_stored_bytes(chunk, db.execute(sql, of_rank).fetchone()[0])
-                if fresh is not None:
-                    stop = fresh.offset + len(fresh.text.encode("utf-8"))
-                    sql = "INSERT INTO logs (job, attempt, rank, start, stop, body) VALUES (?, ?, ?, ?, ?, ?)"
-                    db.execute(sql, (*of_rank, fresh.offset, stop, fresh.text))
-
-        self._write(write)
-
-    def logs(self, job_id: str, after: int = 0, rank: int | None = None, limit: int = 1000) -> LogPage:
-        """Return log text; see `Store`."""
-        sql = (
-            "SELECT number, job, attempt, rank, start, body FROM logs "
-            "WHERE job = ? AND number > ? AND (? IS NULL OR rank = ?) ORDER BY number LIMIT ?"
-        )
-        rows = self._read(sql, job_id, after, rank, rank, limit)
-        chunks = tuple(
-            LogChunk(job=job, attempt=attempt, rank=of, offset=start, text=body)
-            for _, job, attempt, of, start, body in rows
-        )
-        return LogPage(chunks=chunks, next=rows[-1][0] if rows else after)
-
-    def delete_job_output(self, job_id: str) -> None:
-        """Delete a job's metrics and logs; see `Store`."""
-
-        def write(db: sqlite3.Connection) -> None:
-            db.execute("DELETE FROM metrics WHERE job = ?", (job_id,))
-            db.execute("DELETE FROM logs WHERE job = ?", (job_id,))
-
-        self._write(write)
-
-    def put_token(self, token: StoredToken) -> None:
-        """Store a token; see `Store`."""
-        row = (token.digest, token.role, token.name, token.created_s)
-        sql = "INSERT OR REPLACE INTO tokens (digest, role, name, created_s) VALUES (?, ?, ?, ?)"
-        self._write(lambda db: db.execute(sql, row))
-
-    def find_token(self, digest: str) -> StoredToken | None:
-        """Return a token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens WHERE digest = ?", digest)
-        return _token(rows[0]) if rows else None
-
-    def tokens(self) -> tuple[StoredToken, ...]:
-        """Return every token; see `Store`."""
-        rows = self._read("SELECT digest, role, name, created_s FROM tokens ORDER BY created_s")
-        return tuple(_token(row) for row in rows)
-
     def close(self) -> None:
         """Close the file and release its lock; see `Store`."""
         with self._group_commit.lock, self._read_lock:
@@ -208,6 +128,15 @@ class SqliteStore:
     def _write(self, write: WriteFunction) -> Any:
         with self._translate_errors():
             return self._group_commit.write(write)
+
+    def _execute(self, session: sqlite3.Connection, sql: str, *values: Any) -> Any:
+        return session.execute(sql, values)
+
+    def _execute_many(self, session: sqlite3.Connection, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        session.executemany(sql, rows)
+
+    def _encode_log(self, text: str) -> str:
+        return text
 
     def _commit(self, writes: Sequence[WriteFunction]) -> list[Any]:
         """Run writes in one transaction; if one fails, roll back all."""
@@ -254,8 +183,3 @@ def _migrate(db: sqlite3.Connection) -> None:
         for statement in script.split(";"):
             db.execute(statement)
         db.execute("INSERT INTO migrations (version) VALUES (?)", (version,))
-
-
-def _token(row: tuple[str, str, str, float]) -> StoredToken:
-    digest, role, name, created_s = row
-    return StoredToken(digest=digest, role=role, name=name, created_s=created_s)

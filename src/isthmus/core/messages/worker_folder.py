@@ -98,10 +98,10 @@ WorkerEventKind = Literal[
     "lost",
     "resumed",
 ]
-"""Kinds of worker event. From the supervisor: the process `died` or was `on_restart`, or the supervisor
+"""Kinds of worker event. From the supervisor: the process `died` or was `restarted`, or the supervisor
 `gave_up`; the rank is `frozen` (no heartbeat), `stalled` (too long in one step), then `going_on`. From the
-rank: it is `is_slow` (or no longer); a peer's messages stop (`cut`) and return (`on_reconnected`); a peer is `lost`;
-all ranks `on_snapshot_loaded` after a loss."""
+rank: it is `slow` (or no longer); a peer's messages stop (`cut`) and return (`mended`); a peer is `lost`;
+all ranks `resumed` after a loss."""
 
 
 class WorkerEvent(FrozenModel):

@@ -9,7 +9,6 @@ from isthmus.core.errors import PlanError
 from isthmus.core.plan import Plan, Stage
 from isthmus.core.pool import NodeGroup, Pool
 from isthmus.plan.export.rank_grid import RankGrid
-from isthmus.plan.time.simulation_inputs import node_group_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +54,9 @@ def node_launches(plan: Plan, grid: RankGrid, pool: Pool) -> tuple[NodeLaunch, .
     for number in range(grid.pp):
         for replica in range(grid.dp):
             stage = plan.pipeline(replica)[number]
+            group = pool.node_group(stage.cluster, stage.node_group)
             for _ in range(grid.cp):
-                slots += _place_tensor_group(stage, number, grid.tp, node_group_of(pool, stage), taken)
+                slots += _place_tensor_group(stage, number, grid.tp, group, taken)
     launches: list[NodeLaunch] = []
     runs = itertools.groupby(slots, key=lambda seat: (seat.cluster, seat.node_group, seat.node))
     for (cluster, group, node), run in runs:

@@ -2,14 +2,15 @@
 
 Peak FLOP/s alone mislead, because memory bounds many layers. Each dimension is a ratio to the best chip of
 the comparison; the score is their geometric mean, weighted by the user or by the layers of a model
-(`model_weights`).
+(`model_weights`). `isthmus score-chips` prints them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from isthmus.core.chip import Chip, Precision
 from isthmus.core.errors import InputError
@@ -28,6 +29,29 @@ class DimensionWeights:
         parts = (self.compute, self.memory, self.communication)
         if min(parts) < 0 or sum(parts) <= 0:
             raise InputError(f"weights {parts}", hint="all must be at least 0, and one above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> DimensionWeights:
+        """Parse `compute=2,memory=1`; dimensions left out weigh 0.
+
+        Raises `InputError` for a dimension that is unknown or repeated, and for an invalid weight.
+        """
+        weights = {field.name: 0.0 for field in fields(cls)}
+        given: set[str] = set()
+        for part in filter(None, text.replace(" ", "").split(",")):
+            name, _, value = part.partition("=")
+            if name not in weights or name in given or not re.fullmatch(r"\d+(\.\d+)?", value):
+                raise InputError(
+                    f"weight '{part}'", hint=f"write NAME=NUMBER, each name once; names: {', '.join(weights)}"
+                )
+            weights[name] = float(value)
+            given.add(name)
+        return cls(**weights)
+
+    def shares(self) -> dict[str, float]:
+        """Return the weight of each dimension as a share of their sum."""
+        total = self.compute + self.memory + self.communication
+        return {field.name: getattr(self, field.name) / total for field in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)

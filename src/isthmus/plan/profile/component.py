@@ -83,7 +83,7 @@ class SavedTensor:
     element_bytes: int | None = None
     """Bytes per element, None for those of the compute precision."""
     cut: Literal["tp", "sp", "none"] = "sp"
-    """Sharding: `tp` always shards the width, `sp` the tokens with sequence parallelism, `empty_section` nothing."""
+    """Sharding: `tp` always shards the width, `sp` the tokens with sequence parallelism, `none` nothing."""
     max_pieces: int = 1 << 30
     """Largest number of shards of the width."""
     recomputable: bool = False

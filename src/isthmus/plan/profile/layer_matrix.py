@@ -113,6 +113,31 @@ def render_layer_matrix(rows: Sequence[LayerCost]) -> str:
     return render_table(head, cells)
 
 
+def render_communication(matrix: Sequence[Sequence[float]]) -> str:
+    """Return the pairs of layers that communicate as a text table; `matrix` is (num_layers, num_layers) in bytes.
+
+    Neighbouring layers that send the same to the next one share a line.
+    """
+    runs: list[tuple[int, int, int, float]] = []  # first and last sender, distance to the receiver, bytes
+    for source, row in enumerate(matrix):
+        for target, num_bytes in enumerate(row):
+            if not num_bytes:
+                continue
+            if runs and runs[-1][1:] == (source - 1, target - source, num_bytes):
+                runs[-1] = (runs[-1][0], source, target - source, num_bytes)
+            else:
+                runs.append((source, source, target - source, num_bytes))
+    cells = [
+        (_range(first, last), _range(first + distance, last + distance), *(format_bytes(num_bytes),) * 2)
+        for first, last, distance, num_bytes in runs
+    ]
+    return render_table(("from layer", "to layer", "forward, each", "backward, each"), cells)
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}..{last}"
+
+
 def render_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a text table with the first column left-aligned and the others right-aligned."""
     widths = [max(len(line[column]) for line in (head, *rows)) for column in range(len(head))]

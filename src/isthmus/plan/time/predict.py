@@ -18,13 +18,9 @@ from isthmus.plan.profile.model_profile import ModelProfile, profile_model
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration, ChipRates
 from isthmus.plan.time.collectives import all_reduce_s
 from isthmus.plan.time.one_f_one_b_estimate import iteration_estimate_s
-from isthmus.plan.time.simulation_inputs import (
-    StageCost,
-    first_equal_replicas,
-    replica_schedule,
-    simulated_links,
-    stage_costs,
-)
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule
+from isthmus.plan.time.stage_costs import StageCost, stage_costs
 from isthmus.plan.time.stage_time import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S
 from isthmus.sim import (
     Interference,
@@ -166,7 +162,7 @@ def simulate_plan(
 
 
 def _num_cards(plan: Plan, pool: Pool) -> float:
-    chips = ((stage.num_chips, pool.cluster(stage.cluster).group(stage.node_group)) for stage in plan.stages)
+    chips = ((stage.num_chips, pool.node_group(stage.cluster, stage.node_group)) for stage in plan.stages)
     return sum(count / pool.chip(group).chips_per_card for count, group in chips)
 
 
@@ -180,7 +176,7 @@ def _assumptions(plan: Plan, pool: Pool, calibration: Calibration, run: Simulati
         notes.append(host_update_note())
     stages = [stage for replica in range(plan.dp) for stage in plan.pipeline(replica)]
     for number, (stage, done) in enumerate(zip(stages, run.stages, strict=True)):
-        chip = pool.chip(pool.cluster(stage.cluster).group(stage.node_group))
+        chip = pool.chip(pool.node_group(stage.cluster, stage.node_group))
         if done.peak_memory_bytes > chip.memory_bytes:
             notes.append(
                 f"stage {number} needs {done.peak_memory_bytes / 1e9:.1f} GB, more than the "
@@ -267,7 +263,7 @@ def relative_uncertainty(plan: Plan, pool: Pool, profile: ModelProfile, calibrat
 
 def used_parameter_keys(plan: Plan, pool: Pool, calibration: Calibration) -> tuple[str, ...]:
     """Return the distinct keys of the parameters that a prediction of `plan` uses."""
-    chips = {pool.chip(pool.cluster(s.cluster).group(s.node_group)).name for s in plan.stages}
+    chips = {pool.chip(pool.node_group(s.cluster, s.node_group)).name for s in plan.stages}
     keys = [calibration.scoped_key(name, chip) for chip in sorted(chips) for name in ChipRates.__dataclass_fields__]
     keys += _shape_keys(plan, chips, calibration)
     for replica in range(plan.dp):

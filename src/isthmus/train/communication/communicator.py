@@ -16,6 +16,7 @@ from isthmus.train.communication.host_staging import CudaCopyEngine, HostStaging
 from isthmus.train.communication.send_thread import PendingWork, SendThread, unwrap_work
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.communication.torch_device import HOST_BACKENDS, synchronize
+from isthmus.train.liveness.peer_wait import waiting_for_peer
 
 CommWork: TypeAlias = "dist.Work | StagedReceive | PendingWork[TensorMessage]"
 
@@ -76,17 +77,17 @@ class Communicator:
             return [self._start_staged(one, self._staging) for one in messages]
         if not self._batched:
             return [*self._send_thread.submit(messages, self.start_message)] if messages else []
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend if one.is_send else dist.irecv, one.tensor, one.peer, tag=one.tag)
-                for one in messages
-            ]
-        )
+        operations = [
+            dist.P2POp(dist.isend if one.is_send else dist.irecv, one.tensor, one.peer, tag=one.tag) for one in messages
+        ]
+        with waiting_for_peer():
+            works = dist.batch_isend_irecv(operations)
         return works if len(works) == len(messages) else [works[0]] * len(messages)
 
     def drain(self) -> None:
         """Wait until all queued messages have started, so that none starts in the next group."""
-        self._send_thread.drain()
+        with waiting_for_peer():
+            self._send_thread.drain()
 
     def start_message(self, message: TensorMessage) -> dist.Work:
         """Start one message in the default process group; return its work handle."""
@@ -101,6 +102,10 @@ class Communicator:
         acknowledges it, and senders never modify a sent tensor. With `until_delivered` it waits for the
         acknowledgement, after which the tensor's memory is free.
         """
+        with waiting_for_peer():
+            self._wait(work, until_delivered=until_delivered)
+
+    def _wait(self, work: CommWork, *, until_delivered: bool) -> None:
         timer = self.timer
         start_s, completed = timer.clock(), work.is_completed()
         if isinstance(unwrap_work(work), SendWork) and not (until_delivered or work.is_completed()):
@@ -120,23 +125,27 @@ class Communicator:
         """
         total = torch.cat([values, values.new_tensor([float(self.checkpoint_requested)])]).to(self._device)
         start_s = self.timer.clock()
-        self._all_reduce(total)
+        with waiting_for_peer():
+            self._all_reduce(total)
+            any_requested = bool(total[-1].item() > 0)
         self.timer.add_wait(start_s, self.timer.clock(), None)
-        self.any_requested = bool(total[-1].item() > 0)
+        self.any_requested = any_requested
         return total[:-1].cpu()
 
     def broadcast_from_first(self, numbers: Sequence[int]) -> list[int]:
         """Return the `numbers` of rank 0 on every rank; all ranks pass equally many."""
         values = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-        dist.broadcast(values, 0)
-        return [int(one) for one in values.tolist()]
+        with waiting_for_peer():
+            dist.broadcast(values, 0)
+            return [int(one) for one in values.tolist()]
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return `tensor` of every rank, by rank, on the CPU; all have one shape."""
         local = tensor.to(self._device)
         parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, local)
-        return [part.cpu() for part in parts]
+        with waiting_for_peer():
+            dist.all_gather(parts, local)
+            return [part.cpu() for part in parts]
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
         """Return the bytes of every rank, by rank; lengths may differ."""

@@ -7,26 +7,19 @@ machine's monotonic clock, which all processes share.
 from __future__ import annotations
 
 import mmap
-import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from types import FrameType
+
+from isthmus.train.liveness.peer_wait import is_waiting_for_peer
 
 HEARTBEAT_INTERVAL_S = 0.2
 """Interval between heartbeats."""
 
 _MEDIAN_STEPS = 15
 _FIELDS = ("incarnation", "last_beat_s", "step", "busy_since_s", "median_step_s", "is_finished")
-_WAITING_PATHS = (
-    "/isthmus/comm/",
-    "/torch/distributed/",
-    "/isthmus/train/messages/exchange.py",
-    "/isthmus/train/tensor_parallel/tensor_group.py",
-)
-"""Source paths on the main thread's stack while it waits for a peer, directly or by another thread."""
 
 
 @dataclass(frozen=True)
@@ -111,22 +104,16 @@ class Heartbeat:
 
 
 def start_heartbeat(heartbeat: Heartbeat) -> None:
-    """Start a thread that records heartbeats for the calling thread, which trains."""
+    """Start a thread that records heartbeats for the calling thread, which trains.
+
+    Each heartbeat records whether the training thread is inside `waiting_for_peer`.
+    """
     training_thread = threading.get_ident()
     stop = threading.Event()
 
     def beat() -> None:
         while not stop.wait(HEARTBEAT_INTERVAL_S):
-            heartbeat.beat(_is_waiting(sys._current_frames().get(training_thread)))
+            heartbeat.beat(waiting=is_waiting_for_peer(training_thread))
 
     heartbeat.beat(waiting=False)
     threading.Thread(target=beat, name="isthmus-pulse", daemon=True).start()
-
-
-def _is_waiting(frame: FrameType | None) -> bool:
-    """Return whether a thread's stack is inside communication code."""
-    while frame is not None:
-        if any(place in frame.f_code.co_filename for place in _WAITING_PATHS):
-            return True
-        frame = frame.f_back
-    return False

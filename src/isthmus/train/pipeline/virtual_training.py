@@ -54,14 +54,13 @@ def run_virtual_training(spec: WorkerSpec, schedule: Schedule, folder: WorkerFol
 class BlockingCommunicator(Communicator):
     """Communicator whose sends wait for the receiver's acknowledgement (`transport: rendezvous`)."""
 
-    def wait(self, work: CommWork, *, until_delivered: bool = False) -> None:
-        """Wait for a message or for the acknowledgement of a send; raises `PeerError` if the peer is lost."""
+    def _wait(self, work: CommWork, *, until_delivered: bool) -> None:
         if isinstance(unwrap_work(work), SendWork):
             start_s = self.timer.clock()
             work.wait()
             self.timer.add_wait(start_s, self.timer.clock(), None)
         else:
-            super().wait(work, until_delivered=until_delivered)
+            super()._wait(work, until_delivered=until_delivered)
 
 
 class VirtualTrainer:

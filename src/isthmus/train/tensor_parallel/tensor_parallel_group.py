@@ -18,6 +18,7 @@ import torch.distributed as dist
 from isthmus.comm.group.group_work import gloo_error_text
 from isthmus.core.errors import PeerError
 from isthmus.train.communication.pinned_memory import copy_tensors_to_host, empty_host_tensor
+from isthmus.train.liveness.peer_wait import waiting_for_peer
 
 Collective: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """A collective among the ranks of a stage."""
@@ -83,7 +84,7 @@ class TensorParallelGroup:
         (carried,) = self._to_group_memory([tensor])
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        with self._translate_errors():
+        with self._waiting():
             self._joined_group().broadcast([carried], options).wait()
         if carried is not tensor and self.tp_rank > 0:
             tensor.copy_(carried, non_blocking=True)
@@ -117,15 +118,16 @@ class TensorParallelGroup:
     @contextmanager
     def _timed(self) -> Iterator[None]:
         start_s = self._clock()
-        with self._translate_errors():
+        with self._waiting():
             yield
         self.waited_s += self._clock() - start_s
 
     @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Raise `PeerError` for an error of the process group."""
+    def _waiting(self) -> Iterator[None]:
+        """Mark the thread as waiting for a peer; raise `PeerError` for an error of the process group."""
         try:
-            yield
+            with waiting_for_peer():
+                yield
         except RuntimeError as error:
             raise PeerError(
                 f"lost a tensor-parallel rank of this stage: {gloo_error_text(error) or error}",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from isthmus.control.placement.resources.pipeline_requirement import PipelineRequirement, StageRange
 from isthmus.core.errors import ConflictError
 from isthmus.core.pool import Cluster, Link, NodeGroup, Pool
+from isthmus.core.pool_resource import PoolResource
 
 ClusterPair = tuple[str, str]
 """A directed pair of clusters."""
@@ -260,7 +261,7 @@ def _site(cluster: Cluster, groups: dict[str, FreeNodeGroup], stored: int) -> Cl
 
 def _link(link: Link, free_gbps: Mapping[str, float]) -> FreeLink:
     return FreeLink(
-        free_gbps=free_gbps.get(f"{link.source}>{link.target}", link.bandwidth_gbps),
+        free_gbps=free_gbps.get(str(PoolResource.link(link.source, link.target)), link.bandwidth_gbps),
         delay_s=link.delay_s,
         jitter_s=link.jitter_ms / 1e3,
     )

@@ -140,7 +140,7 @@ def _ranges(stages: Sequence[Stage]) -> tuple[StageRange, ...]:
 
 
 def _stage_need(stage: Stage, job: Job, profile: ModelProfile, pool: Pool) -> StageRequirement:
-    group = pool.cluster(stage.cluster).group(stage.node_group)
+    group = pool.node_group(stage.cluster, stage.node_group)
     return StageRequirement(
         chip=chip_kind(group),
         num_devices=stage.num_chips,

@@ -30,6 +30,7 @@ from isthmus.core.messages.api_views import Submission
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Prediction, Refusal, Stage
 from isthmus.core.pool import Cluster, Pool
+from isthmus.core.pool_resource import PoolResource
 
 MAX_STAGES = 4
 """Largest number of pipeline stages of a gang, and so of sites that share it."""
@@ -74,7 +75,7 @@ class TracePlanner:
     def __init__(self, jobs: Iterable[TraceJob], pool: Pool) -> None:
         self.jobs = {job.name: job for job in jobs}
         self._links = FreeResources.from_pool(Pool(clusters=pool.clusters, chips=pool.chips, links=pool.links)).links
-        self._link_ends = {f"{a}>{b}": (a, b) for a, b in self._links}
+        self._link_ends = {str(PoolResource.link(a, b)): (a, b) for a, b in self._links}
         self._chips_per_node = {group.chip: group.chips_per_node for one in pool.clusters for group in one.node_groups}
         self._requirements: dict[tuple[int, int, str], PipelineRequirement] = {}
 
@@ -201,7 +202,7 @@ def _gradient_gbps(demand: PlanRequirement, together: PlanPlacement) -> dict[str
     if len(demand.groups) == 1:
         return {}
     rates = gradient_gbps(demand, dict(enumerate(together.candidates)))
-    return {f"{a}>{b}": gbps for (a, b), gbps in rates.items()}
+    return {str(PoolResource.link(a, b)): gbps for (a, b), gbps in rates.items()}
 
 
 def _resources(clusters: tuple[Cluster, ...], free: dict[str, dict[str, int]]) -> FreeResources:

@@ -38,7 +38,7 @@ class PathCosts:
 
 
 class Routes:
-    """The links of a pool by their ends, at the rates of `isthmus.plan.time.simulation_inputs.simulated_links`."""
+    """The links of a pool by their ends, at the rates of `isthmus.plan.time.plan_links.simulated_links`."""
 
     def __init__(self, pool: Pool, calibration: Calibration) -> None:
         links = {(link.source, link.target): link for link in pool.links}

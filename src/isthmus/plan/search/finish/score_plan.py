@@ -13,13 +13,9 @@ from isthmus.plan.search.costs.slots import ChipSlot
 from isthmus.plan.search.costs.stage_cost_table import StageCostTable
 from isthmus.plan.search.costs.workload import TrainingWorkload
 from isthmus.plan.time.calibration import DATA_SHEET, Calibration
-from isthmus.plan.time.simulation_inputs import (
-    StageCost,
-    first_equal_replicas,
-    replica_schedule,
-    simulated_links,
-    stage_costs,
-)
+from isthmus.plan.time.plan_links import simulated_links
+from isthmus.plan.time.replica_schedules import first_equal_replicas, replica_schedule
+from isthmus.plan.time.stage_costs import StageCost, stage_costs
 from isthmus.schedule import Schedule, make_schedule
 from isthmus.sim import Replica, SimulatedTraining, SimulationResult, StageLoad, simulate_training
 

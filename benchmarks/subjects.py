@@ -1,0 +1,181 @@
+"""The subjects of the benchmarks: a page each under `docs/benchmarks`, and the figures of its summary there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the summary: the first row of a benchmark whose `what` matches the regular expression `row`."""
+
+    benchmark: str
+    label: str
+    row: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A page: its file name without suffix, its title, what it answers, its benchmarks in order, its figures."""
+
+    page: str
+    title: str
+    question: str
+    benchmarks: tuple[str, ...]
+    figures: tuple[Figure, ...]
+
+
+SUBJECTS = (
+    Subject(
+        "planning",
+        "Planning",
+        "How good the plans are, how long the search takes, and how both compare with other planners.",
+        ("search_quality", "search_scale", "unlike_sizes", "peers"),
+        (
+            Figure(
+                "search_quality",
+                "plans as fast as the best of exhaustive search",
+                r"simulated time equal .*: \d+ small instances \(",
+            ),
+            Figure("search_quality", "slower than the best random plan, worst", "slower than the best of .*random"),
+            Figure("search_scale", "search over 8,192 chips, A100 and V100", "search: 8,192 chips"),
+            Figure("search_scale", "search over 100,000 chips of 4 types at 8 sites", "search: 100,000 chips"),
+            Figure("search_scale", "gap to the proven bound, 9,984 chips", "gap to the proven bound, 9,984"),
+            Figure(
+                "unlike_sizes",
+                "micro-batch sizes by replica: search equal to every layout",
+                "search equal to every layout",
+            ),
+            Figure("peers", "speed of the plan, 128 A100 and 384 V100", r"iterations a second, .*128 A100 \+ 384"),
+            Figure("peers", "speed over the best peer's, worst random case", "iterations a second over the best"),
+        ),
+    ),
+    Subject(
+        "simulation",
+        "Simulation",
+        "How fast the simulator of a training iteration is.",
+        ("simulator",),
+        (
+            Figure("simulator", "events of the kernel", "kernel: events"),
+            Figure(
+                "simulator",
+                "an iteration of 100,352 chips, overlapped schedule",
+                "an iteration of 100,352 chips: overlapped",
+            ),
+        ),
+    ),
+    Subject(
+        "prediction",
+        "Prediction",
+        "How far the predicted iteration is from measured ones: published, on this machine, and on virtual chips.",
+        ("published", "demo", "whitepaper"),
+        (
+            Figure(
+                "published",
+                "tasks of the cross-domain report: mean error",
+                r"report 5\.2, \d+ published tasks predicted: mean",
+            ),
+            Figure("published", "runs of papers and submissions: mean error", r"published rows: \d+ predicted"),
+            Figure("demo", "step of the demo, predicted", "predicted step, "),
+            Figure(
+                "whitepaper",
+                "tasks of the report, run on virtual chips: mean distance from the simulator",
+                r"\d+ tasks: distance from the simulator",
+            ),
+        ),
+    ),
+    Subject(
+        "training",
+        "Training",
+        "What checkpoints and faults cost a training run, and how well copies of a GPU overlap with computing.",
+        ("checkpoints", "faults", "gpu"),
+        (
+            Figure(
+                "checkpoints",
+                "training time lost per GB, a checkpoint in memory at every step",
+                "lost per GB, into shared memory",
+            ),
+            Figure("checkpoints", "training time lost per GB, a checkpoint on disk", "lost per GB, onto disk"),
+            Figure("checkpoints", "restore per GB, from disk, checksums verified", "restore per GB, from disk"),
+            Figure("faults", "all ranks train on after a killed worker", "kill -9 of a worker, .*: resumed"),
+            Figure("faults", "all ranks train on after a link returns", "a WAN cut of .*: resumed"),
+            Figure("faults", "faults by seed that end as they must", r"\d+ faults by seed"),
+            Figure("gpu", "overlap of copies with computing", ".*: overlap"),
+        ),
+    ),
+    Subject(
+        "transport",
+        "Transport",
+        "Whether emulated links behave as stated, and what distance and loss cost a pipeline across clusters.",
+        ("wan_links", "wan_pipeline"),
+        (
+            Figure("wan_links", "goodput of a link of 1 Gbit/s, 100 ms", "goodput, one flow, 1 Gbit/s, 100 ms"),
+            Figure("wan_links", "largest rate within 5 %, all ends on this machine", "largest rate within 5 %"),
+            Figure(
+                "wan_pipeline",
+                "rate at 50 ms over one cluster's, micro-batches of 200 ms",
+                "50 ms, 1 hops, .* of 200 ms: one cluster's rate",
+            ),
+            Figure("wan_pipeline", "times as fast as the peer at 20 ms, 4 stages", "4 stages, .* 2 MiB, 20 ms"),
+            Figure("wan_pipeline", "rate at 0.1 % packet loss over the ideal pipeline's", "loss 1e-3, .*BBR"),
+            Figure(
+                "wan_pipeline",
+                "rate of chips of speed 1 : 2 : 4 over the sum of them alone",
+                "speeds 1 : 2 : 4, .* zero bubble",
+            ),
+            Figure("wan_pipeline", "steps of random plans, predicted: mean error", r"\d+ random plans, .* mean"),
+        ),
+    ),
+    Subject(
+        "control-plane",
+        "Control plane",
+        "How fast the control plane decides, stores, places and orders, and what owners gain in the pool.",
+        ("control_core", "control_plane", "control_store", "placement", "global_order", "site_queue"),
+        (
+            Figure("control_core", "gangs placed, whole life", "gangs placed"),
+            Figure("control_core", "memory of a million queued jobs", "memory of"),
+            Figure("control_plane", "Kueue's baseline of 15,000 workloads", "Kueue's baseline: .* in all"),
+            Figure("control_plane", "KAI's scale test of 4,000 jobs", "KAI's scale test: .* in all"),
+            Figure(
+                "control_plane",
+                "joint preemption over 5 owners, agreed to all ready, p99",
+                "joint preemption .*: agreed to all ready",
+            ),
+            Figure("control_plane", "own p95 wait in the pool over alone, load 0.85, worst owner", "trace 'busy'"),
+            Figure(
+                "control_store",
+                "durable submissions, one per request, SQLite",
+                r"durable submissions, one a request, 16 clients, SQLite \(",
+            ),
+            Figure(
+                "control_store",
+                "start with 100,000 queued jobs, SQLite",
+                "start with .*, SQLite, behind a snapshot .* wall",
+            ),
+            Figure("placement", "placement on 100,000 nodes, p99", "100,000 nodes, .*: p99 of .* random requests"),
+            Figure("placement", "requests that are placed, 100,000 nodes", "100,000 nodes, .*: requests that are"),
+            Figure(
+                "global_order",
+                "order of 10,000 waiting jobs by utilisation",
+                "order of 10,000 waiting jobs, utilisation",
+            ),
+            Figure("site_queue", "10,000 pending jobs of a site reordered", "10,000 pending, 100%.*: reordered"),
+            Figure("site_queue", "moves for it", "10,000 pending, 100%.*: moves"),
+        ),
+    ),
+    Subject(
+        "protocol",
+        "Protocol",
+        "Whether the protocol of the control plane holds in every state, and under seeded faults.",
+        ("model_check", "pool_chaos"),
+        (
+            Figure(
+                "model_check",
+                "states of two jobs at 2 owners, one fault, one preemption, all checked",
+                "2 owners, j:ab k:ab, 1 faults, 1 preemptions: states",
+            ),
+            Figure("pool_chaos", "seeded runs with a problem", r"\d+ runs with a problem"),
+            Figure("pool_chaos", "longest hold of a card for an unwanted part", "longest that a card was kept"),
+        ),
+    ),
+)

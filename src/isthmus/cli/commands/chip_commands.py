@@ -1,0 +1,74 @@
+"""The command that compares chips by compute, memory and communication: score-chips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from isthmus.cli.command import command
+from isthmus.cli.commands.plan_commands import PANEL
+from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.core.chip import Chip, Precision, chip_catalogue
+from isthmus.core.errors import InputError
+from isthmus.core.files.user_files import load_pool
+from isthmus.core.model import load_model
+from isthmus.plan import profile_model
+from isthmus.plan.profile.chip_score import DimensionWeights, evaluate_chips, model_weights, render_chip_scores
+from isthmus.plan.profile.layer_matrix import layer_matrix
+
+commands = typer.Typer()
+
+
+@command(
+    commands,
+    panel=PANEL,
+    name="score-chips",
+    examples=[
+        "isthmus score-chips H100 H20 910B",
+        "isthmus score-chips H100 H20 --model config.json --sequence 8192",
+        "isthmus score-chips --pool pool.yaml --weights compute=2,memory=1 --json | jq '.chips[0].chip'",
+    ],
+)
+def score_chips(
+    env: CliEnvironment,
+    chips: Annotated[list[str] | None, typer.Argument(metavar="[CHIP]...", help="Chips (default: all).")] = None,
+    pool: Annotated[Path | None, typer.Option(metavar="FILE", help="A pool file that defines chips.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="WEIGHTS", help="Such as compute=2,memory=1; those left out are 0 (default: all equal)."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Weigh by the seconds that this model's forward takes on the first chip."),
+    ] = None,
+    sequence: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Sequence length, with --model.")] = 4096,
+    precision: Annotated[
+        Precision, typer.Option(metavar="FORMAT", help=f"Number format of the peak: {'|'.join(get_args(Precision))}.")
+    ] = "bf16",
+) -> None:
+    """Score chips by compute, memory and communication, each relative to the best of them."""
+    if weights is not None and model is not None:
+        raise InputError("both --weights and --model", hint="give one: --model computes the weights")
+    compared = _chips(chips, pool)
+    weighed = DimensionWeights.parse(weights) if weights is not None else DimensionWeights()
+    if model is not None:
+        rows = layer_matrix(profile_model(load_model(model)), sequence_length=sequence, num_tokens=sequence)
+        weighed = model_weights(rows, compared[0], precision=precision)
+    shares = weighed.shares()
+    scores = evaluate_chips(compared, weighed, precision=precision)
+    head = "weights: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    env.answer(
+        {"precision": precision, "weights": shares, "chips": [vars(one) for one in scores]},
+        lambda: f"{head}\n\n{render_chip_scores(scores)}",
+    )
+
+
+def _chips(names: list[str] | None, pool: Path | None) -> list[Chip]:
+    """Return the named chips, or all, of the catalogue and the pool file; raise `InputError` for an unknown name."""
+    known = {**chip_catalogue(), **({chip.name: chip for chip in load_pool(pool).chips} if pool else {})}
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"unknown chip '{name}'", hint="available: " + ", ".join(known))
+    return [known[name] for name in dict.fromkeys(names or known)]

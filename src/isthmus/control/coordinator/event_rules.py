@@ -1,0 +1,54 @@
+"""`EVENT_RULES`: for each kind of event, its check before it is logged and its effect on the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from isthmus.control.coordinator import admission, event_handlers
+from isthmus.control.state.events import (
+    AgentLost,
+    AgentReported,
+    DeadlinePassed,
+    EpochBegan,
+    JobCancelled,
+    JobDeleted,
+    JobSubmitted,
+    PlanChosen,
+    PlanningFailed,
+    PlansMade,
+    PoolSet,
+    PreemptionAgreed,
+    Restarted,
+)
+from isthmus.control.state.job_records import PoolState
+
+
+class EventRule(NamedTuple):
+    """What the coordinator does with a kind of event."""
+
+    # Read only: returns whether the event changes the state; raises if it is not allowed.
+    admit: Callable[[PoolState, Any], bool]
+    # Applies an admitted event.
+    handle: Callable[[PoolState, Any], None]
+
+
+EVENT_RULES: Mapping[type[Any], EventRule] = MappingProxyType(
+    {
+        JobSubmitted: EventRule(admission.admit_submission, event_handlers.add_job),
+        PlansMade: EventRule(admission.admit_plans, event_handlers.accept_plans),
+        PlanningFailed: EventRule(admission.admit_plans, event_handlers.fail_planning),
+        PlanChosen: EventRule(admission.admit_choice, event_handlers.assign_chosen_plan),
+        PreemptionAgreed: EventRule(admission.admit_preemption, event_handlers.begin_agreed_preemption),
+        JobCancelled: EventRule(admission.admit_cancellation, event_handlers.cancel_job),
+        JobDeleted: EventRule(admission.admit_deletion, event_handlers.delete_job),
+        AgentReported: EventRule(admission.admit_report, event_handlers.accept_report),
+        AgentLost: EventRule(admission.admit_agent_loss, event_handlers.disconnect_cluster),
+        DeadlinePassed: EventRule(admission.admit_deadline, event_handlers.end_overdue_state),
+        EpochBegan: EventRule(admission.admit_epoch, event_handlers.begin_epoch),
+        PoolSet: EventRule(admission.admit_pool, event_handlers.set_pool),
+        # Handled without being admitted or logged.
+        Restarted: EventRule(admission.admit_restart, event_handlers.reset_agent_timeouts),
+    }
+)

@@ -1,0 +1,43 @@
+"""`simulated_links`: the links between the clusters of a plan, as the simulator takes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from isthmus.core.errors import PlanError
+from isthmus.core.link_throughput import effective_bytes_per_s
+from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.plan.time.calibration import Calibration
+from isthmus.sim import Interference, SimulatedLink, simulated_link
+
+
+def simulated_links(
+    plan: Plan,
+    pool: Pool,
+    calibration: Calibration,
+    interference: dict[tuple[str, str], Interference] | None = None,
+) -> dict[tuple[str, str], SimulatedLink]:
+    """Return the simulated links between all clusters of the plan, at the rate that the transport reaches.
+
+    Raises `PlanError` if neighbouring stages have no link, `InputError` for unknown clusters or node groups.
+    """
+    for stage in plan.stages:
+        pool.node_group(stage.cluster, stage.node_group)
+    links = {}
+    for a in plan.clusters:
+        for b in plan.clusters:
+            link, back = pool.link(a, b), pool.link(b, a)
+            if a == b or link is None:
+                continue
+            share = calibration.value("wan_share", f"{a}>{b}")
+            simulated = simulated_link(link, back, (interference or {}).get((a, b)))
+            rate = effective_bytes_per_s(link, back) * min(share, 1.0)
+            delay_s = simulated.delay_s + calibration.value("message_s", f"{a}>{b}")
+            links[a, b] = replace(simulated, bytes_per_s=rate, delay_s=delay_s)
+    for replica in range(plan.dp):
+        for a, b in plan.hops(replica):
+            for ends in ((a, b), (b, a)):
+                if ends not in links:
+                    raise PlanError(f"no link from {ends[0]} to {ends[1]}", hint="add the link to the pool")
+    return links
