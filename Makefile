@@ -1,9 +1,10 @@
 # One entry for people and CI alike. `make` lists the targets.
 VENV := .venv
 BIN := $(VENV)/bin
+CHILDREN ?= 2
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test whole unit lint docs bench clean
+.PHONY: help setup demo test whole unit lint house mutants docs bench clean
 
 # Of the sources each process that the tests start would otherwise make its own bytecode.
 test whole unit: export PYTHONDONTWRITEBYTECODE =
@@ -34,6 +35,13 @@ lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+house: $(READY)  ## print the figures that keep the code base in order, each with its limit
+	$(BIN)/python -m scripts.house
+
+mutants: $(READY)  ## mutation testing; MUTANTS='isthmus.schedule.*' CHILDREN=2 for a part, hours for the whole
+	$(BIN)/mutmut run --max-children $(CHILDREN) $(MUTANTS)
+	$(BIN)/mutmut results
+
 docs: $(READY)  ## generate the references, run the examples in the docs, and build the site
 	$(BIN)/python -m scripts.docs
 	$(BIN)/mkdocs build --strict --quiet
@@ -42,4 +50,4 @@ bench: $(READY)  ## run every benchmark and write docs/benchmarks
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what setup and runs made
-	rm -rf $(VENV) .isthmus site .mypy_cache .ruff_cache .hypothesis .pytest_cache
+	rm -rf $(VENV) .isthmus site .mypy_cache .ruff_cache .hypothesis .pytest_cache mutants

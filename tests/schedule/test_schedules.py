@@ -100,6 +100,61 @@ def test_a_refusal_names_stage_operation_and_reason() -> None:
         check_schedule(with_stage(schedule, 1, dropped))
 
 
+def without(operations: tuple[Operation, ...], one: Operation) -> tuple[Operation, ...]:
+    """Return `operations` less `one`."""
+    return tuple(other for other in operations if other != one)
+
+
+def test_each_refusal_has_one_exact_message() -> None:
+    """Stage, operation and reason are named alike for each mistake of a stage's list."""
+    schedule = one_f_one_b(3, 2)
+    own = schedule.stages[1]
+    wait, forward, backward = Operation("wait_receive_forward", 1), Operation("forward", 1), Operation("backward", 1)
+    for operations, message in (
+        ((*own, forward), "forward(1): appears 2 times"),
+        ((*own, Operation("forward", 2)), "forward(2): is unexpected"),
+        ((*without(own, wait), wait), "forward(1): comes before wait_receive_forward(1)"),
+        ((*without(own, backward), backward), "send_backward(1): comes before backward(1)"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            check_schedule(with_stage(schedule, 1, operations))
+        assert str(caught.value) == f"schedule, stage 1, {message}"
+    last = schedule.stages[0]
+    with pytest.raises(PlanError) as caught:
+        check_schedule(with_stage(schedule, 0, (*without(last, backward), backward)))
+    assert str(caught.value) == "schedule, stage 0, backward(1): comes after the update"
+
+
+def test_a_deadlock_names_the_first_stuck_stage_and_all_others() -> None:
+    """Stage 1 of three waits for a message that stage 2 sends only after it has one of stage 1; stage 0 for both."""
+    schedule = one_f_one_b(3, 1)
+    send, wait = Operation("send_forward", 0), Operation("wait_receive_backward", 0)
+    receive = Operation("receive_backward", 0)
+    late = without(without(without(schedule.stages[1], send), receive), wait)
+    place = late.index(Operation("forward", 0)) + 1
+    order = (*late[:place], receive, wait, send, *late[place:])
+    with pytest.raises(PlanError) as caught:
+        check_schedule(with_stage(schedule, 1, order))
+    blocked = (
+        "stage 0 at wait_receive_backward(0); stage 1 at wait_receive_backward(0); stage 2 at wait_receive_forward(0)"
+    )
+    assert str(caught.value) == (f"schedule, stage 0, wait_receive_backward(0): never completes (deadlock: {blocked})")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (Schedule("none", 1, ()), "schedule with 0 stages"),
+        (Schedule("none", 0, ((),)), "schedule with 0 micro-batches"),
+        (Schedule("none", 1, ((),), num_chunks=0), "schedule with 0 chunks"),
+    ],
+)
+def test_a_schedule_of_nothing_is_refused(schedule: Schedule, words: str) -> None:
+    """Stages, micro-batches and chunks number at least one."""
+    with pytest.raises(PlanError, match=f"^{words} "):
+        check_schedule(schedule)
+
+
 def test_unfused_exchanges_deadlock() -> None:
     """Two neighbours that each wait for their own send before they post the receive are refused."""
     schedule = one_f_one_b(2, 3)
@@ -120,8 +175,10 @@ def test_messages_must_meet_in_order() -> None:
     crossed = tuple(
         replace(one, micro_batch=swap[one.micro_batch]) if "forward" in one.kind else one for one in schedule.stages[1]
     )
-    with pytest.raises(PlanError, match="expects another message"):
+    with pytest.raises(PlanError) as caught:
         check_schedule(with_stage(schedule, 1, crossed))
+    met = "matches receive_forward(1) of stage 1, which expects another message"
+    assert str(caught.value) == f"schedule, stage 0, send_forward(0): {met}"
 
 
 @pytest.mark.parametrize(("name", "num_stages", "num_micro_batches"), [("zb", 2, 2), ("1f1b", 0, 2), ("gpipe", 2, 0)])

@@ -177,9 +177,9 @@ def _render_comparison(answer: dict[str, Any]) -> RenderableType:
     return Group(table("", ("", "predicted", "measured"), rows, "predicted|measured"), Text(""), Text(foot))
 
 
-def _bytes_text(count: float | None) -> str:
-    return "not logged" if count is None else format_bytes(count)
+def _bytes_text(num_bytes: float | None) -> str:
+    return "not logged" if num_bytes is None else format_bytes(num_bytes)
 
 
-def _losses_text(first: float | None, last: float | None) -> str:
-    return "not logged" if first is None or last is None else f"{first:.4g} > {last:.4g}"
+def _losses_text(first_loss: float | None, last_loss: float | None) -> str:
+    return "not logged" if first_loss is None or last_loss is None else f"{first_loss:.4g} > {last_loss:.4g}"

@@ -49,9 +49,9 @@ def utc_text(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def duration_text(value: float | None) -> str:
+def duration_text(duration_s: float | None) -> str:
     """Format a duration in seconds, or a dash for None."""
-    return "–" if value is None else format_seconds(value)
+    return "–" if duration_s is None else format_seconds(duration_s)
 
 
 def number_text(value: float | None) -> str:

@@ -68,7 +68,7 @@ class IsthmusWork(dist.Work):  # type: ignore[misc]
         return self._future.done() and self._future.exception() is None
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of the tensors."""
+        """Return a future of the operation's tensors, each of the shape that was passed in."""
         result: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
         def pass_on(done: Future[Any]) -> None:
@@ -161,7 +161,7 @@ class GlooWork(dist.Work):  # type: ignore[misc]
         return self._done
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Wait, then return a completed future."""
+        """Wait, then return a completed future of the tensor, in the shape that was passed in."""
         self.wait()
         result: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         result.set_result([self._tensor])

@@ -94,7 +94,7 @@ def health() -> Health:
 
 
 @router.post("/jobs", status_code=201, responses=error_responses(ConflictError))
-async def submit(submission: Submission, caller: CurrentCaller, service: Service, batcher: Batcher) -> JobView:
+async def submit_job(submission: Submission, caller: CurrentCaller, service: Service, batcher: Batcher) -> JobView:
     """Submit a job; returns once it is on disk. Repeating the same key returns the same job."""
     auth.require_role(caller, "user")
     if submission.job.parallel == NO_FIXED_DEGREES:
@@ -185,28 +185,28 @@ def get_queue(caller: CurrentCaller, service: Service) -> list[QueueStatus]:
 
 
 @router.post("/jobs/{job_id}/choose", responses=error_responses(NotFoundError, ConflictError))
-def choose(job_id: str, choice: PlanChoice, caller: CurrentCaller, service: Service) -> JobView:
+def choose_plan(job_id: str, choice: PlanChoice, caller: CurrentCaller, service: Service) -> JobView:
     """Choose one of the job's candidate plans."""
     _own_job(service, caller, job_id)
     return service.choose(job_id, choice.plan)
 
 
 @router.post("/jobs/{job_id}/preempt", responses=error_responses(NotFoundError, ConflictError))
-def preempt(job_id: str, agreement: PreemptionRequest, caller: CurrentCaller, service: Service) -> JobView:
+def preempt_victims(job_id: str, agreement: PreemptionRequest, caller: CurrentCaller, service: Service) -> JobView:
     """Preempt the named victims for the job: all or none, each after its checkpoint is verified."""
     _own_job(service, caller, job_id)
     return service.preempt(job_id, agreement.victims)
 
 
 @router.post("/jobs/{job_id}/cancel", responses=error_responses(NotFoundError, ConflictError))
-def cancel(job_id: str, caller: CurrentCaller, service: Service) -> JobView:
+def cancel_job(job_id: str, caller: CurrentCaller, service: Service) -> JobView:
     """Stop the job at all sites."""
     _own_job(service, caller, job_id)
     return service.cancel(job_id)
 
 
 @router.delete("/jobs/{job_id}", status_code=204, responses=error_responses(NotFoundError, ConflictError))
-def delete(job_id: str, caller: CurrentCaller, service: Service) -> None:
+def delete_job(job_id: str, caller: CurrentCaller, service: Service) -> None:
     """Delete an ended job with its metrics and logs."""
     _own_job(service, caller, job_id)
     service.delete(job_id)

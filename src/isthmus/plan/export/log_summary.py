@@ -77,7 +77,7 @@ def compare_with_forecast(summary: LogSummary, forecast: PlanForecast) -> dict[s
         "measured": {
             **vars(summary),
             "samples_per_s": forecast.samples / seconds,
-            "tgs_tokens_per_card_s": forecast.tokens / seconds / forecast.cards,
+            "tgs_tokens_per_card_s": forecast.tokens / seconds / forecast.num_cards,
         },
         "predicted": {
             "iteration_s": forecast.iteration_s,

@@ -163,12 +163,12 @@ def _report_layer(layer: LayerProfile, degrees: StageDegrees, sequence_length: i
     return {**result, "moe": moe, "moe_parts": parts}
 
 
-def _report_moe(layer: LayerProfile, tokens: float, routed: float) -> BytesByGroup:
+def _report_moe(layer: LayerProfile, tokens: float, num_routed: float) -> BytesByGroup:
     inner = next(one.width for one in layer.feed_forward.saved if one.name == "first.output")
     return {
-        "dispatch": tokens * routed * layer.hidden_size,
-        "gmm1": tokens * routed * inner,
-        "swiglu": tokens * routed * inner,  # its input, not its output
+        "dispatch": tokens * num_routed * layer.hidden_size,
+        "gmm1": tokens * num_routed * inner,
+        "swiglu": tokens * num_routed * inner,  # its input, not its output
         "combine": tokens * layer.hidden_size,
         "add": tokens * layer.hidden_size,
     }

@@ -128,10 +128,10 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
         raise FileError(f"cannot be written: {error}", file=str(path)) from error
 
 
-def smooth_max(a: float, b: float, sharpness: float = 3.0) -> float:
-    """Return the smooth maximum (a^k + b^k)^(1/k) of two overlapping times, between max(a, b) and a + b.
+def smooth_max(first_s: float, second_s: float, sharpness: float = 3.0) -> float:
+    """Return the smooth maximum (a^k + b^k)^(1/k) of two overlapping times a and b, between max(a, b) and a + b.
 
     Kernels of a pass differ: if host and chip are about equally fast, each waits for the other in turn.
     """
-    high, low = max(a, b), min(a, b)
+    high, low = max(first_s, second_s), min(first_s, second_s)
     return high * math.pow(1 + math.pow(low / high, sharpness), 1 / sharpness) if high > 0 else 0.0

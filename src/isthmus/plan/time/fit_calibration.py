@@ -203,12 +203,13 @@ class _LeastSquares:
         return [math.sqrt(max(solve_linear(curvature, unit[i])[i], 0.0)) for i in range(size)]
 
 
-def _huber_loss(z: float) -> float:
-    return z * z if abs(z) <= HUBER_THRESHOLD else HUBER_THRESHOLD * (2 * abs(z) - HUBER_THRESHOLD)
+def _huber_loss(scaled_error: float) -> float:
+    size = abs(scaled_error)
+    return size * size if size <= HUBER_THRESHOLD else HUBER_THRESHOLD * (2 * size - HUBER_THRESHOLD)
 
 
-def _huber_weight(z: float) -> float:
-    return 1.0 if abs(z) <= HUBER_THRESHOLD else HUBER_THRESHOLD / abs(z)
+def _huber_weight(scaled_error: float) -> float:
+    return 1.0 if abs(scaled_error) <= HUBER_THRESHOLD else HUBER_THRESHOLD / abs(scaled_error)
 
 
 def solve_linear(matrix: Matrix, right: Sequence[float]) -> list[float]:

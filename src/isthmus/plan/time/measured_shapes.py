@@ -46,7 +46,7 @@ def calibrate_shapes(
     ends = vocabulary_scope(chip.name, *size, profile.vocab_size)
     step = _MedianTime.of(measured, lambda one: one.step_s)
     update = _MedianTime.of(measured, lambda one: one.update_s)
-    moved = _MedianTime(max(update.median_s - step.median_s, MIN_MESSAGE_S), update.relative)
+    moved = _MedianTime(max(update.median_s - step.median_s, MIN_MESSAGE_S), update.spread_ratio)
     layer = pass_time(host, layer_work(profile.layers[1], share), precision)
     embedding = embedding_pass_time(profile, host, share, precision)
     head = head_pass_time(profile, host, share, precision)
@@ -82,7 +82,7 @@ class _MedianTime:
     """A median time in seconds, and its relative spread: half of the interquartile range."""
 
     median_s: float
-    relative: float
+    spread_ratio: float
 
     @classmethod
     def of(cls, measured: Sequence[ShapeTiming], read: Callable[[ShapeTiming], tuple[float, ...]]) -> _MedianTime:
@@ -94,7 +94,9 @@ class _MedianTime:
 
     def relative_to(self, expected_s: float) -> FittedParameter:
         """Return the time as a factor on `expected_s`."""
-        return FittedParameter(value=self.median_s / expected_s, relative=max(MIN_RELATIVE_UNCERTAINTY, self.relative))
+        return FittedParameter(
+            value=self.median_s / expected_s, relative=max(MIN_RELATIVE_UNCERTAINTY, self.spread_ratio)
+        )
 
 
 def _forward_backward_s(time: PassTime) -> float:

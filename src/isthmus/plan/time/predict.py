@@ -47,7 +47,7 @@ class PlanForecast:
     """Tokens per iteration."""
     samples: int
     """Samples per iteration."""
-    cards: float
+    num_cards: float
     """Number of cards; a card may have several chips."""
     low_s: float
     """Lower end of the 90 % band of the iteration time."""
@@ -67,7 +67,7 @@ class PlanForecast:
     @property
     def tgs_tokens_per_card_s(self) -> float:
         """Tokens per card and second; a card with two chips counts once."""
-        return self.tokens / self.iteration_s / self.cards
+        return self.tokens / self.iteration_s / self.num_cards
 
     @property
     def samples_per_s(self) -> float:
@@ -123,7 +123,7 @@ def predict(
         result=run,
         tokens=plan.num_samples * plan.sequence_length,
         samples=plan.num_samples,
-        cards=_num_cards(plan, pool),
+        num_cards=_num_cards(plan, pool),
         low_s=run.iteration_s * math.exp(-spread),
         high_s=run.iteration_s * math.exp(spread),
         calibration=calibration.name,

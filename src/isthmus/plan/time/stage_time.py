@@ -125,9 +125,9 @@ class PassTime:
     memory_s: float = 0.0
     exchange_s: float = 0.0
 
-    def scaled(self, count: float) -> PassTime:
-        """Return the time of `count` such passes."""
-        return PassTime(**{name: getattr(self, name) * count for name in self.__dataclass_fields__})
+    def scaled(self, num_passes: float) -> PassTime:
+        """Return the time of `num_passes` such passes."""
+        return PassTime(**{name: getattr(self, name) * num_passes for name in self.__dataclass_fields__})
 
     def __add__(self, other: PassTime) -> PassTime:
         names = self.__dataclass_fields__

@@ -84,8 +84,8 @@ class CheckpointManager:
     def save(self, step: int, samples: int, state: Mapping[str, torch.Tensor]) -> None:
         """Begin to write the checkpoint after `step` steps; wait for it if it is the run's last.
 
-        The tensors of `state` must not change until `wait_copied` returns. Raises `UnavailableError` if the
-        previous checkpoint could not be written.
+        The tensors of `state`, of the shapes that `shards_to_save` takes, must not change until `wait_copied`
+        returns. Raises `UnavailableError` if the previous checkpoint could not be written.
         """
         pieces = [*shards_to_save(state, self._ownership), self._random_state()]
         self._async_writer.begin(step, samples, pieces, partial(self._report_saved, step))

@@ -55,7 +55,7 @@ class TensorShard:
 
     @classmethod
     def full(cls, name: str, tensor: torch.Tensor) -> TensorShard:
-        """Return the shard that covers all of `tensor`."""
+        """Return the shard that covers all of `tensor`, of any shape."""
         return cls(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
 
     @property

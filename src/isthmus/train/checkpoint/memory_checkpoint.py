@@ -52,7 +52,8 @@ class MemoryCheckpoint:
     def begin_snapshot(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> Future[Snapshot]:
         """Begin to copy the state after `step` steps over the older snapshot; return its future.
 
-        The tensors must not change until `wait` returns. Raises `UnavailableError` if two states do not fit.
+        The tensors (of any shape) must not change until `wait` returns. Raises `UnavailableError` if two states
+        do not fit.
         """
         self.wait()
         steps = self._valid_steps()

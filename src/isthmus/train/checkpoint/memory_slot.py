@@ -55,7 +55,7 @@ class SlotIndex(FrozenModel):
 
     @classmethod
     def from_tensors(cls, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> SlotIndex:
-        """Return the index of `tensors` laid out consecutively."""
+        """Return the index of `tensors` (of any shape) laid out consecutively."""
         stored, end = [], 0
         for name, tensor in tensors.items():
             dtype = str(tensor.dtype).removeprefix("torch.")

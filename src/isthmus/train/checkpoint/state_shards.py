@@ -22,7 +22,7 @@ _STEP_COUNT = "step"
 def shards_to_save(state: Mapping[str, torch.Tensor], ownership: Ownership) -> Iterator[TensorShard]:
     """Yield the shards of `state` that this rank saves.
 
-    `state` holds the rows that this rank updates, concatenated.
+    `state` holds the rows that this rank updates, concatenated along the split dimension; its `step/*` are scalars.
     """
     for name, saved in ownership.saved_rows.items():
         held_here = ownership.held_rows[name]

@@ -39,7 +39,7 @@ class CopyEngine(Protocol):
         ...
 
     def copy_async(self, source: torch.Tensor, target: torch.Tensor, after: Any) -> Any:
-        """Queue a copy after the event `after`; return the event of its completion."""
+        """Queue a copy between tensors of equal shape after the event `after`; return the event of its completion."""
         ...
 
     def wait_event(self, event: Any) -> None:
@@ -62,7 +62,7 @@ class CudaCopyEngine:
         return torch.cuda.current_stream(self._device).record_event()
 
     def copy_async(self, source: torch.Tensor, target: torch.Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
-        """Queue a copy from or to pinned memory after an event; return the event of its completion."""
+        """Queue a copy from or to pinned memory, of equal shape, after an event; return the event of its completion."""
         stream, on_device = (self._to_device, target) if target.is_cuda else (self._to_host, source)
         with torch.cuda.stream(stream):
             stream.wait_event(after)
@@ -107,7 +107,7 @@ class HostStaging:
         self._pool = ThreadPoolExecutor(MAX_STAGED_RECEIVES, thread_name_prefix="isthmus-landing")
 
     def copy_to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Start a copy of `tensor` to the host; return the copy, and a function that waits for it.
+        """Start a copy of `tensor` to the host; return the copy (of its shape), and a function that waits for it.
 
         Call it in the thread that computes `tensor`; do not modify `tensor` before the copy is complete.
         """
@@ -121,7 +121,7 @@ class HostStaging:
         receive: Callable[[torch.Tensor], PendingReceive],
         clock: Clock = time.time,
     ) -> StagedReceive:
-        """Start a receive into `target` through a host tensor that is passed to `receive`.
+        """Start a receive into `target` through a host tensor of its shape that is passed to `receive`.
 
         Call it in the thread that computes with `target`; the copy starts after that thread's queued work.
         """

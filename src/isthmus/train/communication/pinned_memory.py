@@ -21,7 +21,7 @@ def empty_host_tensor(like: torch.Tensor, dtype: torch.dtype | None = None) -> t
 
 
 def copy_tensors_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return complete contiguous copies of `tensors` in host memory."""
+    """Return complete contiguous copies of `tensors`, each in its shape, in host memory."""
     copies = [empty_host_tensor(one) for one in tensors]
     for copy, tensor in zip(copies, tensors, strict=True):
         copy.copy_(tensor.detach(), non_blocking=True)

@@ -11,7 +11,7 @@ from isthmus.train.model.stage_model import StageModel
 
 
 def gather_full_parameters(stage: StageModel | ModelChunks) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (full-model name, full tensor) of each parameter of which this rank holds a part.
+    """Yield (full-model name, tensor of the full shape) of each parameter of which this rank holds a part.
 
     Collective: all ranks of the stage must iterate to the end together.
     """

@@ -26,7 +26,7 @@ class PublishedTensor:
     rows: slice | None = None
 
     def view_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the view of the full `parameter` that corresponds to this tensor."""
+        """Return the view of the full `parameter` that corresponds to this tensor; its shape is `shape`."""
         return parameter if self.expert is None else parameter[self.expert, self.rows]
 
 

@@ -18,7 +18,7 @@ _SLICE_ELEMENTS = 1 << 24
 def initialise_parameter(
     name: str, parameter: torch.Tensor, *, seed: int, std: float, zero_row: int | None = None
 ) -> None:
-    """Fill `parameter`, named `name` in the full model, in place.
+    """Fill `parameter`, named `name` in the full model and of its full shape, in place.
 
     Norm weights are 1 and biases 0; all others are normal with mean 0 and standard deviation `std` (the
     configuration's `initializer_range`). `zero_row`, the embedding row of the padding token, is set to 0.

@@ -49,7 +49,7 @@ class VirtualComputeStage(nn.Module):
         return out, None
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the dummy loss 0."""
+        """Return the dummy loss 0, a scalar; `logits` is [B, 1, 1], `labels` [B, S]."""
         return token_loss(logits, labels)
 
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:

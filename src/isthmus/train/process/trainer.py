@@ -100,7 +100,7 @@ class Trainer:
         return found.step
 
     def local_state(self) -> dict[str, torch.Tensor]:
-        """Return this rank's complete training state, by reference (not copied)."""
+        """Return this rank's complete training state in its local shapes, by reference (not copied)."""
         return self.optimizer.local_state() | {_GENERATOR: torch.get_rng_state()}
 
     def take_snapshot(self, step: int) -> None:

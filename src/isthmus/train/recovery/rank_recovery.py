@@ -131,7 +131,7 @@ class RankRecovery:
             self._disable_if_full(self.memory.wait)
 
     def take_snapshot(self, step: int, samples: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Start a snapshot of the state after `step` steps."""
+        """Start a snapshot of the state after `step` steps: `tensors` of any shape."""
         self._last_step = step
         if self._takes_snapshots and step not in self.memory.steps():
             self._disable_if_full(lambda: self.memory.begin_snapshot(step, samples, tensors))

@@ -65,13 +65,13 @@ class ParameterSlice:
             at += stop - start
 
     def take_from(self, full: torch.Tensor) -> torch.Tensor:
-        """Return this slice of the full parameter `full`: `full` itself, or a copy."""
+        """Return this slice, of `local_shape`, of the parameter `full` of `shape`: `full` itself, or a copy."""
         if self.is_full:
             return full
         return torch.cat([full.narrow(self.dim, start, stop - start) for start, stop in self.ranges], self.dim)
 
     def copy_into(self, held: torch.Tensor, full: torch.Tensor) -> None:
-        """Copy the local tensor `held` into its rows of the full parameter `full`."""
+        """Copy `held`, of `local_shape`, into its rows of the full parameter `full`, of `shape`."""
         for start, stop, at in self.row_ranges():
             full.narrow(self.dim, start, stop - start).copy_(held.narrow(self.dim, at, stop - start))
 

@@ -50,11 +50,11 @@ class TensorParallelGroup:
         self._group, self._on_host = group, on_host
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of `tensor` over all ranks, bit-identical on each."""
+        """Return the sum of `tensor` (of any shape) over all ranks, bit-identical on each."""
         return self._all_reduce(tensor, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the elementwise maximum of `tensor` over all ranks."""
+        """Return the elementwise maximum of `tensor` (of any shape) over all ranks."""
         return self._all_reduce(tensor, dist.ReduceOp.MAX)
 
     def all_gather_tokens(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class TensorParallelGroup:
         return x.chunk(self.size, 1)[self.tp_rank].contiguous()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrite `tensor` with that of the first rank."""
+        """Overwrite `tensor` (of any shape, equal on all ranks) with that of the first rank."""
         if self.size == 1:
             return
         (carried,) = self._to_group_memory([tensor])
@@ -170,7 +170,7 @@ def gather_sequence(x: torch.Tensor, group: TensorParallelGroup) -> torch.Tensor
 
 
 def copy_to_parallel_region(x: torch.Tensor, group: TensorParallelGroup) -> torch.Tensor:
-    """Return the replicated `x` as the input of a sharded computation; backward sums over the ranks."""
+    """Return the replicated `x` (of any shape) as the input of a sharded computation; backward sums over the ranks."""
     return _apply_collective(x, group, _identity, group.all_reduce_sum)
 
 

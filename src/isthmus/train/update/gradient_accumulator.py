@@ -38,11 +38,11 @@ class GradientAccumulator:
         parameter.register_post_accumulate_grad_hook(accumulate)
 
     def get(self, name: str) -> torch.Tensor | None:
-        """Return the fp32 gradient of a parameter; None if it has none."""
+        """Return the fp32 gradient of a parameter, of its local shape; None if it has none."""
         return self._accumulated.get(name) if self._uses_bf16 else self._parameters[name].grad
 
     def segment_view(self, segment: ParameterSegment) -> torch.Tensor:
-        """Return the gradient of a segment that this rank owns, as a view."""
+        """Return the gradient of a segment that this rank owns, as a view: the segment's rows of the local shape."""
         gradient = self.get(segment.name)
         if gradient is None:
             raise KeyError(f"no gradient of {segment.name}")

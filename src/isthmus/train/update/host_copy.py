@@ -19,7 +19,7 @@ ReadyEvent: TypeAlias = "torch.cuda.Event | None"
 
 
 def record_ready_event(tensors: Iterable[torch.Tensor]) -> ReadyEvent:
-    """Record the event that a copy of `tensors` must wait for; call it on the thread that computes them."""
+    """Record the event that a copy of `tensors` (any shape) must wait for; call it on the thread that computes them."""
     if not any(tensor.is_cuda for tensor in tensors):
         return None
     event: ReadyEvent = torch.cuda.current_stream().record_event()

@@ -78,7 +78,7 @@ class Optimizer:
         self._state = OptimizerState(self._working_weights, self._shards, self._ownership, self._adam)
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """Return the accumulated fp32 gradient of a parameter; None if it has none."""
+        """Return the accumulated fp32 gradient of a parameter, of its local shape; None if it has none."""
         return self._gradients.get(name)
 
     def apply(self, step: int, loss: float = 0.0) -> UpdateResult:
@@ -120,7 +120,7 @@ class Optimizer:
         return self._state.local_state()
 
     def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore a result of `local_state`, of this or an earlier process."""
+        """Restore a result of `local_state`, of this or an earlier process; shapes must be equal."""
         self._state.load_local_state(tensors)
 
     def clear_gradients(self) -> None:

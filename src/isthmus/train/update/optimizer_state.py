@@ -76,7 +76,7 @@ class OptimizerState:
         return tensors
 
     def load_local_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore a result of `local_state`, of this or an earlier process."""
+        """Restore a result of `local_state`, of this or an earlier process; shapes must be equal."""
         for name, working in self._working.items():
             working.detach().copy_(tensors[f"working/{name}"])
         for number, one in enumerate(self._shards):

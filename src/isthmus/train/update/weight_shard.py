@@ -21,11 +21,11 @@ class WeightShard:
     weight: nn.Parameter
 
     def view_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return these rows of the local `tensor`, as a view."""
+        """Return these rows of `tensor`, which has the local shape of the parameter, as a view."""
         return view_rows(tensor, self.rows)
 
     def is_view_of(self, tensor: torch.Tensor) -> bool:
-        """Return whether the weight shares the memory of these rows of `tensor`."""
+        """Return whether the weight shares the memory of these rows of `tensor`, of the local shape."""
         return bool(self.view_in(tensor).data_ptr() == self.weight.data_ptr())
 
 
@@ -42,7 +42,7 @@ def make_weight_shards(
 
 
 def view_rows(tensor: torch.Tensor, rows: LocalRows) -> torch.Tensor:
-    """Return `rows` of a local `tensor`, as a view."""
+    """Return `rows` of a local `tensor`, as a view of shape [..., num_rows, ...] at dimension `rows.dim`."""
     return tensor.narrow(rows.dim, rows.at, rows.num_rows)
 
 

@@ -1,0 +1,165 @@
+"""Rules of reassembly: each message arrives once, whatever fragments come twice, late or on which connection."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from isthmus.comm.tcp.reassembly import Reassembler
+from isthmus.comm.tcp.wire_format import DATA, FrameHeader
+from isthmus.comm.transport.receive_matching import ReceiveMatcher
+from isthmus.comm.transport.transport import Arrival
+
+ARRIVAL = Arrival(1.0, 2.0)
+
+
+def fragment(number: int, offset: int = 0, size: int = 4, total: int = 8) -> FrameHeader:
+    return FrameHeader(DATA, number, tag=9, label="x", message_bytes=total, offset=offset, payload_bytes=size)
+
+
+class Peer:
+    """A reassembler over a matcher, with the connections that it shut down."""
+
+    def __init__(self, max_unclaimed_bytes: int = 100) -> None:
+        self.matcher = ReceiveMatcher(1, max_unclaimed_bytes)
+        self.shut: list[object] = []
+        self.reassembler = Reassembler(self.matcher, self.shut.append)
+
+    def begin(self, header: FrameHeader, connection: object = "a", dead: bool = False) -> memoryview | None:
+        return self.reassembler.begin_fragment(header, connection, lambda: dead)
+
+    def deliver(self, header: FrameHeader, data: bytes, connection: object = "a") -> bool:
+        buffer = self.begin(header, connection)
+        assert buffer is not None
+        assert len(buffer) == len(data)
+        buffer[:] = data
+        return self.reassembler.end_fragment(header, ARRIVAL)
+
+
+def test_a_message_is_complete_with_its_last_fragment() -> None:
+    """Fragments may come in any order; the receive ends with the arrival of the one that completes it."""
+    peer, into = Peer(), bytearray(8)
+    received = peer.matcher.post_receive(9, "x", memoryview(into))
+    assert not peer.deliver(fragment(0, offset=4), b"5678", "b")
+    assert not peer.reassembler.has_message(0)
+    assert not received.done()
+    assert peer.deliver(fragment(0), b"1234")
+    assert peer.reassembler.has_message(0)
+    assert received.result(0) is ARRIVAL
+    assert bytes(into) == b"12345678"
+    assert peer.shut == []
+
+
+def test_a_message_that_lacks_one_byte_is_not_complete() -> None:
+    """Completion counts bytes."""
+    peer = Peer()
+    assert not peer.deliver(fragment(0, size=7), b"1234567")
+    assert peer.deliver(fragment(0, offset=7, size=1), b"8")
+
+
+def test_a_message_without_bytes_is_complete_at_once() -> None:
+    """An empty message consists of one empty fragment."""
+    peer = Peer()
+    assert peer.deliver(fragment(0, size=0, total=0), b"")
+    assert peer.reassembler.has_message(0)
+
+
+def test_a_fragment_that_was_received_is_discarded() -> None:
+    """A duplicate gets no buffer, neither while its message is partial nor when it is complete."""
+    peer = Peer()
+    peer.deliver(fragment(0), b"1234")
+    assert peer.begin(fragment(0)) is None
+    peer.deliver(fragment(0, offset=4), b"5678")
+    assert peer.begin(fragment(0)) is None
+    assert peer.begin(fragment(0, offset=4)) is None
+
+
+def test_messages_may_complete_out_of_order() -> None:
+    """Each number is complete for itself; duplicates of every complete one are discarded."""
+    peer = Peer()
+    for number in (2, 0, 3, 1):
+        assert not peer.reassembler.has_message(number)
+        assert peer.deliver(fragment(number, size=8), b"12345678")
+        assert peer.reassembler.has_message(number)
+    assert [peer.begin(fragment(number, size=8)) for number in range(4)] == [None] * 4
+    assert not peer.reassembler.has_message(4)
+
+
+def test_a_failed_fragment_is_read_again() -> None:
+    """A fragment whose connection broke counts nothing; another connection delivers it."""
+    peer = Peer()
+    assert peer.begin(fragment(0)) is not None
+    assert not peer.reassembler.end_fragment(fragment(0), None)
+    assert not peer.deliver(fragment(0), b"1234", "b")
+    assert peer.deliver(fragment(0, offset=4), b"5678", "b")
+
+
+def test_a_length_that_contradicts_an_earlier_fragment_is_malformed() -> None:
+    """All fragments of a message state the same length."""
+    peer = Peer()
+    peer.deliver(fragment(5), b"1234")
+    with pytest.raises(ValueError, match=r"^message 5 has 8 bytes, not 9$"):
+        peer.begin(fragment(5, offset=4, total=9))
+
+
+def test_one_connection_at_a_time_writes_a_fragment() -> None:
+    """A second connection shuts down the first, and waits until it has let go of the buffer."""
+    peer, buffers = Peer(), list[memoryview | None]()
+    asked = threading.Event()
+    peer.reassembler = Reassembler(peer.matcher, lambda one: (peer.shut.append(one), asked.set()))
+    assert peer.begin(fragment(0), "a") is not None
+    second = threading.Thread(target=lambda: buffers.append(peer.begin(fragment(0), "b")), daemon=True)
+    second.start()
+    assert asked.wait(5)
+    assert peer.shut == ["a"]
+    assert buffers == []
+    peer.reassembler.end_fragment(fragment(0), None)
+    second.join(5)
+    assert buffers[0] is not None
+    assert not peer.reassembler.end_fragment(fragment(0), ARRIVAL)
+
+
+def test_a_fragment_that_the_first_connection_completed_is_discarded_by_the_second() -> None:
+    """The connection that waited finds the fragment received."""
+    peer, buffers = Peer(), list[memoryview | None]()
+    asked = threading.Event()
+    peer.reassembler = Reassembler(peer.matcher, lambda _: asked.set())
+    peer.begin(fragment(0), "a")
+    second = threading.Thread(target=lambda: buffers.append(peer.begin(fragment(0), "b")), daemon=True)
+    second.start()
+    assert asked.wait(5)
+    peer.reassembler.end_fragment(fragment(0), ARRIVAL)
+    second.join(5)
+    assert buffers == [None]
+
+
+class FullMatcher(ReceiveMatcher):
+    """A matcher without space for the first `waits` looks."""
+
+    def __init__(self, waits: int) -> None:
+        super().__init__(1)
+        self.waits, self.timeouts_s = waits, list[float]()
+
+    def wait_for_space(self, timeout_s: float) -> bool:
+        self.timeouts_s.append(timeout_s)
+        self.waits -= 1
+        return self.waits < 0
+
+
+def test_a_new_message_waits_for_space_and_a_dead_connection_gives_up() -> None:
+    """It looks once a second; a fragment of a message that is known never waits."""
+    matcher = FullMatcher(2)
+    reassembler = Reassembler(matcher, lambda _: None)
+    assert reassembler.begin_fragment(fragment(0), "a", lambda: False) is not None
+    assert matcher.timeouts_s == [1.0] * 3
+    matcher.waits = 10
+    assert reassembler.begin_fragment(fragment(0, offset=4), "b", lambda: False) is not None
+    assert reassembler.begin_fragment(fragment(1), "b", lambda: True) is None
+    assert matcher.timeouts_s == [1.0] * 4
+    matcher.waits = 0
+    reassembler.end_fragment(fragment(0), ARRIVAL)
+    reassembler.end_fragment(fragment(0, offset=4), ARRIVAL)
+    matcher.waits = 10
+    assert reassembler.begin_fragment(fragment(0), "b", lambda: True) is None
+    assert matcher.timeouts_s == [1.0] * 4
