@@ -90,11 +90,11 @@ LIMITS: Mapping[str, Limit] = {
     "package_chain": Limit(23, 9),
     "names": Limit(0, 0),
     "files": Limit(0, 0),
-    "past": Limit(60, 0),
+    "past": Limit(48, 0),
     "units": Limit(95.0, 95.0, at_least=True),
     "shapes": Limit(95.0, 95.0, at_least=True),
     "clocks": Limit(28, 5),
-    "patches": Limit(48, 20),
+    "patches": Limit(54, 20),
     "private": Limit(76, 10),
     "lines": Limit(56_000, 49_563),
 }

@@ -14,8 +14,7 @@ from isthmus.core.base_model import FrozenModel, Name, PositiveInt
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec, write_atomically
 from isthmus.core.pool import Cluster
-from isthmus.site.machine_events import LocalJob
-from isthmus.site.parts import SitePart
+from isthmus.site import LocalJob, SitePart
 
 _NAME: TypeAdapter[Name] = TypeAdapter(Name)
 _ROUTES: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(dict[str, dict[str, str]])

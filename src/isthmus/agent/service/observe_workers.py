@@ -9,8 +9,7 @@ from isthmus.agent.adapters.scheduler_adapter import SchedulerAdapter
 from isthmus.agent.service.agent_state_folder import AgentStateFolder, log_tail, output_bytes, unsaved_work_s
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.worker_folder import WorkerFolder
-from isthmus.site.machine_events import ObservedWorker
-from isthmus.site.parts import SitePart
+from isthmus.site import ObservedWorker, SitePart
 
 _log = logging.getLogger("isthmus.agent")
 

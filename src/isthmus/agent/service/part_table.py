@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from isthmus.core.errors import FileError
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.state_folder_lock import fsync_path, unwritable_folder_error
-from isthmus.site.parts import SitePart
+from isthmus.site import SitePart
 
 
 @dataclass(kw_only=True)

@@ -206,7 +206,7 @@ def links(
     through the addresses in routes.json, other traffic through those in others.json. --runs-first gives
     other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth.
     """
-    from isthmus.wan.emulator import run_links
+    from isthmus.wan import run_links
 
     _configure_logging(env)
     run_links(load_pool(pool), state, seed, runs_first=runs_first)

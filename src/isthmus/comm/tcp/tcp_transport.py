@@ -15,7 +15,7 @@ from isthmus.comm.tcp.shutdown import BreakableTransport
 from isthmus.comm.tcp.wire_format import Greeting
 from isthmus.comm.transport.transport import Arrival, Traffic
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
-from isthmus.wan.dial import dial
+from isthmus.wan import dial
 
 LINGER_S = 5.0
 """How long an orderly close waits for queued messages and silent peers; a failing one waits a fifth."""

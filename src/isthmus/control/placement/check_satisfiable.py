@@ -8,9 +8,8 @@ from isthmus.core.errors import InputError
 from isthmus.core.job import Job, ParallelDegrees, PlacementConstraints
 from isthmus.core.model import Model
 from isthmus.core.pool import Cluster, Pool
-from isthmus.plan import DATA_SHEET, profile_model
+from isthmus.plan import DATA_SHEET, SearchLimits, profile_model
 from isthmus.plan.search.costs.job_limits import job_limits
-from isthmus.plan.search.costs.search_limits import SearchLimits
 from isthmus.plan.search.costs.workload import TrainingWorkload
 
 NO_FIXED_DEGREES = ParallelDegrees()

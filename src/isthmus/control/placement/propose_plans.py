@@ -26,9 +26,7 @@ from isthmus.core.model import Model
 from isthmus.core.plan import Plan, PlanSet, Refusal
 from isthmus.core.pool import Pool
 from isthmus.core.pool_resource import PoolResource
-from isthmus.plan import ModelProfile, make_plans, profile_model
-from isthmus.plan.search.costs.search_limits import SearchLimits
-from isthmus.plan.search.search_plans import SearchRequest, search_plans
+from isthmus.plan import ModelProfile, SearchLimits, SearchRequest, make_plans, profile_model, search_plans
 
 MAX_REDUCTIONS, MAX_REDUCED_CHIPS = 4, 256
 """Attempts to find a template plan with fewer chips, and the largest template to reduce, in chips."""

@@ -8,8 +8,7 @@ from dataclasses import replace
 from isthmus.core.plan import Plan, Stage, StageTime
 from isthmus.plan.time.stage_costs import StageCost
 from isthmus.schedule import Schedule, check_schedule, make_schedule
-from isthmus.sim import SimulatedLink
-from isthmus.sim.pipeline.warm_up import best_warm_up
+from isthmus.sim import SimulatedLink, best_warm_up
 
 
 def first_equal_replicas(plan: Plan) -> tuple[int, ...]:

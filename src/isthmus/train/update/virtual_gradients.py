@@ -15,7 +15,7 @@ import torch
 
 from isthmus.core.model import Model
 from isthmus.core.plan import Plan
-from isthmus.plan.profile.model_profile import ModelProfile, profile_model
+from isthmus.plan import ModelProfile, profile_model
 from isthmus.train.communication.communicator import Communicator
 from isthmus.train.update.buckets import BUCKET_ELEMENTS, HeldRows, ParameterSegment, make_buckets
 from isthmus.train.update.gradient_reducer import GradientReducer
