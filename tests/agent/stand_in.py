@@ -1,4 +1,4 @@
-"""Stands in for the training program: a real process that keeps to a worker's folder, and trains nothing.
+"""A substitute for the training program: a real process that uses a worker's folder, and trains nothing.
 
 It notes each start as one line `job attempt rank pid` in `<output>/starts`, checks in, waits for the rank
 map, and then writes a metrics line and a log line for each of the job's steps, twenty steps a second.

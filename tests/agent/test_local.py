@@ -82,7 +82,7 @@ def test_a_worker_whose_wrapper_is_killed_is_still_seen_and_stopped(
 
 @pytest.mark.slow
 def test_another_process_with_the_old_id_is_not_the_worker(tmp_path: Path) -> None:
-    """A process id that was given to somebody else is neither taken for the worker nor killed."""
+    """A process id that now belongs to another process is neither taken for the worker nor killed."""
     (tmp_path / "pid").write_text(f"{os.getpid()}\n")
     adapter = LocalAdapter(SITE, tmp_path / "queue")
     adapter.stop(tmp_path, force=True)

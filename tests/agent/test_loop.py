@@ -28,7 +28,7 @@ from tests.site.samples import EAST, order, orders
 
 
 class Answering:
-    """A server that gives the answers it was told to, the last one again and again, and keeps the reports."""
+    """A server that gives the answers set by the test, then repeats the last one, and keeps the reports."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, object]] = [(200, AgentOrders().model_dump(mode="json"))]
@@ -112,7 +112,7 @@ def test_news_do_not_wait_for_their_turn(loop: AgentLoop, server: Answering) -> 
 
 
 def test_waits_double_up_to_5_s_and_are_never_in_step(loop: AgentLoop, server: Answering) -> None:
-    """Alone, it tries after 0.2 s, 0.4 s, ... 5 s, each shortened by up to half; then begins anew."""
+    """Alone, it tries after 0.2 s, 0.4 s, ... 5 s, each shortened by up to half; then it starts at 0.2 s again."""
     backoff = Backoff(random.Random(1))
     waits = [backoff.next_wait_s() for _ in range(8)]
     most = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
@@ -174,13 +174,13 @@ def config(server: Answering, state: Path) -> AgentConfig:
 
 
 def test_a_second_agent_on_the_same_state_is_turned_away(tmp_path: Path, server: Answering) -> None:
-    """Two agents never count the same cards from one table."""
+    """Two agents never count the same devices from one table."""
     with lock_state_folder(tmp_path, "agent"), pytest.raises(UnavailableError, match="another agent uses"):
         run_agent(config(server, tmp_path))
 
 
 def test_an_agent_that_was_replaced_ends_with_the_reason(tmp_path: Path, server: Answering) -> None:
-    """Another agent speaks for the cluster: this one gives everything back and raises."""
+    """Another agent speaks for the cluster: this one releases everything and raises."""
     server.will_say((409, {"message": "another agent of cluster 'east' has taken over"}))
     with pytest.raises(ConflictError, match="taken over"):
         run_agent(config(server, tmp_path))

@@ -42,7 +42,7 @@ def test_a_batch_is_sent_again_until_it_is_stored(tmp_path: Path, folder: Path) 
 
 
 def test_how_far_it_came_outlives_the_agent(tmp_path: Path, folder: Path) -> None:
-    """The next agent goes on where this one was told it had been stored."""
+    """The next agent resumes behind what the server acknowledged to this one."""
     log = folder / "log"
     log.write_text("one\n")
     first = TelemetryOutbox(tmp_path)

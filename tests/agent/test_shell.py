@@ -118,7 +118,7 @@ def test_a_worker_is_told_its_spec_and_given_its_cards(site: Site) -> None:
 
 
 def test_the_table_is_on_disk_before_a_worker_is_started(tmp_path: Path) -> None:
-    """Whoever finds a worker running finds its part in the table."""
+    """A process that finds a worker running finds its part in the table."""
     site = Site(tmp_path)
     seen = []
     start = site.adapter.start
@@ -128,7 +128,7 @@ def test_the_table_is_on_disk_before_a_worker_is_started(tmp_path: Path) -> None
 
 
 def test_a_new_life_goes_on_with_what_it_finds(site: Site) -> None:
-    """Prepared cards stay held, running workers are not started again, what ended meanwhile is told."""
+    """Prepared devices stay held, running workers are not started again, what ended meanwhile is reported."""
     folder = site.run("east/h20", "east/h20")
     site.obey(order("running"), order("prepared", job="b"))
     site.adapter.end(folder, 0)
@@ -232,7 +232,7 @@ def test_shutdown_ends_when_nothing_is_left(site: Site) -> None:
 
 
 def test_routes_are_read_anew_at_each_start(tmp_path: Path) -> None:
-    """Whoever changes the routes need not restart the agent."""
+    """A change of the routes needs no restart of the agent."""
     routes = tmp_path / "routes.json"
     routes.write_text("{}")
     site = Site(tmp_path / "state", routes)
@@ -293,7 +293,7 @@ def test_local_jobs_come_and_go_by_their_folders(site: Site) -> None:
 
 
 def test_a_local_job_that_never_fits_is_told_so_in_its_folder(site: Site) -> None:
-    """More cards than there are, an unknown group, no JSON: status 2 and the reason in its log."""
+    """More devices than there are, an unknown group, no JSON: status 2 and the reason in its log."""
     for name, job in (("big", '{"command": ["x"], "node_group": "h20", "chips": 9}'), ("bad", "{")):
         folder = site.state / "local" / name
         folder.mkdir(parents=True)
@@ -341,7 +341,7 @@ def _refuse_to_read(file: Path) -> bytes:
 
 
 def test_strange_files_among_runs_end_no_agent(site: Site) -> None:
-    """Somebody's notes and copies beside a job's attempts are left alone, and not reported."""
+    """Other files beside a job's attempts, such as notes and copies, are left alone and not reported."""
     attempt = site.run().parent
     (attempt.parent / "notes.txt").write_text("look here")
     copy = attempt.with_name("1.bak")

@@ -1,4 +1,4 @@
-"""Files brought from another site: verified, resumed, told of; and the part that waits for them."""
+"""Files fetched from another site: verified, resumed, their progress reported; and the part that waits for them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def north(tmp_path: Path) -> Path:
 
 
 def fetch(north: Path, south: Path, job: Job = JOB) -> list[tuple[int, int]]:
-    """Bring all of a job from north to south; return what was told."""
+    """Bring all of a job from north to south; return the progress that was reported."""
     told: list[tuple[int, int]] = []
     fetch_job_files(job, ["north"], {"north": FolderSource(north)}, south, lambda *seen: told.append(seen))
     return told
@@ -70,7 +70,7 @@ def test_all_that_a_job_needs_comes_and_nothing_unfinished(north: Path, tmp_path
 def test_a_copy_that_was_cut_off_goes_on_and_ends_right_whatever_is_left(
     north: Path, tmp_path: Path, left: bytes
 ) -> None:
-    """What is left is used where it is the beginning; else the checksum tells, and all is copied anew."""
+    """What is left is used where it is the beginning; else the checksum shows it, and all is copied again."""
     south = tmp_path / "south"
     put(south, **{"text.part": left})
     fetch(north, south)
@@ -87,7 +87,7 @@ def test_a_damaged_file_of_the_same_size_is_copied_again(north: Path, tmp_path: 
 
 
 def test_without_a_source_the_files_cannot_be_had(tmp_path: Path) -> None:
-    """To begin anew would lose the work."""
+    """To start from the beginning would lose the work."""
     with pytest.raises(UnavailableError, match="no source for the job's files at north"):
         fetch_job_files(JOB, ["north"], {}, tmp_path, lambda *_: None)
 
@@ -170,7 +170,7 @@ class Fetching(Site):
 
 
 def test_a_part_is_prepared_once_its_files_are_here() -> None:
-    """Its cards are held meanwhile, its progress told; what is ordered again begins nothing new."""
+    """Its devices are held meanwhile, its progress is reported; a repeated order starts no second transfer."""
     site = Fetching()
     wants = order("prepared", files_at=("east", "north", "west"))
     (step,) = site.obey(wants)
@@ -185,7 +185,7 @@ def test_a_part_is_prepared_once_its_files_are_here() -> None:
 
 
 def test_a_part_whose_files_cannot_be_had_is_refused_with_the_reason() -> None:
-    """Its cards are free again."""
+    """Its devices are free again."""
     site = Fetching()
     site.obey(order("prepared", files_at=("north",)))
     site.files("no way to north", failed=True)

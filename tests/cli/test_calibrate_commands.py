@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def test_parts_and_messages_are_measured_where_they_are(folder):
     """Two copies on a core each, then tensors between two workers through the emulated link.
 
-    What comes of it is a calibration, which a simulation names.
+    The result is a calibration, which a simulation names.
     """
     with links_in_background(load_pool(folder / "pool.yaml")) as links:
         (folder / "routes.json").write_text(json.dumps(links.routes))

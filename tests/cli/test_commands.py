@@ -49,7 +49,7 @@ def test_submit_sends_job_and_model_and_says_what_to_do_next(job_file: Path) -> 
 
 
 def test_ctrl_c_while_watching_what_was_submitted_says_that_the_job_goes_on(job_file: Path) -> None:
-    """Exit 130; the job is not cancelled, and how to do that is told."""
+    """Exit 130; the job is not cancelled, and the output says how to do that."""
     server = FakeServer()
 
     def interrupt(_: float) -> None:
@@ -216,7 +216,7 @@ def test_schema_describes_the_fields_of_the_file(kind: str) -> None:
 
 
 def test_check_finds_out_what_a_file_is(job_file: Path, tmp_path: Path) -> None:
-    """A job, a pool and a plan are told apart by a field that only they have."""
+    """A field that only one of them has distinguishes a job, a pool and a plan."""
     plan, pool, other = tmp_path / "plan.yaml", tmp_path / "pool.yaml", tmp_path / "other.yaml"
     plan.write_text(make_plan().model_dump_json())
     pool.write_text("clusters: [{name: a, owner: o, node_groups: [{chip: H20, nodes: 1, chips_per_node: 8}]}]\n")

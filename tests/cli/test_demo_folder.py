@@ -1,4 +1,4 @@
-"""The demo's folder: emptied by the next demo, never while one is at work, and never anybody else's."""
+"""The demo's folder: emptied by the next demo, never while a demo runs, and never a folder with other files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.core.files.user_files import load_job, load_pool
 
 
 def test_a_demo_empties_what_the_one_before_left(tmp_path: Path) -> None:
-    """Pool, job and model are there anew, and nothing else."""
+    """A new pool, job and model are there, and nothing else."""
     for _ in range(2):
         with demo_folder(tmp_path / "demo") as folder:
             assert len(load_pool(folder / "pool.yaml").clusters) == 3
@@ -33,7 +33,7 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_demos_at_once_do_not_take_each_others_files(tmp_path: Path) -> None:
-    """The second one is told, and the first one's files stay."""
+    """The second one gets an error, and the first one's files stay."""
     with demo_folder(tmp_path / "demo") as folder:
         with pytest.raises(UnavailableError, match="another demo uses"), demo_folder(folder):
             pass

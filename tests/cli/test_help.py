@@ -1,4 +1,4 @@
-"""What `--help` owes to whoever reads it, for every command."""
+"""What `--help` must show for every command."""
 
 from __future__ import annotations
 

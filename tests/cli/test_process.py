@@ -71,7 +71,7 @@ def test_a_closed_pipe_ends_quietly() -> None:
 
 
 def test_ctrl_c_while_the_commands_are_loaded_is_quiet() -> None:
-    """Whoever changes their mind at once sees exit 130 and no traceback."""
+    """Ctrl-C right after the start gives exit 130 and no traceback."""
     code = """
 import sys
 class Interrupt:

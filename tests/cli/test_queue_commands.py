@@ -114,7 +114,7 @@ def test_show_of_a_running_job_says_where_it_runs() -> None:
 
 
 def test_queue_lists_what_waits() -> None:
-    """A line for each, in the server's order; `-` where nobody can tell when."""
+    """A line for each, in the server's order; `-` where the start is unknown."""
     made = server()
     made.standings["other"] = standing(id="other", place=None, start_s=None, earliest_s=None, latest_s=None)
     lines = run(made, "queue").out.splitlines()

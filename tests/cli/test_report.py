@@ -72,7 +72,7 @@ def test_the_page_says_what_was_trained_where_and_how_it_went() -> None:
 
 
 def test_the_page_says_that_a_rehearsal_learned_nothing() -> None:
-    """A job of `compute: virtual` is told apart from one that computed on virtual chips."""
+    """The page distinguishes a job of `compute: virtual` from one that computed on virtual chips."""
     page = page_of(job=make_job(compute="virtual"))
     assert "Virtual computation:" in page.text
     assert "Virtual chips:" not in page.text

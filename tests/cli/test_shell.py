@@ -13,7 +13,7 @@ from isthmus.cli.environment.cli_environment import CliEnvironment
 
 
 def test_a_terminal_without_a_character_shows_something_else_and_json_loses_nothing() -> None:
-    """People see `?`; a program reads back what was meant; nobody sees a traceback."""
+    """The terminal shows `?`; a program reads the original characters; no traceback is shown."""
     written = io.BytesIO()
     shell = CliEnvironment(stdout=io.TextIOWrapper(written, encoding="ascii"), variables={})
     shell.print("loss ▁▂█")

@@ -23,7 +23,7 @@ CHIPS = ("H20", "A100")
 
 
 def site(name: str, *nodes: int, owner: str = "", chip: str = "H20", storage: int | None = None) -> ClusterResources:
-    """A cluster with one node of eight cards for every number of free cards given."""
+    """A cluster with one node of eight chips for every number of free chips given."""
     group = FreeNodeGroup(name="g", chip=chip, devices_per_node=8)
     for free in nodes:
         group.move_nodes(0, free)

@@ -33,7 +33,7 @@ class CrashingStore(SqliteStore):
     """The real store, in a process that kills itself around its n-th append of events.
 
     `where`: before it, between write and flush (the rows are written, COMMIT is not), or after it, before
-    anybody is answered.
+    any request is answered.
     """
 
     def __init__(self, path: Path, where: str, at: int) -> None:

@@ -25,7 +25,7 @@ class CrashingPostgres(PostgresStore):
     """The real store, in a process that kills itself around its n-th append of events.
 
     `where`: before it, between write and flush (the rows are inserted, the turn is not committed), or after
-    the flush, before anybody is answered.
+    the flush, before any request is answered.
     """
 
     def __init__(self, address: str, where: str, at: int) -> None:

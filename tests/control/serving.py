@@ -12,7 +12,7 @@ from isthmus.core.pool import Cluster, Link, NodeGroup, Owner, Pool, VirtualChip
 
 
 def cluster(name: str, owner: str | None = None, chips: int = 2) -> Cluster:
-    """A site with one group `h20` of virtual cards; its owner is `owner-NAME` unless given."""
+    """A site with one group `h20` of virtual chips; its owner is `owner-NAME` unless given."""
     group = NodeGroup(name="h20", chip="H20", nodes=1, chips_per_node=chips, virtual=VirtualChip())
     return Cluster(name=name, owner=owner or f"owner-{name}", node_groups=(group,))
 

@@ -1,6 +1,6 @@
 """A pool in virtual time for tests: the real coordinator and the real agents' machines, a world that fails.
 
-Everything that happens follows from one seed. Whoever reaches a kill point may die there: the server before,
+Everything that happens follows from one seed. A process may die at a kill point: the server before,
 in the middle of and after an append, and before its reply; an agent before it saves its table, before and
 between its acts. What dies loses its memory and keeps its disk; workers outlive their agent.
 """

@@ -49,7 +49,7 @@ class Disk(MemoryStore):
 
 
 class Watched:
-    """An actor on `disk`, and what its observer was told: (number, job, live, own)."""
+    """An actor on `disk`, and what its observer has received: (number, job, live, own)."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk, self.told = disk, list[tuple[int, str, bool, bool]]()
@@ -105,7 +105,7 @@ def test_submissions_that_wait_together_share_a_flush() -> None:
 
 @pytest.mark.parametrize("others", [0, 3])
 def test_a_failed_append_leaves_nothing_behind(others: int) -> None:
-    """Who wanted to write is told so; who only read gets the durable state; later ones succeed."""
+    """Each write of the batch gets the error; a read gets the durable state; later writes succeed."""
     disk = Disk("", "lost")
     watched = Watched(disk)
     watched.actor.execute([submit("old")])
@@ -130,7 +130,7 @@ def test_an_append_of_unknown_outcome_is_looked_up_in_the_log() -> None:
 
 
 def test_an_event_that_breaks_the_coordinator_is_never_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender is told; what else was in the batch is decided again without it and kept."""
+    """Its sender gets the error; the rest of the batch is decided again without it and kept."""
     whole = Coordinator.handle
 
     def fragile(self: Coordinator, event: Event) -> object:
@@ -160,7 +160,7 @@ def test_a_refused_event_changes_nothing() -> None:
 
 
 def test_a_log_that_others_append_to_is_read_first() -> None:
-    """Two actors on one log: each decides on what both have appended, and is told of every event once."""
+    """Two actors on one log: each decides on what both have appended, and observes every event once."""
     disk = Disk(shared=True)
     one, two = Watched(disk), Watched(disk)
     one.actor.execute([submit("a")])
@@ -171,7 +171,7 @@ def test_a_log_that_others_append_to_is_read_first() -> None:
 
 
 def test_a_log_that_moved_is_read_and_the_batch_decided_again() -> None:
-    """Whoever appended in between, the request is settled on the log as it is then."""
+    """When another actor has appended in between, the request is settled on the log as it is then."""
     watched = Watched(Disk("moved", "moved"))
     assert watched.actor.execute([submit("a")])[0].value() == 1
     assert watched.disk.jobs() == ["a"]

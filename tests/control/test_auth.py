@@ -112,7 +112,7 @@ def test_an_owner_speaks_only_for_its_own_clusters(server: Server, path: str, si
 
 
 def test_a_cluster_belongs_to_the_first_owner_that_brings_it(server: Server) -> None:
-    """Where the pool's file does not name a cluster, nobody takes it over later."""
+    """Where the pool's file does not name a cluster, no other owner takes it over later."""
     server.shell.pool_file = None
     north = cluster("north", owner="owner-east")
     server.sync(report(north))
@@ -142,7 +142,7 @@ def test_a_new_token_works_and_is_kept_as_a_hash_only(server: Server) -> None:
 
 
 def test_the_first_start_writes_an_admins_token_for_its_owner_only(tmp_path: Path) -> None:
-    """Mode 0600, valid, and not made anew at the next start."""
+    """Mode 0600, valid, and kept at the next start."""
     store = MemoryStore()
     auth.ensure_admin_token(store, tmp_path, now_s=0)
     file = tmp_path / auth.ADMIN_TOKEN_FILE
@@ -154,7 +154,7 @@ def test_the_first_start_writes_an_admins_token_for_its_owner_only(tmp_path: Pat
 
 
 def test_a_crash_between_file_and_store_is_mended_at_the_next_start(tmp_path: Path) -> None:
-    """A file whose token nobody knows is replaced by one that works."""
+    """A file whose token the store does not know is replaced by one that works."""
     (tmp_path / auth.ADMIN_TOKEN_FILE).write_text("lost\n")
     store = MemoryStore()
     auth.ensure_admin_token(store, tmp_path, now_s=0)

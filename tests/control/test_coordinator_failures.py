@@ -41,7 +41,7 @@ def test_a_failed_part_stops_all_and_the_job_starts_again() -> None:
 
 
 def test_no_attempt_overlaps_the_one_before() -> None:
-    """Until every site has confirmed the release, none is told of the next attempt: not if one is away."""
+    """Until every site has confirmed the release, no site gets the next attempt, even if one is away."""
     pool = started("a", "b")
     pool.report("b", seen("j", 1, "failed"))
     pool.tell(AgentLost(now_s=pool.now_s, cluster="a"))
@@ -116,7 +116,7 @@ def test_silence_proves_nothing() -> None:
     """A late report from before a part existed neither fails nor releases it.
 
     1. the agent reports (without the part), and the report is delayed; 2. the part prepares and runs; 3. it
-    is told to release; 4. the late report arrives: the part counts as alive until its agent says `released`.
+    is ordered to release; 4. the late report arrives: the part counts as alive until its agent says `released`.
     """
     pool = started("a", "b")
     pool.report("b")
@@ -333,7 +333,7 @@ def test_a_site_may_come_back_with_other_node_groups(groups: tuple[str, ...]) ->
 
 
 def test_a_clock_that_is_set_back_delays_nothing() -> None:
-    """What was due before is due, not an hour late; whoever still reports is connected again at once."""
+    """What was due before is due, not an hour late; an agent that still reports is connected again at once."""
     pool = Driver("a", "b")
     pool.submit("j", plan("a", "b"))
     pool.report("a", seen("j", 1, "refused", "busy"))

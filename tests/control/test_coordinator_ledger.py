@@ -178,7 +178,7 @@ def test_what_starts_is_what_the_objective_says(objective: str, started: list[st
 
 
 def test_a_queue_that_has_drifted_is_seen_and_told_again() -> None:
-    """A site that reports the pool's jobs in another order is counted; the order it is told stays."""
+    """A site that reports the pool's jobs in another order is counted; the order sent to it stays."""
     pool = Driver("a")
     pool.report("a", free=0)
     for number, job in enumerate("xyz"):

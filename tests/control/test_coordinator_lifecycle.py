@@ -169,7 +169,7 @@ def test_a_lease_that_ran_out_counts_as_refused_before_the_commit() -> None:
 
 
 def test_chips_are_promised_once() -> None:
-    """What one job was promised no other gets, whether or not its site has heard of it yet."""
+    """Chips promised to one job are promised to no other, whether or not their site knows the job yet."""
     pool = Driver("a", chips=4)
     pool.submit("one", plan("a", "a", "a"))
     pool.submit("two")
@@ -190,7 +190,7 @@ def test_the_owners_own_work_counts() -> None:
 
 
 def test_a_job_that_nothing_free_fits_is_planned_on_the_whole_pool_and_queues_for_it() -> None:
-    """The second request names all chips; then the job stands in its sites' queues, in its turn."""
+    """The second request names all chips; then the job waits in its sites' queues, in its turn."""
     pool = Driver("a", chips=2)
     pool.submit("first", plan("a", "a"))
     for job in ("second", "third"):
@@ -209,7 +209,7 @@ def test_a_job_that_nothing_free_fits_is_planned_on_the_whole_pool_and_queues_fo
 
 
 def test_what_the_first_in_the_queue_waits_for_is_kept_for_it() -> None:
-    """No later job has the chips that the first waits for; what it does not need anybody may have."""
+    """No later job has the chips that the first waits for; chips that it does not need are free for any job."""
     pool = Driver("a", "b", chips=4)
     pool.submit("now", plan("a", "a", "a"))
     pool.submit("large")
@@ -297,7 +297,7 @@ def test_a_cluster_that_shrinks_takes_the_latest_promise_back() -> None:
 
 
 def test_silence_longer_than_the_rules_allow_loses_an_agent() -> None:
-    """`due` names the agents that were not heard; a report, or a restart of the server, begins anew."""
+    """`due` names the agents without a report; a report, or a restart of the server, restarts the time."""
     pool = Driver("a")
     assert pool.coordinator.due_events(pool.now_s + 3) == ()
     assert pool.coordinator.due_events(pool.now_s + 4) == (AgentLost(now_s=pool.now_s + 4, cluster="a"),)

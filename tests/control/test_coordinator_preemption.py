@@ -38,7 +38,7 @@ def preempting() -> Driver:
 
 
 def obey(pool: Driver, site: str, *, protects: bool = True) -> None:
-    """Let a site do as it is told; where it may not, it has not saved yet."""
+    """Let a site execute its orders; without `protects` it has no verified checkpoint yet."""
     told = [pool.done(site, order) for order in pool.coordinator.orders(site)]
     done = [one if protects else one.model_copy(update={"protection": None}) for one in told]
     pool.report(site, *done)
@@ -104,7 +104,7 @@ def queued(pool: Driver, site: str) -> list[ObservedPart]:
 
 @pytest.mark.parametrize("what", ["refused", "cancel", "ended", "lost", "late", "site away"])
 def test_what_comes_between_ends_nobody(what: str) -> None:
-    """A refusal, the requester's end, a victim's own end, silence: all is undone, nobody released."""
+    """A refusal, the requester's end, a victim's own end, silence: all is undone, no victim is released."""
     pool = busy() if what in ("refused", "late") else preempting()
     if what == "refused":
         pool.preempt("high")
@@ -211,7 +211,7 @@ def test_local_jobs_may_be_victims_where_their_owner_lets_them() -> None:
 
 
 def test_who_is_evicted_by_its_owner_leaves_all_its_sites_and_has_not_failed() -> None:
-    """No restart is used, whoever reports first: the site that evicted, or one that lost its peer by that."""
+    """No restart is used, whichever site reports first: the one that evicted, or one that lost its peer by that."""
     for first in ("a", "b"):
         pool = busy()
         evicted = ObservedPart(job="low", attempt=1, state="released", detail="evicted by the owner", fault="evicted")
@@ -244,7 +244,7 @@ def test_an_earlier_job_takes_back_what_a_later_one_only_prepares() -> None:
 
 
 def test_a_deleted_requester_leaves_no_trace() -> None:
-    """Its victims are anybody's again."""
+    """Any job may claim its victims again."""
     pool = preempting()
     pool.cancel("high")
     pool.obey()

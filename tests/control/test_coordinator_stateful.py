@@ -101,7 +101,7 @@ class AnyPool(RuleBasedStateMachine):
     def push_in(self, first: str, turns: int) -> None:
         """A job of high priority comes, its user takes a plan for which chips are lacking, and agrees.
 
-        All sites then do what they are told for some turns.
+        All sites then execute their orders for some turns.
         """
         job = f"j{self.submitted}"
         self.submitted += 1
@@ -124,7 +124,7 @@ class AnyPool(RuleBasedStateMachine):
 
     @rule(which=st.sets(sites, min_size=1))
     def work_unprotected(self, which: set[str]) -> None:
-        """Some sites do what they are told, but no checkpoint is verified yet."""
+        """Some sites execute their orders, but no checkpoint is verified yet."""
         for site in sorted(which):
             done = [self.pool.done(site, order) for order in self.pool.coordinator.orders(site)]
             self.pool.report(site, *(one.model_copy(update={"protection": None}) for one in done))
@@ -225,7 +225,7 @@ class AnyPool(RuleBasedStateMachine):
 
     @invariant()
     def only_prepared_attempts_run(self) -> None:
-        """A site is told to run only a part of the present attempt of a job whose every part was held."""
+        """A site is ordered to run only a part of the present attempt of a job whose every part was held."""
         for site in SITES:
             for order in self.pool.coordinator.orders(site):
                 if order.desired != "released":

@@ -41,7 +41,7 @@ LENDS = OwnerPolicy(preemptible_from="low", grace_s=0)
 
 
 class Site:
-    """A machine with processes that run until they are told to end; `saves` once they protect themselves."""
+    """A machine with processes that run until they are ordered to end; `saves`: they save on request."""
 
     def __init__(self, name: str, policy: OwnerPolicy) -> None:
         self.cluster, self.saves = cluster(name), True
@@ -94,7 +94,7 @@ class Site:
 
 
 class Pool:
-    """Sites `a`, `b`, `c` of 4 cards, and a coordinator whose planner answers with the plan of the job."""
+    """Sites `a`, `b`, `c` of 4 devices, and a coordinator whose planner answers with the plan of the job."""
 
     def __init__(self, **policies: OwnerPolicy) -> None:
         self.coordinator, self.now_s = Coordinator(), 0.0
@@ -155,7 +155,7 @@ class Pool:
 
 
 def test_victims_end_when_all_sites_are_ready_and_all_are_protected_and_come_back() -> None:
-    """The whole way with real agents: nobody is ended before, and the victim goes on in its turn."""
+    """All steps with real agents: no victim ends before, and the victim resumes in its turn."""
     pool = Pool()
     pool.submit("low", "aaabbb", "low")
     pool.until(lambda: pool.state("low") == "running")
@@ -180,7 +180,7 @@ def test_victims_end_when_all_sites_are_ready_and_all_are_protected_and_come_bac
 
 
 def test_a_refusal_at_one_owner_leaves_every_victim_alone() -> None:
-    """At `b` a local job of the highest level waits first: `b` refuses, and at `a` nobody lost anything."""
+    """At `b` a local job of the highest level waits first: `b` refuses, and at `a` no job loses anything."""
     pool = Pool(b=OwnerPolicy(local_evicts_pool=False))
     pool.submit("low", "aaab", "low")
     pool.until(lambda: pool.state("low") == "running")
@@ -212,7 +212,7 @@ def test_local_jobs_make_way_where_their_owner_lets_them_and_are_queued_again() 
 
 
 def test_whom_its_owner_evicts_leaves_all_its_sites_and_comes_back() -> None:
-    """A local job of a higher level takes its cards at `a`: `b` lets go too, no restart is used."""
+    """A local job of a higher level takes its devices at `a`: `b` releases too, no restart is used."""
     pool = Pool()
     pool.submit("low", "aaabbb", "low")
     pool.until(lambda: pool.state("low") == "running")

@@ -38,7 +38,7 @@ def test_the_band_grows_with_what_lies_ahead() -> None:
 
 
 def test_what_waits_for_a_run_of_unknown_length_has_no_expected_start() -> None:
-    """Nothing is promised on chips of which nobody knows when they come back."""
+    """Nothing is promised on chips whose release time is unknown."""
     waiting = [_job("a", 1, 1), _job("b", 1, 2, run_s=5)]
     found = forecast_starts(waiting, {Q: 0}, [Release(at_s=20, chips={Q: 1})], "arrival", 0.0)
     assert found["a"].start_s == 20
@@ -46,7 +46,7 @@ def test_what_waits_for_a_run_of_unknown_length_has_no_expected_start() -> None:
 
 
 def test_jobs_on_other_queues_are_not_ahead() -> None:
-    """Only who wants chips of the same queue stands in the way."""
+    """Only a job that wants chips of the same queue is ahead."""
     waiting = [_job("a", 9, 1, queue=P), _job("b", 1, 2)]
     found = forecast_starts(waiting, {P: 0, Q: 1}, [], "arrival", 5.0)
     assert (found["b"].start_s, found["b"].ahead) == (5.0, ())

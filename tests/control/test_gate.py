@@ -54,7 +54,7 @@ def test_who_is_known_comes_in_by_name() -> None:
 
 
 def test_health_needs_no_token() -> None:
-    """Whoever wants to know whether a server is there may ask."""
+    """A client without a token may ask whether the server is there."""
     with pytest.raises(Reached):
         pass_through("/v1/health", None)
 

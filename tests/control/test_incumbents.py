@@ -9,7 +9,7 @@ from isthmus.core.errors import ConflictError, UnavailableError
 
 
 def test_a_new_agent_takes_over_with_its_second_report() -> None:
-    """It is asked to report again; from then on the one before is told that it was replaced."""
+    """The server asks it to report again; from then on the previous agent gets the error that it was replaced."""
     site = AgentTakeover()
     site.check("east", "one")
     with pytest.raises(UnavailableError, match="takes over with its next report"):

@@ -1,8 +1,8 @@
-"""kill -9 of anybody at any point: no acknowledged job lost, none doubled, every card back. In virtual time.
+"""kill -9 of any process at any point: no acknowledged job lost, none doubled, all devices free. Virtual time.
 
 The script of every run: (1) a few users submit jobs to a pool of three sites; (2) for the first 60 s messages
-are lost, repeated and late, workers fail, and kill points kill whoever reaches them; (3) then
-the world is kind, and everything must come to its end.
+are lost, repeated and late, workers fail, and kill points kill processes that reach them;
+(3) then no more faults occur, and every job must end.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _durable(state: PoolState) -> PoolState:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_lose_and_double_nothing(seed: int) -> None:
-    """Whoever dies wherever, every acknowledged job comes to its end once, and all cards are free."""
+    """Whichever process dies at whichever point, every acknowledged job ends once, and all devices are free."""
     assert sum(run(seed, MemoryLog()).values()) > 0
 
 

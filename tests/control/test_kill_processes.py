@@ -26,7 +26,7 @@ def pool(tmp_path: Path) -> Iterator[RealPool]:
 
 
 def is_clean(pool: RealPool) -> bool:
-    """Every card is free, at the server and at the sites, and no run folder is left."""
+    """Every device is free, at the server and at the sites, and no run folder is left."""
     try:
         folders = [path for site in ("east", "west") for path in (pool.folder / site / "runs").glob("*/*")]
     except FileNotFoundError:  # a site is taking a folder away just now
@@ -103,7 +103,7 @@ def test_a_killed_worker_stops_the_job_everywhere_and_starts_it_again_so_often(p
 
 
 def test_cancel_and_ctrl_c_leave_nothing_behind(pool: RealPool) -> None:
-    """A cancelled job frees its cards; an agent that is asked to end takes its workers with it."""
+    """A cancelled job frees its devices; an agent that is asked to end ends its workers too."""
     first = pool.submit("a", training={"steps": 10_000})
     until(lambda: len(pool.workers(1)) == 2, "it starts")
     assert first is not None

@@ -68,7 +68,7 @@ def test_the_explorer_finds_where_no_goal_can_be_reached_any_more() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", QUICK, ids=str)
 def test_the_protocol_keeps_its_invariants_and_always_comes_to_an_end(scenario: Scenario) -> None:
-    """In every state that can be reached the invariants hold; all jobs can still end and leave no card."""
+    """In every reachable state the invariants hold; all jobs can still end and leave no device allocated."""
     found = sweep(scenario)
     assert found.wrong == "", "\n".join(found.trace)
     assert found.num_goals > 0

@@ -17,7 +17,7 @@ from tests.plan.published import published
      ("chips", "H21", "did you mean 'H20'?")],
 )  # fmt: skip
 def test_a_name_that_nobody_has_is_refused_with_the_nearest(field: str, word: str, hint: str) -> None:
-    """A typo is an error now, not a job that waits for ever."""
+    """A typo is an error at submission, not a job that waits without end."""
     with pytest.raises(InputError, match=f"placement.{field}: the pool has no '{word}'") as caught:
         check_placement_names(PlacementConstraints.model_validate({field: [word]}), (), POOL)
     assert caught.value.hint == hint
@@ -50,7 +50,7 @@ def test_while_no_cluster_is_known_any_name_may_come() -> None:
     ],
 )
 def test_switches_that_no_cluster_satisfies_at_once_are_refused(placement: dict[str, list[str]], words: str) -> None:
-    """Each name exists, and still the job would wait for ever: it is told so when it is submitted."""
+    """Each name exists, but the job would wait without end: the submission is refused with the reason."""
     chosen = PlacementConstraints.model_validate(placement)
     with pytest.raises(InputError, match=words):
         check_clusters(chosen, (), POOL)

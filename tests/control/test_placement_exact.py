@@ -19,8 +19,8 @@ EXAMPLES = settings(max_examples=120, deadline=None)
 @given(requirements, resources, switches)
 def test_it_finds_what_there_is(needed: PipelineRequirement, free: FreeResources, chosen: PlacementConstraints) -> None:
     """There is a candidate if and only if enumeration finds one; as many as were asked for; the first crosses
-    the WAN as rarely as possible, and none more often than it takes to have so many (others of the same
-    clusters stand back); and each is one of those that enumeration admits: all switches are satisfied.
+    the WAN as rarely as possible, and none more often than that number of candidates requires (others of the
+    same clusters are dropped); and each is one of those that enumeration admits: all switches are satisfied.
     """
     every = set(every_placement(needed, free, chosen))
     found = place_pipelines(needed, free, chosen, keep=3)
@@ -51,7 +51,7 @@ def test_among_as_few_crossings_the_cheapest_is_first(
 @EXAMPLES
 @given(st.lists(requirements, min_size=1, max_size=4), resources)
 def test_never_more_is_promised_than_there_is(jobs: list[PipelineRequirement], free: FreeResources) -> None:
-    """What one job takes is there no longer for the next: cards, bytes, bandwidth never go below nothing."""
+    """What one job takes is gone for the next: free chips, bytes and bandwidth never go below zero."""
     cards = _cards(free)
     for needed in jobs:
         for one in place_pipelines(needed, free, PlacementConstraints(), keep=1).candidates:

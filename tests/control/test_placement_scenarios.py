@@ -1,7 +1,7 @@
 """Tasks 1 to 3, 6, 7 and 11 of the report's evaluation (cross-domain pooling, 5.2): what is offered, and not.
 
 Three owners with one cluster of H20 nodes each, 2,000 km of fibre apart; Mixtral 8x7B of 70 layers on three
-nodes of eight cards, TP=4, PP=6. No cluster has three nodes free; two together have.
+nodes of eight chips, TP=4, PP=6. No cluster has three nodes free; two together have.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def answer(
     overlap: bool = False,
     **placement: object,
 ) -> PlanSet:
-    """What the planner answers to the job on 24 cards, or 32 with `tp` 8; `left` of links by `FROM>TO`."""
+    """What the planner answers to the job on 24 chips, or 32 with `tp` 8; `left` of links by `FROM>TO`."""
     switches = {"several_owners": False, "network": False, "mixed_chips": False} | placement
     job = Job(
         name="task", model="m", data=DataConfig(paths=("d",), max_bytes=10**12), output="o", overlap=overlap,
@@ -85,13 +85,13 @@ def combinations(found: PlanSet) -> set[frozenset[str]]:
 
 @pytest.mark.slow
 def test_task_1_one_cluster_with_room_is_enough() -> None:
-    """Three nodes of eight cards free at cluster 1: the job runs there, owners not mixed."""
+    """Three nodes of eight chips free at cluster 1: the job runs there, owners not mixed."""
     found = answer(pool(), FREE | {"cluster1": {"h20": 24}})
     assert combinations(found) == {frozenset({"cluster1"})}
 
 
 def test_task_2_owners_may_not_mix_and_no_cluster_is_large_enough() -> None:
-    """The job waits, is told that several owners are not allowed, and how many nodes each cluster lacks."""
+    """The job waits; its reason says that several owners are not allowed, and how many nodes each cluster lacks."""
     found = answer(pool())
     assert found.plans == ()
     whole, *each = [one for one in found.refused if one.stage == "compute"]
@@ -159,7 +159,7 @@ def test_a_cluster_without_storage_for_its_stages_is_refused_by_the_storage_stag
 
 @pytest.mark.slow
 def test_task_11_unlike_chips_where_the_job_allows_them_and_overlap_where_it_does() -> None:
-    """Four stages of eight cards, three of them on H20, one on BI-V150. Without `mixed_chips` there is no
+    """Four stages of eight chips, three of them on H20, one on BI-V150. Without `mixed_chips` there is no
     plan, and that is why; without `overlap` no schedule overlaps.
     """
     h20 = pool().clusters[0]

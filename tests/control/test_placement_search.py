@@ -59,7 +59,7 @@ def test_what_a_range_took_is_not_there_for_the_next() -> None:
 
 
 def test_where_the_widest_range_leads_nowhere_a_narrower_one_is_tried() -> None:
-    """`a` holds the first three stages, but nobody may follow it; `b` holds two, and `c` the others."""
+    """`a` holds the first three stages, but no cluster may follow it; `b` holds two, and `c` the others."""
     needed, free = pipelines(4), joined(site("a", 8, 4), site("b", 8), site("c", 8))
     for ends in [ends for ends in free.links if "a" in ends]:
         del free.links[ends]
@@ -71,7 +71,7 @@ def test_where_the_widest_range_leads_nowhere_a_narrower_one_is_tried() -> None:
 
 
 def test_storage_narrows_a_range() -> None:
-    """`a` has cards for three stages and bytes for two of them with the data."""
+    """`a` has chips for three stages and bytes for two of them with the data."""
     needed, free = pipelines(4), joined(site("a", 8, 4, storage=3), site("b", 8, 8, storage=4))
     found = place_pipelines(needed, free, PlacementConstraints())
     assert max(last - first for one in ranges(found) for first, last, name in one if name == "a") == 2

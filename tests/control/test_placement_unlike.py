@@ -39,7 +39,7 @@ GBIT = 1e9 / 8
 
 
 def demand(*needed: PipelineRequirement, gbit: float = 0.1) -> PlanRequirement:
-    """Unlike pipelines on one data set, all layers of which have gradients of so many Gbit, once a second."""
+    """Unlike pipelines on one data set; the gradients of all layers are `gbit` Gbit, once a second."""
     kinds = []
     for number, one in enumerate(replace(each, data_bytes=needed[0].data_bytes) for each in needed):
         cuts = [LAYERS * stage // one.num_stages for stage in range(one.num_stages + 1)]
@@ -73,8 +73,8 @@ def test_equal_pipelines_are_placed_as_before(
 def test_all_kinds_have_a_place_or_none_and_never_more_than_there_is(
     needed: list[PipelineRequirement], free: FreeResources, chosen: PlacementConstraints
 ) -> None:
-    """Each candidate places every kind; taken one after the other, cards, bytes and bandwidth suffice for
-    all, with gradients on top; and where there is no candidate somebody is told why.
+    """Each candidate places every kind; taken one after the other, chips, bytes and bandwidth suffice for
+    all, with gradients on top; and where there is no candidate the refusals say why.
     """
     job = demand(*needed)
     needed = [kind.requirement for kind in job.groups]
@@ -141,8 +141,8 @@ def test_a_choice_that_leaves_the_rest_no_place_is_taken_back() -> None:
 
 
 def test_gradients_need_links_and_bandwidth() -> None:
-    """Replicas at two clusters send every sum once each way: a link that carries less is refused, told by
-    whom; without `placement.network` only whether there is one is asked.
+    """Replicas at two clusters send every sum once each way: a link that carries less is refused with
+    its owner; without `placement.network` only its existence is checked.
     """
     job = demand(pipelines(1, cards=8), pipelines(2), gbit=2.0)
     free = joined(site("a", 8), site("b", 8), gbps=2.0)

@@ -73,7 +73,7 @@ def test_it_answers_as_the_function_does(planner: PlannerProcess, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_search_that_takes_too_long_is_ended() -> None:
-    """The limit is told, and the next request has a new process."""
+    """The error states the limit, and the next request has a new process."""
     slow = PlannerProcess(timeout_s=0.2, command=("sh", "-c", "exec sleep 60"))
     for _ in range(2):
         with pytest.raises(PlanError, match=r"took longer than 0\.2 s"):
@@ -83,7 +83,7 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_search_and_no_other(tmp_path: Path) -> None:
-    """The first request is told that its search broke off; the second is answered by a new process."""
+    """The first request fails with the reason that its process died; a new process answers the second."""
     once = f'[ -e {tmp_path}/died ] && {{ read line; echo \'{{"plans": {{"plans": []}}}}\'; exec sleep 60; }}; '
     planner = shell(once + f"touch {tmp_path}/died; exit 1")
     with pytest.raises(PlanError, match="its process died"):

@@ -106,7 +106,7 @@ def test_an_owners_own_job_gets_its_chips_back_from_the_pool() -> None:
 
 
 def test_who_is_lent_kept_chips_is_not_wounded_for_them() -> None:
-    """A short job fills a gap before two that wait beyond patience: it runs, it is not sent back for ever."""
+    """A short job fills a gap before two that wait beyond patience: it runs, it is not requeued again and again."""
     pool = Pool(clusters=(_cluster("a", 3),))
     jobs = (
         _job("holds", run_s=9000),
@@ -122,7 +122,7 @@ def test_who_is_lent_kept_chips_is_not_wounded_for_them() -> None:
 
 
 def test_owners_of_a_trace_become_those_of_the_pool() -> None:
-    """Who is unknown to the pool is given to whoever is asked for least; unknown chips are any chips."""
+    """A job of an unknown owner is assigned to the one with the least demand per chip; unknown chips are any chips."""
     jobs = (_job("x", owner="a"), _job("y", run_s=900, owner="13"), _job("z", owner="57"))
     settled, pool = assign_owners(Trace(jobs=jobs), _two())
     assert [job.owner for job in settled] == ["a", "b", "a"]

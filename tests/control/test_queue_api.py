@@ -88,7 +88,7 @@ def test_a_dry_run_says_where_a_job_would_run_and_changes_nothing(server: Server
 
 
 def test_a_dry_run_of_a_job_that_would_wait_says_for_what_and_at_which_owner(server: Server) -> None:
-    """The plans are those of the pool with nothing in use; what they lack now is told, and why none fits."""
+    """The plans are those of the pool with nothing in use; the answer says what they lack now, and why none fits."""
     taken(server)
     found = dry_run(server)
     assert [plan.id for plan in found.plans.plans] == ["p1", "p2"]
@@ -113,7 +113,7 @@ def test_a_dry_run_names_whose_chips_a_job_could_have(server: Server) -> None:
 
 
 def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
-    """A name that nobody has, degrees that cannot be, and a caller who may not submit."""
+    """A name that does not exist, impossible degrees, and a caller who may not submit."""
     server.sync(report(EAST))
     wrong = submission(placement={"clusters": ["eats"]})
     for path in ("/v1/jobs", "/v1/jobs:dry-run"):
@@ -124,7 +124,7 @@ def test_a_dry_run_is_refused_as_the_job_would_be(server: Server) -> None:
 
 
 def test_who_asks_a_busy_planner_is_told_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody hangs: after a while the answer is that there is none yet."""
+    """No request hangs: after the time limit the answer is that there is no plan yet."""
     monkeypatch.setattr(planner_queue, "INTERACTIVE_TIMEOUT_S", 0.01)
     go_on = threading.Event()
 

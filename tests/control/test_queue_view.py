@@ -1,4 +1,4 @@
-"""The honest queue: each test's first line is what a waiting job is told."""
+"""The honest queue: each test's first line is what the server says about a waiting job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_why_it_waits_at_which_owner(busy: Driver) -> None:
 
 
 def test_its_place_who_is_ahead_and_when_it_should_start(busy: Driver) -> None:
-    """It starts when those ahead have given back what it needs: `next` after 100 s, `last` 50 s later."""
+    """It starts when those ahead have released what it needs: `next` after 100 s, `last` 50 s later."""
     first, second = stand(busy, "next"), stand(busy, "last")
     began_s = busy.coordinator.job_view("long").changed_s
     assert (first.place, first.ahead, first.start_s) == (1, (), pytest.approx(began_s + 100))
@@ -79,7 +79,7 @@ def test_a_measured_pace_goes_before_the_prediction(busy: Driver) -> None:
 
 
 def test_a_run_of_unknown_length_promises_nothing() -> None:
-    """No expected start behind a job whose end nobody can tell, and the note says so."""
+    """No expected start behind a job whose end is unknown, and the note says so."""
     pool = Driver("a")
     pool.submit("long", plan(*"aaaa"))
     pool.obey()
@@ -122,7 +122,7 @@ def test_what_the_connected_pool_cannot_hold_stands_in_nobodys_way(busy: Driver)
 
 
 def test_other_users_jobs_stand_in_the_queue_without_their_names(busy: Driver) -> None:
-    """Whose job is ahead is nobody else's business; that there is one, and its priority, is told."""
+    """The name of another user's job ahead is hidden; that there is one, and its priority, is shown."""
     assert [one.job for one in stand(busy, "last", viewer="u").ahead] == ["next"]
     other = stand(busy, "last", viewer="somebody")
     assert [(one.job, one.priority) for one in other.ahead] == [(None, "middle")]
@@ -156,8 +156,8 @@ def test_the_pace_is_that_of_the_last_steps_and_late_lines_change_nothing() -> N
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 def test_whatever_happens_every_job_that_does_not_run_yet_is_told_where_it_stands(seed: int) -> None:
-    """Each once; places are those of the queue; nobody starts before now or outside its band; what is lacking
-    is named wherever something is.
+    """Each once; places are those of the queue; no start is before now or outside its band; whatever is
+    lacking is named.
     """
     chance, pool, plans = random.Random(seed), Driver("a", "b", "c"), dict[str, Plan]()
     for number in range(chance.randint(4, 14)):

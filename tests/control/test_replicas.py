@@ -63,7 +63,7 @@ def test_whichever_server_is_killed_every_acknowledged_job_ends_once(pool: Repli
 
 @pytest.mark.on_the_clock
 def test_another_leads_within_seconds_of_the_leaders_death(pool: Replicas) -> None:
-    """Killed: the lock goes with its session. Hung: its session is ended by whoever sees its silence."""
+    """Killed: the lock goes with its session. Hung: a replica that sees its silence ends its session."""
     until(pool.leader, "somebody leads", 10)
     first = pool.leader()
     pool.kill(first)
@@ -144,7 +144,7 @@ def test_what_one_server_hears_the_others_know(postgres: str) -> None:
 
 
 def test_a_database_that_is_away_is_led_by_nobody() -> None:
-    """Whoever cannot reach it neither leads nor fails."""
+    """A replica that cannot reach it neither leads nor fails."""
     away = PostgresLeaderElection("postgresql://u:hunter2@127.0.0.1:1/x")
     away.record_report("east")
     assert (away.try_acquire(), away.report_ages_s()) == (False, {})

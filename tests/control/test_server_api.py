@@ -143,7 +143,7 @@ def test_many_jobs_are_submitted_at_once_each_for_itself(server: Server) -> None
 
 
 def test_a_field_of_a_newer_client_is_named_with_the_servers_version(server: Server) -> None:
-    """Whoever sends what this version does not know learns which field and which version."""
+    """A client that sends what this version does not know gets the field and the version in the error."""
     body = submission().model_dump(mode="json")
     body["job"]["teleport"] = True
     answer = server.call("POST", "/v1/jobs", body)
@@ -221,7 +221,7 @@ def test_lines_that_come_after_a_job_was_deleted_are_not_kept(server: Server) ->
 def test_every_error_is_one_shape(
     server: Server, method: str, path: str, body: object, status: int, words: str
 ) -> None:
-    """Whoever raised it, an error is `error`, `message`, `hint`, and names what was wrong."""
+    """Whatever its source, an error is `error`, `message`, `hint`, and names what was wrong."""
     answer = server.call(method, path, body)
     assert answer.status_code == status
     assert set(answer.json()) >= {"error", "message", "hint"}
@@ -229,7 +229,7 @@ def test_every_error_is_one_shape(
 
 
 def test_a_bug_in_the_server_is_not_shown_as_the_users_mistake(server: Server) -> None:
-    """What nobody foresaw is status 500 without its inner words."""
+    """An unexpected exception is status 500 without its inner words."""
     server.shell.jobs = lambda user, after, limit: 1 / 0  # type: ignore[assignment,return-value]
     answer = server.call("GET", "/v1/jobs")
     assert (answer.status_code, answer.json()["error"]) == (500, "IsthmusError")
@@ -258,7 +258,7 @@ def test_another_protocol_is_refused_by_its_number(server: Server, extra: dict[s
     "wrong", [cluster("east").model_copy(update={"node_groups": cluster("east").node_groups[:0]}), "chip"]
 )
 def test_a_cluster_that_cannot_be_is_refused(server: Server, wrong: Cluster | str) -> None:
-    """No node group, or a chip that nobody knows: 422 with the reason, and the pool stays as it was."""
+    """No node group, or an unknown chip: 422 with the reason, and the pool stays as it was."""
     body = report().model_dump(mode="json")
     if wrong == "chip":
         body["cluster"]["node_groups"][0]["chip"] = "H2O"
@@ -270,7 +270,7 @@ def test_a_cluster_that_cannot_be_is_refused(server: Server, wrong: Cluster | st
 
 
 def test_of_two_agents_of_one_cluster_the_later_one_speaks(server: Server) -> None:
-    """The script: 1. agent one reports; 2. agent two reports, and again; 3. one is told, and two goes on."""
+    """The script: 1. agent one reports; 2. agent two reports, and again; 3. one gets the error, and two goes on."""
     server.sync(report(EAST, incarnation="one"))
     first = server.call("POST", "/v1/agents/east/sync", report(EAST, incarnation="two"), token="owner-east")
     assert first.status_code == 503
@@ -300,7 +300,7 @@ def test_a_site_that_falls_silent_is_no_longer_connected(server: Server) -> None
 
 
 def test_a_new_life_of_the_server_knows_every_job(server: Server) -> None:
-    """What was answered is found again by whoever opens the same store; what was being planned goes on."""
+    """What was answered is found again by a server that opens the same store; unfinished planning resumes."""
     found = server.prepared()
     with_clock = ControlService(server.store, POOL, planner=plan_across, clock=lambda: server.now_s)
     with_clock.start()

@@ -20,7 +20,7 @@ from tests.control.serving import EAST, POOL, WEST, plan_across, report, submiss
 
 
 class Life:
-    """One life of an actor on a store, with the snapshots of a folder; what it was told."""
+    """One life of an actor on a store, with the snapshots of a folder; `told` are the events it observed."""
 
     def __init__(self, store: MemoryStore, folder: Path, rules: CoordinatorConfig | None = None) -> None:
         self.told: list[int] = []
@@ -54,7 +54,7 @@ def store() -> MemoryStore:
 
 
 def test_a_start_folds_only_what_follows_and_has_the_same_state(store: MemoryStore, tmp_path: Path) -> None:
-    """The script: 1. jobs; 2. a snapshot; 3. more jobs; 4. a new life is told of the latter only."""
+    """The script: 1. jobs; 2. a snapshot; 3. more jobs; 4. a new life observes the latter only."""
     first = Life(store, tmp_path)
     first.submit("a")
     first.submit("b")
@@ -108,7 +108,7 @@ def test_a_snapshot_makes_nothing_but_data(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_failed_append_folds_from_the_snapshot(store: MemoryStore, tmp_path: Path) -> None:
-    """Where the coordinator is thrown away, the next begins behind the snapshot; nobody is told twice."""
+    """Where the coordinator is discarded, the next begins behind the snapshot; no event is observed twice."""
     life = Life(store, tmp_path)
     life.submit("a")
     life.actor.save_snapshot()

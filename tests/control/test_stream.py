@@ -1,4 +1,4 @@
-"""The event stream of a real server: what it tells, to whom, from where it resumes, and who is cut off."""
+"""The event stream of a real server: its contents, its receivers, where it resumes, and which streams it cuts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def server(tmp_path: Path) -> Iterator[Streaming]:
 
 
 def test_a_follower_hears_of_its_own_jobs_only(server: Streaming) -> None:
-    """A user hears of the own jobs, an admin of all; deletions too."""
+    """A user receives the events of their own jobs, an admin those of all; deletions too."""
     with server.events("ann") as ann, server.events("root") as root:
         assert [next(ann)[0], next(root)[0]] == ["hello", "hello"]
         bobs, anns = server.submit("bob"), server.submit("ann")
@@ -199,7 +199,7 @@ def test_a_reader_that_reads_nothing_is_cut_and_delays_nobody(
 
 
 def test_changes_are_told_once_and_newest_first_state_only() -> None:
-    """Of a job changed often only the last change is told; deletions are told to whom the job was."""
+    """Of a job changed often only the last change is sent; deletions are sent to the user of the job."""
     changes = ChangeFeed()
     for job, user in (("a", "ann"), ("b", "bob")):
         changes.record_submission(job, user)

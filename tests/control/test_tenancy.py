@@ -1,6 +1,6 @@
 """Who may read or change what, one test per operation of the OpenAPI document and token.
 
-An operation without a rule in `CONFIG` fails: whoever adds an endpoint says here whose it is.
+An operation without a rule in `RULES` fails: a new endpoint needs a rule here that says whose it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.control.serving import EAST, WEST, plan_across, report, submission
 from tests.control.test_server_api import Server
 
 ANNS = "anns-secret"
-"""In the name, and so in the id, of all that is ann's; nobody but ann and admins may ever read it."""
+"""In the name, and so in the id, of all that is ann's; only ann and admins may ever read it."""
 TOKENS = ("ann", "bob", "owner-east", "owner-west", "root")
 
 
@@ -56,14 +56,14 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/jobs"): MINE,
     ("GET", "/v1/queue"): MINE,
     ("GET", "/v1/jobs/{job_id}"): ANN,
-    ("DELETE", "/v1/jobs/{job_id}"): Rule(may=()),  # it has not ended: nobody may, and ann learns that
+    ("DELETE", "/v1/jobs/{job_id}"): Rule(may=()),  # it has not ended: no token may, and ann learns that
     ("GET", "/v1/jobs/{job_id}/plans"): ANN,
     ("GET", "/v1/jobs/{job_id}/queue"): ANN,
     ("GET", "/v1/jobs/{job_id}/metrics"): ANN,
     ("GET", "/v1/jobs/{job_id}/logs"): ANN,
     ("POST", "/v1/jobs/{job_id}/choose"): Rule(may=("ann", "root"), sees=("ann", "root"), body={"plan": "p1"}),
     ("POST", "/v1/jobs/{job_id}/preempt"): Rule(
-        may=(),  # it has its chips: nobody may, and ann learns that
+        may=(),  # it has its chips: no token may, and ann learns that
         body={"victims": [{"cluster": "east", "job": "none", "attempt": 1}]},
     ),
     ("POST", "/v1/jobs/{job_id}/cancel"): ANN,
@@ -86,7 +86,7 @@ def operations() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def job(server: Server) -> str:
-    """A job of ann's under her key `k`, with a part, metrics and a log at east, whose orders name it."""
+    """A job of ann's with the key `k`, with a part, metrics and a log at east, whose orders name it."""
     found = server.prepared(name=ANNS, key="k")
     line = StepMetrics(job=found.id, attempt=1, rank=0, step=0, values={"loss": 1.0})
     said = LogChunk(job=found.id, attempt=1, rank=0, offset=0, text=ANNS)
@@ -106,7 +106,7 @@ def test_every_operation_has_a_rule() -> None:
 def test_a_token_reads_and_changes_only_what_is_its_own(
     server: Server, job: str, method: str, path: str, token: str
 ) -> None:
-    """Who may is answered; who may not is refused, reads nothing of ann's, and changes nothing of hers."""
+    """A permitted token is answered; another is refused, reads nothing of ann's, and changes nothing of ann's."""
     rule = RULES.get((method, path), Rule(may=()))
     if rule.endless and token in rule.may:
         return

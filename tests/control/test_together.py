@@ -94,7 +94,7 @@ def test_where_settling_itself_breaks_everybody_is_told() -> None:
 
 
 def test_who_is_in_no_hurry_is_taken_along() -> None:
-    """What was put in shares the flush of whoever settles next, before it."""
+    """What was put in shares the flush of the next request that settles, before it."""
     disk = Gated()
     disk.gate.set()
     actor = CoordinatorActor(disk, lambda _: None)

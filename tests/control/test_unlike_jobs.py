@@ -93,7 +93,7 @@ def test_the_same_replicas_are_placed_elsewhere(tmp_path: Path) -> None:
 
 
 def test_gradients_between_replicas_are_promised_with_the_chips() -> None:
-    """What they take of a link is there no longer for the next job, until it is given back."""
+    """What they take of a link is not available to the next job until it is released."""
     pool = linked(1.0, "a", "b")
     first = predicted(plan(*UNLIKE))
     rates = {"gradient_gbps": {"a>b": 0.7, "b>a": 0.7}}

@@ -1,4 +1,4 @@
-"""What fails and what is true in a simulated pool: kill points, and every worker, whoever believes what."""
+"""What fails and what is true in a simulated pool: kill points, and every worker, whatever the software believes."""
 
 from __future__ import annotations
 

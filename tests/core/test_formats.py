@@ -1,4 +1,4 @@
-"""`Job`, `Plan`, `OwnerPolicy` and `Pool` are versioned formats: files of earlier versions load for ever.
+"""`Job`, `Plan`, `OwnerPolicy` and `Pool` are versioned formats: files of every earlier version load.
 
 The files in `formats/` are never edited: a format that grows gets another file beside them.
 """

@@ -71,7 +71,7 @@ def test_a_path_cannot_climb_out_of_a_folder() -> None:
 
 
 def test_only_users_that_the_owner_names_may_run_jobs() -> None:
-    """Without a list everybody may."""
+    """Without a list every user may."""
     assert OwnerPolicy().rejection_reason("", JOB) == ""
     assert OwnerPolicy(users=("ann", "bo")).rejection_reason("bo", JOB) == ""
     assert "admits jobs of ann, bo, not of 'eve'" in OwnerPolicy(users=("ann", "bo")).rejection_reason("eve", JOB)

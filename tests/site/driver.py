@@ -81,7 +81,7 @@ class Site:
 
     @property
     def states(self) -> dict[str, str]:
-        """What the server is told, as `job/attempt: state`."""
+        """What the site reports to the server, as `job/attempt: state`."""
         return states(self.machine)
 
     def part(self, job: str = "a", attempt: int = 1) -> SitePart:
@@ -94,7 +94,7 @@ class Site:
 
 
 def local(name: str = "x", chips: int = 3, level: str = "middle", *, preemptible: bool = True) -> LocalJob:
-    """A job of the site's own users on `chips` cards of its three."""
+    """A job of the site's own users on `chips` devices of its three."""
     return LocalJob(name=name, command=("true",), node_group="h20", chips=chips, level=level, preemptible=preemptible)
 
 

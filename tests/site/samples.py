@@ -87,5 +87,5 @@ def address(rank: int = 0) -> WorkerAddress:
 
 
 def states(machine: SiteMachine) -> dict[str, str]:
-    """What the server is told, as `job/attempt: state`."""
+    """What the machine reports to the server, as `job/attempt: state`."""
     return {f"{part.job}/{part.attempt}": part.state for part in machine.observed_parts()}

@@ -164,7 +164,7 @@ class TwoBooks(RuleBasedStateMachine):
         preemptible=st.booleans(),
     )
     def submit(self, name: str, group: str, chips: int, level: str, preemptible: bool) -> None:
-        """A local job arrives: an agent sees the list of all, the simulator is told of the one."""
+        """A local job arrives: an agent sees the list of all, the simulator gets an event for the one."""
         if name in self.local or (name, 0) in self.named.parts:
             return
         job = LocalJob(name=name, command=(), node_group=group, chips=chips, level=level, preemptible=preemptible)

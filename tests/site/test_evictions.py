@@ -1,4 +1,4 @@
-"""Cards from others: claimed, taken, given back; and the owner's last word on it. Each test states a rule."""
+"""Devices of victims: claimed, taken, released; and the owner's final decision. Each test states a rule."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAP = RankMap(workers=(address(0),))
 
 
 def wants(desired: str, num: int = 3, *victims: str, job: str = "a", **more: object) -> PartOrder:
-    """An order for `num` cards, those of `victims` included: local jobs `x`, parts of the pool `b/1`."""
+    """An order for `num` devices, those of `victims` included: local jobs `x`, parts of the pool `b/1`."""
     named = [victim.partition("/") for victim in victims]
     given = tuple(Victim(job=name, attempt=int(attempt or 0)) for name, _, attempt in named)
     return order(desired, job, places=["east/h20"] * num, victims=given, **more)  # type: ignore[arg-type]
 
 
 def training(site: Site, num: int = 3, job: str = "a", **more: object) -> None:
-    """Have part JOB/1 train on `num` cards."""
+    """Have part JOB/1 train on `num` devices."""
     site.obey(wants("prepared", num, job=job, **more))
     site.obey(wants("running", num, job=job, **more))
     site.obey(wants("running", num, job=job, ranks=MAP, **more))
@@ -31,7 +31,7 @@ def training(site: Site, num: int = 3, job: str = "a", **more: object) -> None:
 
 
 def test_to_be_ready_evicts_nobody() -> None:
-    """`ready` claims a victim's cards: it works on, and nobody else is given them."""
+    """`ready` claims a victim's devices: it works on, and no other job gets them."""
     site = Site(WILLING)
     site.local(local("x", 3, "low"))
     assert site.obey(wants("ready", 3, "x")) == []
@@ -113,7 +113,7 @@ def test_the_owner_has_the_last_word_on_victims(policy: OwnerPolicy, job: object
 
 
 def test_a_victim_of_the_pool_goes_by_its_own_orders() -> None:
-    """The claim waits; no process of the victim is touched for it. Released, its cards change hands."""
+    """The claim waits; no process of the victim is touched for it. After its release the claimant has its devices."""
     site = Site()
     training(site, 3, "b", priority="low")
     low = wants("running", 3, job="b", ranks=MAP, priority="low")
@@ -137,7 +137,7 @@ def test_free_cards_go_first_and_no_victim_more_than_needed() -> None:
 
 
 def test_the_pool_has_no_more_cards_than_the_owner_lets_it() -> None:
-    """Claims count, too; the cards of a victim that is the pool's take no more room."""
+    """Claims count, too; the devices of a victim that is the pool's take no more room."""
     site = Site(OwnerPolicy(pool_chips={"h20": 2}))
     site.obey(wants("prepared", 3))
     assert site.detail() == "east: node group 'h20': 3 devices wanted, the owner lets the pool have 2"
@@ -163,7 +163,7 @@ def test_users_that_the_owner_does_not_know_are_refused() -> None:
 
 
 def test_when_the_hours_end_jobs_that_train_save_and_go() -> None:
-    """What only held cards goes at once; nothing new comes in until the hours begin again."""
+    """Parts that only hold devices are released at once; no new part is accepted until the hours begin again."""
     site = Site(OwnerPolicy(protect_s=30))
     training(site, 1)
     running = wants("running", 1, ranks=MAP)
@@ -192,7 +192,7 @@ def test_hours_that_begin_again_spare_who_is_still_saving() -> None:
 
 
 def urgent(chips: int = 3) -> Site:
-    """A site on which a/1 trains on all three cards at level `low`."""
+    """A site on which a/1 trains on all three devices at level `low`."""
     site = Site(OwnerPolicy(protect_s=30))
     training(site, 3, priority="low")
     site.local(local("x", chips, "high"))
@@ -248,7 +248,7 @@ def test_an_owner_may_do_without_eviction() -> None:
 
 
 def test_what_has_done_no_work_yet_goes_first_and_at_once() -> None:
-    """Of a part that trains and one that is only prepared the owner's job takes the latter's cards."""
+    """Of a part that trains and one that is only prepared the owner's job takes the latter's devices."""
     site = Site(OwnerPolicy(protect_s=30))
     training(site, 2, priority="low")
     site.obey(wants("running", 2, ranks=MAP, priority="low"), wants("prepared", 1, job="b", priority="low"))

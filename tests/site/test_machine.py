@@ -34,7 +34,7 @@ def running(site: Site, *places: str) -> Site:
 
 
 def test_prepare_holds_one_card_for_each_stage_here_and_starts_nothing(site: Site) -> None:
-    """`prepared` is cards and nothing else."""
+    """`prepared` means that devices are held, and nothing else."""
     done = site.obey(order("prepared", places=("east/h20", "west/h20", "east/l40s", "east/h20")))
     assert done == []
     assert site.states == {"a/1": "prepared"}
@@ -44,7 +44,7 @@ def test_prepare_holds_one_card_for_each_stage_here_and_starts_nothing(site: Sit
 
 
 def test_what_does_not_fit_is_refused_by_name_and_holds_nothing(site: Site) -> None:
-    """A refusal names the group, what was wanted and what is free; no card of another group is kept."""
+    """A refusal names the group, what was wanted and what is free; no device of another group is held."""
     site.obey(order("prepared", places=["east/h20"] * 2))
     more = order("prepared", job="b", places=("east/l40s", "east/h20", "east/h20"))
     site.obey(order("prepared", places=["east/h20"] * 2), more)
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_refused_by_name_and_holds_nothing(site: Site) -> N
 
 
 def test_a_refusal_stands_until_it_is_released(site: Site) -> None:
-    """A refused part is not quietly prepared later: its other sites were told to release."""
+    """A refused part is not prepared later without a report: its other sites had orders to release."""
     site.obey(order("prepared", places=["east/h20"] * 4))
     site.obey(order("prepared", places=["east/h20"] * 4))
     assert site.states == {"a/1": "refused"}
@@ -79,7 +79,7 @@ def test_an_order_that_makes_no_sense_here_is_refused_with_its_reason(site: Site
 
 
 def test_cards_of_released_parts_serve_the_same_orders(site: Site) -> None:
-    """Of one set of orders those to release come first, wherever they stand in it."""
+    """Of one set of orders those to release are executed first, at whichever position they are."""
     site.obey(order("prepared", job="old", places=["east/h20"] * 3))
     fresh = order("prepared", job="new", places=["east/h20"] * 3)
     site.obey(fresh, order("released", job="old"))
@@ -96,7 +96,7 @@ def test_commit_starts_each_worker_once_however_often_it_is_ordered(site: Site) 
 
 
 def test_a_lease_that_is_not_renewed_ends(site: Site) -> None:
-    """`prepared` holds cards for `lease_s` after the last order that renewed it, and no longer."""
+    """`prepared` holds devices for `lease_s` after the last order that renewed it, and no longer."""
     site.obey(order("prepared", lease_s=30))
     site.wait(29)
     site.obey(order("prepared", lease_s=30))
@@ -109,7 +109,7 @@ def test_a_lease_that_is_not_renewed_ends(site: Site) -> None:
 
 
 def test_a_part_whose_lease_ended_is_not_started_by_a_late_commit(site: Site) -> None:
-    """All or none: who lost its cards does not run, and says so."""
+    """All or none: a part that lost its devices does not run, and reports that."""
     site.obey(order("prepared", lease_s=1))
     site.wait(1)
     assert site.obey(order("running")) == []
@@ -152,7 +152,7 @@ def test_a_worker_that_never_checks_in_fails_the_part(site: Site) -> None:
 
 
 def test_a_worker_that_trains_and_writes_nothing_is_ended_after_two_hours(site: Site) -> None:
-    """Every line it writes starts the time anew; before it has its peers it is not expected to write."""
+    """Every line it writes restarts the time; before it has its peers it is not expected to write."""
     running(site)
     site.see("running", address=address())
     site.wait(100)
@@ -169,7 +169,7 @@ def test_a_worker_that_trains_and_writes_nothing_is_ended_after_two_hours(site: 
 
 
 def test_a_part_succeeds_when_all_its_workers_have(site: Site) -> None:
-    """One worker of two is not enough; its cards stay held until the server lets go."""
+    """One worker of two is not enough; its devices stay held until the server releases the part."""
     running(site, "east/h20", "east/h20")
     site.see("exited", exit_status=0)
     assert site.states == {"a/1": "running"}
@@ -300,7 +300,7 @@ def test_after_a_restart_a_stopped_worker_is_stopped_for_ever(site: Site) -> Non
 
 
 def test_after_a_restart_the_rank_map_is_written_again(site: Site) -> None:
-    """It may have been lost between the table and the folder; writing it again harms nobody."""
+    """It may have been lost between the table and the folder; writing it again does no harm."""
     ranks = RankMap(workers=(address(),))
     running(site).obey(order("running", ranks=ranks))
     done = reborn(site).obey(order("running", ranks=ranks))
@@ -308,7 +308,7 @@ def test_after_a_restart_the_rank_map_is_written_again(site: Site) -> None:
 
 
 def test_shutdown_stops_and_releases_everything_and_takes_nothing_new(site: Site) -> None:
-    """Ctrl-C leaves no worker and no card; a part that comes meanwhile is refused with the reason."""
+    """Ctrl-C leaves no worker and no held device; a part that comes meanwhile is refused with the reason."""
     running(site)
     held = order("prepared", job="b", places=("east/l40s",))
     site.obey(order("running"), held)
@@ -337,7 +337,7 @@ def test_local_jobs_queue_in_order_and_are_nobody_elses_business(site: Site) -> 
 
 
 def test_a_part_of_the_pool_does_not_overtake_the_sites_own_queue(site: Site) -> None:
-    """A free card for which a local job waits is refused to the pool, with that reason."""
+    """A free device for which a local job waits is refused to the pool, with that reason."""
     site.local(mine("one", 2), mine("two", 2))
     site.obey(order("prepared"))
     assert site.detail() == "east: node group 'h20': 1 devices wanted, queued behind local job 'two'"

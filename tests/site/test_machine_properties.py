@@ -95,7 +95,7 @@ class World(RuleBasedStateMachine):
 
     @rule(key=KEYS, places=PLACES, level=LEVELS, first=st.sampled_from(["queued", "ready"]))
     def want(self, key: PartKey, places: list[str], level: str, first: str) -> None:
-        """The server wants a part to queue, or to have a claim on free cards and those of everybody else."""
+        """The server wants a part to queue, or to have a claim on free devices and those of all other parts."""
         if key not in self.told and key not in self.wanted:
             others = (Victim(job=job, attempt=attempt) for job, attempt in self.machine.parts)
             fields = {"victims": tuple(others), "priority": level}
@@ -112,7 +112,7 @@ class World(RuleBasedStateMachine):
 
     @rule(key=KEYS, places=PLACES)
     def preempt(self, key: PartKey, places: list[str]) -> None:
-        """A part takes the cards of local jobs, and of parts of the pool that the server releases for it."""
+        """A part takes the devices of local jobs, and of parts of the pool that the server releases for it."""
         self.want(key, places, "high", "ready")
         if key in self.machine.parts and self.machine.parts[key].state == "ready":
             self.desire(key, desired="prepared")
@@ -226,7 +226,7 @@ class World(RuleBasedStateMachine):
 
     @rule(swap=st.booleans())
     def look_at_the_queue(self, swap: bool) -> None:
-        """Whoever has moved its first entry last: what the machine asks for leads to the order it wants."""
+        """With or without its first entry moved last: what the machine asks for leads to the order it wants."""
         if swap and self.queue:
             self.queue.append(self.queue.pop(0))
         self.apply(QueueObserved(now_s=self.now_s, entries=tuple(self.queue)))
@@ -258,7 +258,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def processes_on_one_card_are_of_one_part(self) -> None:
-        """Whatever was claimed: no card is worked on by two."""
+        """Whatever was claimed: no two parts use one device."""
         users: dict[str, PartKey] = {}
         for (job, attempt, _, rank), process in self.processes.items():
             if process == "running":
@@ -271,7 +271,7 @@ class World(RuleBasedStateMachine):
             assert not part.requeue or (part.preemptible and part.level != "high")
 
     def teardown(self) -> None:
-        """Whatever happened: with everything released, every card is free and no process is left."""
+        """Whatever happened: with everything released, every device is free and no process is left."""
         self.jobs.clear()
         self.wanted.clear()
         self.hours(True)

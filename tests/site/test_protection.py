@@ -1,4 +1,4 @@
-"""Checkpoints that survive a part, as its site's agent asks for them and hears of them."""
+"""Checkpoints that survive a part: how its site's agent requests and observes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wants(protect: bool) -> PartOrder:
 
 @pytest.fixture
 def site() -> Site:
-    """A site at which a/1 trains on two cards."""
+    """A site at which a/1 trains on two devices."""
     site = Site()
     site.obey(order("prepared", places=["east/h20"] * 2))
     site.obey(wants(False))
@@ -27,7 +27,7 @@ def site() -> Site:
 
 
 def told(site: Site) -> VerifiedCheckpoint | None:
-    """What the server is told of a/1's protection."""
+    """What the site reports to the server about a/1's protection."""
     return site.machine.observed_parts()[0].protection
 
 

@@ -41,7 +41,7 @@ def moved(done: list[SiteInstruction]) -> tuple[list[str], list[str]]:
 
 @pytest.fixture
 def site() -> Site:
-    """A site whose three cards are taken by the local job `now`."""
+    """A site whose three devices are taken by the local job `now`."""
     site = Site()
     site.local(local("now"))
     return site
@@ -60,7 +60,7 @@ def test_the_pool_stands_in_its_own_order_and_local_jobs_by_level_and_arrival(si
 
 
 def test_drift_is_mended_with_the_fewest_moves(site: Site) -> None:
-    """Strangers go; the pool's job that somebody has moved goes back, nobody else."""
+    """Unknown jobs are removed; the pool's job that was moved goes to its place again, and no other moves."""
     site.obey(waits("p1"), waits("p2"), waits("p3"), queue=["p1", "p2", "p3"])
     seen: list[PartKey] = [("p3", 1), ("gone", 2), ("p1", 1), ("p2", 1)]
     assert moved(site.queued(*seen)) == (["p3"], ["gone"])
@@ -78,7 +78,7 @@ def test_how_people_at_the_site_arrange_their_own_jobs_stands(site: Site) -> Non
 
 
 def test_a_job_of_the_pool_holds_cards_back_only_as_long_as_the_owner_lets_it() -> None:
-    """It waits before a local job: free cards are kept for it for `hold_back_s`."""
+    """It waits before a local job: free devices are kept for it for `hold_back_s`."""
     site = Site(OwnerPolicy(hold_back_s=60))
     site.local(local("now", 2))
     site.obey(waits("p", "high", 2))
@@ -87,7 +87,7 @@ def test_a_job_of_the_pool_holds_cards_back_only_as_long_as_the_owner_lets_it() 
 
 
 def test_what_the_owner_never_lets_the_pool_have_does_not_queue() -> None:
-    """It would wait for ever."""
+    """It would wait without end."""
     site = Site(OwnerPolicy(pool_chips={"h20": 2}))
     site.obey(waits("p"))
     assert site.states == {"p/1": "refused"}
@@ -153,7 +153,7 @@ def test_a_queue_in_any_disorder_comes_into_order(tmp_path: Path) -> None:
 def test_a_claim_is_found_where_there_is_one_and_takes_no_victim_in_vain(
     wanted: int, num_free: int, given_up: list[tuple[int, bool]], room: int
 ) -> None:
-    """Compared with all subsets of victims; cards that are not the pool's yet stay within its room."""
+    """Compared with all subsets of victims; devices that are not the pool's yet stay within its room."""
     sources = [
         DeviceSource(key=f"v{i}", num_devices={"g": num}, counted=counted) for i, (num, counted) in enumerate(given_up)
     ]
@@ -176,7 +176,7 @@ def test_a_claim_is_found_where_there_is_one_and_takes_no_victim_in_vain(
 
 
 def test_a_queued_part_that_is_ordered_to_run_fails_and_holds_nothing(site: Site) -> None:
-    """A server that skips the steps between gets no process, and no card is counted for it."""
+    """A server that skips the steps between gets no process, and no device is counted for it."""
     site.obey(waits("p1"), queue=["p1"])
     site.obey(order("running", "p1", places=["east/h20"] * 3))
     part = next(part for part in site.machine.parts.values() if part.job == "p1")

@@ -4,7 +4,7 @@ A state is a server's number and, by place, each site's number. What a step does
 server, or on the server and one site: so it is worked out once for each of these and not for each state.
 
 Servers that are the same but for the names of their sites have one number. `Placed.order` says where the
-sites of the one that was met stand in the one that is kept: site i there is site order[i] here.
+sites of the one that was met are in the one that is kept: site i there is site order[i] here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 
 class Placed(NamedTuple):
-    """The number of a server, and where its sites stand in the one that is kept under that number."""
+    """The number of a server, and the position of its sites in the server that is kept under that number."""
 
     server: int
     order: Order

@@ -18,7 +18,7 @@ S = TypeVar("S")
 
 
 class Step(NamedTuple, Generic[S]):
-    """One step: its name, the state behind it, and whether it is a fault, which nobody may count on."""
+    """One step: its name, the state it leads to, and whether it is a fault, on which no rule may depend."""
 
     name: str
     state: S
@@ -104,7 +104,7 @@ def explore(
     `progress` is called now and then. Keys are kept as 64-bit hashes: n states are taken for fewer with a
     probability of about n * n / 2e19.
     """
-    gc.disable()  # so many objects that live on: to look through them all takes longer than all else
+    gc.disable()  # with this many live objects a collection takes longer than all other work
     try:
         return _explore(model, most_states, most_s, progress)
     finally:

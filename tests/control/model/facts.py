@@ -17,7 +17,7 @@ from tests.control.model.server import wrong_in
 from tests.control.model.site import Site
 
 ATTEMPTS = 16
-"""So many attempts of a job may be known at a time."""
+"""The largest number of attempts of a job that may be known at a time."""
 
 F = TypeVar("F")
 

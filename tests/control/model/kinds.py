@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """A `TIMEOUT` is a fault unless nothing else can happen; from `SUBMIT` on, somebody wishes it."""
+    """A `TIMEOUT` is a fault unless nothing else can happen; from `SUBMIT` on, a user or owner requests the step."""
 
     ORDINARY = 0
     FAULT = 1

@@ -1,7 +1,7 @@
 """The model of the protocol: the real coordinator, its log, the real agents' machines, a failing network.
 
 There is no time: `now_s` is 0 throughout, and whatever waits for a time may find it passed. Timeouts, losses,
-delays and deaths are faults; a run of the model has so many of them (`Scenario.faults`). Where nothing else
+delays and deaths are faults; a run of the model has at most `Scenario.faults` of them. Where nothing else
 is left to happen, a timeout is no fault: that is what it is for.
 
 This is the plain form, whole states and nothing left out; `sweep` goes through the same steps faster.
@@ -89,7 +89,7 @@ class Pool:
         return world.known
 
     def is_goal(self, world: World) -> bool:
-        """Every job has ended, and no site has a part or a card of it."""
+        """Every job has ended, and no site has a part or a device of it."""
         ended = all(job.state in TERMINAL_STATES for job in world.coordinator.state.jobs.values())
         return ended and all(site.is_empty for site in world.sites.values())
 
@@ -143,7 +143,7 @@ class Pool:
             yield kind, what, _told(world, told)
 
     def _exchanges(self, world: World, name: str, site: Site) -> Iterator[tuple[Kind, str, World]]:
-        """Let a site report; then it obeys, or the answer is lost, or comes late, or somebody dies."""
+        """Let a site report; then it obeys, or the answer is lost, or comes late, or a process dies."""
         looked = site.copy()
         told = self.server.hear(world.coordinator, name, looked.look())
         after = _told(world, told)
@@ -163,7 +163,7 @@ def whole_key(
     *,
     named: bool = False,
 ) -> Key:
-    """Return the key of a whole state: numbers counted anew, sites in no order, or in that of their names."""
+    """Return the key of a whole state: numbers recounted, sites in no order, or in that of their names."""
     numbers = anew(known_to_server(coordinator), map(known_at, sites))
     if numbers is not None:
         coordinator = server_anew(coordinator, numbers)
@@ -184,7 +184,7 @@ def wrong_at(site: Site) -> str:
 
 
 def committed(coordinator: Coordinator, job: str) -> set[int]:
-    """Return the attempts of a job that all their sites were told to run."""
+    """Return the attempts of a job that the server has ordered all their sites to run."""
     parts = coordinator.state.jobs[job].parts.values() if job in coordinator.state.jobs else ()
     every = {part.attempt for part in parts}
     return every - {part.attempt for part in parts if not part.committed}

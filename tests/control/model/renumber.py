@@ -1,4 +1,4 @@
-"""Numbers that only have to differ are counted anew: attempts, lives of agents, epochs of servers.
+"""New numbers for those that only have to differ: attempts, lives of agents, epochs of servers.
 
 Of a job's attempts and of the epochs only the order matters, of an agent's lives only whether two are the
 same and whether the server knows them. So a state in which nothing remembers an old number is the same as
@@ -67,7 +67,7 @@ def known_at(site: Site) -> Known:
 
 
 def anew(server: Known, sites: Iterable[Known]) -> Anew | None:
-    """Return how the numbers of a whole state are counted anew; None where they are so counted."""
+    """Return the new numbers of a whole state, counted from 1; None where they already are those."""
     sites = tuple(sites)
     known = server.attempts.union(*(site.attempts for site in sites))
     attempts, last = dict[PartKey, int](), dict[str, int]()
@@ -95,7 +95,7 @@ def _lives(last: str, heard: frozenset[str], life: str, late: str | None) -> dic
 
 
 def server_anew(coordinator: Coordinator, numbers: Anew) -> Coordinator:
-    """Return a coordinator that counts anew."""
+    """Return a copy of the coordinator with the new numbers."""
     copy: Coordinator = clone(coordinator)
     state = copy.state
     state.epoch = numbers.fences[state.epoch]
@@ -119,7 +119,7 @@ def server_anew(coordinator: Coordinator, numbers: Anew) -> Coordinator:
 
 
 def site_anew(site: Site, numbers: Anew, lives: Mapping[str, str]) -> Site:
-    """Return a site that counts anew; ended processes that nothing knows any more are forgotten."""
+    """Return a copy of the site with the new numbers, without ended processes whose number no component knows."""
     copy = site.copy()
     own = copy.machine.site
     own.fence, own.rejected_fence = numbers.fences[own.fence], None

@@ -11,7 +11,7 @@ from tests.control.model.kinds import Kind
 class Scenario:
     """What is there, and how much may go wrong.
 
-    `jobs` maps a job to the sites of its plan, one card at each; those of `urgent` have a high priority,
+    `jobs` maps a job to the sites of its plan, one device at each; those of `urgent` have a high priority,
     may come at any time, and their user chooses their plan. `faults` is how many faults there may be,
     `cancels` how many jobs may be cancelled, `agreements` to how many preemptions users may agree,
     `evictions` at how many sites the owner's own urgent job may come; each job is restarted `restarts` times.

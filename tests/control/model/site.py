@@ -64,7 +64,7 @@ def new_machine(table: SavedParts) -> SiteMachine:
 
 @dataclass(kw_only=True)
 class Site:
-    """A site with one card. `late` is a report that still is in the network, `orders` those on their way.
+    """A site with one device. `late` is a report that still is in the network, `orders` those on their way.
 
     `jobs` are those of the owner's own users. `life` is the agent's; `late_life` that of the late report.
     """

@@ -20,7 +20,7 @@ from tests.control.model.scenario import Scenario
 from tests.control.model.states import States
 
 CHUNK = 50_000
-"""So many states are worked on at a time."""
+"""The number of states that are processed at a time."""
 
 _FREE = (Kind.ORDINARY, Kind.SUBMIT, Kind.CANCEL, Kind.AGREE, Kind.EVICT)
 _STUCK = "no goal can be reached from here without a fault"
@@ -28,7 +28,7 @@ _STUCK = "no goal can be reached from here without a fault"
 
 @dataclass(kw_only=True)
 class Swept:
-    """What was found. `by_faults` are the states that are first reached with so many faults.
+    """What was found. `by_faults` is, by number of faults, the number of states first reached with it.
 
     `wrong` is "" where nothing is; else `trace` are the steps that lead to it, with as few faults as can be.
     `num_servers` and `num_sites` are the different ones that the states are made of.
@@ -140,7 +140,7 @@ class _Sweep:
             self._report(_STUCK, int(first.states[stuck[0]]))
 
     def _reach(self, pure: Ints, good: Flags, left: Ints) -> bool:
-        """Mark whoever of `left` can get to somebody good without a fault; return whether anybody can."""
+        """Mark each of `left` that can reach a good state without a fault; return whether any was marked."""
         before, more = int(good.sum()), True
         while more and len(left):
             more = False

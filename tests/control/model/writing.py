@@ -1,6 +1,6 @@
 """`Writer`: each state is written in one way, whatever its numbers and whichever owner is called what.
 
-First numbers are counted anew (`renumber`); then of the sites that the server sees alike the one with the
+First `renumber` gives new numbers; then of the sites that the server sees alike the one with the
 lower number stands first. (That owners' names do not matter otherwise, `Components.place` has seen to.)
 """
 
